@@ -1,0 +1,1 @@
+"""apportion: learn to share out a resource over time."""

@@ -1,0 +1,267 @@
+"""Policies that do not care who the entities are: pi(sigma x) = sigma pi(x) (Definition 1).
+
+The paper calls this permutation invariance; it is equivariance. A policy works in two halves:
+`encode` reads each entity's history, which allocations do not touch, so that whole price series
+can be encoded in parallel; `allocate` joins the share each entity holds and apportions.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from apportion.errors import InputError
+from apportion.problem import Observation
+from apportion.simplex import Allocation, Head, Mask, Scores
+
+History = Float[Array, "entities window channels"]
+Features = Float[Array, "entities hidden"]
+
+
+class Policy(eqx.Module):
+    """Anything that apportions: history to features, features and held shares to an allocation."""
+
+    @abstractmethod
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        """Features of each entity; they may not depend on allocations."""
+
+    @abstractmethod
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        """The shares, given the features and what each entity holds."""
+
+    def __call__(self, observation: Observation, mask: Mask) -> Allocation:
+        return self.allocate(self.encode(observation.history, mask), observation.held, mask)
+
+
+class ScoringPolicy(Policy):
+    """A policy that scores every entity, then apportions by its head: the kind that can explore."""
+
+    head: eqx.AbstractVar[Head]
+
+    @abstractmethod
+    def scores(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Scores:
+        """One score for each entity, from one network shared by all."""
+
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        return self.head(self.scores(features, held, mask), mask)
+
+
+class Score(eqx.Module):
+    """The shared linear layer from an entity's features and its held share to its score.
+
+    It starts near zero, so that the untrained policy gives equal shares, and has no bias: a common
+    shift cancels in the softmax.
+    """
+
+    of_features: Float[Array, " hidden"]
+    of_held: Float[Array, ""]
+
+    def __init__(self, hidden: int, *, key: PRNGKeyArray):
+        self.of_features = 0.01 * jax.random.normal(key, (hidden,))
+        self.of_held = jnp.zeros(())
+
+    def __call__(self, features: Features, held: Allocation) -> Scores:
+        return features @ self.of_features + self.of_held * held
+
+
+class Recurrence(eqx.Module):
+    """A tanh recurrent cell read over the window, the same for every entity; the last state is kept."""
+
+    from_input: Float[Array, "channels hidden"]
+    from_state: Float[Array, "hidden hidden"]
+    bias: Float[Array, " hidden"]
+
+    def __init__(self, channels: int, hidden: int, *, key: PRNGKeyArray):
+        input_key, state_key = jax.random.split(key)
+        self.from_input = jax.nn.initializers.glorot_uniform()(input_key, (channels, hidden))
+        self.from_state = jax.nn.initializers.orthogonal()(state_key, (hidden, hidden))
+        self.bias = jnp.zeros(hidden)
+
+    def __call__(self, history: History) -> Features:
+        def period(state, x):
+            return jnp.tanh(x @ self.from_input + state @ self.from_state + self.bias), None
+
+        start = jnp.zeros((history.shape[0], self.bias.shape[0]), history.dtype)
+        last, _ = jax.lax.scan(period, start, history.swapaxes(0, 1))
+        return last
+
+
+class Recurrent(ScoringPolicy):
+    """The paper's policy: a shared tanh RNN, its last state joined with the entity's allocation, a
+    shared linear score, softmax.
+
+    Examples
+    --------
+    >>> policy = Recurrent(channels=3, key=jax.random.key(0))
+    >>> observation = Observation(jnp.ones((4, 31, 3)), jnp.full(4, 0.25))
+    >>> policy(observation, jnp.ones(4, bool)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    recurrence: Recurrence
+    score: Score
+    head: Head
+
+    def __init__(
+        self, channels: int, hidden: int = 25, *, head: Head | None = None, key: PRNGKeyArray
+    ):
+        recurrence_key, score_key = jax.random.split(key)
+        self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
+        self.score = Score(hidden, key=score_key)
+        self.head = Head() if head is None else head
+
+    def encode(self, history: History, mask: Mask) -> Features:
+        return self.recurrence(history)
+
+    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+        return self.score(features, held)
+
+
+class Convolutional(ScoringPolicy):
+    """EIIE's convolutional policy (Jiang et al. 2017): a short filter along the window, then one that
+    spans it, then the shared score. The window's length is fixed.
+    """
+
+    short: eqx.nn.Linear
+    long: eqx.nn.Linear
+    score: Score
+    head: Head
+    span: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        channels: int,
+        window: int,
+        hidden: int = 20,
+        *,
+        filters: int = 2,
+        head: Head | None = None,
+        key: PRNGKeyArray,
+    ):
+        short_key, long_key, score_key = jax.random.split(key, 3)
+        self.span = min(3, window)
+        self.short = eqx.nn.Linear(self.span * channels, filters, key=short_key)
+        self.long = eqx.nn.Linear((window - self.span + 1) * filters, hidden, key=long_key)
+        self.score = Score(hidden, key=score_key)
+        self.head = Head() if head is None else head
+
+    def encode(self, history: History, mask: Mask) -> Features:
+        def entity(window):
+            places = window.shape[0] - self.span + 1
+            patches = jnp.stack([window[i : i + self.span].ravel() for i in range(places)])
+            return jax.nn.relu(self.long(jax.nn.relu(jax.vmap(self.short)(patches)).ravel()))
+
+        return jax.vmap(entity)(history)
+
+    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+        return self.score(features, held)
+
+
+class Attention(ScoringPolicy):
+    """Entities see each other: each reads its own window, then attends to all the others.
+
+    Attention without positions is equivariant; padded entities are never attended to.
+    """
+
+    recurrence: Recurrence
+    queries: Float[Array, "heads hidden size"]
+    keys: Float[Array, "heads hidden size"]
+    values: Float[Array, "heads hidden size"]
+    mix: Float[Array, "heads size hidden"]
+    score: Score
+    head: Head
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int = 24,
+        *,
+        heads: int = 2,
+        head: Head | None = None,
+        key: PRNGKeyArray,
+    ):
+        recurrence_key, q, k, v, o, score_key = jax.random.split(key, 6)
+        size = max(hidden // heads, 1)
+        glorot = jax.nn.initializers.glorot_uniform(batch_axis=0)
+        self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
+        self.queries = glorot(q, (heads, hidden, size))
+        self.keys = glorot(k, (heads, hidden, size))
+        self.values = glorot(v, (heads, hidden, size))
+        self.mix = glorot(o, (heads, size, hidden))
+        self.score = Score(hidden, key=score_key)
+        self.head = Head() if head is None else head
+
+    def encode(self, history: History, mask: Mask) -> Features:
+        alone = self.recurrence(history)
+
+        def look(queries, keys, values, mix):
+            affinity = (alone @ queries) @ (alone @ keys).T / np.sqrt(queries.shape[1]).astype("f4")
+            weights = jax.nn.softmax(jnp.where(mask[None, :], affinity, -jnp.inf), axis=-1)
+            return weights @ (alone @ values) @ mix
+
+        return alone + jax.vmap(look)(self.queries, self.keys, self.values, self.mix).sum(0)
+
+    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+        return self.score(features, held)
+
+
+def assert_equivariant(
+    policy: Callable[[Observation, Bool[Array, " entities"]], Allocation],
+    *,
+    window: int,
+    channels: int,
+    entities: int = 7,
+    fixed: int = 0,
+    tolerance: float = 1e-5,
+    trials: int = 8,
+    key: PRNGKeyArray | None = None,
+) -> None:
+    """Check that permuting the entities permutes the allocation, and that padding takes no part.
+
+    Parameters
+    ----------
+    policy
+        Any callable of (observation, mask), such as a `Policy`.
+    window, channels
+        The shape of the histories the policy reads.
+    entities
+        Entities to try with.
+    fixed
+        Leading entities that keep their place, such as cash.
+    tolerance
+        Largest difference accepted in any share.
+
+    Raises
+    ------
+    InputError
+        Says by how much, for which permutation or padding.
+    """
+    key = jax.random.key(0) if key is None else key
+    for trial_key in jax.random.split(key, trials):
+        history_key, held_key, order_key, pad_key = jax.random.split(trial_key, 4)
+        history = jax.random.normal(history_key, (entities, window, channels))
+        held = jax.nn.softmax(jax.random.normal(held_key, (entities,)))
+        mask = jnp.ones(entities, bool)
+        moved = fixed + jax.random.permutation(order_key, entities - fixed)
+        order = jnp.concatenate([jnp.arange(fixed), moved])
+        plain = np.asarray(policy(Observation(history, held), mask))
+        permuted = np.asarray(policy(Observation(history[order], held[order]), mask))
+        gap = np.abs(permuted - plain[np.asarray(order)]).max()
+        if not gap <= tolerance:
+            raise InputError(
+                f"{type(policy).__name__} is not permutation equivariant: under the permutation "
+                f"{np.asarray(order).tolist()} a share moves by {gap:.3g} (tolerance {tolerance:g})"
+            )
+        stranger = jax.random.normal(pad_key, (1, window, channels))
+        padded = Observation(jnp.concatenate([history, stranger]), jnp.append(held, 0.0))
+        shares = np.asarray(policy(padded, jnp.append(mask, False)))
+        gap = np.abs(shares[:-1] - plain).max()
+        if shares[-1] != 0 or not gap <= tolerance:
+            raise InputError(
+                f"{type(policy).__name__} lets padding take part: the padded entity gets "
+                f"{shares[-1]:.3g} and others move by {gap:.3g}; respect the mask"
+            )

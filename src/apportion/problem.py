@@ -1,0 +1,222 @@
+"""The interface of an allocation problem: the family of MDPs M_t, one for each task t.
+
+A problem is three pure functions of a task and a state: `reset` draws x_1, `observe` shows every
+entity its own x_{i,n}, `step` takes the allocation a_n to the reward R_t(x_n, a_n) and x_{n+1}.
+States should be compact (indices and allocations): they are what a task's memory keeps.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from apportion.errors import InputError
+from apportion.tasks import Tasks
+
+State = PyTree[Array]
+
+
+class Observation(eqx.Module):
+    """What each entity shows a policy: a window of its own channels, and the share it holds."""
+
+    history: Float[Array, "*batch entities window channels"]
+    held: Float[Array, "*batch entities"]
+
+
+class Step(eqx.Module):
+    """What follows an allocation. `terminated`: the task has ended by its own rules, nothing comes
+    after; `truncated`: the episode was cut here, and the state still has a value.
+    """
+
+    state: State
+    reward: Float[Array, "*batch"]
+    terminated: Bool[Array, "*batch"]
+    truncated: Bool[Array, "*batch"]
+
+
+class Problem(eqx.Module):
+    """A family of allocation tasks over one universe of entities.
+
+    Subclasses define `universe` (M), `horizon` (the most periods an episode lasts) and the three
+    methods. Everything must be traceable by JAX; direct policy gradient also differentiates `step`.
+    """
+
+    universe: eqx.AbstractVar[int]
+    horizon: eqx.AbstractVar[int]
+
+    @abstractmethod
+    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> State:
+        """The first state of an episode of `task`."""
+
+    @abstractmethod
+    def observe(self, task: Tasks, state: State) -> Observation:
+        """What the policy sees of each entity, entity by entity in the task's order."""
+
+    @abstractmethod
+    def step(
+        self, task: Tasks, state: State, allocation: Float[Array, " entities"], *, key: PRNGKeyArray
+    ) -> Step:
+        """Apportion one period's resource, collect the reward, move on."""
+
+
+Choice = Callable[[Observation, Bool[Array, " entities"]], Float[Array, " entities"]]
+"""Anything that turns an observation and a mask into an allocation; every policy is one."""
+
+
+class Trajectory(eqx.Module):
+    """One episode, or a stack of them: period n's allocation, reward, and whether it was lived."""
+
+    allocations: Float[Array, "*batch time entities"]
+    rewards: Float[Array, "*batch time"]
+    alive: Bool[Array, "*batch time"]
+    mask: Bool[Array, "*batch entities"]
+
+    @property
+    def mean_reward(self) -> Float[Array, "*batch"]:
+        """Mean reward over the periods before the episode's end."""
+        return self.rewards.sum(-1) / jnp.maximum(self.alive.sum(-1), 1)
+
+
+def rollout(
+    problem: Problem,
+    choose: Choice,
+    task: Tasks,
+    *,
+    key: PRNGKeyArray,
+    periods: int | None = None,
+    state: State | None = None,
+) -> Trajectory:
+    """Follow `choose` on one task from its first state (or `state`), in one scan over time."""
+    reset_key, walk_key = jax.random.split(key)
+    first = problem.reset(task, key=reset_key) if state is None else state
+
+    def period(carry, key):
+        state, alive = carry
+        allocation = choose(problem.observe(task, state), task.mask)
+        step = problem.step(task, state, allocation, key=key)
+        reward = jnp.where(alive, step.reward, 0.0)
+        return (step.state, alive & ~(step.terminated | step.truncated)), (allocation, reward, alive)
+
+    keys = jax.random.split(walk_key, problem.horizon if periods is None else periods)
+    _, (allocations, rewards, alive) = jax.lax.scan(period, (first, jnp.array(True)), keys)
+    return Trajectory(allocations, rewards, alive, task.mask)
+
+
+@eqx.filter_jit
+def evaluate(
+    problem: Problem, choose: Choice, tasks: Tasks, *, key: PRNGKeyArray, episodes: int = 1
+) -> Trajectory:
+    """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
+
+    The same key gives every policy the same episodes, so that comparisons are paired.
+    """
+    keys = jax.random.split(key, (len(tasks), episodes))
+
+    def one(task, key):
+        return rollout(problem, choose, task, key=key)
+
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
+
+
+def equal_shares(observation: Observation, mask: Bool[Array, " entities"]) -> Float[Array, " entities"]:
+    """The allocation that knows nothing: 1/m to each entity."""
+    shares = mask.astype(observation.held.dtype)
+    return shares / shares.sum()
+
+
+def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = None) -> None:
+    """Walk one period of the first and the last task, and say what breaks the interface, if anything.
+
+    Raises
+    ------
+    InputError
+        Names the method, what it returned and what it should return.
+    """
+    name = type(problem).__name__
+    horizon = problem.horizon
+    if not isinstance(horizon, int) or horizon < 1:
+        raise InputError(f"{name}.horizon is {horizon!r}; it must be a whole number of periods >= 1")
+    highest = int(np.max(np.asarray(tasks.members)))
+    if highest >= problem.universe:
+        raise InputError(
+            f"tasks: entity {highest} is outside {name}'s universe of {problem.universe} entities"
+        )
+    key = jax.random.key(0) if key is None else key
+    flat = tasks if tasks.members.ndim == 2 else jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tasks)
+    for task in (flat[0], flat[len(flat) - 1]):
+        _check_period(problem, task, name, key)
+
+
+def _check_period(problem: Problem, task: Tasks, name: str, key: PRNGKeyArray) -> None:
+    m = task.width
+    state = problem.reset(task, key=key)
+    _check_finite(state, f"{name}.reset", "state", task)
+    observation = problem.observe(task, state)
+    if not isinstance(observation, Observation):
+        raise InputError(f"{name}.observe returned {type(observation).__name__}; return an Observation")
+    history, held = jnp.asarray(observation.history), jnp.asarray(observation.held)
+    if history.ndim != 3 or history.shape[0] != m:
+        raise InputError(
+            f"{name}.observe: history has shape {history.shape}; it must be "
+            f"(entities, window, channels) with {m} entities"
+        )
+    if held.shape != (m,):
+        raise InputError(f"{name}.observe: held has shape {held.shape}; it must be ({m},)")
+    _check_finite(observation, f"{name}.observe", "observation", task)
+    step = problem.step(task, state, equal_shares(observation, task.mask), key=key)
+    if not isinstance(step, Step):
+        raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
+    for field in ("reward", "terminated", "truncated"):
+        shape = jnp.shape(getattr(step, field))
+        if shape != ():
+            raise InputError(f"{name}.step: {field} has shape {shape}; it must be a scalar, shape ()")
+    for field in ("terminated", "truncated"):
+        if jnp.asarray(getattr(step, field)).dtype != bool:
+            raise InputError(f"{name}.step: {field} is not a boolean")
+    _check_finite(step.reward, f"{name}.step", "reward", task)
+    before, after = (jax.tree.map(_signature, s) for s in (state, step.state))
+    if jax.tree.structure(before) != jax.tree.structure(after) or before != after:
+        raise InputError(
+            f"{name}.step: the next state is {after}, but {name}.reset gave {before}; "
+            "both must have the same structure, shapes and types"
+        )
+
+
+def _signature(leaf: Any) -> str:
+    leaf = jnp.asarray(leaf)
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _check_finite(tree: PyTree, method: str, what: str, task: Tasks) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        leaf = np.asarray(leaf)
+        if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+            where = jax.tree_util.keystr(path).lstrip(".") or "value"
+            first = tuple(int(i[0]) for i in np.nonzero(~np.isfinite(leaf)))
+            entities = np.asarray(task.members)[np.asarray(task.mask)].tolist()
+            raise InputError(
+                f"{method}: {what} {where} is {leaf[first] if first else leaf} at place {first} "
+                f"for the task of entities {entities}; it must be finite"
+            )
+
+
+def check_allocation(
+    allocation: Float[Array, " entities"], mask: Bool[Array, " entities"], source: str
+) -> None:
+    """Refuse an allocation that is not on the simplex over the task's real entities."""
+    shares, real = np.asarray(allocation), np.asarray(mask)
+    if shares.shape != real.shape:
+        raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
+    if not np.isfinite(shares).all():
+        raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
+    if (shares < -1e-6).any() or abs(shares.sum() - 1) > 1e-5 or (shares[~real] != 0).any():
+        raise InputError(
+            f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
+            f"(sum {shares.sum():.6g}, least {shares.min():.6g}); shares must be >= 0, sum to 1 "
+            "and be 0 where the mask is False"
+        )

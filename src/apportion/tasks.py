@@ -1,0 +1,234 @@
+"""Tasks: subsets U_t of a universe U of M entities (Corollary 2 counts them, C(M, m)).
+
+A task is an index array into the universe. Tasks of different sizes are padded to the widest;
+`mask` marks the real entities and padding repeats the task's first entity, so that every index
+stays valid inside compiled code.
+"""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from apportion.errors import InputError
+
+
+class Tasks(eqx.Module):
+    """A task, or a stack of tasks: who takes part, and which places are only padding.
+
+    Examples
+    --------
+    >>> tasks = Tasks.of([[0, 2, 3], [1, 4]])
+    >>> len(tasks), tasks.width
+    (2, 3)
+    >>> tasks[1].names(["a", "b", "c", "d", "e"])
+    ['b', 'e']
+    """
+
+    members: Int[Array, "*tasks entities"]
+    mask: Bool[Array, "*tasks entities"]
+
+    @classmethod
+    def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Tasks":
+        """Build tasks from lists of entity indices, padded to `width` or to the longest list."""
+        lists = [[int(i) for i in subset] for subset in subsets]
+        if not lists:
+            raise InputError("tasks: none were given; at least one task is needed")
+        for number, subset in enumerate(lists):
+            if not subset:
+                raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
+            if min(subset) < 0:
+                raise InputError(f"tasks: task {number} names entity {min(subset)}; indices are >= 0")
+            if len(set(subset)) < len(subset):
+                twice = next(i for i in subset if subset.count(i) > 1)
+                raise InputError(f"tasks: task {number} names entity {twice} twice; drop one of them")
+        _refuse_repeats(lists)
+        widest = max(map(len, lists))
+        width = widest if width is None else width
+        if width < widest:
+            raise InputError(f"tasks: width {width} is less than the largest task, {widest} entities")
+        members = [subset + [subset[0]] * (width - len(subset)) for subset in lists]
+        mask = [[place < len(subset) for place in range(width)] for subset in lists]
+        return cls(jnp.asarray(members, jnp.int32), jnp.asarray(mask))
+
+    def __getitem__(self, index) -> "Tasks":
+        return Tasks(self.members[index], self.mask[index])
+
+    def __len__(self) -> int:
+        return self.members.shape[-2] if self.members.ndim > 1 else 1
+
+    @property
+    def width(self) -> int:
+        """Places in a task, padding included (m for tasks of one size)."""
+        return self.members.shape[-1]
+
+    @property
+    def size(self) -> Int[Array, "*tasks"]:
+        """Real entities of each task."""
+        return self.mask.sum(-1)
+
+    def names(self, universe: Sequence[str]) -> list[str]:
+        """Names of one task's entities."""
+        members, mask = np.asarray(self.members), np.asarray(self.mask)
+        return [universe[i] for i in members[mask]]
+
+    def with_entity(self, index: int) -> "Tasks":
+        """Put one more entity, such as cash, in front of every task."""
+        front = jnp.full((*self.members.shape[:-1], 1), index, self.members.dtype)
+        there = jnp.ones_like(front, dtype=bool)
+        return Tasks(
+            jnp.concatenate([front, self.members], -1), jnp.concatenate([there, self.mask], -1)
+        )
+
+    def overlap(self) -> dict[str, float]:
+        """How much the tasks share: overlapping tasks are dependent, which Corollary 2 sets aside.
+
+        Returns the mean and largest number of entities two tasks have in common (over all pairs,
+        or over 100,000 random ones), how many distinct entities occur, and how often the most and
+        the least used of them does.
+        """
+        members, mask = np.asarray(self.members), np.asarray(self.mask)
+        rng = np.random.default_rng(0)
+        total = len(members)
+        if total * (total - 1) // 2 <= 100_000:
+            first, second = np.triu_indices(total, 1)
+        else:
+            first = rng.integers(0, total, 100_000)
+            second = (first + rng.integers(1, total, 100_000)) % total
+        common = np.zeros(len(first))
+        for place in range(members.shape[1]):
+            hit = (members[second] == members[first, place][:, None]) & mask[second]
+            common += hit.any(1) & mask[first, place]
+        used = np.bincount(members[mask])
+        used = used[used > 0]
+        return {
+            "mean_common": float(common.mean()) if len(common) else 0.0,
+            "max_common": float(common.max()) if len(common) else 0.0,
+            "entities": float(len(used)),
+            "most_used": float(used.max()),
+            "least_used": float(used.min()),
+        }
+
+
+def _refuse_repeats(lists: list[list[int]]) -> None:
+    seen: dict[frozenset[int], int] = {}
+    for number, subset in enumerate(lists):
+        other = seen.setdefault(frozenset(subset), number)
+        if other != number:
+            raise InputError(f"tasks: tasks {other} and {number} are the same subset; drop one of them")
+
+
+def count_tasks(universe: int, size: int) -> int:
+    """Number of tasks of `size` entities in a universe: C(M, m), exactly (Corollary 2).
+
+    >>> count_tasks(50, 10)
+    10272278170
+    """
+    return math.comb(universe, size)
+
+
+def draw_tasks(
+    universe: int | Sequence[int] | np.ndarray,
+    size: int | Sequence[int],
+    count: int,
+    *,
+    seed: int = 0,
+) -> Tasks:
+    """Draw `count` distinct subsets, uniformly and exactly, however many there are.
+
+    Parameters
+    ----------
+    universe
+        Number of entities M, or the indices to draw from.
+    size
+        Entities in a task; several sizes share the tasks out evenly among them.
+    count
+        Number of tasks T.
+    seed
+        The same seed gives the same tasks.
+
+    Examples
+    --------
+    >>> draw_tasks(200, 20, 3, seed=1).members.shape
+    (3, 20)
+    """
+    entities = np.arange(universe) if isinstance(universe, int) else np.asarray(universe)
+    sizes = [size] if isinstance(size, int) else list(size)
+    if len(np.unique(entities)) < len(entities):
+        raise InputError("tasks: the universe names an entity twice")
+    if count < 1:
+        raise InputError(f"tasks: {count} were asked for; at least one is needed")
+    rng = random.Random(seed)
+    subsets: list[list[int]] = []
+    for position, m in enumerate(sizes):
+        share = count // len(sizes) + (position < count % len(sizes))
+        available = count_tasks(len(entities), m) if m > 0 else 0
+        if not 1 <= m <= len(entities):
+            raise InputError(
+                f"tasks: size {m} does not fit a universe of {len(entities)} entities; "
+                f"choose 1 to {len(entities)}"
+            )
+        if share > available:
+            raise InputError(
+                f"tasks: {share} distinct tasks of size {m} were asked for, but "
+                f"{len(entities)} entities have only {available}"
+            )
+        ranks = _distinct_ranks(available, share, rng)
+        subsets += entities[_unrank(ranks, len(entities), m)].tolist()
+    rng.shuffle(subsets)
+    members = np.zeros((count, max(sizes)), np.int32)
+    mask = np.zeros(members.shape, bool)
+    for row, subset in enumerate(subsets):
+        members[row] = subset[0]
+        members[row, : len(subset)] = subset
+        mask[row, : len(subset)] = True
+    return Tasks(jnp.asarray(members), jnp.asarray(mask))
+
+
+def _distinct_ranks(available: int, count: int, rng: random.Random) -> list[int]:
+    """Floyd's method: a uniform `count`-subset of range(available) in `count` draws, no rejection."""
+    chosen: set[int] = set()
+    for top in range(available - count, available):
+        rank = rng.randrange(top + 1)
+        chosen.add(top if rank in chosen else rank)
+    return sorted(chosen)
+
+
+def _unrank(ranks: list[int], universe: int, size: int) -> np.ndarray:
+    """The subsets at these places of the lexicographic order, all at once."""
+    whole = count_tasks(universe, size)
+    # Python integers carry the arithmetic where 63 bits would not.
+    kind = np.int64 if whole < 2**63 else object
+    rest = np.array(ranks, dtype=kind)
+    needed = np.full(len(ranks), size)
+    subsets = np.zeros((len(ranks), size), np.int64)
+    for entity in range(universe):
+        # Subsets that contain `entity` come first among those still possible.
+        with_it = np.array(
+            [math.comb(universe - entity - 1, k - 1) if k else 0 for k in range(size + 1)], dtype=kind
+        )[needed]
+        take = (rest < with_it) & (needed > 0)
+        take = take.astype(bool)
+        subsets[take, size - needed[take]] = entity
+        rest = np.where(take, rest, rest - with_it)
+        needed = needed - take
+    return subsets
+
+
+def split_entities(universe: int, held_out: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Split a universe into entities to train on and entities never seen in training.
+
+    >>> seen, unseen = split_entities(68, 18)
+    >>> len(seen), len(unseen)
+    (50, 18)
+    """
+    if not 0 <= held_out < universe:
+        raise InputError(
+            f"held-out entities: {held_out} of {universe}; keep at least one entity for training"
+        )
+    order = np.random.default_rng(seed).permutation(universe)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
