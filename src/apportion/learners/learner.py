@@ -1,0 +1,52 @@
+"""The interface of a learner, the paper's "chosen RL approach": a batch of one task in, a better
+policy out, the loss weighted by the task's importance weight w_t.
+"""
+
+from abc import abstractmethod
+
+import equinox as eqx
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from apportion.memory import Batch
+from apportion.policy import Policy
+from apportion.problem import Problem, State
+from apportion.scorers import Evidence
+from apportion.tasks import Tasks
+
+
+class Update(eqx.Module):
+    """What a learner hands back after one step."""
+
+    policy: Policy
+    state: PyTree[Array]
+    evidence: Evidence
+    arrived: State | None = None
+    """The states that today's policy arrives at in place of the batch's, to refresh memory with."""
+
+
+class Learner(eqx.Module):
+    """Turns one task's batch into a better policy.
+
+    `periods` is how many consecutive remembered states a batch holds. A learner that makes its own
+    rollouts (PPO) sets it to 0 and is handed no batch.
+    """
+
+    periods: eqx.AbstractVar[int]
+
+    @abstractmethod
+    def start(self, policy: Policy) -> PyTree[Array]:
+        """The learner's own state, such as the optimiser's."""
+
+    @abstractmethod
+    def update(
+        self,
+        problem: Problem,
+        task: Tasks,
+        batch: Batch | None,
+        policy: Policy,
+        state: PyTree[Array],
+        weight: Float[Array, ""],
+        *,
+        key: PRNGKeyArray,
+    ) -> Update:
+        """One improvement of the policy, from one task."""

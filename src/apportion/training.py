@@ -1,0 +1,385 @@
+"""`train`: Algorithm 1 from a problem, tasks, a policy and a learner to a result that shows itself.
+
+This is the edge of the compiled loop: settings are checked before it, chunks of it are run, and at
+every chunk's end there is room for evaluation, progress, checkpoints and stopping.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import PRNGKeyArray, PyTree
+from matplotlib.figure import Figure
+
+from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.errors import InputError
+from apportion.learners.learner import Learner
+from apportion.policy import Policy
+from apportion.priority import Priority, Selection
+from apportion.problem import Problem, check_allocation, check_problem
+from apportion.scorers import Scorer, max_deviation
+from apportion.simplex import Exploration
+from apportion.tasks import Tasks
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a run stands at a chunk's end: what `on_chunk` is handed."""
+
+    algorithm: Algorithm
+    state: RunState
+    step: int
+    steps: int
+    metrics: pd.DataFrame
+    """The rows of this chunk."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as it is now (stacked, where there are several runs)."""
+        return self.algorithm.policy(self.state)
+
+
+OnChunk = Callable[[Chunk], bool | None]
+"""Called at every chunk's end; returning True stops the run there."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training gives: the policy, the metrics, and the state to go on from."""
+
+    policy: Policy
+    metrics: pd.DataFrame
+    state: RunState = field(repr=False)
+    algorithm: Algorithm = field(repr=False)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        return np.asarray(self._look(lambda a, s: a.selection.probabilities(s.selection)))
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Each task's score."""
+        return np.asarray(self._look(lambda a, s: a.selection.scores(s.selection)))
+
+    def _look(self, function: Callable) -> Any:
+        look = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
+        return look(self.algorithm, self.state)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The metrics: one row a recorded step."""
+        return self.metrics
+
+    def summary(self) -> str:
+        """First and last tenth of training, side by side."""
+        rows = max(len(self.metrics) // 10, 1)
+        columns = ["reward", "loss", "deviation", "gradient_norm", "weight"]
+        first = self.metrics[columns].iloc[:rows].mean()
+        last = self.metrics[columns].iloc[-rows:].mean()
+        table = pd.DataFrame({"first tenth": first, "last tenth": last})
+        tasks = len(self.algorithm.tasks)
+        drawn = self.metrics["task"].nunique()
+        steps = int(np.max(np.asarray(self.state.step)))
+        head = f"{steps} steps over {tasks} tasks ({drawn} drawn)"
+        return f"{head}\n{table.to_string(float_format=lambda x: f'{x: .4g}')}"
+
+    def plot(self) -> Figure:
+        """Reward, deviation from equal shares, score and gradient norm over training."""
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        titles = {
+            "reward": "mean reward of the batch",
+            "deviation": "deviation from equal shares",
+            "score": "score of the drawn task",
+            "gradient_norm": "gradient norm",
+        }
+        for axes, (column, title) in zip(
+            figure.subplots(2, 2, sharex=True).flat, titles.items(), strict=True
+        ):
+            series = self.metrics.groupby("step")[column].mean()
+            smooth = series.rolling(max(len(series) // 50, 1), min_periods=1).mean()
+            axes.plot(series.index, series, color="0.8", linewidth=0.5)
+            axes.plot(smooth.index, smooth, color="C0", linewidth=1.5)
+            axes.set_title(title, fontsize=10, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.supxlabel("step", fontsize=10)
+        return figure
+
+
+def train(
+    problem: Problem,
+    tasks: Tasks,
+    policy: Policy,
+    learner: Learner,
+    *,
+    steps: int = 1000,
+    selection: Selection | None = None,
+    scorer: Scorer = max_deviation,
+    explore: Exploration | None = None,
+    acting: int = 1,
+    history: int | None = None,
+    slots: int = 4096,
+    warm_up: int = 0,
+    recency: float = 0.0,
+    chunk: int = 500,
+    record_every: int = 1,
+    on_chunk: OnChunk | None = None,
+    state: RunState | None = None,
+    key: PRNGKeyArray,
+) -> Training:
+    """Train one policy over all tasks by Algorithm 1.
+
+    Parameters
+    ----------
+    problem, tasks, policy, learner
+        What to learn, on which subsets, with which network, by which method.
+    steps
+        Rounds of the algorithm, counted from the beginning of the run.
+    selection
+        `Priority()` by default: the paper's. `Priority(alpha=0)` is uniform MTL.
+    scorer
+        The difficulty of a task from its batch.
+    explore, acting, history, slots, warm_up, recency
+        See `Algorithm`; `history` is by default as long as an episode, at most 1,024 states.
+    chunk
+        Steps compiled as one program and run without coming back to Python.
+    record_every
+        Steps between two rows of the metrics; it divides `chunk`.
+    on_chunk
+        Called at every chunk's end with a `Chunk`; returning True stops the run.
+    state
+        A state to go on from, of a run with the same settings.
+    key
+        Makes the run's randomness; the same key gives the same run, bit for bit.
+
+    Examples
+    --------
+    >>> from apportion.policy import Recurrent
+    >>> from apportion.problems.probes import ShownBest
+    >>> from apportion.learners.direct import Direct
+    >>> from apportion.tasks import draw_tasks
+    >>> key = jax.random.key(0)
+    >>> result = train(
+    ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
+    ...     Direct(16, 1e-2), steps=200, key=key,
+    ... )
+    >>> bool(result.metrics["reward"].iloc[-50:].mean() > 0.7)
+    True
+    """
+    check_problem(problem, tasks)
+    _check_policy(problem, tasks, policy)
+    algorithm = assemble(
+        problem,
+        tasks,
+        policy,
+        learner,
+        selection=selection,
+        scorer=scorer,
+        explore=explore,
+        acting=acting,
+        history=history,
+        slots=slots,
+        warm_up=warm_up,
+        recency=recency,
+    )
+    first = _begin(algorithm, policy, key) if state is None else state
+    return _run(algorithm, first, _advance, steps, chunk, record_every, on_chunk)
+
+
+def train_runs(
+    problem: Problem,
+    tasks: Tasks,
+    policies: Policy,
+    learner: Learner,
+    *,
+    steps: int = 1000,
+    selection: Selection | None = None,
+    chunk: int = 500,
+    record_every: int = 1,
+    on_chunk: OnChunk | None = None,
+    state: RunState | None = None,
+    problem_axes: PyTree = None,
+    keys: PRNGKeyArray,
+    **settings: Any,
+) -> Training:
+    """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
+
+    `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
+    so are `keys`. `tasks` with a leading axis of runs gives each run its own; leaves of
+    `selection` and `learner` with one differ by run too; `problem_axes` says which leaves of the
+    problem do (as for `eqx.filter_vmap`). The other settings are those of `train`.
+    """
+    own_tasks = tasks.members.ndim == 3
+    some = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, policies)
+    one_problem = jax.tree.map(
+        lambda axis, sub: jax.tree.map(lambda leaf: leaf[0], sub) if axis == 0 else sub,
+        problem_axes,
+        problem,
+        is_leaf=lambda x: x is None,
+    )
+    check_problem(one_problem, tasks[0] if own_tasks else tasks)
+    _check_policy(one_problem, tasks[0] if own_tasks else tasks, some)
+    algorithm = assemble(
+        problem, tasks, some, learner, selection=selection, horizon=one_problem.horizon, **settings
+    )
+    axes = jax.tree.map(lambda _: None, algorithm)
+    axes = eqx.tree_at(
+        lambda a: (a.problem, a.tasks, a.selection, a.learner),
+        axes,
+        (
+            problem_axes,
+            0 if own_tasks else None,
+            jax.tree.map(_by_run, algorithm.selection),
+            jax.tree.map(_by_run, algorithm.learner),
+        ),
+        is_leaf=lambda x: x is None,
+    )
+
+    def begin_all(algorithm, policies, keys):
+        return eqx.filter_vmap(begin, in_axes=(axes, 0, 0))(algorithm, policies, keys)
+
+    def advance_all(algorithm, state, steps, record_every):
+        forward = eqx.filter_vmap(
+            lambda a, s: advance(a, s, steps, record_every), in_axes=(axes, 0)
+        )
+        return forward(algorithm, state)
+
+    first = eqx.filter_jit(begin_all)(algorithm, policies, keys) if state is None else state
+    return _run(
+        algorithm, first, eqx.filter_jit(advance_all, donate="all-except-first"),
+        steps, chunk, record_every, on_chunk,
+    )  # fmt: skip
+
+
+def _by_run(leaf: Any) -> int | None:
+    return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
+
+
+def assemble(
+    problem: Problem,
+    tasks: Tasks,
+    policy: Policy,
+    learner: Learner,
+    *,
+    selection: Selection | None = None,
+    scorer: Scorer = max_deviation,
+    explore: Exploration | None = None,
+    acting: int = 1,
+    history: int | None = None,
+    slots: int = 4096,
+    warm_up: int = 0,
+    recency: float = 0.0,
+    horizon: int | None = None,
+) -> Algorithm:
+    """Algorithm 1 with defaults filled in."""
+    horizon = problem.horizon if horizon is None else horizon
+    least = max(learner.periods, acting, warm_up, 1)
+    default = max(min(horizon, 1024), least)
+    return Algorithm(
+        problem,
+        tasks,
+        learner,
+        Priority() if selection is None else selection,
+        explore,
+        eqx.filter(policy, eqx.is_array, inverse=True),
+        scorer,
+        acting,
+        default if history is None else history,
+        slots,
+        warm_up,
+        recency,
+    )
+
+
+@eqx.filter_jit
+def _begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
+    return begin(algorithm, policy, key)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(
+    algorithm: Algorithm, state: RunState, steps: int, record_every: int
+) -> tuple[RunState, Metrics]:
+    return advance(algorithm, state, steps, record_every)
+
+
+def _run(
+    algorithm: Algorithm,
+    state: RunState,
+    forward: Callable,
+    steps: int,
+    chunk: int,
+    record_every: int,
+    on_chunk: OnChunk | None,
+) -> Training:
+    """Chunks of the compiled loop until `steps`, checking for faults between them."""
+    if steps < 1 or chunk < 1 or record_every < 1:
+        raise InputError("steps, chunk and record_every count steps; they must be >= 1")
+    chunk = min(chunk, steps)
+    if chunk % record_every or steps % record_every:
+        raise InputError(f"record_every {record_every} must divide chunk {chunk} and steps {steps}")
+    # The given state stays the caller's: chunks donate their own copy to the next.
+    state = jax.tree.map(jnp.copy, state)
+    frames = []
+    done = int(np.max(np.asarray(state.step)))
+    while done < steps:
+        now = min(chunk, steps - done)
+        state, metrics = forward(algorithm, state, now, record_every)
+        _raise_fault(algorithm, state)
+        frames.append(_frame(metrics, done, record_every))
+        done += now
+        here = Chunk(algorithm, state, done, steps, frames[-1])
+        if on_chunk is not None and on_chunk(here):
+            break
+    table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    return Training(algorithm.policy(state), table, state, algorithm)
+
+
+def _frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
+    """Rows of a chunk; with several runs, a column says whose."""
+    columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
+    length = columns["loss"].shape[-1]
+    step = done + record_every * np.arange(1, length + 1)
+    if columns["loss"].ndim == 1:
+        return pd.DataFrame({"step": step, **columns})
+    runs = columns["loss"].shape[0]
+    place = {"run": np.repeat(np.arange(runs), length), "step": np.tile(step, runs)}
+    return pd.DataFrame(place | {name: column.reshape(-1) for name, column in columns.items()})
+
+
+def _raise_fault(algorithm: Algorithm, state: RunState) -> None:
+    faults = np.asarray(state.fault).reshape(-1, 3)
+    bad = np.flatnonzero(faults[:, 0])
+    if len(bad) == 0:
+        return
+    run = int(bad[0])
+    kind, step, t = (int(x) for x in faults[run])
+    members = np.asarray(algorithm.tasks.members)
+    mask = np.asarray(algorithm.tasks.mask)
+    if members.ndim == 3:
+        members, mask = members[run], mask[run]
+    whose = f" of run {run}" if len(faults) > 1 else ""
+    source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""
+    raise InputError(
+        f"step {step}{whose}, task {t} (entities {members[t][mask[t]].tolist()}): "
+        f"{FAULTS[kind]}{source}; training stopped there, and scores and policy were left as "
+        "before that step"
+    )
+
+
+def _check_policy(problem: Problem, tasks: Tasks, policy: Policy) -> None:
+    """One allocation of the untrained policy, before any work starts."""
+    task = tasks[0]
+    observation = problem.observe(task, problem.reset(task, key=jax.random.key(0)))
+    try:
+        allocation = policy(observation, task.mask)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"{type(policy).__name__} cannot read {type(problem).__name__}'s observation, history "
+            f"{observation.history.shape} (entities, window, channels): {error}"
+        ) from error
+    check_allocation(allocation, task.mask, type(policy).__name__)
