@@ -23,6 +23,8 @@ from apportion.tasks import Tasks
 
 Index = Int[Array, ""]
 
+_BEFORE = 2**32 - 1  # the "step" whose key makes what there is before the first one
+
 FAULTS = (
     "",
     "the loss or its gradient is not finite (does the problem's observation or reward hold NaN?)",
@@ -132,7 +134,7 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
             slots=min(algorithm.slots, len(tasks)),
             history=algorithm.history,
             warm_up=algorithm.warm_up,
-            key=jax.random.fold_in(key, -1),
+            key=jax.random.fold_in(key, _BEFORE),
         )
     return RunState(
         eqx.filter(policy, eqx.is_array),
@@ -186,9 +188,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
             recency=algorithm.recency,
             key=recall_key,
         )
-    update = learner.update(
-        problem, task, batch, policy, state.learner, weight, key=update_key
-    )
+    update = learner.update(problem, task, batch, policy, state.learner, weight, key=update_key)
 
     value = algorithm.scorer(update.evidence)
     kind = _fault(update.evidence, value)
@@ -276,6 +276,4 @@ def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
 
 
 def _keep_if(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old
-    )
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b) if eqx.is_array(a) else a, new, old)

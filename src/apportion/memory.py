@@ -74,7 +74,8 @@ def start(
     keys = jax.random.split(key, total)
     seen = jax.vmap(lambda task, key: _walk(problem, task, max(warm_up, 1), key))(tasks, keys)
     states, periods = jax.tree.map(
-        lambda s: jnp.zeros((total, history, *s.shape[2:]), s.dtype).at[:, : s.shape[1]].set(s), seen
+        lambda s: jnp.zeros((total, history, *s.shape[2:]), s.dtype).at[:, : s.shape[1]].set(s),
+        seen,
     )
     everyone = jnp.arange(total, dtype=jnp.int32)
     count = jnp.full((total,), max(warm_up, 1), jnp.int32)
@@ -183,7 +184,11 @@ def rewrite(
 
 
 def store(
-    memory: Memory, slot: Index, states: State, periods: Int[Array, " time"], wanted: Bool[Array, ""]
+    memory: Memory,
+    slot: Index,
+    states: State,
+    periods: Int[Array, " time"],
+    wanted: Bool[Array, ""],
 ) -> Memory:
     """Append states; the last of them is where the episode now stands."""
     length = periods.shape[0]

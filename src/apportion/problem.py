@@ -100,7 +100,11 @@ def rollout(
         allocation = choose(problem.observe(task, state), task.mask)
         step = problem.step(task, state, allocation, key=key)
         reward = jnp.where(alive, step.reward, 0.0)
-        return (step.state, alive & ~(step.terminated | step.truncated)), (allocation, reward, alive)
+        return (step.state, alive & ~(step.terminated | step.truncated)), (
+            allocation,
+            reward,
+            alive,
+        )
 
     keys = jax.random.split(walk_key, problem.horizon if periods is None else periods)
     _, (allocations, rewards, alive) = jax.lax.scan(period, (first, jnp.array(True)), keys)
@@ -123,7 +127,9 @@ def evaluate(
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
 
 
-def equal_shares(observation: Observation, mask: Bool[Array, " entities"]) -> Float[Array, " entities"]:
+def equal_shares(
+    observation: Observation, mask: Bool[Array, " entities"]
+) -> Float[Array, " entities"]:
     """The allocation that knows nothing: 1/m to each entity."""
     shares = mask.astype(observation.held.dtype)
     return shares / shares.sum()
@@ -140,14 +146,20 @@ def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = 
     name = type(problem).__name__
     horizon = problem.horizon
     if not isinstance(horizon, int) or horizon < 1:
-        raise InputError(f"{name}.horizon is {horizon!r}; it must be a whole number of periods >= 1")
+        raise InputError(
+            f"{name}.horizon is {horizon!r}; it must be a whole number of periods >= 1"
+        )
     highest = int(np.max(np.asarray(tasks.members)))
     if highest >= problem.universe:
         raise InputError(
             f"tasks: entity {highest} is outside {name}'s universe of {problem.universe} entities"
         )
     key = jax.random.key(0) if key is None else key
-    flat = tasks if tasks.members.ndim == 2 else jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tasks)
+    flat = (
+        tasks
+        if tasks.members.ndim == 2
+        else jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tasks)
+    )
     for task in (flat[0], flat[len(flat) - 1]):
         _check_period(problem, task, name, key)
 
@@ -158,7 +170,9 @@ def _check_period(problem: Problem, task: Tasks, name: str, key: PRNGKeyArray) -
     _check_finite(state, f"{name}.reset", "state", task)
     observation = problem.observe(task, state)
     if not isinstance(observation, Observation):
-        raise InputError(f"{name}.observe returned {type(observation).__name__}; return an Observation")
+        raise InputError(
+            f"{name}.observe returned {type(observation).__name__}; return an Observation"
+        )
     history, held = jnp.asarray(observation.history), jnp.asarray(observation.held)
     if history.ndim != 3 or history.shape[0] != m:
         raise InputError(
@@ -174,7 +188,9 @@ def _check_period(problem: Problem, task: Tasks, name: str, key: PRNGKeyArray) -
     for field in ("reward", "terminated", "truncated"):
         shape = jnp.shape(getattr(step, field))
         if shape != ():
-            raise InputError(f"{name}.step: {field} has shape {shape}; it must be a scalar, shape ()")
+            raise InputError(
+                f"{name}.step: {field} has shape {shape}; it must be a scalar, shape ()"
+            )
     for field in ("terminated", "truncated"):
         if jnp.asarray(getattr(step, field)).dtype != bool:
             raise InputError(f"{name}.step: {field} is not a boolean")

@@ -92,7 +92,9 @@ def compare(first: np.ndarray, second: np.ndarray, **options) -> Estimate:
 def _clean(values: np.ndarray, what: str) -> np.ndarray:
     values = np.asarray(values, float)
     if values.ndim != 1 or len(values) == 0:
-        raise InputError(f"{what}: shape {values.shape}; a non-empty one-dimensional array is needed")
+        raise InputError(
+            f"{what}: shape {values.shape}; a non-empty one-dimensional array is needed"
+        )
     if not np.isfinite(values).all():
         raise InputError(f"{what}: {np.count_nonzero(~np.isfinite(values))} are not finite")
     return values

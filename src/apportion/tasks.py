@@ -42,15 +42,21 @@ class Tasks(eqx.Module):
             if not subset:
                 raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
             if min(subset) < 0:
-                raise InputError(f"tasks: task {number} names entity {min(subset)}; indices are >= 0")
+                raise InputError(
+                    f"tasks: task {number} names entity {min(subset)}; indices are >= 0"
+                )
             if len(set(subset)) < len(subset):
                 twice = next(i for i in subset if subset.count(i) > 1)
-                raise InputError(f"tasks: task {number} names entity {twice} twice; drop one of them")
+                raise InputError(
+                    f"tasks: task {number} names entity {twice} twice; drop one of them"
+                )
         _refuse_repeats(lists)
         widest = max(map(len, lists))
         width = widest if width is None else width
         if width < widest:
-            raise InputError(f"tasks: width {width} is less than the largest task, {widest} entities")
+            raise InputError(
+                f"tasks: width {width} is less than the largest task, {widest} entities"
+            )
         members = [subset + [subset[0]] * (width - len(subset)) for subset in lists]
         mask = [[place < len(subset) for place in range(width)] for subset in lists]
         return cls(jnp.asarray(members, jnp.int32), jnp.asarray(mask))
@@ -119,7 +125,9 @@ def _refuse_repeats(lists: list[list[int]]) -> None:
     for number, subset in enumerate(lists):
         other = seen.setdefault(frozenset(subset), number)
         if other != number:
-            raise InputError(f"tasks: tasks {other} and {number} are the same subset; drop one of them")
+            raise InputError(
+                f"tasks: tasks {other} and {number} are the same subset; drop one of them"
+            )
 
 
 def count_tasks(universe: int, size: int) -> int:
@@ -209,7 +217,8 @@ def _unrank(ranks: list[int], universe: int, size: int) -> np.ndarray:
     for entity in range(universe):
         # Subsets that contain `entity` come first among those still possible.
         with_it = np.array(
-            [math.comb(universe - entity - 1, k - 1) if k else 0 for k in range(size + 1)], dtype=kind
+            [math.comb(universe - entity - 1, k - 1) if k else 0 for k in range(size + 1)],
+            dtype=kind,
         )[needed]
         take = (rest < with_it) & (needed > 0)
         take = take.astype(bool)

@@ -148,7 +148,7 @@ def train(
     chunk
         Steps compiled as one program and run without coming back to Python.
     record_every
-        Steps between two rows of the metrics; it divides `chunk`.
+        Steps between two rows of the metrics; it divides `steps`.
     on_chunk
         Called at every chunk's end with a `Chunk`; returning True stops the run.
     state
@@ -319,9 +319,11 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     if steps < 1 or chunk < 1 or record_every < 1:
         raise InputError("steps, chunk and record_every count steps; they must be >= 1")
-    chunk = min(chunk, steps)
-    if chunk % record_every or steps % record_every:
-        raise InputError(f"record_every {record_every} must divide chunk {chunk} and steps {steps}")
+    if steps % record_every:
+        raise InputError(f"record_every {record_every} must divide steps {steps}")
+    # Chunks of one length compile once.
+    chunk = -(-steps // -(-steps // chunk))
+    chunk = -(-chunk // record_every) * record_every
     # The given state stays the caller's: chunks donate their own copy to the next.
     state = jax.tree.map(jnp.copy, state)
     frames = []

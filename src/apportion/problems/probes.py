@@ -1,8 +1,10 @@
 """Probe problems: each isolates one thing a learner must be able to do, and knows its optimum.
 
-If a learner fails one of these, the name says what is broken. All rewards are at most about 1, and
-every probe tells the reward of the best policy and of equal shares on a task.
+If a learner fails one of these, the probe's name says what is broken. Each tells the mean reward of
+the best policy on a task (`best`), so that success is a fraction of it.
 """
+
+from abc import abstractmethod
 
 import equinox as eqx
 import jax
@@ -10,36 +12,146 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import masked_softmax
 from apportion.tasks import Tasks
+
+Signal = Float[Array, " entities"]
 
 
 class ProbeState(eqx.Module):
-    """The period, what each entity shows now, and the allocation last executed."""
+    """The period, what each entity shows in it, and the allocation executed before."""
 
     n: Int[Array, ""]
-    signal: Float[Array, " entities"]
+    signal: Signal
     held: Float[Array, " entities"]
 
 
-class _Probe(Problem):
-    """What the probes share: a signal is shown for one period, the allocation is remembered."""
+class Probe(Problem):
+    """What all probes share: a signal for each period, and the last allocation held."""
+
+    @abstractmethod
+    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+        """What each entity shows for one period."""
+
+    @abstractmethod
+    def reward(
+        self,
+        task: Tasks,
+        state: ProbeState,
+        allocation: Float[Array, " entities"],
+        *,
+        key: PRNGKeyArray,
+    ) -> Float[Array, ""]:
+        """What an allocation earns."""
+
+    @abstractmethod
+    def best(self, task: Tasks) -> Float[Array, ""]:
+        """Mean reward a period of the best policy."""
 
     def reset(self, task: Tasks, *, key: PRNGKeyArray) -> ProbeState:
         held = task.mask / task.mask.sum()
-        return ProbeState(jnp.zeros((), jnp.int32), self._signal(task, key), held)
+        return ProbeState(jnp.zeros((), jnp.int32), self.signal(task, key=key), held)
 
     def observe(self, task: Tasks, state: ProbeState) -> Observation:
         return Observation(state.signal[:, None, None], state.held)
 
-    def step(self, task: Tasks, state: ProbeState, allocation, *, key: PRNGKeyArray) -> Step:
+    def step(
+        self,
+        task: Tasks,
+        state: ProbeState,
+        allocation: Float[Array, " entities"],
+        *,
+        key: PRNGKeyArray,
+    ) -> Step:
+        signal_key, reward_key = jax.random.split(key)
         n = state.n + 1
-        following = ProbeState(n, self._signal(task, key), allocation)
-        reward = self._reward(task, state, allocation)
+        following = ProbeState(n, self.signal(task, key=signal_key), allocation)
+        reward = self.reward(task, state, allocation, key=reward_key)
         return Step(following, reward, jnp.array(False), n >= self.horizon)
 
-    def _signal(self, task: Tasks, key: PRNGKeyArray) -> Float[Array, " entities"]:
-        raise NotImplementedError
 
-    def _reward(self, task: Tasks, state: ProbeState, allocation) -> Float[Array, ""]:
-        raise NotImplementedError
+class ConstantBest(Probe):
+    """One entity of each task is best for good, and shows it: can the learner learn at all?"""
+
+    universe: int = eqx.field(static=True, default=12)
+    horizon: int = eqx.field(static=True, default=16)
+
+    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+        quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
+        return jnp.where(task.mask, quality, 0.0)
+
+    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+        return (allocation * state.signal).sum()
+
+    def best(self, task: Tasks) -> Float[Array, ""]:
+        return jnp.max(self.signal(task, key=jax.random.key(0)))
+
+
+class ShownBest(Probe):
+    """The best entity changes every period, and the state shows which it is: is the state read?"""
+
+    universe: int = eqx.field(static=True, default=12)
+    horizon: int = eqx.field(static=True, default=16)
+
+    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+        chosen = jax.random.categorical(key, jnp.where(task.mask, 0.0, -jnp.inf))
+        return jax.nn.one_hot(chosen, task.width)
+
+    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+        return (allocation * state.signal).sum()
+
+    def best(self, task: Tasks) -> Float[Array, ""]:
+        return jnp.ones(())
+
+
+class HeldPays(Probe):
+    """Only what was held before and is kept now pays: is the effect on the next period seen?
+
+    Whoever takes the held share as given gets no gradient to raise a share, and stays at equal
+    shares for ever.
+    """
+
+    universe: int = eqx.field(static=True, default=12)
+    horizon: int = eqx.field(static=True, default=16)
+
+    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+        quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
+        return jnp.where(task.mask, quality, 0.0)
+
+    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+        return (jnp.minimum(state.held, allocation) * state.signal).sum()
+
+    def best(self, task: Tasks) -> Float[Array, ""]:
+        """All on the best entity, paid in full from the second period on."""
+        quality = self.signal(task, key=jax.random.key(0))
+        return quality.max() * (1 - (1 - 1 / task.mask.sum()) / self.horizon)
+
+
+class SomeCarrySignal(Probe):
+    """Only the first `carriers` entities mean what they show; the rest show little and pay noise.
+
+    Tasks of carriers are worth learning from, the others only disturb: does prioritisation find
+    the former?
+    """
+
+    universe: int = eqx.field(static=True, default=64)
+    carriers: int = eqx.field(static=True, default=8)
+    horizon: int = eqx.field(static=True, default=16)
+    quiet: float = eqx.field(static=True, default=0.1)
+    noise: float = eqx.field(static=True, default=1.0)
+
+    def carries(self, task: Tasks) -> Bool[Array, " entities"]:
+        """Which of the task's entities carry signal."""
+        return task.members < self.carriers
+
+    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+        shown = jax.random.uniform(key, (task.width,), minval=-1.0, maxval=1.0)
+        return jnp.where(self.carries(task), shown, self.quiet * shown)
+
+    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+        luck = self.noise * jax.random.normal(key, (task.width,))
+        return (allocation * jnp.where(self.carries(task), state.signal, luck)).sum()
+
+    def best(self, task: Tasks) -> Float[Array, ""]:
+        """The mean of the largest of k uniform numbers on [-1, 1], k carriers in the task."""
+        k = (self.carries(task) & task.mask).sum()
+        return jnp.where(k > 0, (k - 1) / (k + 1), 0.0)

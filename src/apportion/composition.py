@@ -1,0 +1,115 @@
+"""Small pieces around any policy: average several, trade part of the way, shrink to equal shares.
+
+Each is itself a policy, usable alone or inside the others, and equivariant where its inside is:
+a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), pi the mean of an ensemble.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from apportion.errors import InputError
+from apportion.policy import History, Policy
+from apportion.simplex import Allocation, Mask
+
+
+class EqualShares(Policy):
+    """1/m for each entity, always: Equal CRP where allocations drift."""
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return ()
+
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        return mask.astype(held.dtype) / mask.sum().astype(held.dtype)
+
+
+class PartialTrading(Policy):
+    """Move only the fraction `eta` of the way from what is held to what the policy wants.
+
+    Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
+
+    Examples
+    --------
+    >>> from apportion.problem import Observation
+    >>> lazy = PartialTrading(EqualShares(), 0.1)
+    >>> observation = Observation(jnp.ones((2, 3, 1)), jnp.array([0.6, 0.4]))
+    >>> [round(share, 4) for share in lazy(observation, jnp.ones(2, bool)).tolist()]
+    [0.59, 0.41]
+    """
+
+    policy: Policy
+    eta: Float[Array, "*runs"]
+
+    def __init__(self, policy: Policy, eta: float | Array):
+        self.policy = policy
+        self.eta = _fraction("eta", eta)
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        target = self.policy.allocate(features, held, mask)
+        return held + self.eta.astype(held.dtype) * (target - held)
+
+
+class ShrunkToEqual(Policy):
+    """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
+
+    policy: Policy
+    k: Float[Array, "*runs"]
+
+    def __init__(self, policy: Policy, k: float | Array):
+        self.policy = policy
+        self.k = _fraction("k", k)
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        wanted = self.policy.allocate(features, held, mask)
+        equal = mask.astype(held.dtype) / mask.sum().astype(held.dtype)
+        return equal + self.k.astype(held.dtype) * (wanted - equal)
+
+
+class Ensemble(Policy):
+    """The mean of several policies' allocations; they are one policy whose arrays are stacked.
+
+    Examples
+    --------
+    >>> from apportion.policy import Recurrent
+    >>> keys = jax.random.split(jax.random.key(0), 4)
+    >>> team = Ensemble(eqx.filter_vmap(lambda key: Recurrent(channels=1, key=key))(keys))
+    """
+
+    members: Policy
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy]) -> "Ensemble":
+        """Stack policies of one structure."""
+        if not policies:
+            raise InputError("Ensemble: no policies were given; it needs at least one")
+        arrays = [eqx.partition(policy, eqx.is_array)[0] for policy in policies]
+        rest = eqx.partition(policies[0], eqx.is_array)[1]
+        if len({jax.tree.structure(a) for a in arrays}) > 1:
+            raise InputError(
+                "Ensemble: the policies differ in structure; give policies of one kind"
+            )
+        return cls(eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest))
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return eqx.filter_vmap(lambda policy: policy.encode(history, mask))(self.members)
+
+    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+        def one(policy, features):
+            return policy.allocate(features, held, mask)
+
+        return eqx.filter_vmap(one)(self.members, features).mean(0)
+
+
+def _fraction(name: str, value: float | Array) -> Array:
+    if not isinstance(value, jax.Array) and not 0 <= value <= 1:
+        raise InputError(f"{name} is {value}; it must be between 0 and 1")
+    return jnp.asarray(value, jnp.float32)
