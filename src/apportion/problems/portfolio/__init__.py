@@ -17,8 +17,6 @@ _HOMES = {
     "backtest": "backtest",
 }
 
-__all__ = sorted(_HOMES)
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:

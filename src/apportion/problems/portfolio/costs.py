@@ -1,8 +1,8 @@
 """What a rebalance keeps: the factor by which trading from w_{n-1} to a_n shrinks wealth.
 
-The approximation is 1 - c sum|w - a|. The exact factor mu solves
-mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+ (Jiang et al. 2017), where entity 0 is
-cash, which pays no commission; without cash both its shares are 0. The two differ by less than 2c^2.
+The approximation is 1 - c sum|w - a|. The exact factor mu (Jiang et al. 2017) solves
+mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+, where entity 0 is cash and pays
+no commission; without cash both its shares are 0. The two differ by less than 2c^2.
 """
 
 import equinox as eqx
@@ -27,8 +27,8 @@ class Costs(eqx.Module):
     --------
     >>> costs = Costs(0.0025)
     >>> held, wanted = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
-    >>> round(float(costs.keep(held, wanted)), 6), round(float(costs.exactly().keep(held, wanted)), 6)
-    (0.995, 0.995006)
+    >>> [round(float(c.keep(held, wanted)), 6) for c in (costs, costs.exactly())]
+    [0.995, 0.995006]
     """
 
     rate: Scalar
@@ -40,7 +40,9 @@ class Costs(eqx.Module):
 
     def __init__(self, rate: float | Array = 0.0025, *, exact: bool = False, cash: bool = False):
         if not isinstance(rate, jax.Array) and not 0 <= rate < 0.5:
-            raise InputError(f"commission {rate}: it must be a fraction of at least 0 and below 0.5")
+            raise InputError(
+                f"commission {rate}: it must be a fraction of at least 0 and below 0.5"
+            )
         self.rate = jnp.asarray(rate, float)
         self.exact = exact
         self.cash = cash
@@ -56,8 +58,9 @@ class Costs(eqx.Module):
         first = 1 - rate * jnp.abs(held - allocation)[cash:].sum()
         if not self.exact:
             return first
-        free = (held[0], allocation[0]) if self.cash else (jnp.zeros_like(first),) * 2
-        return _fixed_point(held[cash:], allocation[cash:], *free, rate, first)
+        none = jnp.zeros_like(first)
+        w0, a0 = (held[0], allocation[0]) if self.cash else (none, none)
+        return _fixed_point(held[cash:], allocation[cash:], w0, a0, rate, first)
 
 
 def _fixed_point(

@@ -82,7 +82,7 @@ class KnownTruth:
         return cls(Prices(dates, tickers, close, high, low), means)
 
     def oracle(self, members: np.ndarray, first: int, last: int, *, cost: float) -> float:
-        """Log growth a year of putting everything on the instrument of highest mean, over Equal CRP.
+        """Log growth a year, over Equal CRP, of holding only the instrument of highest mean.
 
         It pays twice the commission whenever it switches; Equal CRP pays for its own rebalancing.
         """

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.problems.portfolio.costs import Costs
-from apportion.problems.portfolio.price_table import Prices
+from apportion.problems.portfolio.price_table import Prices, as_day
 from apportion.tasks import Tasks
 
 WINDOW = 31
@@ -74,14 +74,14 @@ class Market(Problem):
         if costs.cash:
             values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
         return cls(
-            jnp.asarray(values, jnp.float32),
-            jnp.asarray(first, jnp.int32),
-            jnp.asarray(last - first + 1, jnp.int32),
-            costs,
-            jnp.asarray(tracking, float),
-            window,
-            last - first + 1,
-            values.shape[1],
+            prices=jnp.asarray(values, jnp.float32),
+            first=jnp.asarray(first, jnp.int32),
+            length=jnp.asarray(last - first + 1, jnp.int32),
+            costs=costs,
+            tracking=jnp.asarray(tracking, float),
+            window=window,
+            horizon=last - first + 1,
+            universe=values.shape[1],
         )
 
     def reset(self, task: Tasks, *, key: PRNGKeyArray) -> Holding:
@@ -91,9 +91,7 @@ class Market(Problem):
     def observe(self, task: Tasks, state: Holding) -> Observation:
         return Observation(self.windows(task, state.n), state.held)
 
-    def windows(
-        self, task: Tasks, n: Int[Array, ""]
-    ) -> Float[Array, "entities window channels"]:
+    def windows(self, task: Tasks, n: Int[Array, ""]) -> Float[Array, "entities window channels"]:
         """What is known of each entity when period n begins: its last `window` days, scaled."""
         rows = self.first + n - self.window + jnp.arange(self.window)
         history = self.prices[rows[None, :], task.members[:, None]]
@@ -105,7 +103,12 @@ class Market(Problem):
         return self.prices[row, task.members, 0] / self.prices[row - 1, task.members, 0]
 
     def step(
-        self, task: Tasks, state: Holding, allocation: Float[Array, " entities"], *, key: PRNGKeyArray
+        self,
+        task: Tasks,
+        state: Holding,
+        allocation: Float[Array, " entities"],
+        *,
+        key: PRNGKeyArray,
     ) -> Step:
         y = self.relatives(task, state.n)
         grown = allocation * y
@@ -143,7 +146,7 @@ def rows_between(
     first = window if start is None else prices.row(start)
     last = days - 1
     if end is not None:
-        last = prices.row(np.datetime64(end, "D") + 1) - 1
+        last = prices.row(as_day(end) + 1) - 1
     if first >= days:
         raise InputError(
             f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "

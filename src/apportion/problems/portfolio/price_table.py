@@ -61,12 +61,8 @@ class Prices:
         return np.concatenate([first, self.close[1:] / self.close[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
-        """The row of the first trading day on or after `day`; the number of rows when none is left."""
-        try:
-            wanted = np.datetime64(day, "D")
-        except ValueError:
-            raise InputError(f"date {day!r} is not a day; write it as 2019-01-02") from None
-        return int(np.searchsorted(self.dates, wanted))
+        """The row of the first trading day on or after `day`; past the end when none is left."""
+        return int(np.searchsorted(self.dates, as_day(day)))
 
     def select(self, tickers: Sequence[str]) -> "Prices":
         """The named instruments, in this order."""
@@ -105,3 +101,11 @@ class Prices:
     def _rows(self, rows: slice) -> "Prices":
         high, low = (s if s is None else s[rows] for s in (self.high, self.low))
         return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
+
+
+def as_day(day: str | np.datetime64) -> np.datetime64:
+    """A calendar day from its text."""
+    try:
+        return np.datetime64(str(day), "D")
+    except ValueError:
+        raise InputError(f"date {day!r} is not a day; write it as 2019-01-02") from None

@@ -6,6 +6,7 @@ Everything behind this file may rely on a full table of positive numbers on asce
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,7 +83,9 @@ _LONG = ("date", "ticker", "close", "high", "low", "open", "volume")
 
 def _read(path: Path) -> pd.DataFrame:
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give the path of a CSV or Parquet file of daily prices")
+        raise InputError(
+            f"{path}: no such file; give the path of a CSV or Parquet file of daily prices"
+        )
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
             frame = pd.read_parquet(path)
@@ -91,8 +94,7 @@ def _read(path: Path) -> pd.DataFrame:
     except Exception as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise InputError(
-            f"{path}: cannot be read as {'Parquet' if 'parq' in path.suffix else 'CSV'} ({reason}); "
-            "save it as a plain CSV or Parquet table"
+            f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
         ) from None
 
 
@@ -101,7 +103,7 @@ def _line(path: Path, row: int) -> str:
     return f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
 
 
-def _days(column: pd.Series, path: Path) -> np.ndarray:
+def _days(column: Any, path: Path) -> np.ndarray:
     days = pd.to_datetime(column, errors="coerce", format="mixed")
     bad = np.flatnonzero(days.isna())
     if len(bad):
@@ -114,9 +116,9 @@ def _days(column: pd.Series, path: Path) -> np.ndarray:
     return days.to_numpy().astype("datetime64[D]")
 
 
-def _numbers(column: pd.Series, days: np.ndarray, who: Sequence[str], path: Path) -> np.ndarray:
+def _numbers(column: Any, days: np.ndarray, who: Sequence[str], path: Path) -> np.ndarray:
     """A column as positive floats; `who` names each row's ticker."""
-    values = pd.to_numeric(column, errors="coerce").to_numpy(float)
+    values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
 
     def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
         if bad.any():
@@ -146,9 +148,9 @@ def _refuse_disorder(days: np.ndarray, rows: np.ndarray, who: str, path: Path) -
     ):
         if bad.any():
             place = int(np.flatnonzero(bad)[0]) + 1
+            where = _line(path, int(rows[place]))
             raise InputError(
-                f'{path}: column "date": {days[place]} {what}{who} at {_line(path, int(rows[place]))}; '
-                f"{way_out}"
+                f'{path}: column "date": {days[place]} {what}{who} at {where}; {way_out}'
             )
 
 
