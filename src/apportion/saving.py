@@ -1,0 +1,121 @@
+"""Files that are whole or not there: named arrays with their description, written at one stroke.
+
+A save is written beside its place, synced, then renamed over it, so that a crash leaves the old file
+or the new one. The SHA-256 of the whole file stands in its header, so that a torn or flipped byte is
+found when it is read. The files are ordinary safetensors; nothing in them is ever executed.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from apportion.errors import InputError
+
+_BLANK = b"0" * 64
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a file at one stroke, safe against a crash at any moment."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # The rename itself is only safe once the folder that holds the name is on disk.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON at one stroke."""
+    write_atomic(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+    """Arrays and their JSON description as safetensors bytes that carry their own checksum."""
+    metadata = {"apportion": json.dumps(about), "sha256": _BLANK.decode()}
+    # Safetensors writes what lies in memory, so every array must be in C order.
+    raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
+    return _stamp(raw, hashlib.sha256(raw).hexdigest().encode())
+
+
+def _stamp(raw: bytes, digest: bytes) -> bytes:
+    head, blank, tail = raw.partition(b'"sha256":"' + _BLANK)
+    if not blank:
+        raise ValueError("the header has no place for the checksum")
+    return head + b'"sha256":"' + digest + tail
+
+
+def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and description out of the bytes of `pack`.
+
+    Raises
+    ------
+    InputError
+        The bytes are torn, changed, or were made by something else.
+    """
+    size = int.from_bytes(raw[:8], "little")
+    try:
+        metadata = json.loads(raw[8 : 8 + size])["__metadata__"]
+        about, digest = metadata["apportion"], metadata["sha256"].encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(
+            f"{source}: not a file that apportion wrote, or its header is damaged; "
+            "give one made by apportion"
+        ) from None
+    blank = raw.replace(b'"sha256":"' + digest, b'"sha256":"' + _BLANK, 1)
+    if hashlib.sha256(blank).hexdigest().encode() != digest:
+        raise InputError(
+            f"{source}: the checksum does not match, the file was cut short or changed; "
+            "use another copy"
+        )
+    try:
+        return load(raw), json.loads(about)
+    except (SafetensorError, ValueError) as error:
+        raise InputError(f"{source}: unreadable arrays ({error}); use another copy") from None
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    """Save named arrays with a description, at one stroke.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "numbers.safetensors"
+    >>> write_arrays(path, {"x": np.arange(3)}, {"kind": "numbers"})
+    >>> arrays, about = read_arrays(path)
+    >>> arrays["x"].tolist(), about
+    ([0, 1, 2], {'kind': 'numbers'})
+    """
+    write_atomic(path, pack(arrays, about))
+
+
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read what `write_arrays` wrote, refusing a file that is not exactly that."""
+    try:
+        raw = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    return unpack(raw, str(path))
