@@ -47,6 +47,9 @@ class Chunk:
 OnChunk = Callable[[Chunk], bool | None]
 """Called at every chunk's end; returning True stops the run there."""
 
+Resume = Callable[[RunState], RunState]
+"""Given a run's first state, the one to go on from: how a saved state finds its structure."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -128,7 +131,7 @@ def train(
     chunk: int = 500,
     record_every: int = 1,
     on_chunk: OnChunk | None = None,
-    state: RunState | None = None,
+    state: RunState | Resume | None = None,
     key: PRNGKeyArray,
 ) -> Training:
     """Train one policy over all tasks by Algorithm 1.
@@ -152,7 +155,8 @@ def train(
     on_chunk
         Called at every chunk's end with a `Chunk`; returning True stops the run.
     state
-        A state to go on from, of a run with the same settings.
+        A state to go on from, of a run with the same settings, or a function from the first state
+        to it.
     key
         Makes the run's randomness; the same key gives the same run, bit for bit.
 
@@ -186,7 +190,7 @@ def train(
         warm_up=warm_up,
         recency=recency,
     )
-    first = _begin(algorithm, policy, key) if state is None else state
+    first = _first(state, lambda: _begin(algorithm, policy, key))
     return _run(algorithm, first, _advance, steps, chunk, record_every, on_chunk)
 
 
@@ -201,7 +205,7 @@ def train_runs(
     chunk: int = 500,
     record_every: int = 1,
     on_chunk: OnChunk | None = None,
-    state: RunState | None = None,
+    state: RunState | Resume | None = None,
     problem_axes: PyTree = None,
     keys: PRNGKeyArray,
     **settings: Any,
@@ -248,7 +252,7 @@ def train_runs(
         )
         return forward(algorithm, state)
 
-    first = eqx.filter_jit(begin_all)(algorithm, policies, keys) if state is None else state
+    first = _first(state, lambda: eqx.filter_jit(begin_all)(algorithm, policies, keys))
     return _run(
         algorithm, first, eqx.filter_jit(advance_all, donate="all-except-first"),
         steps, chunk, record_every, on_chunk,
@@ -305,6 +309,12 @@ def _advance(
     algorithm: Algorithm, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
     return advance(algorithm, state, steps, record_every)
+
+
+def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> RunState:
+    if isinstance(state, RunState):
+        return state
+    return begin() if state is None else state(begin())
 
 
 def _run(
