@@ -1,0 +1,382 @@
+"""Proximal policy optimisation on the simplex, for problems whose reward has no gradient.
+
+Each update rolls the policy out K times on the drawn task with the same first state and the same
+dynamics, the noise on the scores alone differing. Ratios are those of the noisy scores before the
+softmax, so log-probabilities are exact; the loss is weighted by the task's w_t.
+"""
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+
+from apportion.errors import InputError
+from apportion.learners.learner import Learner, Update
+from apportion.memory import Batch
+from apportion.policy import Policy, Recurrence, ScoringPolicy
+from apportion.problem import Observation, Problem, equal_shares
+from apportion.scorers import Evidence
+from apportion.simplex import GaussianScores
+from apportion.tasks import Tasks
+
+Scalar = Float[Array, ""]
+Mask = Bool[Array, " entities"]
+
+
+class Experience(eqx.Module):
+    """Paired rollouts of one task; the observations end with that of the last state arrived at."""
+
+    observations: Observation
+    actions: Float[Array, "rollouts time entities"]
+    log_probs: Float[Array, "rollouts time"]
+    allocations: Float[Array, "rollouts time entities"]
+    rewards: Float[Array, "rollouts time"]
+    equal_rewards: Float[Array, "rollouts time"]
+    terminated: Bool[Array, "rollouts time"]
+    truncated: Bool[Array, "rollouts time"]
+    alive: Bool[Array, "rollouts time"]
+
+
+class Baseline(eqx.Module):
+    """What a return is held against, V: without it the noise of the task drowns the action's."""
+
+    @abstractmethod
+    def start(self) -> PyTree[Array]:
+        """Parameters to be trained along with the policy."""
+
+    @abstractmethod
+    def values(
+        self, parameters: PyTree[Array], seen: Experience, mask: Mask, gamma: Scalar
+    ) -> Float[Array, "rollouts after"]:
+        """V at every period and after the last: time + 1 of them."""
+
+    @abstractmethod
+    def scale(
+        self, advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
+    ) -> Float[Array, "rollouts time"]:
+        """Advantages made comparable between periods."""
+
+    @abstractmethod
+    def loss(
+        self, parameters: PyTree[Array], observation: Observation, mask: Mask, target: Scalar
+    ) -> Scalar:
+        """How far V is from the return it should have foretold."""
+
+
+class PairedMean(Baseline):
+    """The mean return from the same period on over the paired rollouts; nothing to learn.
+
+    Advantages are divided by their spread at each period, so that late periods, where accuracies
+    or wealth hardly differ, teach as much as early ones. It knows no value of what lies behind a
+    truncation, which all rollouts share and which therefore cancels.
+    """
+
+    def start(self) -> PyTree[Array]:
+        return ()
+
+    def values(self, parameters, seen, mask, gamma) -> Float[Array, "rollouts after"]:
+        def back(later, period):
+            reward, ended = period
+            here = reward + gamma * jnp.where(ended, 0.0, later)
+            return here, here
+
+        ended = seen.terminated | seen.truncated | ~seen.alive
+        rewards = jnp.where(seen.alive, seen.rewards, 0.0)
+        _, returns = jax.lax.scan(
+            back, jnp.zeros_like(rewards[:, 0]), (rewards.T, ended.T), reverse=True
+        )
+        mean = _mean(returns.T, seen.alive, axis=0)
+        return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
+
+    def scale(self, advantages, alive) -> Float[Array, "rollouts time"]:
+        spread = jnp.sqrt(_mean(advantages**2, alive, axis=0))
+        return advantages / (spread + 1e-8)[None, :]
+
+    def loss(self, parameters, observation, mask, target) -> Scalar:
+        return jnp.zeros(())
+
+
+class Value(eqx.Module):
+    """Reads each entity's window and share, pools over entities, values the whole: invariant."""
+
+    recurrence: Recurrence
+    of_held: Float[Array, " hidden"]
+    mix: Float[Array, "pooled hidden"]
+    out: Float[Array, " hidden"]
+    level: Scalar
+
+    def __call__(self, observation: Observation, mask: Mask) -> Scalar:
+        read = self.recurrence(observation.history) + observation.held[:, None] * self.of_held
+        mean = _mean(read, mask[:, None], axis=0)
+        most = jnp.where(mask[:, None], read, -jnp.inf).max(0)
+        return jnp.tanh(jnp.concatenate([mean, most]) @ self.mix) @ self.out + self.level
+
+
+class Critic(Baseline):
+    """A learned, permutation-invariant value; it sees past a truncation, and needs no pairing."""
+
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True, default=16)
+    seed: int = eqx.field(static=True, default=0)
+
+    def start(self) -> Value:
+        recurrence_key, mix_key = jax.random.split(jax.random.key(self.seed))
+        return Value(
+            Recurrence(self.channels, self.hidden, key=recurrence_key),
+            jnp.zeros(self.hidden),
+            jax.nn.initializers.glorot_uniform()(mix_key, (2 * self.hidden, self.hidden)),
+            jnp.zeros(self.hidden),
+            jnp.zeros(()),
+        )
+
+    def values(self, parameters, seen, mask, gamma) -> Float[Array, "rollouts after"]:
+        return jax.vmap(jax.vmap(lambda o: parameters(o, mask)))(seen.observations)
+
+    def scale(self, advantages, alive) -> Float[Array, "rollouts time"]:
+        return advantages
+
+    def loss(self, parameters, observation, mask, target) -> Scalar:
+        return 0.5 * (parameters(observation, mask) - target) ** 2
+
+
+class PPOState(eqx.Module):
+    """What is trained beside the policy, and the optimiser's memory of all of it."""
+
+    explore: GaussianScores
+    baseline: PyTree[Array]
+    optimiser: PyTree[Array]
+
+
+class PPO(Learner):
+    """PPO with Gaussian noise on the scores, of one learned deviation.
+
+    Parameters
+    ----------
+    rollouts
+        K, paired episodes of the drawn task in an update.
+    learning_rate, gamma, trace, clip, gradient_clip, deviation
+        Adam's step, the discount, GAE's lambda, the ratio's clip, the largest gradient norm and
+        the first deviation of the noise; all leaves, so that runs can differ in them.
+    epochs, minibatches
+        Passes over an update's periods, and pieces of a pass (what does not divide is left out of
+        that pass).
+    baseline
+        `PairedMean()` or `Critic(channels)`.
+
+    Examples
+    --------
+    >>> PPO(rollouts=4).periods
+    0
+    """
+
+    learning_rate: Float[Array, "*runs"]
+    gamma: Float[Array, "*runs"]
+    trace: Float[Array, "*runs"]
+    clip: Float[Array, "*runs"]
+    gradient_clip: Float[Array, "*runs"]
+    deviation: Float[Array, "*runs"]
+    baseline: Baseline
+    rollouts: int = eqx.field(static=True)
+    epochs: int = eqx.field(static=True)
+    minibatches: int = eqx.field(static=True)
+    periods: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rollouts: int = 8,
+        learning_rate: float | Array = 1e-2,
+        *,
+        gamma: float | Array = 0.9,
+        trace: float | Array = 1.0,
+        clip: float | Array = 0.2,
+        gradient_clip: float | Array = 0.5,
+        deviation: float | Array = 0.5,
+        epochs: int = 8,
+        minibatches: int = 4,
+        baseline: Baseline | None = None,
+    ):
+        self.baseline = PairedMean() if baseline is None else baseline
+        if isinstance(self.baseline, PairedMean) and rollouts < 2:
+            raise InputError(f"PPO: {rollouts} rollouts; a paired baseline needs at least 2")
+        if min(rollouts, epochs, minibatches) < 1:
+            raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
+        self.rollouts, self.epochs, self.minibatches = rollouts, epochs, minibatches
+        self.learning_rate = jnp.asarray(learning_rate, float)
+        self.gamma = jnp.asarray(gamma, float)
+        self.trace = jnp.asarray(trace, float)
+        self.clip = jnp.asarray(clip, float)
+        self.gradient_clip = jnp.asarray(gradient_clip, float)
+        self.deviation = jnp.asarray(deviation, float)
+        self.periods = 0
+
+    def start(self, policy: Policy) -> PPOState:
+        if not isinstance(policy, ScoringPolicy):
+            raise InputError(
+                f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
+            )
+        explore = GaussianScores(head=policy.head)
+        explore = eqx.tree_at(lambda e: e.log_deviation, explore, jnp.log(self.deviation))
+        baseline = self.baseline.start()
+        trained = (eqx.filter(policy, eqx.is_inexact_array), explore, baseline)
+        return PPOState(explore, baseline, _ADAM.init(trained))
+
+    def update(
+        self,
+        problem: Problem,
+        task: Tasks,
+        batch: Batch | None,
+        policy: Policy,
+        state: PPOState,
+        weight: Scalar,
+        *,
+        key: PRNGKeyArray,
+    ) -> Update:
+        assert isinstance(policy, ScoringPolicy)
+        walk_key, order_key = jax.random.split(key)
+        seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
+        values = self.baseline.values(state.baseline, seen, task.mask, self.gamma)
+        advantages = generalised_advantages(seen, values, self.gamma, self.trace)
+        targets = advantages + values[:, :-1]
+        advantages = _standard(self.baseline.scale(advantages, seen.alive), seen.alive)
+
+        length = advantages.size
+        observations = jax.tree.map(lambda leaf: leaf[:, :-1], seen.observations)
+        samples = jax.tree.map(
+            lambda leaf: leaf.reshape(length, *leaf.shape[2:]),
+            (observations, seen.actions, seen.log_probs, advantages, targets, seen.alive),
+        )
+        parameters, fixed = eqx.partition(policy, eqx.is_inexact_array)
+
+        @eqx.filter_value_and_grad
+        def loss(trained, batch):
+            policy = eqx.combine(trained[0], fixed)
+
+            def period(observation, action, log_prob, advantage, target):
+                scores = _scores(policy, observation, task.mask)
+                new = trained[1].log_prob(scores, task.mask, action)
+                ratio = jnp.exp(new - log_prob)
+                held = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
+                gain = jnp.minimum(ratio * advantage, held * advantage)
+                return self.baseline.loss(trained[2], observation, task.mask, target) - gain
+
+            return _mean(jax.vmap(period)(*batch[:-1]), batch[-1])
+
+        def minibatch(carry, places):
+            trained, optimiser = carry
+            value, gradient = loss(trained, jax.tree.map(lambda leaf: leaf[places], samples))
+            norm = optax.tree.norm(gradient)
+            # The clip comes before w_t, or it would undo the weight of every steep task.
+            factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
+            gradient = jax.tree.map(lambda g: factor * g, gradient)
+            direction, optimiser = _ADAM.update(gradient, optimiser, trained)
+            step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
+            return (eqx.apply_updates(trained, step), optimiser), (value, norm)
+
+        size = max(length // self.minibatches, 1)
+        pieces = length // size
+        orders = jax.vmap(lambda key: jax.random.permutation(key, length))(
+            jax.random.split(order_key, self.epochs)
+        )
+        places = orders[:, : pieces * size].reshape(self.epochs * pieces, size)
+        trained = (parameters, state.explore, state.baseline)
+        (trained, optimiser), (losses, norms) = jax.lax.scan(
+            minibatch, (trained, state.optimiser), places
+        )
+        evidence = Evidence(
+            seen.allocations.reshape(length, -1),
+            seen.rewards.reshape(length),
+            seen.equal_rewards.reshape(length),
+            seen.alive.reshape(length),
+            task.mask,
+            weight * losses.mean(),
+            norms.mean(),
+        )
+        following = PPOState(trained[1], trained[2], optimiser)
+        return Update(eqx.combine(trained[0], fixed), following, evidence)
+
+
+# One object for all learners, so that equal settings compile once.
+_ADAM = optax.scale_by_adam()
+
+
+def roll_out(
+    problem: Problem,
+    task: Tasks,
+    policy: ScoringPolicy,
+    explore: GaussianScores,
+    rollouts: int,
+    *,
+    key: PRNGKeyArray,
+) -> Experience:
+    """Whole episodes of a task that differ in nothing but the noise on the scores."""
+    reset_key, dynamics_key, noise_key = jax.random.split(key, 3)
+    first = problem.reset(task, key=reset_key)
+    dynamics = jax.random.split(dynamics_key, problem.horizon)
+
+    def period(carry, keys):
+        state, alive = carry
+        observation = problem.observe(task, state)
+        scores = _scores(policy, observation, task.mask)
+        action = explore.sample(scores, task.mask, key=keys[0])
+        log_prob = explore.log_prob(scores, task.mask, action)
+        shares = explore.share(action, task.mask)
+        step = problem.step(task, state, shares, key=keys[1])
+        # Compiled away where no scorer reads it.
+        equal = equal_shares(observation, task.mask)
+        equal_reward = problem.step(task, state, equal, key=keys[1]).reward
+        row = (
+            action, log_prob, shares, step.reward, equal_reward, step.terminated, step.truncated,
+            alive,
+        )  # fmt: skip
+        return (step.state, alive & ~(step.terminated | step.truncated)), (observation, row)
+
+    def episode(key):
+        noise = jax.random.split(key, problem.horizon)
+        (last, _), (seen, row) = jax.lax.scan(period, (first, jnp.array(True)), (noise, dynamics))
+        end = problem.observe(task, last)
+        return jax.tree.map(lambda s, e: jnp.concatenate([s, e[None]]), seen, end), row
+
+    observations, row = jax.vmap(episode)(jax.random.split(noise_key, rollouts))
+    return Experience(observations, *row)
+
+
+def generalised_advantages(
+    seen: Experience, values: Float[Array, "rollouts after"], gamma: Scalar, trace: Scalar
+) -> Float[Array, "rollouts time"]:
+    """GAE; a truncated episode is worth what V says of the state it was cut at, a terminated one 0."""
+
+    def back(later, period):
+        reward, value, following, terminated, ended = period
+        surprise = reward + gamma * jnp.where(terminated, 0.0, following) - value
+        here = surprise + gamma * trace * jnp.where(ended, 0.0, later)
+        return here, here
+
+    ended = seen.terminated | seen.truncated
+    columns = (seen.rewards, values[:, :-1], values[:, 1:], seen.terminated, ended)
+    _, advantages = jax.lax.scan(
+        back,
+        jnp.zeros_like(values[:, 0]),
+        jax.tree.map(lambda column: column.T, columns),
+        reverse=True,
+    )
+    return jnp.where(seen.alive, advantages.T, 0.0)
+
+
+def _scores(policy: ScoringPolicy, observation: Observation, mask: Mask):
+    return policy.scores(policy.encode(observation.history, mask), observation.held, mask)
+
+
+def _mean(values: Array, wanted: Array, axis: int | None = None) -> Array:
+    """Mean over the wanted places."""
+    kept = jnp.where(wanted, values, 0.0).sum(axis)
+    return kept / jnp.maximum(wanted.sum(axis), 1)
+
+
+def _standard(values: Array, wanted: Array) -> Array:
+    """Zero mean and unit deviation over the wanted places."""
+    centred = values - _mean(values, wanted)
+    deviation = jnp.sqrt(_mean(centred**2, wanted))
+    return jnp.where(wanted, centred / (deviation + 1e-8), 0.0)
