@@ -14,7 +14,6 @@ _HOMES = {
     "Market": "market",
     "KnownTruth": "known_truth",
     "Backtest": "backtest",
-    "backtest": "backtest",
 }
 
 

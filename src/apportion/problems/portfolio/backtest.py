@@ -189,18 +189,45 @@ def backtest(
             targets = strategy(shown)[-market.horizon :]
             _check_targets(name, np.asarray(targets))
             walks[name] = _walk_targets(targets, market, everyone)
-    arrays = {name: jax.tree.map(np.asarray, walk) for name, walk in walks.items()}
+    accounts = {
+        name: account(np.asarray(walk.allocations), prices.relatives()[first:], cost)
+        for name, walk in walks.items()
+    }
     return Backtest(
         prices.dates[first : first + market.horizon],
         prices.tickers,
         cost,
-        {name: walk.growth - 1.0 for name, walk in arrays.items()},
-        {name: walk.growth * walk.keep - 1.0 for name, walk in arrays.items()},
-        {name: walk.turnover for name, walk in arrays.items()},
-        {name: walk.allocations for name, walk in arrays.items()},
+        {name: growth - 1 for name, (growth, _, _) in accounts.items()},
+        {name: growth * keep - 1 for name, (growth, keep, _) in accounts.items()},
+        {name: turnover for name, (_, _, turnover) in accounts.items()},
+        {name: np.asarray(walk.allocations) for name, walk in walks.items()},
     )
 
 
+def account(
+    allocations: np.ndarray, relatives: np.ndarray, cost: float, held: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Growth, cost factor and turnover of each period, in double precision with exact costs.
+
+    Parameters
+    ----------
+    allocations, relatives
+        a_n and y_n, (time, entities).
+    held
+        Shares held before the first period; equal ones by default.
+    """
+    a = np.asarray(allocations, float)
+    a = a / a.sum(-1, keepdims=True)
+    grown = a * np.asarray(relatives, float)[: len(a)]
+    growth = grown.sum(-1)
+    before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
+    w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
+    with jax.enable_x64(True):
+        keep = np.asarray(_keep(Costs(cost, exact=True), jnp.asarray(w), jnp.asarray(a)))
+    return growth, keep, np.abs(a - w).sum(-1)
+
+
+_keep = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.keep)(w, a))
 _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
 

@@ -84,6 +84,26 @@ class Market(Problem):
             universe=values.shape[1],
         )
 
+    @classmethod
+    def ending(
+        cls, prices: Prices, *, window: int = WINDOW, costs: Costs | None = None
+    ) -> "Market":
+        """The market at the close of the last row: what is known before the period to come.
+
+        Its one period has no prices yet, so only `windows` of period 0 means anything.
+        """
+        values = prices.values()[-window:]
+        return cls(
+            prices=jnp.asarray(values, jnp.float32),
+            first=jnp.asarray(window, jnp.int32),
+            length=jnp.asarray(1, jnp.int32),
+            costs=Costs() if costs is None else costs,
+            tracking=jnp.zeros(()),
+            window=window,
+            horizon=1,
+            universe=values.shape[1],
+        )
+
     def reset(self, task: Tasks, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
         return Holding(jnp.zeros((), jnp.int32), equal(task))

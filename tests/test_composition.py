@@ -1,0 +1,73 @@
+"""The pieces around a policy: each does its one thing, and all stay equivariant."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
+from apportion.errors import InputError
+from apportion.policy import Attention, Recurrent, assert_equivariant
+from apportion.problem import Observation
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+
+
+def bold(key) -> Recurrent:
+    """A policy far from equal shares."""
+    policy = Recurrent(2, 5, key=key)
+    return eqx.tree_at(lambda p: p.score.of_features, policy, jax.random.normal(key, (5,)))
+
+
+POLICIES = [bold(key) for key in KEYS]
+OBSERVATION = Observation(jax.random.normal(KEYS[0], (4, 6, 2)), jnp.array([0.4, 0.3, 0.2, 0.1]))
+MASK = jnp.ones(4, bool)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        EqualShares(),
+        Ensemble.of(POLICIES),
+        PartialTrading(POLICIES[0], 0.3),
+        ShrunkToEqual(POLICIES[0], 0.4),
+        PartialTrading(ShrunkToEqual(Ensemble.of(POLICIES), 0.5), 0.1),
+        ShrunkToEqual(Ensemble.of([Attention(2, 4, key=key) for key in KEYS]), 0.5),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_every_piece_is_equivariant_and_leaves_padding_alone(policy):
+    assert_equivariant(policy, window=6, channels=2, trials=3)
+
+
+def test_an_ensemble_gives_the_mean_of_its_members():
+    alone = [policy(OBSERVATION, MASK) for policy in POLICIES]
+    together = Ensemble.of(POLICIES)(OBSERVATION, MASK)
+    np.testing.assert_allclose(together, np.mean(alone, 0), atol=1e-6)
+
+
+def test_shrinking_runs_from_equal_shares_to_the_policy():
+    wanted = POLICIES[0](OBSERVATION, MASK)
+    for k in (0.0, 0.25, 1.0):
+        shares = ShrunkToEqual(POLICIES[0], k)(OBSERVATION, MASK)
+        np.testing.assert_allclose(shares, (1 - k) / 4 + k * wanted, atol=1e-6)
+
+
+def test_partial_trading_runs_from_holding_to_the_target():
+    target = POLICIES[0](OBSERVATION, MASK)
+    for eta in (0.0, 0.1, 1.0):
+        shares = PartialTrading(POLICIES[0], eta)(OBSERVATION, MASK)
+        expected = OBSERVATION.held + eta * (target - OBSERVATION.held)
+        np.testing.assert_allclose(shares, expected, atol=1e-6)
+
+
+def test_what_cannot_be_composed_is_refused():
+    with pytest.raises(InputError, match="eta is 1.5"):
+        PartialTrading(EqualShares(), 1.5)
+    with pytest.raises(InputError, match="k is -1"):
+        ShrunkToEqual(EqualShares(), -1)
+    with pytest.raises(InputError, match="differ in structure"):
+        Ensemble.of([POLICIES[0], EqualShares()])
+    with pytest.raises(InputError, match="at least one"):
+        Ensemble.of([])
