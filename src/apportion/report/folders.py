@@ -1,0 +1,241 @@
+"""From a folder to its page: what a run or a study left on disk becomes `report.html` beside it.
+
+A section is written for what is there and for nothing else, so that a young run, a study and a demo
+all have an honest page.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from apportion.errors import InputError
+from apportion.report import figures
+from apportion.report.page import (
+    Facts,
+    Headline,
+    Headlines,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Words,
+    number,
+    page,
+)
+
+_CURVES = {
+    "reward": "Reward of the batch",
+    "deviation": "Deviation from equal shares",
+    "score": "Score of the drawn task",
+    "loss": "Weighted loss",
+}
+_FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into the folder of a run or a study, and say where it is.
+
+    A study's folder holds `verdict.json`, `table.csv` and `figure.png`. A run's holds `metrics`
+    (a row for each recorded step) and may hold tables that add a section each: `headline.json`,
+    `values` (a column for each strategy), `allocations` (a column for each entity),
+    `probabilities` (a column for each task), with `settings.toml` and `environment.json`. Tables
+    are CSV or Parquet; the first column of the last three is the date or the step.
+
+    Raises
+    ------
+    InputError
+        The folder is neither, a file in it cannot be read, or Plotly is missing.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
+    if (folder / "verdict.json").exists():
+        text = _study(folder)
+    elif _table_path(folder, "metrics") is not None:
+        text = _run(folder)
+    else:
+        raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
+    path = folder / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _study(folder: Path) -> str:
+    verdicts = _json(folder / "verdict.json")
+    about = _json(folder / "study.json") if (folder / "study.json").exists() else {}
+    title = about.get("title", folder.name)
+    cards = [_verdict_card(verdict) for verdict in verdicts]
+    holding = sum(bool(verdict["holds"]) for verdict in verdicts)
+    sections = [
+        Section(
+            "Verdicts",
+            [Headlines(cards)],
+            f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % "
+            "interval and the number of independent experiments.",
+        )
+    ]
+    if about.get("readings"):
+        sections.append(Section("Readings", [Words(about["readings"])]))
+    if (folder / "figure.png").exists():
+        words = f"{title}: {'; '.join(_verdict_words(verdict) for verdict in verdicts)}"
+        picture = Picture(title, (folder / "figure.png").read_bytes(), words)
+        sections.append(Section("Figure", [picture]))
+    table = _table(folder, "table")
+    if table is not None:
+        sections.append(Section("Table", [Table(f"All numbers, {len(table)} rows", table)]))
+    sections += _provenance(folder, about.get("settings", {}))
+    return page(title, sections, subtitle=f"Study {about.get('name', folder.name)}")
+
+
+def _verdict_card(verdict: dict[str, Any]) -> Headline:
+    low, high = verdict["interval"]
+    whose = "A claim of the paper" if verdict.get("paper", True) else "Our own check"
+    return Headline(
+        verdict["claim"],
+        number(verdict["estimate"]),
+        f"[{number(low)}, {number(high)}]",
+        f"{whose}; n = {verdict['n']}",
+        bool(verdict["holds"]),
+    )
+
+
+def _verdict_words(verdict: dict[str, Any]) -> str:
+    return f"{verdict['claim']}: {'holds' if verdict['holds'] else 'does not hold'}"
+
+
+def _run(folder: Path) -> str:
+    metrics = _table(folder, "metrics")
+    assert metrics is not None, "the caller has seen the metrics"
+    if metrics.empty:
+        raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
+    settings = _toml(folder / "settings.toml")
+    about = _json(folder / "headline.json") if (folder / "headline.json").exists() else {}
+    sections = [_headline(metrics, about)]
+    wealth = _table(folder, "values", indexed=True)
+    if wealth is not None:
+        parts: list[Part] = [figures.values(wealth), figures.drawdowns(wealth)]
+        strategies = _table(folder, "strategies")
+        if strategies is not None:
+            parts.append(Table("Strategies side by side", strategies))
+        lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
+        sections.append(Section("Value against baselines", parts, lead))
+    shares = _table(folder, "allocations", indexed=True)
+    if shares is not None:
+        lead = "What the policy gives to each entity, period after period."
+        sections.append(Section("Allocations", [figures.allocations(shares)], lead))
+    sections += [_learning(metrics), _tasks(folder, metrics)]
+    sections += _provenance(folder, settings)
+    title = about.get("title", f"Run {folder.resolve().name}")
+    return page(title, sections, subtitle=about.get("subtitle", ""))
+
+
+def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
+    """The cards the run's maker wrote, or else what the metrics alone can say."""
+    cards = [Headline(**card) for card in about.get("cards", [])]
+    if not cards:
+        last = metrics["step"].to_numpy().max()
+        late: Any = metrics[metrics["step"] > 0.9 * last]
+        cards = [
+            Headline("Steps", number(int(last))),
+            Headline(
+                "Reward, last tenth", number(float(late["reward"].mean())), _iqr(late["reward"])
+            ),
+            Headline(
+                "Deviation from equal shares, last tenth",
+                number(float(late["deviation"].mean())),
+                _iqr(late["deviation"]),
+            ),
+        ]
+    parts: list[Part] = [Headlines(cards)]
+    if about.get("words"):
+        parts.append(Words(about["words"]))
+    return Section("Headline", parts, about.get("lead", ""))
+
+
+def _iqr(series: pd.Series) -> str:
+    low, high = series.quantile([0.25, 0.75])
+    return f"middle half {number(float(low))} to {number(float(high))}"
+
+
+def _learning(metrics: pd.DataFrame) -> Section:
+    plots: list[Part] = [
+        figures.learning_curve(metrics, column, title)
+        for column, title in _CURVES.items()
+        if column in metrics
+    ]
+    lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
+    return Section("Learning", plots, lead)
+
+
+def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
+    probabilities = _table(folder, "probabilities", indexed=True)
+    if probabilities is None:
+        one: Any = (
+            metrics[metrics["method"] == metrics["method"].iloc[0]]
+            if "method" in metrics
+            else metrics
+        )
+        frequencies = figures.draw_frequencies(one)
+        parts: list[Part] = [
+            figures.task_probabilities(frequencies, title="How often each task was drawn")
+        ]
+    else:
+        parts = [figures.task_probabilities(probabilities)]
+    if {"score", "gradient_norm"} <= set(metrics.columns):
+        parts.append(figures.score_against_gradient(metrics))
+    lead = "Which tasks the algorithm chose to learn from, and whether its score tells how much."
+    return Section("Tasks", parts, lead)
+
+
+def _provenance(folder: Path, settings: dict[str, Any]) -> list[Section]:
+    environment = folder / "environment.json"
+    facts = _json(environment) if environment.exists() else {}
+    parts: list[Part] = []
+    if settings:
+        parts.append(Facts("Settings", settings))
+    if facts:
+        parts.append(Facts("Versions, device, seed and data", facts))
+    return [Section("Settings and provenance", parts)] if parts else []
+
+
+_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    ".parquet": pd.read_parquet,
+    ".csv": pd.read_csv,
+}
+
+
+def _table_path(folder: Path, name: str) -> Path | None:
+    return next((path for s in _READERS if (path := folder / (name + s)).exists()), None)
+
+
+def _table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
+    path = _table_path(folder, name)
+    if path is None:
+        return None
+    try:
+        frame = _READERS[path.suffix](path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as a table ({error}); write it again") from error
+    if indexed and isinstance(frame.index, pd.RangeIndex):
+        frame = frame.set_index(frame.columns[0])
+    return frame
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error}); write it again") from error
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not valid TOML ({error}); write it again") from error

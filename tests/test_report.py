@@ -1,0 +1,443 @@
+"""A report says what a folder holds, escapes every name in it, and draws itself in a real browser."""
+
+import json
+import shutil
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.errors import InputError
+from apportion.report import (
+    Facts,
+    Headline,
+    Headlines,
+    Picture,
+    Section,
+    Table,
+    Words,
+    page,
+    write_report,
+)
+from apportion.report import figures as draw
+from apportion.studies.study import Study, Verdict
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+CLOSING = "</script><script>alert(2)</script>"
+TICKERS = ["AAPL", "AMD", HOSTILE, CLOSING, "<b>BOLD</b>"]
+
+
+def some_metrics(methods=("pmtl", "stl"), runs=3, tasks=8):
+    rng = np.random.default_rng(0)
+    step = np.arange(10, 1001, 10)
+    frames = []
+    for method in methods:
+        for run in range(runs):
+            rise = 1 - np.exp(-step / 300)
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "method": method,
+                        "run": run,
+                        "step": step,
+                        "task": rng.integers(0, tasks, len(step)),
+                        "reward": rise + rng.normal(0, 0.05, len(step)),
+                        "loss": -rise,
+                        "deviation": 0.3 * rise,
+                        "score": 0.3 * rise + rng.uniform(0, 0.05, len(step)),
+                        "gradient_norm": np.exp(rng.normal(0, 0.3, len(step))),
+                    }
+                )
+            )
+    return pd.concat(frames, ignore_index=True)
+
+
+def dated(values, columns, periods=120):
+    days = pd.Index(pd.bdate_range("2019-01-01", periods=periods).astype(str), name="date")
+    return pd.DataFrame(values, index=days, columns=columns)
+
+
+def some_wealth():
+    rng = np.random.default_rng(1)
+    names = ["policy", "equal-crp", "buy-and-hold", HOSTILE]
+    return dated(np.exp(np.cumsum(rng.normal(0, 0.01, (120, 4)), 0)), names)
+
+
+def some_shares():
+    rng = np.random.default_rng(2)
+    raw = np.exp(np.cumsum(rng.normal(0, 0.05, (120, len(TICKERS))), 0))
+    return dated(raw / raw.sum(1, keepdims=True), TICKERS)
+
+
+def some_probabilities():
+    rng = np.random.default_rng(3)
+    raw = np.exp(rng.normal(0, 0.3, (20, 8)))
+    names = [f"{t}: {TICKERS[t % 5]}, {TICKERS[(t + 1) % 5]}" for t in range(8)]
+    step = pd.Index(range(50, 1050, 50), name="step")
+    return pd.DataFrame(raw / raw.sum(1, keepdims=True), index=step, columns=names)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    some_metrics().to_parquet(folder / "metrics.parquet")
+    some_wealth().to_csv(folder / "values.csv")
+    some_shares().to_csv(folder / "allocations.csv")
+    some_probabilities().to_csv(folder / "probabilities.csv")
+    card = {
+        "label": f"gain on {HOSTILE}",
+        "value": "+1.0",
+        "interval": "[-3.0, 3.4]",
+        "holds": False,
+    }
+    headline = {"title": f"Run of {HOSTILE}", "cards": [card], "words": ["It did not hold."]}
+    (folder / "headline.json").write_text(json.dumps(headline))
+    (folder / "settings.toml").write_text('steps = 1000\n[policy]\nkind = "recurrent"\n')
+    (folder / "environment.json").write_text(json.dumps({"jax": "0.10.2", "seed": 0}))
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def study_folder(tmp_path_factory):
+    from matplotlib.figure import Figure
+
+    def picture():
+        figure = Figure()
+        figure.subplots().plot([0, 1])
+        return figure
+
+    verdicts = (
+        Verdict("regret falls with N", True, -1.2, (-1.4, -1.0), 40),
+        Verdict("prioritised beats uniform", False, 0.7, (-0.1, float("inf")), 10, paper=False),
+    )
+    table = pd.DataFrame({"N": range(300), "regret": np.linspace(1, 0, 300), "arm": HOSTILE})
+    folder = tmp_path_factory.mktemp("study")
+    Study("fig1", "Regret against examples", table, verdicts, picture).save(folder)
+    write_report(folder)
+    return folder
+
+
+def every_plot():
+    metrics = some_metrics()
+    return [
+        draw.learning_curve(metrics, "reward", "Reward"),
+        draw.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
+        draw.task_probabilities(some_probabilities()),
+        draw.task_probabilities(draw.draw_frequencies(metrics)),
+        draw.allocations(some_shares()),
+        draw.values(some_wealth()),
+        draw.drawdowns(some_wealth()),
+        draw.score_against_gradient(metrics),
+    ]
+
+
+def test_every_figure_is_one_that_plotly_accepts_once_its_colours_are_resolved():
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for plot in every_plot():
+        text = json.dumps({"data": plot.data, "layout": plot.layout})
+        for name in ("heat", "series", "muted"):
+            text = text.replace(f'"${name}', '"#00000').replace("-soft", "")
+        spec = json.loads(text)
+        colours = json.dumps(spec)
+        for digit in range(13, -1, -1):
+            colours = colours.replace(f'"#00000-{digit}"', '"#000000"')
+        graph_objects.Figure(**json.loads(colours))
+
+
+def test_every_figure_is_said_in_words_too():
+    for plot in every_plot():
+        assert plot.title
+        assert any(character.isdigit() for character in plot.description), plot.title
+
+
+def test_names_reach_plotly_as_text_it_cannot_read_as_tags():
+    for plot in every_plot():
+        names = json.dumps([{k: v for k, v in t.items() if k in ("name", "y")} for t in plot.data])
+        assert "<" not in names
+
+
+def test_names_that_look_alike_once_cut_stay_apart():
+    shares = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
+    names = [trace["name"] for trace in draw.allocations(shares).data]
+    assert len(set(names)) == 2
+
+
+def test_small_shares_are_summed_so_that_the_areas_still_fill_one():
+    rng = np.random.default_rng(4)
+    raw = rng.uniform(size=(120, 40))
+    shares = dated(raw / raw.sum(1, keepdims=True), [f"e{i}" for i in range(40)])
+    plot = draw.allocations(shares)
+    assert len(plot.data) == 12
+    total = np.sum([trace["y"] for trace in plot.data], axis=0)
+    np.testing.assert_allclose(total, 1.0, atol=1e-3)
+
+
+def test_drawdown_counts_from_the_value_of_one_that_was_invested():
+    wealth = dated(np.linspace(0.9, 0.8, 120)[:, None], ["policy"])
+    lines = draw.drawdowns(wealth).data[0]["y"]
+    assert lines[0] == pytest.approx(-0.1)
+    assert min(lines) == pytest.approx(-0.2)
+
+
+def test_draw_frequencies_sum_to_one_in_every_period():
+    shares = draw.draw_frequencies(some_metrics(), tasks=10)
+    assert shares.shape[1] == 10
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+
+
+def test_rank_correlation_given_time_removes_what_time_alone_explains():
+    rng = np.random.default_rng(5)
+    step = pd.Series(np.arange(2000.0))
+    first, second = (step + rng.normal(0, 200, 2000) for _ in range(2))
+    plainly, given_time = draw.rank_correlations(first, second, step)
+    assert plainly > 0.8
+    assert abs(given_time) < 0.1
+
+
+def test_a_curve_of_a_single_run_is_its_median():
+    metrics = pd.DataFrame({"step": np.arange(1, 801), "reward": np.repeat(np.arange(80.0), 10)})
+    curve = draw.learning_curve(metrics, "reward", "Reward")
+    assert curve.data[-1]["y"] == list(range(80))
+
+
+def test_a_metric_that_is_not_there_is_named():
+    with pytest.raises(InputError, match="no column 'reward'; it has step"):
+        draw.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
+
+
+def test_a_page_escapes_every_text_it_is_given():
+    parts = [
+        Words([HOSTILE]),
+        Headlines([Headline(HOSTILE, HOSTILE, HOSTILE, HOSTILE)]),
+        Facts(HOSTILE, {HOSTILE: {"inner": HOSTILE}}),
+        Table(HOSTILE, pd.DataFrame({HOSTILE: [CLOSING]}), HOSTILE),
+        Picture(HOSTILE, b"png", f'"{HOSTILE}'),
+    ]
+    text = page(CLOSING, [Section(HOSTILE, parts, HOSTILE)], subtitle=HOSTILE)
+    assert "<img src=x" not in text
+    assert "alert(2)</script>" not in text
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 12
+
+
+def test_a_page_without_plots_carries_no_plotly():
+    assert len(page("Words", [Section("A", [Words(["b"])])])) < 50_000
+
+
+def test_plotly_is_inlined_once(run_folder):
+    text = (run_folder / "report.html").read_text()
+    assert text.count("plotly.js v") == 1
+
+
+def test_a_page_with_plots_says_which_extra_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(InputError, match=r"apportion\[report\]"):
+        page("Plots", [Section("A", [draw.values(some_wealth())])])
+
+
+def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
+    text = (study_folder / "report.html").read_text()
+    assert "regret falls with N" in text
+    assert "[−1.4, −1]" in text
+    assert "does not hold" in text
+    assert "[−0.1, –]" in text
+    assert "The first 200 of 300 rows" in text
+    assert "data:image/png;base64," in text
+
+
+def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
+    some_metrics(methods=["pmtl"], runs=1).drop(columns=["method", "run"]).to_csv(
+        tmp_path / "metrics.csv", index=False
+    )
+    text = write_report(tmp_path).read_text()
+    assert "How often each task was drawn" in text
+    assert "Value against baselines" not in text
+
+
+def test_a_folder_that_is_neither_run_nor_study_is_refused(tmp_path):
+    with pytest.raises(InputError, match="neither a run nor a study"):
+        write_report(tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "verdict.json").write_text("[{")
+    with pytest.raises(InputError, match=r"verdict\.json: not valid JSON"):
+        write_report(tmp_path)
+
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--window-size=1280,900",
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no browser: install chromium and chromium-driver (apt-get) to run these")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chromium = webdriver.Chrome(options=options, service=Service(driver))
+    yield chromium
+    chromium.quit()
+
+
+def emulate(browser, *, scheme="light", width=1280, media=""):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features, "media": media})
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def show(browser, folder, **how):
+    emulate(browser, **how)
+    browser.get((folder / "report.html").as_uri())
+    wait(lambda: browser.execute_script(ALL_DRAWN))
+
+
+ALL_DRAWN = """
+return [...document.querySelectorAll(".canvas")].every((canvas) =>
+  canvas.querySelector(".js-line, .points path, .hm image"))
+"""
+
+
+@pytest.fixture(scope="module")
+def desktop(browser, run_folder):
+    """The run's page, once for every test that only looks at it; they come first."""
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    show(browser, run_folder)
+    return browser
+
+
+def wait(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the page did not come to what was waited for"
+        time.sleep(0.1)
+
+
+def requested(browser):
+    """Addresses the page asked for."""
+    messages = (json.loads(row["message"])["message"] for row in browser.get_log("performance"))
+    return [
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def errors(browser):
+    return [row for row in browser.get_log("browser") if row["level"] in ("SEVERE", "WARNING")]
+
+
+@pytest.mark.browser
+def test_a_run_report_draws_every_plot_without_errors_or_network(desktop):
+    assert len(desktop.find_elements("css selector", ".canvas .main-svg")) >= 9
+    assert errors(desktop) == []
+    outside = [url for url in requested(desktop) if not url.startswith(("file:", "data:", "blob:"))]
+    assert outside == []
+
+
+@pytest.mark.browser
+def test_hovering_shows_the_values_of_every_strategy(desktop):
+    from selenium.webdriver import ActionChains
+
+    canvas = desktop.find_element(
+        "xpath", "//figure[h3='Value of 1 invested']//*[@class='nsewdrag drag']"
+    )
+    centre = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
+    desktop.execute_script(centre, canvas)
+    ActionChains(desktop).move_to_element(canvas).move_by_offset(8, 4).perform()
+    wait(lambda: desktop.find_elements("css selector", ".hoverlayer .legend"))
+    text = desktop.find_element("css selector", ".hoverlayer").text
+    assert "equal-crp" in text
+    assert HOSTILE in text
+
+
+@pytest.mark.browser
+def test_a_hostile_name_stays_text_everywhere(desktop):
+    from selenium.common.exceptions import NoAlertPresentException
+
+    assert desktop.find_elements("css selector", "img[src='x'], [onerror]") == []
+    assert "alert" not in " ".join(
+        script.get_attribute("textContent")[:40]
+        for script in desktop.find_elements("css selector", "script:not([data-plot])")
+    )
+    with pytest.raises(NoAlertPresentException):
+        _ = desktop.switch_to.alert
+    legend = desktop.find_element(
+        "xpath", "//figure[h3='Allocations over time']//*[@class='legend']"
+    )
+    for name in TICKERS:
+        assert name in legend.text
+    assert HOSTILE in desktop.find_element("css selector", "h1").text
+
+
+@pytest.mark.browser
+def test_every_plot_has_an_accessible_name_and_is_said_in_words(desktop):
+    for canvas in desktop.find_elements("css selector", ".canvas"):
+        assert canvas.accessible_name
+        words = canvas.get_attribute("aria-describedby")
+        assert desktop.find_element("id", words).text
+
+
+@pytest.mark.browser
+def test_the_page_fits_a_phone_and_follows_the_dark_setting(browser, run_folder):
+    show(browser, run_folder, scheme="dark", width=390)
+    width = browser.execute_script("return document.documentElement.scrollWidth")
+    assert width <= 390
+    paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    inside = browser.execute_script("return document.querySelector('.canvas').layout.paper_bgcolor")
+    assert sum(int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")) < 150
+    assert inside == "#1a201e"
+    emulate(browser, scheme="light", width=390)
+    wait(
+        lambda: (
+            browser.execute_script("return document.querySelector('.canvas').layout.paper_bgcolor")
+            == "#ffffff"
+        )
+    )
+
+
+@pytest.mark.browser
+def test_printing_a_dark_page_gives_light_plots_and_opens_what_is_folded(browser, run_folder):
+    show(browser, run_folder, scheme="dark")
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    inside = "return document.querySelector('.canvas').layout.paper_bgcolor"
+    assert browser.execute_script(inside) == "#ffffff"
+    assert browser.find_elements("css selector", "details:not([open])") == []
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(inside) == "#1a201e"
+    assert browser.find_elements("css selector", "details[open]") == []
+
+
+@pytest.mark.browser
+def test_a_study_report_shows_its_figure_with_the_verdicts_as_alternative_text(
+    browser, study_folder
+):
+    show(browser, study_folder)
+    image = browser.find_element("css selector", "img")
+    assert "regret falls with N: holds" in image.accessible_name
+    assert browser.execute_script("return arguments[0].naturalWidth", image) > 100
+    assert errors(browser) == []
