@@ -19,6 +19,8 @@ from safetensors.numpy import load, save
 from apportion.errors import InputError
 
 _BLANK = b"0" * 64
+# The description is JSON inside the header's JSON, hence the backslashes.
+_DIGEST = rb"{\"sha256\": \""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -53,17 +55,13 @@ def write_json(path: Path, content: Any) -> None:
 
 def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """Arrays and their JSON description as safetensors bytes that carry their own checksum."""
-    metadata = {"apportion": json.dumps(about), "sha256": _BLANK.decode()}
+    # One entry only: the order of several would differ from one save to the next.
+    metadata = {"apportion": json.dumps({"sha256": _BLANK.decode(), "about": about})}
     # Safetensors writes what lies in memory, so every array must be in C order.
     raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    return _stamp(raw, hashlib.sha256(raw).hexdigest().encode())
-
-
-def _stamp(raw: bytes, digest: bytes) -> bytes:
-    head, blank, tail = raw.partition(b'"sha256":"' + _BLANK)
-    if not blank:
-        raise ValueError("the header has no place for the checksum")
-    return head + b'"sha256":"' + digest + tail
+    head, place, tail = raw.partition(_DIGEST + _BLANK)
+    assert place, "the header holds the place of the checksum"
+    return head + _DIGEST + hashlib.sha256(raw).hexdigest().encode() + tail
 
 
 def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -76,21 +74,21 @@ def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, An
     """
     size = int.from_bytes(raw[:8], "little")
     try:
-        metadata = json.loads(raw[8 : 8 + size])["__metadata__"]
-        about, digest = metadata["apportion"], metadata["sha256"].encode()
+        note = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["apportion"])
+        digest, about = note["sha256"].encode(), note["about"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
             f"{source}: not a file that apportion wrote, or its header is damaged; "
             "give one made by apportion"
         ) from None
-    blank = raw.replace(b'"sha256":"' + digest, b'"sha256":"' + _BLANK, 1)
+    blank = raw.replace(_DIGEST + digest, _DIGEST + _BLANK, 1)
     if hashlib.sha256(blank).hexdigest().encode() != digest:
         raise InputError(
             f"{source}: the checksum does not match, the file was cut short or changed; "
             "use another copy"
         )
     try:
-        return load(raw), json.loads(about)
+        return load(raw), about
     except (SafetensorError, ValueError) as error:
         raise InputError(f"{source}: unreadable arrays ({error}); use another copy") from None
 

@@ -1,0 +1,54 @@
+"""What a run was made with and on: versions, device, seed, data; known without starting JAX."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+CORE = ("jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "pandas", "pyarrow", "safetensors")
+EXTRAS = {
+    "market": ("skfolio",),
+    "federated": ("flwr", "mlxtend"),
+    "gym": ("gymnasium",),
+    "cluster": ("ray",),
+    "report": ("plotly",),
+    "tensorboard": ("tensorboardX",),
+}
+
+
+def installed(package: str) -> str | None:
+    """A package's version, or None where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python, this package and what it computes with."""
+    own = {"python": platform.python_version(), "apportion": installed("apportion")}
+    return own | {name: installed(name) for name in CORE}
+
+
+def devices() -> list[str]:
+    """What there is to compute on, seen from the operating system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = [f"{cores} CPU cores ({platform.machine()})"]
+    for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        model = [line for line in card.read_text().splitlines() if line.startswith("Model:")]
+        found.append(model[0].partition(":")[2].strip() if model else "NVIDIA GPU")
+    return found
+
+
+def environment(*, seed: int, device: str, data: dict[str, Any]) -> dict[str, Any]:
+    """What belongs in a run's `environment.json`."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "platform": platform.platform(),
+        "device": device,
+        "seed": seed,
+        "data": data,
+        "versions": versions(),
+    }

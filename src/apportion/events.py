@@ -1,0 +1,36 @@
+"""TensorBoard event files of a run: the means of every chunk, written beside the run's own tables."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from apportion.training import Chunk
+
+_SHOWN = ("reward", "loss", "deviation", "score", "gradient_norm", "weight")
+
+
+class Events:
+    """Writes chunks as scalars under `tensorboard/` in a run's folder."""
+
+    def __init__(self, folder: Path, step: int = 0):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise InputError(
+                "TensorBoard event files need tensorboardX, which is not installed; "
+                "run pip install 'apportion[tensorboard]' or leave --tensorboard out"
+            ) from None
+        # Steps after a resumed one that were written before the kill are purged by the reader.
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+
+    def write(self, chunk: "Chunk") -> None:
+        """Add one chunk's means."""
+        for name in _SHOWN:
+            self._writer.add_scalar(name, chunk.metrics[name].to_numpy().mean(), chunk.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
