@@ -35,11 +35,15 @@ class Concentrability:
 def check_distribution(weights: Distribution, name: str, states: int) -> None:
     """Refuse what is not a distribution over the states."""
     if weights.shape[-1] != states:
-        raise InputError(f"{name}: {weights.shape[-1]} weights for {states} states; give one per state")
+        raise InputError(
+            f"{name}: {weights.shape[-1]} weights for {states} states; give one per state"
+        )
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise InputError(f"{name}: weights must be finite and >= 0")
     if (np.abs(weights.sum(-1) - 1) > 1e-8).any():
-        raise InputError(f"{name}: the weights sum to {weights.sum(-1).flat[0]:.6g}; they must sum to 1")
+        raise InputError(
+            f"{name}: the weights sum to {weights.sum(-1).flat[0]:.6g}; they must sum to 1"
+        )
 
 
 def concentrability(
@@ -103,7 +107,9 @@ def _reason(c: np.ndarray, mu: np.ndarray) -> str | None:
         return None
     empty = sorted({int(place[-1]) for place in np.argwhere(mu == 0)})
     steps = int(np.argwhere(~np.isfinite(c))[:, -1].min())
-    when = "sigma itself has mass there" if steps == 0 else f"sigma's paths reach it in {steps} steps"
+    when = (
+        "sigma itself has mass there" if steps == 0 else f"sigma's paths reach it in {steps} steps"
+    )
     return (
         f"mu has no mass on state {', '.join(map(str, empty))}, but {when}: the concentrability is "
         "infinite and so is every bound built on it; give mu mass wherever sigma's paths can go"

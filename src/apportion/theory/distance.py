@@ -24,7 +24,7 @@ def bellman_difference(task: MDP, mdp: MDP, policy: Policy) -> Value:
 
 
 def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.ndarray, "*batch"]:
-    """eps exactly: the largest ||d_t^pi||_mu over all deterministic policies.
+    """Eps exactly: the largest ||d_t^pi||_mu over all deterministic policies.
 
     >>> one = MDP(np.ones((1, 1, 1)), np.zeros((1, 1)), 0.5)
     >>> other = MDP(np.ones((1, 1, 1)), np.ones((1, 1)), 0.5)
@@ -38,7 +38,7 @@ def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.n
 
 
 def distance_upper_bound(task: MDP, mdp: MDP, mu: Distribution) -> float:
-    """eps from above, at a cost linear in the states and actions.
+    """Eps from above, at a cost linear in the states and actions.
 
     In each state, the worst action of the smaller of two bounds on |dR + gamma dP V|: V anywhere in
     [V_lo, V_hi], or |dR| + gamma/2 ||dP||_1 span(V) with span(V) <= span(R) / (1 - gamma tau).
@@ -66,7 +66,7 @@ class Distance:
 
 
 def task_distance(task: MDP, mdp: MDP, mu: Distribution) -> Distance:
-    """eps of one task from the MDP trained on: exact where A^S <= 20,000, else from above."""
+    """Eps of one task from the MDP trained on: exact where A^S <= 20,000, else from above."""
     check_distribution(mu, "mu", mdp.states)
     if task.reward.shape != mdp.reward.shape or task.gamma != mdp.gamma:
         raise InputError(

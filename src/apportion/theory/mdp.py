@@ -51,7 +51,9 @@ class MDP:
             raise InputError(f"gamma: {self.gamma} is outside (0, 1); choose a discount inside it")
         for name, array in (("kernel", self.kernel), ("reward", self.reward)):
             if not np.isfinite(array).all():
-                raise InputError(f"{name}: {np.count_nonzero(~np.isfinite(array))} values are not finite")
+                raise InputError(
+                    f"{name}: {np.count_nonzero(~np.isfinite(array))} values are not finite"
+                )
         if self.kernel.shape[:-1] != self.reward.shape:
             raise InputError(
                 f"reward: shape {self.reward.shape} does not fit a kernel of shape "
@@ -59,7 +61,9 @@ class MDP:
             )
         if (self.kernel < 0).any():
             place = tuple(int(i) for i in np.argwhere(self.kernel < 0)[0])
-            raise InputError(f"kernel: entry {place} is {self.kernel[place]:.3g}; probabilities are >= 0")
+            raise InputError(
+                f"kernel: entry {place} is {self.kernel[place]:.3g}; probabilities are >= 0"
+            )
         sums = self.kernel.sum(-1)
         if (np.abs(sums - 1) > 1e-8).any():
             place = tuple(int(i) for i in np.argwhere(np.abs(sums - 1) > 1e-8)[0])
@@ -70,12 +74,16 @@ class MDP:
 
     def __len__(self) -> int:
         if self.reward.ndim < 3:
-            raise InputError("mdp: this is a single MDP, not a family; give the tasks a leading axis")
+            raise InputError(
+                "mdp: this is a single MDP, not a family; give the tasks a leading axis"
+            )
         return self.reward.shape[0]
 
     def __getitem__(self, index) -> "MDP":
         if self.reward.ndim < 3:
-            raise InputError("mdp: this is a single MDP, not a family; give the tasks a leading axis")
+            raise InputError(
+                "mdp: this is a single MDP, not a family; give the tasks a leading axis"
+            )
         return MDP(self.kernel[index], self.reward[index], self.gamma)
 
     @property
@@ -101,7 +109,9 @@ class MDP:
     def average(self) -> "MDP":
         """The average MDP over the tasks, the last leading axis (Corollary 1)."""
         if self.reward.ndim < 3:
-            raise InputError("mdp: a single MDP has no tasks to average; give the tasks a leading axis")
+            raise InputError(
+                "mdp: a single MDP has no tasks to average; give the tasks a leading axis"
+            )
         return MDP(self.kernel.mean(-4), self.reward.mean(-3), self.gamma)
 
     def under(self, policy: Policy) -> tuple[Float[np.ndarray, "... states states"], Value]:
@@ -195,7 +205,9 @@ def random_family(
     0.0
     """
     if not 0 <= spread <= 1:
-        raise InputError(f"spread: {spread} is outside [0, 1]; 0 makes the tasks equal, 1 unrelated")
+        raise InputError(
+            f"spread: {spread} is outside [0, 1]; 0 makes the tasks equal, 1 unrelated"
+        )
     rng = np.random.default_rng(seed)
     lead = () if runs is None else (runs,)
     rows = np.full(states, concentration)

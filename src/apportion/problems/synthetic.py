@@ -1,0 +1,173 @@
+"""The paper's synthetic problem: R(x, a) = sum_i x_i a_i - beta_i a_i log a_i, with x_i ~ U[0, 1].
+
+The betas are evenly spaced around 1/2 over a range eps, the stand-in for the distance between the
+orderings of the entities. The best allocation is in closed form up to one multiplier.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from apportion.errors import InputError
+from apportion.problem import Observation, Problem, Step
+from apportion.tasks import Tasks
+
+_NEWTON_STEPS = 14
+
+
+def entropic_allocation(
+    scores: Float[Array, " entities"], temperatures: Float[Array, " entities"]
+) -> Float[Array, " entities"]:
+    """The allocation that maximises sum_i s_i a_i - v_i a_i log a_i: a softmax with a v for each entity.
+
+    a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam by Newton's method on log sum_i a_i = 0
+    from max(s - v). There the sum is at least 1, and log sum is convex and decreasing in lam, so the
+    steps climb to the root without ever passing it, and nothing overflows.
+
+    Examples
+    --------
+    >>> entropic_allocation(jnp.zeros(4), jnp.ones(4)).tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+
+    def newton(lam, _):
+        shares = jnp.exp((scores - lam) / temperatures - 1)
+        total = shares.sum()
+        return lam + jnp.log(total) * total / (shares / temperatures).sum(), None
+
+    start = jnp.max(scores - temperatures)
+    lam, _ = jax.lax.scan(newton, start, length=_NEWTON_STEPS)
+    return jax.nn.softmax((scores - lam) / temperatures - 1)
+
+
+def spaced_betas(entities: int, spread: float) -> Float[np.ndarray, " entities"]:
+    """beta_i evenly spaced on [.5 - eps/2, .5 + eps/2].
+
+    >>> spaced_betas(3, 0.8).round(2).tolist()
+    [0.1, 0.5, 0.9]
+    """
+    if not 0 <= spread < 1:
+        raise InputError(f"spread: {spread} is outside [0, 1); every beta must stay above 0")
+    return np.linspace(0.5 - spread / 2, 0.5 + spread / 2, entities)
+
+
+def reward(
+    x: Float[Array, "*batch entities"],
+    allocation: Float[Array, "*batch entities"],
+    betas: Float[Array, " entities"],
+) -> Float[Array, "*batch"]:
+    """R(x, a), without noise."""
+    return (x * allocation + betas * jax.scipy.special.entr(allocation)).sum(-1)
+
+
+class Examples(eqx.Module):
+    """Draws (x, a, r, x') of the state-action space, for one run or many."""
+
+    states: Float[Array, "*runs batch entities"]
+    allocations: Float[Array, "*runs batch entities"]
+    rewards: Float[Array, "*runs batch"]
+    next_states: Float[Array, "*runs batch entities"]
+
+    def __getitem__(self, index) -> "Examples":
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+
+def draw_examples(
+    shape: tuple[int, ...],
+    betas: Float[Array, " entities"],
+    *,
+    noise: float = 0.02,
+    key: PRNGKeyArray,
+) -> Examples:
+    """x, x' ~ U[0,1]^m, a ~ Dirichlet(1), r = R(x, a) + noise; the same key draws the same x, a, x'.
+
+    `shape` is the number of examples, or of runs and examples.
+    """
+    m = betas.shape[0]
+    # One draw for all: generators are by far the slowest part of this to compile.
+    draws = jax.random.uniform(
+        key, (*shape, 3 * m + 1), betas.dtype, minval=jnp.finfo(betas.dtype).tiny
+    )
+    states, next_states, shares, last = jnp.split(draws, [m, 2 * m, 3 * m], -1)
+    shares = -jnp.log(shares)
+    allocations = shares / shares.sum(-1, keepdims=True)
+    shocks = noise * jax.scipy.special.ndtri(last[..., 0])
+    return Examples(states, allocations, reward(states, allocations, betas) + shocks, next_states)
+
+
+def permute_examples(real: Examples, count: int, *, key: PRNGKeyArray) -> Examples:
+    """Augment to `count`: the real examples, then random picks of them with the entities permuted.
+
+    One permutation moves x, a and x' together; the reward is copied with its noise.
+    """
+    *runs, kept, m = real.states.shape
+    draws = jax.random.uniform(key, (*runs, count - kept, m + 1), real.states.dtype)
+    picks = (draws[..., -1] * kept).astype(int)
+    orders = jnp.argsort(draws[..., :m], -1)
+
+    def move(values):
+        chosen = jnp.take_along_axis(values, picks[..., None], -2)
+        return jnp.concatenate([values, jnp.take_along_axis(chosen, orders, -1)], -2)
+
+    rewards = jnp.take_along_axis(real.rewards, picks, -1)
+    return Examples(
+        move(real.states),
+        move(real.allocations),
+        jnp.concatenate([real.rewards, rewards], -1),
+        move(real.next_states),
+    )
+
+
+class _State(eqx.Module):
+    x: Float[Array, " entities"]
+    held: Float[Array, " entities"]
+
+
+class Synthetic(Problem):
+    """The synthetic problem as a family of tasks: entity i of the universe has its own beta_i.
+
+    Examples
+    --------
+    >>> problem = Synthetic.of(universe=10, spread=0.8)
+    >>> problem.universe, problem.horizon
+    (10, 50)
+    """
+
+    betas: Float[Array, " universe"]
+    noise: float = 0.02
+    universe: int = eqx.field(static=True, default=10)
+    horizon: int = eqx.field(static=True, default=50)
+
+    @classmethod
+    def of(cls, universe: int = 10, spread: float = 0.0, *, horizon: int = 50) -> "Synthetic":
+        """A universe whose betas range over `spread`."""
+        betas = jnp.asarray(spaced_betas(universe, spread), jnp.float32)
+        return cls(betas, universe=universe, horizon=horizon)
+
+    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> _State:
+        equal = task.mask / task.mask.sum()
+        return _State(jax.random.uniform(key, task.members.shape), equal.astype(jnp.float32))
+
+    def observe(self, task: Tasks, state: _State) -> Observation:
+        return Observation(state.x[:, None, None], state.held)
+
+    def step(
+        self,
+        task: Tasks,
+        state: _State,
+        allocation: Float[Array, " entities"],
+        *,
+        key: PRNGKeyArray,
+    ) -> Step:
+        state_key, noise_key = jax.random.split(key)
+        gained = reward(state.x, jnp.where(task.mask, allocation, 0.0), self.betas[task.members])
+        shock = self.noise * jax.random.normal(noise_key)
+        following = _State(jax.random.uniform(state_key, task.members.shape), allocation)
+        never = jnp.array(False)
+        return Step(following, gained + shock, never, never)
+
+    def best(self, task: Tasks, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
+        """The optimal allocation at x, for a task without padding: today's choice moves no later state."""
+        return entropic_allocation(x, self.betas[task.members])

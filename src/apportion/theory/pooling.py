@@ -1,0 +1,319 @@
+"""Should these tasks be pooled? The trade-off of Theorem 1, measured on samples of finite tasks.
+
+With V the value learned on the pool, the backup r + gamma V(x') is averaged in every (x, a): alone, a
+task's average misses the truth by its own noise; the pool's by less noise, plus the task's distance
+d_t(x, a) = (T_t - T) V. Pooling is expected to help where pool error^2 + distance^2 < single error^2;
+all three are then amplified alike by the horizon, up to 2/(1 - gamma).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from scipy import sparse
+
+from apportion.errors import InputError
+from apportion.statistics import Estimate
+from apportion.theory.mdp import MDP
+from apportion.theory.samples import Counts, Transitions
+
+Answer = Literal["pool", "do not pool", "unclear"]
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """One task: the three terms, in units of reward per step, and what they say."""
+
+    task: str
+    samples: int
+    distance: Estimate
+    """eps_t, corrected for the noise it is measured with, with a 95 % bootstrap interval."""
+    single_error: float
+    """Root mean square error of the task's own backups at its N."""
+    pool_error: float
+    """The same for the pool of all tasks."""
+
+    @property
+    def gain(self) -> float:
+        """Squared error that pooling is expected to save; negative where it costs."""
+        return self.single_error**2 - self.pool_error**2 - self.distance.value**2
+
+    @property
+    def answer(self) -> Answer:
+        """What the interval of the distance leaves no doubt about, or that it does leave some."""
+        room = self.single_error**2 - self.pool_error**2
+        if self.distance.high**2 < room:
+            return "pool"
+        return "do not pool" if self.distance.low**2 > room else "unclear"
+
+    @property
+    def crossover(self) -> float:
+        """The N per task beyond which the task is expected to do better alone."""
+        room = self.single_error**2 - self.pool_error**2
+        if self.distance.value == 0:
+            return np.inf
+        return self.samples * room / self.distance.value**2
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """The answer for every task, and for all together."""
+
+    tasks: tuple[TaskAnswer, ...]
+    distance: Estimate
+    """Root mean square of the tasks' distances: surer than any one of them."""
+    gamma: float
+    covered: float
+    """Share of the (task, state, action) cells with at least two samples."""
+
+    @property
+    def room(self) -> float:
+        """Squared error of estimation that pooling saves, on average over the tasks."""
+        return float(np.mean([t.single_error**2 - t.pool_error**2 for t in self.tasks]))
+
+    @property
+    def answer(self) -> Answer:
+        """For the tasks on average: what the interval of their distance leaves no doubt about."""
+        if self.distance.high**2 < self.room:
+            return "pool"
+        return "do not pool" if self.distance.low**2 > self.room else "unclear"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per task."""
+        return pd.DataFrame(
+            {
+                "task": t.task,
+                "samples": t.samples,
+                "distance": t.distance.value,
+                "distance_low": t.distance.low,
+                "distance_high": t.distance.high,
+                "single_error": t.single_error,
+                "pool_error": t.pool_error,
+                "crossover": t.crossover,
+                "answer": t.answer,
+            }
+            for t in self.tasks
+        )
+
+    def summary(self) -> str:
+        """The answer, the terms behind it, and what it rests on."""
+        alone, pool = (
+            np.sqrt(np.mean([getattr(t, name) ** 2 for t in self.tasks]))
+            for name in ("single_error", "pool_error")
+        )
+        far = self.distance
+        said = [t.answer for t in self.tasks]
+        return "\n".join(
+            [
+                f"Pool these {len(self.tasks)} tasks? {self.answer.capitalize()}.",
+                f"  estimation error of a task alone    {alone:.4g}",
+                f"  estimation error of the pool        {pool:.4g}",
+                f"  distance of a task from the pool    {far.value:.4g} "
+                f"[{far.low:.4g}, {far.high:.4g}]",
+                f"  (root mean squares of one backup; the horizon amplifies all by up to "
+                f"{2 / (1 - self.gamma):.3g})",
+                f"  by task: pool {said.count('pool')}, do not pool {said.count('do not pool')}, "
+                f"unclear {said.count('unclear')}",
+                f"  alone is expected to win from about N = "
+                f"{np.median([t.crossover for t in self.tasks]):.3g} samples a task (median)",
+                f"  {self.covered:.0%} of the task-state-action cells have two samples or more",
+            ]
+        )
+
+    def plot(self) -> Figure:
+        """Each task's distance, with its interval, against the room that pooling leaves for it."""
+        figure = Figure(figsize=(7.5, 0.9 + 0.4 * len(self.tasks)), layout="constrained")
+        axis = figure.subplots()
+        colours = {"pool": "#31a354", "do not pool": "#e6550d", "unclear": "0.5"}
+        for row, t in enumerate(self.tasks):
+            axis.plot(
+                [t.distance.low, t.distance.high], [row, row], color=colours[t.answer], linewidth=3
+            )
+            axis.plot(t.distance.value, row, "o", color=colours[t.answer])
+            axis.plot(
+                np.sqrt(max(t.single_error**2 - t.pool_error**2, 0)), row, "k|", markersize=14
+            )
+        axis.set_yticks(range(len(self.tasks)), [t.task for t in self.tasks])
+        axis.set(
+            xlabel="distance from the pool; the bar is where pooling breaks even",
+            ylabel="task",
+            title=f"Pool? {self.answer.capitalize()}.",
+            xlim=(0, None),
+        )
+        axis.spines[["top", "right"]].set_visible(False)
+        return figure
+
+
+def should_pool(
+    transitions: Transitions,
+    *,
+    gamma: float,
+    names: list[str] | None = None,
+    resamples: int = 400,
+    seed: int = 0,
+) -> Pooling:
+    """Estimate the tasks' distances from their pool, and say whether pooling is expected to help.
+
+    Parameters
+    ----------
+    transitions
+        Samples of several tasks with finite, or discretised, states and actions.
+    gamma
+        The discount.
+    names
+        The tasks' names.
+    resamples
+        Bootstrap resamples behind the distances' intervals.
+
+    Examples
+    --------
+    >>> from apportion.theory.mdp import random_family
+    >>> from apportion.theory.samples import draw_transitions
+    >>> same = random_family(states=4, actions=2, tasks=5, spread=0.0, gamma=0.7)
+    >>> should_pool(draw_transitions(same, 200), gamma=0.7).answer
+    'pool'
+    """
+    _check(transitions, gamma)
+    tasks, states, actions = (
+        int(column.max()) + 1
+        for column in (
+            transitions.task,
+            np.maximum(transitions.state, transitions.next_state),
+            transitions.action,
+        )
+    )
+    value = _pooled_value(transitions, states, actions, gamma)
+    backups = transitions.reward + gamma * value[transitions.next_state]
+    cell = (transitions.task * states + transitions.state) * actions + transitions.action
+    shape = (tasks, states * actions)
+    member = sparse.csr_matrix(
+        (np.ones(cell.size), (np.arange(cell.size), cell)),
+        shape=(cell.size, tasks * states * actions),
+    )
+    counts = np.asarray(member.sum(0)).reshape(shape)
+    plain = _Cells.of(np.ones((1, cell.size)), member, backups, shape)
+    weights = np.random.default_rng(seed).poisson(1.0, (resamples, cell.size)).astype(float)
+    again = _Cells.of(weights, member, backups, shape)
+    noise = _noise(plain)
+    # The measured difference holds the noise once, a resampled one twice; both are taken off.
+    squared = plain.squared_distance(counts)[0] - noise.of_difference
+    resampled = again.squared_distance(counts) - 2 * noise.of_difference
+    names = [str(t) for t in range(tasks)] if names is None else names
+    answers = tuple(
+        TaskAnswer(
+            names[t],
+            int(counts[t].sum()),
+            _root(squared[t], resampled[:, t]),
+            float(np.sqrt(noise.single[t])),
+            float(np.sqrt(noise.pool[t])),
+        )
+        for t in range(tasks)
+    )
+    together = _root(squared.mean(), resampled.mean(1))
+    return Pooling(answers, together, gamma, float((counts >= 2).mean()))
+
+
+def _root(squared: float, resampled: Float[np.ndarray, " resamples"]) -> Estimate:
+    """A distance and its interval from its square, which noise may have carried below 0."""
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    ends = np.sqrt(np.maximum([squared, min(low, squared), max(high, squared)], 0.0))
+    return Estimate(*(float(end) for end in ends), len(resampled))
+
+
+def _check(transitions: Transitions, gamma: float) -> None:
+    if not 0 < gamma < 1:
+        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
+    if transitions.task.size == 0:
+        raise InputError("transitions: there are none; give at least two samples of two tasks")
+    if not np.isfinite(transitions.reward).all():
+        place = int(np.argmax(~np.isfinite(transitions.reward)))
+        raise InputError(f"transitions: the reward of row {place} is not finite")
+    for name in ("task", "state", "action", "next_state"):
+        if getattr(transitions, name).min() < 0:
+            raise InputError(f"transitions: column {name} has a negative index; indices start at 0")
+    per_task = np.bincount(transitions.task)
+    if len(per_task) < 2:
+        raise InputError("transitions: all rows are of one task; pooling needs at least two tasks")
+    if per_task.min() < 2:
+        raise InputError(
+            f"transitions: task {int(per_task.argmin())} has {per_task.min()} rows; each needs two or more"
+        )
+
+
+def _pooled_value(transitions: Transitions, states: int, actions: int, gamma: float) -> np.ndarray:
+    """V of the best policy in the pool's empirical MDP; where it has no sample, an action stays put."""
+    pair = transitions.state * actions + transitions.action
+    visits = np.bincount(pair, minlength=states * actions).reshape(states, actions)
+    moves = np.bincount(
+        pair * states + transitions.next_state, minlength=states * actions * states
+    ).reshape(states, actions, states)
+    rewards = np.bincount(pair, transitions.reward, states * actions).reshape(states, actions)
+    counts = Counts(visits.astype(float), moves.astype(float), rewards)
+    seen = np.maximum(counts.visits, 1)
+    stay = np.broadcast_to(np.eye(states)[:, None], counts.moves.shape)
+    kernel = np.where(counts.visits[..., None] > 0, counts.moves / seen[..., None], stay)
+    worst = transitions.reward.min()
+    return MDP(kernel, np.where(counts.visits > 0, counts.rewards / seen, worst), gamma).optimal()[
+        1
+    ]
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Weighted counts, means and variances of the backups in every (task, state-action) cell."""
+
+    counts: Float[np.ndarray, "resamples tasks cells"]
+    means: Float[np.ndarray, "resamples tasks cells"]
+    variances: Float[np.ndarray, "resamples tasks cells"]
+
+    @classmethod
+    def of(cls, weights, member, backups, shape) -> "_Cells":
+        n, first, second = (
+            (member.T @ (weights * factor).T).T.reshape(-1, *shape)
+            for factor in (1.0, backups, backups**2)
+        )
+        seen = np.maximum(n, 1)
+        means = first / seen
+        return cls(
+            n, means, np.maximum(second / seen - means**2, 0.0) * seen / np.maximum(seen - 1, 1)
+        )
+
+    def squared_distance(self, counts: Float[np.ndarray, "tasks cells"]) -> np.ndarray:
+        """Mean square, over where the pool's samples lie, of a task's mean less the average task's."""
+        present = self.counts > 0
+        average = (self.means * present).sum(-2) / np.maximum(present.sum(-2), 1)
+        gap = np.where(present, self.means - average[..., None, :], 0.0)
+        weight = counts.sum(0) / counts.sum()
+        return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
+
+
+@dataclass(frozen=True)
+class _Noise:
+    single: Float[np.ndarray, " tasks"]
+    pool: Float[np.ndarray, " tasks"]
+    of_difference: Float[np.ndarray, " tasks"]
+
+
+def _noise(cells: _Cells) -> _Noise:
+    """Variance of each task's cell means, of the average task's, and of their difference."""
+    n, variance = cells.counts[0], cells.variances[0]
+    weight = n.sum(0) / n.sum()
+    # One variance for each state-action, from all tasks: a cell of two samples has none to speak of.
+    freedom = np.maximum(n - 1, 0)
+    common = (freedom * variance).sum() / max(freedom.sum(), 1)
+    within = np.where(
+        freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
+    )
+    # A cell without samples counts as if it had one: less than its true error, so that the answer
+    # does not lean towards pooling.
+    own = within / np.maximum(n, 1)
+    present = n > 0
+    share = present / np.maximum(present.sum(0), 1)
+    average = (share**2 * own).sum(0)
+    difference = np.where(present, (1 - share) ** 2 * own + average - share**2 * own, 0.0)
+    scale = np.maximum((weight * present).sum(-1), 1e-12)
+    pool = np.broadcast_to((weight * average).sum(-1), len(n))
+    return _Noise((weight * own).sum(-1), pool, (weight * difference).sum(-1) / scale)
