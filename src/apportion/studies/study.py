@@ -81,10 +81,19 @@ class Study:
         return self.table
 
     def save(self, folder: Path) -> None:
-        """Write `table.csv`, `figure.png` and `verdict.json` (the report is the caller's to add)."""
+        """Write `table.csv`, `figure.png`, `verdict.json`, and `study.json` with title, readings and
+        settings (the report is the caller's to add).
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.table.to_csv(folder / "table.csv", index=False)
         with matplotlib.rc_context({"savefig.dpi": 144}):
             self.plot().savefig(folder / "figure.png", bbox_inches="tight")
         verdicts = [verdict.to_dict() for verdict in self.verdicts]
         (folder / "verdict.json").write_text(json.dumps(verdicts, indent=1) + "\n")
+        about = {
+            "name": self.name,
+            "title": self.title,
+            "readings": self.readings,
+            "settings": self.settings,
+        }
+        (folder / "study.json").write_text(json.dumps(about, indent=1, default=str) + "\n")
