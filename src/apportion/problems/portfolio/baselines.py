@@ -152,8 +152,11 @@ def _refitted(
         rows, m = returns.shape
         targets = np.full((rows, m), 1 / m)
         for row in range(max(window // 2, 2), rows, every):
-            shares = np.maximum(fit(returns[max(row - window, 0) : row]), 0)
-            targets[row:] = shares / shares.sum()
+            recent = returns[max(row - window, 0) : row]
+            # A price that stood still has no variance and the fit no answer: keep the last one.
+            if (recent.std(0) > 0).all():
+                shares = np.maximum(fit(recent), 0)
+                targets[row:] = shares / shares.sum()
         return targets.astype(relatives.dtype)
 
     shape = jax.ShapeDtypeStruct(relatives.shape, relatives.dtype)

@@ -24,7 +24,7 @@ from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.scorers import SCORERS
 from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
-from apportion.training import OnChunk, Training, train_runs
+from apportion.training import OnChunk, Resume, Training, train_runs
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def train_portfolio(
     *,
     chunk: int = 500,
     on_chunk: OnChunk | None = None,
-    state: RunState | None = None,
+    state: RunState | Resume | None = None,
 ) -> PortfolioTraining:
     """Train on all rows of `prices`.
 
