@@ -5,6 +5,7 @@ The paper calls this permutation invariance; it is equivariance. A policy works 
 can be encoded in parallel; `allocate` joins the share each entity holds and apportions.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -199,7 +200,7 @@ class Attention(ScoringPolicy):
         alone = self.recurrence(history)
 
         def look(queries, keys, values, mix):
-            affinity = (alone @ queries) @ (alone @ keys).T / np.sqrt(queries.shape[1]).astype("f4")
+            affinity = (alone @ queries) @ (alone @ keys).T / math.sqrt(queries.shape[1])
             weights = jax.nn.softmax(jnp.where(mask[None, :], affinity, -jnp.inf), axis=-1)
             return weights @ (alone @ values) @ mix
 

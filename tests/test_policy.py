@@ -1,0 +1,139 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.errors import InputError
+from apportion.policy import Attention, Convolutional, Recurrent, assert_equivariant
+from apportion.problem import Observation
+from apportion.simplex import Head
+
+WINDOW, CHANNELS = 6, 2
+
+
+def awake(policy):
+    """The same network with a head that is not near zero, so that shares differ."""
+    sizes = policy.score.of_features.shape
+    return eqx.tree_at(
+        lambda p: (p.score.of_features, p.score.of_held),
+        policy,
+        (2 * jax.random.normal(jax.random.key(7), sizes), jnp.array(1.5)),
+    )
+
+
+def make(kind, head=None):
+    key = jax.random.key(3)
+    if kind is Convolutional:
+        return awake(kind(CHANNELS, WINDOW, head=head, key=key))
+    return awake(kind(CHANNELS, head=head, key=key))
+
+
+KINDS = [Recurrent, Convolutional, Attention]
+JITTED = {
+    (kind, head): eqx.filter_jit(make(kind, head))
+    for kind in KINDS
+    for head in (None, Head(floor=0.005, cap=0.5))
+}
+
+
+def observe(m, seed, dtype=jnp.float32):
+    rng = np.random.default_rng(seed)
+    history = jnp.asarray(rng.normal(size=(m, WINDOW, CHANNELS)), dtype)
+    return Observation(history, jnp.asarray(rng.dirichlet(np.ones(m)), dtype))
+
+
+# The sizes are few so that each policy compiles few times; the values are many.
+sizes = st.sampled_from([1, 10, 64])
+
+
+@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@given(m=sizes, seed=st.integers(0, 10**6))
+def test_permuting_entities_permutes_the_allocation(which, m, seed):
+    policy, rng = JITTED[which], np.random.default_rng(seed)
+    observation, order = observe(m, seed), rng.permutation(m)
+    mask = jnp.asarray(rng.random(m) < 0.7).at[int(rng.integers(m))].set(True)
+    plain = np.asarray(policy(observation, mask))
+    moved = Observation(observation.history[order], observation.held[order])
+    assert np.asarray(policy(moved, mask[order])) == pytest.approx(plain[order], abs=1e-5)
+    assert plain.sum() == pytest.approx(1, abs=1e-6)
+    assert (plain >= 0).all()
+
+
+@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@given(seed=st.integers(0, 10**6), loud=st.sampled_from([1.0, 1e3]))
+def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
+    policy, rng = JITTED[which], np.random.default_rng(seed)
+    small = observe(3, seed)
+    extra = jnp.asarray(loud * rng.normal(size=(7, WINDOW, CHANNELS)), jnp.float32)
+    large = Observation(
+        jnp.concatenate([small.history, extra]), jnp.concatenate([small.held, jnp.ones(7)])
+    )
+    alone = np.asarray(policy(small, jnp.ones(3, bool)))
+    padded = np.asarray(policy(large, jnp.arange(10) < 3))
+    assert (padded[3:] == 0).all()
+    assert padded[:3] == pytest.approx(alone, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policies_keep_the_precision_they_are_given(kind):
+    half = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, make(kind)
+    )
+    shares = half(observe(8, 0, jnp.bfloat16), jnp.ones(8, bool))
+    assert shares.dtype == jnp.bfloat16
+    assert float(shares.astype(jnp.float32).sum()) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_untrained_policy_gives_nearly_equal_shares(kind):
+    arguments = (CHANNELS, WINDOW) if kind is Convolutional else (CHANNELS,)
+    policy = kind(*arguments, key=jax.random.key(0))
+    shares = policy(observe(10, 1), jnp.ones(10, bool))
+    assert float(jnp.abs(shares - 0.1).max()) < 0.02
+
+
+def test_attention_lets_entities_see_each_other_and_the_recurrent_policy_does_not():
+    one, other = observe(4, 0), observe(4, 1)
+    mixed = Observation(one.history.at[3].set(other.history[3]), one.held)
+    mask = jnp.ones(4, bool)
+
+    def ratio(policy, observation):
+        features = policy.encode(observation.history, mask)
+        scores = policy.scores(features, observation.held, mask)
+        return float(scores[0] - scores[1])
+
+    attention, recurrent = make(Attention), make(Recurrent)
+    assert ratio(attention, one) != pytest.approx(ratio(attention, mixed), abs=1e-4)
+    assert ratio(recurrent, one) == pytest.approx(ratio(recurrent, mixed), abs=1e-6)
+
+
+def test_the_recurrent_policy_is_the_formula_in_numpy():
+    policy, observation = make(Recurrent), observe(5, 2)
+    h = np.zeros((5, 25))
+    r = policy.recurrence
+    for n in range(WINDOW):
+        x = np.asarray(observation.history)[:, n]
+        h = np.tanh(x @ np.asarray(r.from_input) + h @ np.asarray(r.from_state) + np.asarray(r.bias))
+    scores = h @ np.asarray(policy.score.of_features) + 1.5 * np.asarray(observation.held)
+    expected = np.exp(scores - scores.max())
+    shares = policy(observation, jnp.ones(5, bool))
+    assert np.asarray(shares) == pytest.approx(expected / expected.sum(), abs=1e-5)
+
+
+def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourites():
+    assert_equivariant(make(Attention), window=WINDOW, channels=CHANNELS)
+
+    def favourite(observation, mask):
+        return Head()(observation.history[:, -1, 0] + jnp.arange(mask.shape[0]), mask)
+
+    with pytest.raises(InputError, match="not permutation equivariant"):
+        assert_equivariant(favourite, window=WINDOW, channels=CHANNELS)
+
+    def careless(observation, mask):
+        return jax.nn.softmax(observation.history[:, -1, 0])
+
+    with pytest.raises(InputError, match="respect the mask"):
+        assert_equivariant(careless, window=WINDOW, channels=CHANNELS)

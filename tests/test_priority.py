@@ -1,0 +1,127 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from apportion.errors import InputError
+from apportion.priority import LEAST_SCORE, Priority, RoundRobin
+
+
+def numpy_priority(scores, alpha, beta):
+    """Probabilities and weights straight from the formulas, in float64."""
+    powers = scores**alpha
+    p = powers / powers.sum()
+    w = (len(scores) * p) ** -beta
+    return p, w / w.max()
+
+
+@jax.jit
+def replay(priority, state, tasks, values):
+    def one(state, update):
+        return priority.update(state, *update), None
+
+    return jax.lax.scan(one, state, (tasks, values))[0]
+
+
+@pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
+def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
+    rng = np.random.default_rng(total)
+    priority = Priority(alpha=0.7, beta=0.6, smoothing=0.2)
+    tasks = rng.integers(0, total, 10_000)
+    values = rng.lognormal(-2, 2, 10_000)
+    state = replay(
+        priority, priority.start(total), jnp.asarray(tasks, jnp.int32), jnp.asarray(values, jnp.float32)
+    )
+    scores = np.ones(total)
+    for t, value in zip(tasks, values.astype(np.float32), strict=True):
+        scores[t] = 0.2 * scores[t] + 0.8 * max(value, LEAST_SCORE)
+    p, w = numpy_priority(scores, 0.7, 0.6)
+    assert np.asarray(priority.probabilities(state)) == pytest.approx(p, rel=1e-5)
+    some = np.concatenate([tasks[:200], rng.integers(0, total, 200), [scores.argmin()]])
+    step = jnp.zeros((), jnp.int32)
+    weights = jax.vmap(lambda t: priority.weight(state, t, step))(jnp.asarray(some, jnp.int32))
+    assert np.asarray(weights) == pytest.approx(w[some], rel=1e-5)
+    assert float(weights.max()) == 1
+    assert np.asarray(
+        jax.vmap(lambda t: priority.probability(state, t))(jnp.asarray(some, jnp.int32))
+    ) == pytest.approx(p[some], rel=1e-5)
+
+
+@pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
+def test_draws_follow_the_probabilities(total):
+    rng = np.random.default_rng(1)
+    priority = Priority(alpha=1.0)
+    tasks, values = rng.integers(0, total, 10_000), rng.lognormal(0, 1, 10_000)
+    state = replay(
+        priority, priority.start(total), jnp.asarray(tasks, jnp.int32), jnp.asarray(values, jnp.float32)
+    )
+    draw = jax.jit(jax.vmap(lambda key: priority.draw(state, jnp.zeros((), jnp.int32), key=key)))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 100_000)))
+    assert drawn.min() >= 0
+    assert drawn.max() < total
+    # Groups that each expect hundreds of draws; the last digits group leaves of different blocks.
+    groups = np.arange(total) % min(total, 200)
+    expected = np.bincount(groups, np.asarray(priority.probabilities(state), np.float64))
+    observed = np.bincount(groups[drawn], minlength=len(expected))
+    assert stats.chisquare(observed, 100_000 * expected / expected.sum()).pvalue > 1e-3
+
+
+@given(st.integers(1, 300), st.integers(0, 10**6))
+def test_a_task_with_all_the_mass_is_always_found(total, seed):
+    rng = np.random.default_rng(seed)
+    leader = int(rng.integers(total))
+    priority = Priority(alpha=1.0, smoothing=0.0, initial=1e-6)
+    state = priority.update(priority.start(total), jnp.asarray(leader, jnp.int32), jnp.asarray(1e6))
+    drawn = priority.draw(state, jnp.zeros((), jnp.int32), key=jax.random.key(seed))
+    assert int(drawn) == leader
+
+
+def test_alpha_zero_is_uniform_and_all_weights_are_one():
+    priority = Priority(alpha=0.0)
+    state = priority.update(priority.start(4), jnp.asarray(2, jnp.int32), jnp.asarray(50.0))
+    assert np.asarray(priority.probabilities(state)).tolist() == [0.25] * 4
+    step = jnp.zeros((), jnp.int32)
+    weights = [float(priority.weight(state, jnp.asarray(t, jnp.int32), step)) for t in range(4)]
+    assert weights == [1.0] * 4
+
+
+def test_beta_may_be_a_schedule():
+    priority = Priority(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 100), smoothing=0.0)
+    state = priority.update(priority.start(2), jnp.asarray(0, jnp.int32), jnp.asarray(4.0))
+    t = jnp.asarray(0, jnp.int32)
+    weights = [float(priority.weight(state, t, jnp.asarray(n, jnp.int32))) for n in (0, 50, 100)]
+    assert weights == pytest.approx([1.0, 0.5, 0.25])
+
+
+def test_round_robin_visits_every_task_in_turn():
+    order = RoundRobin()
+    state = order.start(3)
+    key = jax.random.key(0)
+    drawn = [int(order.draw(state, jnp.asarray(n, jnp.int32), key=key)) for n in range(7)]
+    assert drawn == [0, 1, 2, 0, 1, 2, 0]
+    assert float(order.probability(state, jnp.asarray(0, jnp.int32))) == pytest.approx(1 / 3)
+
+
+def test_a_score_never_falls_to_zero():
+    priority = Priority(smoothing=0.0)
+    state = priority.update(priority.start(2), jnp.asarray(0, jnp.int32), jnp.asarray(0.0))
+    assert float(state.scores[0]) == pytest.approx(LEAST_SCORE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"alpha": -0.1}, "alpha is -0.1"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"beta": -1.0}, "beta is -1.0"),
+        ({"smoothing": 1.0}, "smoothing is 1.0"),
+        ({"initial": 0.0}, "initial score is 0.0"),
+    ],
+)
+def test_bad_settings_get_one_sentence(settings, words):
+    with pytest.raises(InputError, match=words):
+        Priority(**settings)

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from apportion.errors import InputError
+from apportion.statistics import bootstrap, compare, interquartile_mean
+
+
+def test_interquartile_mean_drops_a_quarter_at_each_end():
+    values = np.array([100.0, 3, 1, 2, 4, -50, 5, 6])
+    assert interquartile_mean(values) == pytest.approx(np.mean([2, 3, 4, 5]))
+
+
+def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        estimate = bootstrap(rng.normal(1.0, 2.0, 40), resamples=400, seed=trial)
+        hits += estimate.low <= 1.0 <= estimate.high
+    # A percentile interval from 40 values covers a little less than the 95 % it says.
+    assert 175 <= hits <= 199
+
+
+def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
+    rng = np.random.default_rng(1)
+    level = rng.normal(0, 10, 30)
+    estimate = compare(level + 1 + rng.normal(0, 0.3, 30), level)
+    assert estimate.above_zero
+    assert estimate.value == pytest.approx(1, abs=0.2)
+
+
+def test_the_same_data_gives_the_same_interval():
+    values = np.random.default_rng(2).normal(size=20)
+    assert bootstrap(values) == bootstrap(values)
+
+
+def test_one_experiment_has_no_interval():
+    assert bootstrap(np.array([3.0])).low == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [([], "non-empty"), ([1.0, np.nan], "1 are not finite"), ([[1.0]], "one-dim")]
+)
+def test_bad_samples_are_refused(values, words):
+    with pytest.raises(InputError, match=words):
+        bootstrap(np.array(values))
+
+
+def test_pairs_must_match():
+    with pytest.raises(InputError, match="pairs must match"):
+        compare(np.ones(3), np.ones(4))

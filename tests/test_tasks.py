@@ -1,0 +1,120 @@
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from apportion.errors import InputError
+from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+
+
+@given(st.integers(1, 30), st.data())
+def test_drawn_tasks_are_distinct_subsets_of_the_right_size(universe, data):
+    size = data.draw(st.integers(1, universe))
+    count = data.draw(st.integers(1, min(40, math.comb(universe, size))))
+    tasks = draw_tasks(universe, size, count, seed=data.draw(st.integers(0, 99)))
+    subsets = {frozenset(row) for row in np.asarray(tasks.members).tolist()}
+    assert len(subsets) == count
+    assert all(len(s) == size and max(s) < universe for s in subsets)
+
+
+def test_drawing_all_subsets_gives_each_once():
+    tasks = draw_tasks(7, 3, 35)
+    drawn = {tuple(row) for row in np.asarray(tasks.members).tolist()}
+    assert drawn == set(itertools.combinations(range(7), 3))
+
+
+def test_draws_are_uniform_over_the_subsets():
+    seen = Counter()
+    for seed in range(6000):
+        (row,) = np.asarray(draw_tasks(5, 2, 1, seed=seed).members).tolist()
+        seen[tuple(row)] += 1
+    assert len(seen) == 10
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-3
+
+
+def test_every_entity_is_as_likely_beyond_63_bits():
+    assert count_tasks(200, 20) > 2**63
+    tasks = draw_tasks(200, 20, 3000, seed=4)
+    assert len({frozenset(r) for r in np.asarray(tasks.members).tolist()}) == 3000
+    used = np.bincount(np.asarray(tasks.members).ravel(), minlength=200)
+    # Twenty places of a subset are dependent: the variance of a count is n p (1 - p).
+    z = (used - 300) / math.sqrt(3000 * 0.1 * 0.9)
+    assert abs(z).max() < 4.5
+    assert 0.8 < z.std() < 1.2
+
+
+def test_the_same_seed_gives_the_same_tasks_and_another_gives_others():
+    first, same, other = (draw_tasks(50, 10, 20, seed=s).members for s in (1, 1, 2))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+
+
+def test_tasks_are_drawn_from_the_entities_named():
+    tasks = draw_tasks([3, 5, 8, 13], 2, 6)
+    assert set(np.asarray(tasks.members).ravel().tolist()) == {3, 5, 8, 13}
+
+
+def test_several_sizes_are_padded_and_masked():
+    tasks = draw_tasks(20, [2, 5], 11, seed=3)
+    assert tasks.width == 5
+    assert sorted(np.asarray(tasks.size).tolist()) == [2] * 6 + [5] * 5
+    members, mask = np.asarray(tasks.members), np.asarray(tasks.mask)
+    for row, real in zip(members, mask, strict=True):
+        assert set(row[~real]) <= {row[0]}
+
+
+def test_counting_meets_the_bound_of_corollary_2():
+    assert count_tasks(50, 10) == 10_272_278_170
+    assert count_tasks(50, 10) >= (50 / 10) ** 10
+
+
+def test_overlap_agrees_with_counting_pairs():
+    tasks = Tasks.of([[0, 1, 2], [1, 2], [5]])
+    found = tasks.overlap()
+    assert found["mean_common"] == pytest.approx((2 + 0 + 0) / 3)
+    assert found["max_common"] == 2
+    assert (found["entities"], found["most_used"], found["least_used"]) == (4, 2, 1)
+
+
+def test_expected_overlap_of_random_tasks_is_m_squared_over_M():
+    found = draw_tasks(50, 10, 2000, seed=0).overlap()
+    assert found["mean_common"] == pytest.approx(10 * 10 / 50, abs=0.05)
+
+
+def test_split_entities_shares_nobody():
+    seen, unseen = split_entities(68, 18, seed=7)
+    assert (len(seen), len(unseen)) == (50, 18)
+    assert set(seen) | set(unseen) == set(range(68))
+
+
+def test_cash_comes_first_in_every_task():
+    tasks = Tasks.of([[0, 1], [2]]).with_entity(9)
+    assert np.asarray(tasks.members)[:, 0].tolist() == [9, 9]
+    assert np.asarray(tasks.size).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: draw_tasks(5, 6, 1), "size 6 does not fit a universe of 5"),
+        (lambda: draw_tasks(5, 0, 1), "size 0 does not fit"),
+        (lambda: draw_tasks(5, 2, 11), "only 10"),
+        (lambda: draw_tasks(5, 2, 0), "at least one"),
+        (lambda: draw_tasks([1, 1, 2], 2, 1), "twice"),
+        (lambda: Tasks.of([]), "none were given"),
+        (lambda: Tasks.of([[1], []]), "task 1 is empty"),
+        (lambda: Tasks.of([[1, 1]]), "entity 1 twice"),
+        (lambda: Tasks.of([[-1]]), "indices are >= 0"),
+        (lambda: Tasks.of([[1, 2], [2, 1]]), "tasks 0 and 1 are the same subset"),
+        (lambda: Tasks.of([[1, 2]], width=1), "width 1 is less"),
+        (lambda: split_entities(5, 5), "at least one entity"),
+    ],
+)
+def test_bad_tasks_get_one_sentence(make, words):
+    with pytest.raises(InputError, match=words):
+        make()
