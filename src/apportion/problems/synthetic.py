@@ -130,21 +130,23 @@ class Synthetic(Problem):
 
     Examples
     --------
-    >>> problem = Synthetic.of(universe=10, spread=0.8)
+    >>> problem = Synthetic(universe=10, spread=0.8)
     >>> problem.universe, problem.horizon
     (10, 50)
     """
 
     betas: Float[Array, " universe"]
-    noise: float = 0.02
-    universe: int = eqx.field(static=True, default=10)
-    horizon: int = eqx.field(static=True, default=50)
+    noise: float
+    universe: int = eqx.field(static=True)
+    horizon: int = eqx.field(static=True)
 
-    @classmethod
-    def of(cls, universe: int = 10, spread: float = 0.0, *, horizon: int = 50) -> "Synthetic":
-        """A universe whose betas range over `spread`."""
-        betas = jnp.asarray(spaced_betas(universe, spread), jnp.float32)
-        return cls(betas, universe=universe, horizon=horizon)
+    def __init__(
+        self, universe: int = 10, spread: float = 0.0, *, noise: float = 0.02, horizon: int = 50
+    ):
+        self.betas = jnp.asarray(spaced_betas(universe, spread), jnp.float32)
+        self.noise = noise
+        self.universe = universe
+        self.horizon = horizon
 
     def reset(self, task: Tasks, *, key: PRNGKeyArray) -> _State:
         equal = task.mask / task.mask.sum()

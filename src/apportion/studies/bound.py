@@ -16,11 +16,12 @@ from matplotlib.figure import Figure
 from apportion.learners.lspi import lspi_paths
 from apportion.statistics import bootstrap
 from apportion.studies.study import Study, Verdict
-from apportion.theory.bound import Terms, TransferConstants, error_bound
+from apportion.theory.bound import error_bound
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
 from apportion.theory.estimation import LearningError
 from apportion.theory.mdp import MDP, norm, random_family
+from apportion.theory.theorem import Terms, TransferConstants
 
 STATES, ACTIONS, TASKS, GAMMA, ITERATIONS = 6, 3, 8, 0.7, 20
 SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
@@ -163,7 +164,7 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
     claims = (
         (
             "plain",
-            "suboptimality never exceeds Theorem 1 with the corrected constants (largest share)",
+            "suboptimality never exceeds Theorem 1, constants corrected (largest share)",
             True,
         ),
         ("prime", "suboptimality never exceeds Theorem 1' (largest share)", False),
@@ -172,16 +173,16 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
     verdicts = []
     for column, claim, paper in claims:
         worst = by_run[column].max().to_numpy()
-        estimate = bootstrap(worst, np.max)
-        verdicts.append(
-            Verdict.of(claim, estimate, holds=bool(worst.max() <= 1 + 1e-9), paper=paper)
-        )
+        # The extremes of the runs: a largest value has no bootstrap interval worth the name.
+        low, high = float(worst.min()), float(worst.max())
+        verdicts.append(Verdict(claim, high <= 1 + 1e-9, high, (low, high), len(worst), paper))
     means = table.groupby("spread").measured.mean().to_numpy()
     steps = np.diff(means)
     near, far = (
-        table[table.spread == s].groupby("run").measured.mean() for s in (0.0, SPREADS[-1])
+        np.asarray(table.measured)[np.asarray(table.spread) == s].reshape(-1, TASKS).mean(1)
+        for s in (0.0, SPREADS[-1])
     )
-    rise = bootstrap((far - near).to_numpy())
+    rise = bootstrap(far - near)
     claim = "suboptimality grows with the distance of the tasks (from none to the largest)"
     verdicts.append(Verdict.of(claim, rise, holds=bool((steps > 0).all() and rise.above_zero)))
     return tuple(verdicts)
@@ -201,15 +202,17 @@ def _draw(table: pd.DataFrame) -> Figure:
         left.scatter(shown, table[name], s=5, alpha=0.25, color=colour, linewidth=0, label=label)
     ends = np.array([1e-5, table.theorem_1_total.max()])
     left.plot(ends, ends, color="black", linewidth=1)
-    left.text(0.3, 0.18, "bound = truth", rotation=24, fontsize=9)
+    left.text(0.2, 0.27, "bound = truth", rotation=57, fontsize=9)
     left.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max (mean)")
     left.set(xscale="log", yscale="log", ylim=(0.1, None), xlim=(1e-5, 10))
     left.set(
         xlabel="measured suboptimality of a task (1e-5: none)", ylabel="bound, with e measured"
     )
     left.set_title("every task of every run lies above the line")
-    left.legend(frameon=False, markerscale=3, loc="upper left", fontsize=9)
-    means = table.groupby("spread").mean(numeric_only=True)
+    for handle in left.legend(frameon=False, markerscale=3, loc="upper left").legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)
+    means = pd.DataFrame(table.groupby("spread").mean(numeric_only=True))
     places = np.arange(len(means))
     for shift, name in ((-0.21, "theorem_1"), (0.21, "theorem_1_prime")):
         base = np.zeros(len(means))

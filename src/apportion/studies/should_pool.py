@@ -31,12 +31,12 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
         raise InputError(
             f'{file.name}: column "{missing[0]}" is missing; the columns are {", ".join(COLUMNS)}'
         )
-    holes = frame[list(COLUMNS)].isna().any(axis=1)
+    holes = frame[list(COLUMNS)].isna().to_numpy().any(axis=1)
     if holes.any():
         raise InputError(
             f"{file.name}: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
         )
-    reward = pd.to_numeric(frame["reward"], errors="coerce").to_numpy(float)
+    reward = np.asarray(pd.to_numeric(frame["reward"], errors="coerce"), float)
     if not np.isfinite(reward).all():
         place = int(np.argmax(~np.isfinite(reward)))
         raise InputError(

@@ -17,6 +17,7 @@ from scipy import sparse
 
 from apportion.errors import InputError
 from apportion.statistics import Estimate
+from apportion.theory.backups import Cells, noise_of
 from apportion.theory.mdp import MDP
 from apportion.theory.samples import Counts, Transitions
 
@@ -194,10 +195,10 @@ def should_pool(
         shape=(cell.size, tasks * states * actions),
     )
     counts = np.asarray(member.sum(0)).reshape(shape)
-    plain = _Cells.of(np.ones((1, cell.size)), member, backups, shape)
+    plain = Cells.of(np.ones((1, cell.size)), member, backups, shape)
     weights = np.random.default_rng(seed).poisson(1.0, (resamples, cell.size)).astype(float)
-    again = _Cells.of(weights, member, backups, shape)
-    noise = _noise(plain)
+    again = Cells.of(weights, member, backups, shape)
+    noise = noise_of(plain)
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
     squared = plain.squared_distance(counts)[0] - noise.of_difference
     resampled = again.squared_distance(counts) - 2 * noise.of_difference
@@ -219,8 +220,9 @@ def should_pool(
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"]) -> Estimate:
     """A distance and its interval from its square, which noise may have carried below 0."""
     low, high = np.quantile(resampled, [0.025, 0.975])
-    ends = np.sqrt(np.maximum([squared, min(low, squared), max(high, squared)], 0.0))
-    return Estimate(*(float(end) for end in ends), len(resampled))
+    ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
+    value, low, high = np.sqrt(ends).tolist()
+    return Estimate(value, low, high, len(resampled))
 
 
 def _check(transitions: Transitions, gamma: float) -> None:
@@ -259,61 +261,3 @@ def _pooled_value(transitions: Transitions, states: int, actions: int, gamma: fl
     return MDP(kernel, np.where(counts.visits > 0, counts.rewards / seen, worst), gamma).optimal()[
         1
     ]
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Weighted counts, means and variances of the backups in every (task, state-action) cell."""
-
-    counts: Float[np.ndarray, "resamples tasks cells"]
-    means: Float[np.ndarray, "resamples tasks cells"]
-    variances: Float[np.ndarray, "resamples tasks cells"]
-
-    @classmethod
-    def of(cls, weights, member, backups, shape) -> "_Cells":
-        n, first, second = (
-            (member.T @ (weights * factor).T).T.reshape(-1, *shape)
-            for factor in (1.0, backups, backups**2)
-        )
-        seen = np.maximum(n, 1)
-        means = first / seen
-        return cls(
-            n, means, np.maximum(second / seen - means**2, 0.0) * seen / np.maximum(seen - 1, 1)
-        )
-
-    def squared_distance(self, counts: Float[np.ndarray, "tasks cells"]) -> np.ndarray:
-        """Mean square, over where the pool's samples lie, of a task's mean less the average task's."""
-        present = self.counts > 0
-        average = (self.means * present).sum(-2) / np.maximum(present.sum(-2), 1)
-        gap = np.where(present, self.means - average[..., None, :], 0.0)
-        weight = counts.sum(0) / counts.sum()
-        return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
-
-
-@dataclass(frozen=True)
-class _Noise:
-    single: Float[np.ndarray, " tasks"]
-    pool: Float[np.ndarray, " tasks"]
-    of_difference: Float[np.ndarray, " tasks"]
-
-
-def _noise(cells: _Cells) -> _Noise:
-    """Variance of each task's cell means, of the average task's, and of their difference."""
-    n, variance = cells.counts[0], cells.variances[0]
-    weight = n.sum(0) / n.sum()
-    # One variance for each state-action, from all tasks: a cell of two samples has none to speak of.
-    freedom = np.maximum(n - 1, 0)
-    common = (freedom * variance).sum() / max(freedom.sum(), 1)
-    within = np.where(
-        freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
-    )
-    # A cell without samples counts as if it had one: less than its true error, so that the answer
-    # does not lean towards pooling.
-    own = within / np.maximum(n, 1)
-    present = n > 0
-    share = present / np.maximum(present.sum(0), 1)
-    average = (share**2 * own).sum(0)
-    difference = np.where(present, (1 - share) ** 2 * own + average - share**2 * own, 0.0)
-    scale = np.maximum((weight * present).sum(-1), 1e-12)
-    pool = np.broadcast_to((weight * average).sum(-1), len(n))
-    return _Noise((weight * own).sum(-1), pool, (weight * difference).sum(-1) / scale)
