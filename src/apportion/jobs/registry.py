@@ -9,6 +9,7 @@ from apportion.jobs.work import Work
 from apportion.settings_file import suggest
 
 _JOBS = {
+    "portfolio": ("apportion.jobs.settings", "PortfolioJob", "apportion.jobs.portfolio"),
     "budget": ("apportion.jobs.settings", "BudgetSettings", "apportion.jobs.budget"),
 }
 JOBS = tuple(_JOBS)

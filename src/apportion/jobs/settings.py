@@ -1,9 +1,11 @@
 """What the command line can train, each as one frozen dataclass; nothing here starts JAX."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from apportion.errors import InputError
+from apportion.problems.portfolio.settings import PortfolioSettings
 
 Method = Literal["pmtl", "mtl", "stl"]
 
@@ -64,3 +66,21 @@ class BudgetSettings:
             )
         if self.noise < 0 or self.learning_rate <= 0:
             raise InputError("noise must be >= 0 and learning_rate > 0")
+
+
+@dataclass(frozen=True)
+class PortfolioJob(PortfolioSettings):
+    """Share wealth out among instruments, from a file of daily prices.
+
+    Examples
+    --------
+    >>> PortfolioJob(until="2019-01-01").prices is None
+    True
+    """
+
+    prices: Path | None = None
+    """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
+    until: str | None = None
+    """Train on days before this one only; what comes after is backtested."""
+    chunk: int = 100
+    """Steps between two looks at the run: progress, saving, stopping."""
