@@ -1,0 +1,140 @@
+"""A page for every study in docs/results: what it asks, its verdicts, its figure and its table."""
+
+import ast
+import json
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+_MOST_ROWS = 120
+_ORDER = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "bound", "crossover"]
+
+
+def on_config(config):
+    for entry in config.nav:
+        if "Studies" in entry:
+            pages = [{study.label: f"studies/{study.name}.md"} for study in studies()]
+            entry["Studies"] = [*entry["Studies"], *pages]
+    return config
+
+
+def on_files(files, config):
+    for study in studies():
+        page = File.generated(config, f"studies/{study.name}.md", content=study.page())
+        files.append(page)
+    return files
+
+
+def on_page_markdown(markdown, **_):
+    return markdown.replace("<!-- studies -->", summary())
+
+
+def studies():
+    found = [StudyPage(path.parent) for path in RESULTS.glob("*/verdict.json")]
+    return sorted(found, key=lambda study: (_ORDER.index(study.name), "") if study.name in _ORDER
+                  else (len(_ORDER), study.name))  # fmt: skip
+
+
+def summary():
+    """One row for each claim of each study."""
+    rows = []
+    for study in studies():
+        for verdict in study.verdicts:
+            link = f'<a href="{study.name}/">{escape(study.label)}</a>'
+            rows.append([link, *_verdict(verdict)])
+    return _html(["study", "claim", "whose", "verdict", "estimate", "95 % interval", "n"], rows)
+
+
+class StudyPage:
+    def __init__(self, folder):
+        self.folder, self.name = folder, folder.name
+        self.verdicts = json.loads((folder / "verdict.json").read_text())
+        about = folder / "study.json"
+        self.about = json.loads(about.read_text()) if about.exists() else {}
+
+    @property
+    def label(self):
+        if self.name.startswith("fig") and self.name[3:].isdigit():
+            return f"Figure {self.name[3:]}"
+        return self.name.replace("-", " ").replace("_", " ").capitalize()
+
+    def docstring(self):
+        module = ROOT / "src" / "apportion" / "studies" / f"{self.name}.py"
+        return (ast.get_docstring(ast.parse(module.read_text())) or "") if module.exists() else ""
+
+    def page(self):
+        title, _, rest = self.docstring().partition("\n")
+        lines = [
+            f"# {self.about.get('title') or title.rstrip('.') or self.label}",
+            "",
+            rest,
+            "",
+            *self._command(),
+        ]
+        if self.about.get("readings"):
+            lines += ["## What to take away", ""]
+            lines += [f"- {_plain(reading)}" for reading in self.about["readings"]]
+        head = ["claim", "whose", "verdict", "estimate", "95 % interval", "n"]
+        lines += ["", "## Verdicts", "", _html(head, [_verdict(v) for v in self.verdicts]), ""]
+        if (self.folder / "figure.png").exists():
+            held = "; ".join(f"{v['claim']}: {_held(v)}" for v in self.verdicts)
+            words = escape(held).replace("[", "(").replace("]", ")")
+            lines += ["## Figure", "", f"![{words}](../results/{self.name}/figure.png)", ""]
+        lines += self._table()
+        if self.about.get("settings"):
+            settings = escape(json.dumps(self.about["settings"], indent=1))
+            lines += ["## Settings", "", f"<pre><code>{settings}</code></pre>"]
+        return "\n".join(lines)
+
+    def _command(self):
+        """What its README says it was made by."""
+        readme = self.folder / "README.md"
+        if not readme.exists():
+            return []
+        commands = [line.strip() for line in readme.read_text().splitlines() if line[:4] == "    "]
+        return ["Made by", "", "```bash", *commands, "```", ""] if commands else []
+
+    def _table(self):
+        path = self.folder / "table.csv"
+        if not path.exists():
+            return []
+        table = pd.read_csv(path)
+        shown = table.head(_MOST_ROWS)
+        rows = [[escape(_number(x)) for x in row] for row in shown.itertuples(index=False)]
+        cut = f", the first {len(shown)}" if len(shown) < len(table) else ""
+        body = _html([escape(str(c)) for c in shown.columns], rows)
+        fold = f"<details><summary>{len(table)} rows{cut}</summary>{body}</details>"
+        link = f"[table.csv](../results/{self.name}/table.csv)"
+        return ["## Table", "", f"All numbers: {link}.", "", fold, ""]
+
+
+def _held(verdict):
+    return "holds" if verdict["holds"] else "does not hold"
+
+
+def _verdict(verdict):
+    low, high = (_number(end) for end in verdict["interval"])
+    mark = f"<strong>{_held(verdict)}</strong>" if verdict["holds"] else _held(verdict)
+    whose = "the paper's" if verdict.get("paper", True) else "ours"
+    claim = escape(verdict["claim"])
+    return [claim, whose, mark, _number(verdict["estimate"]), f"[{low}, {high}]", verdict["n"]]
+
+
+def _number(value):
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plain(text):
+    return "".join(f"\\{c}" if c in "*_`[]<>|\\" else c for c in str(text))
+
+
+def _html(head, rows):
+    top = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

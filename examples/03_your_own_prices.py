@@ -1,0 +1,41 @@
+"""From a file of daily closes to a backtest on later years and to tomorrow's allocation."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from apportion.problems.portfolio import KnownTruth, load_prices
+from apportion.problems.portfolio.backtest import backtest
+from apportion.problems.portfolio.baselines import BASELINES
+from apportion.problems.portfolio.settings import PortfolioSettings
+from apportion.problems.portfolio.training import next_allocation, train_portfolio
+
+if len(sys.argv) > 1:
+    path = Path(sys.argv[1])
+else:
+    # Without a file of your own: a simulated market, written as you would write yours.
+    path = Path(tempfile.mkdtemp()) / "prices.csv"
+    KnownTruth.draw(universe=12, days=900, seed=0).prices.to_frame().to_csv(path)
+prices = load_prices(path)
+print(prices.summary())
+
+# Days before the cut are learnt from, days after it are only looked at once.
+cut = prices.dates[int(0.7 * len(prices.dates))]
+settings = PortfolioSettings.paper(
+    tasks=20, task_size=5, steps=800, window=8, batch=32, learning_rate=1e-3, cost=5e-4
+)
+trained = train_portfolio(prices.until(cut), settings)
+result = backtest(
+    prices,
+    {"policy": trained.policy},
+    baselines={name: BASELINES[name] for name in ("exponentiated-gradient", "olmar")},
+    start=str(cut + 1),
+    window=settings.window,
+    cost=settings.cost,
+)
+print(result.summary())
+
+shares = next_allocation(trained.policy, prices, window=settings.window)
+print(f"for the day after {prices.dates[-1]}:")
+for ticker, share in zip(prices.tickers, shares, strict=True):
+    print(f"  {ticker:8} {share:.2%}")

@@ -1,0 +1,61 @@
+"""Every Python block of the documentation and the README runs, in order, one namespace a page."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r'^--8<-- "(.+)"$')
+
+
+def blocks(page):
+    """(line, code) of every Python block that stands on the page itself."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        if not INCLUDED.match(found[1].strip()):
+            yield text[: found.start(1)].count("\n") + 1, found[1]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(blocks(page))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_the_code_blocks_of_the_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    for line, code in blocks(page):
+        # Padding makes a failure's line number the page's own.
+        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+
+
+def test_every_example_that_a_page_includes_is_there():
+    for page in PAGES:
+        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            included = INCLUDED.match(found[1].strip())
+            assert included is None or (ROOT / included[1]).is_file(), page
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("latex2mathml")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    page = (tmp_path / "method" / "index.html").read_text()
+    assert "<math" in page
+    assert "arithmatex" not in page
+    outside = re.findall(r'(?:src|href)="(https?://[^"]+\.(?:js|css|woff2?))"', page)
+    assert outside == []

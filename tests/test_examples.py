@@ -1,0 +1,34 @@
+"""The numbered examples run as they stand and print what they promise."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def printed(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_a_policy_trained_on_some_campaigns_gains_on_campaigns_never_seen(capsys, monkeypatch):
+    text = printed("01_budget.py", capsys, monkeypatch)
+    assert "campaigns never seen: +" in text
+
+
+def test_an_own_problem_takes_at_most_sixty_lines_and_gains_over_equal_shares(capsys, monkeypatch):
+    assert len((EXAMPLES / "02_your_own_problem.py").read_text().splitlines()) <= 60
+    text = printed("02_your_own_problem.py", capsys, monkeypatch)
+    assert "gain +" in text
+
+
+def test_own_prices_lead_to_a_backtest_and_an_allocation(capsys, monkeypatch):
+    text = printed("03_your_own_prices.py", capsys, monkeypatch)
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert float(rows["policy"][1]) > float(rows["equal-crp"][1])
+    shares = [float(row[1].rstrip("%")) for name, row in rows.items() if name.startswith("X0")]
+    assert sum(shares) == pytest.approx(100, abs=0.1)
