@@ -117,7 +117,7 @@ def ons(
     --------
     >>> bought = ons(jnp.array([[2.0, 1.0], [1.0, 1.0]]), delta=1.0)[1]
     >>> [round(float(share), 3) for share in bought]
-    [0.774, 0.226]
+    [0.773, 0.227]
     """
     m = relatives.shape[1]
     centre = jnp.full(m, 1 / m, relatives.dtype)

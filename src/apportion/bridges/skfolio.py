@@ -1,0 +1,258 @@
+"""The policy as a skfolio optimiser: fit on past returns, predict a portfolio.
+
+Fitting trains one policy over many subsets of the assets (Algorithm 1) and decides `weights_`, the
+allocation of the period after the last row. A trained policy serves any set of assets.
+"""
+
+from typing import Any, Literal, cast
+
+import numpy as np
+import pandas as pd
+
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.problems.portfolio.price_table import Prices
+from apportion.problems.portfolio.settings import Method, PortfolioSettings
+from apportion.problems.portfolio.training import next_allocation, train_portfolio
+
+try:
+    from skfolio.optimization import BaseOptimization
+    from skfolio.portfolio import Portfolio
+    from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+except ImportError:
+    raise InputError(
+        "MultiTaskPortfolio needs skfolio, which is not installed; "
+        "run pip install 'apportion[market]'"
+    ) from None
+
+Inputs = Literal["returns", "prices"]
+_NUMBERS: dict[str, Any] = {"dtype": np.float64}
+
+
+class MultiTaskPortfolio(BaseOptimization):
+    """A multi-task allocation policy with scikit-learn's and skfolio's manners.
+
+    Parameters
+    ----------
+    inputs
+        What `X` holds: simple returns a period, as everywhere in skfolio, or prices.
+    policy
+        A trained policy (another estimator's `policy_`) to use as it is: `fit` then trains nothing
+        and only decides, which makes daily walk-forwards cheap. With None, `fit` trains.
+    method, tasks, task_size, steps, members, k, eta, tracking, window, batch, hidden, learning_rate
+        As in `PortfolioSettings`. Tasks are as large as the assets allow, `task_size` at most, and
+        a batch as long as the periods allow, `batch` at most.
+    cost
+        Commission the policy is trained with, a fraction of the value traded.
+    seed
+        Decides tasks, first parameters and batches: the same seed gives the same weights.
+    portfolio_params, fallback, previous_weights, raise_on_failure
+        As in every skfolio optimiser. `previous_weights` are the shares held when the decision is
+        made, equal ones by default; skfolio's walk-forward hands them from fold to fold.
+
+    Attributes
+    ----------
+    policy_
+        The trained policy, for any set of assets.
+    weights_
+        Its allocation among the fitted assets for the period after the last row of `X`.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(0, 0.01, (80, 4))
+    >>> model = MultiTaskPortfolio(
+    ...     tasks=3, task_size=3, steps=4, members=1, window=8, batch=16, hidden=4)
+    >>> model.fit(X).weights_.shape
+    (4,)
+    >>> model.predict(X[-20:]).n_observations
+    20
+    """
+
+    policy_: Policy
+
+    def __init__(
+        self,
+        *,
+        inputs: Inputs = "returns",
+        policy: Policy | None = None,
+        method: Method = "pmtl",
+        tasks: int = 30,
+        task_size: int = 10,
+        steps: int = 6000,
+        members: int = 4,
+        k: float = 0.5,
+        eta: float = 0.1,
+        tracking: float = 15.0,
+        window: int = 31,
+        batch: int = 109,
+        hidden: int = 25,
+        learning_rate: float = 2.8e-4,
+        cost: float = 0.0025,
+        seed: int = 0,
+        portfolio_params: dict | None = None,
+        fallback=None,
+        previous_weights=None,
+        raise_on_failure: bool = True,
+    ):
+        super().__init__(
+            portfolio_params=portfolio_params,
+            fallback=fallback,
+            previous_weights=previous_weights,
+            raise_on_failure=raise_on_failure,
+        )
+        self.inputs: Inputs = inputs
+        self.policy = policy
+        self.method: Method = method
+        self.tasks = tasks
+        self.task_size = task_size
+        self.steps = steps
+        self.members = members
+        self.k = k
+        self.eta = eta
+        self.tracking = tracking
+        self.window = window
+        self.batch = batch
+        self.hidden = hidden
+        self.learning_rate = learning_rate
+        self.cost = cost
+        self.seed = seed
+
+    def fit(self, X: Any, y: None = None) -> "MultiTaskPortfolio":
+        """Train on the rows of `X` (or take the policy given) and decide the next allocation.
+
+        Parameters
+        ----------
+        X
+            Returns or prices, a row a period and a column an asset; columns named by strings keep
+            their names.
+        y
+            Not used; scikit-learn hands it over.
+        """
+        prices = self._prices(np.asarray(validate_data(self, X, **_NUMBERS)), X)
+        self.policy_ = self._trained(prices) if self.policy is None else self.policy
+        self.weights_ = self._decide(prices, self._held(self.n_features_in_))
+        return self
+
+    def predict(self, X: Any) -> Portfolio:
+        """The portfolio over the rows of `X`.
+
+        For the fitted assets `weights_` apply to all of them, as in every skfolio optimiser. For
+        other assets the first `window` rows are the history from which their shares are decided,
+        and the portfolio covers the rows after them.
+        """
+        check_is_fitted(self, "weights_")
+        if self._knows(X):
+            return cast(Portfolio, super().predict(self._returns(X)))
+        values = check_array(X, **_NUMBERS)
+        rows = self.window if self.inputs == "prices" else self.window - 1
+        if len(values) <= rows:
+            raise InputError(
+                f"X: {len(values)} rows of assets that were not fitted; their shares are decided "
+                f"from the first {rows}, so give more"
+            )
+        weights = self.allocate(_rows(X, slice(rows)))
+        later = _rows(X, slice(rows - 1 if self.inputs == "prices" else rows, None))
+        parameters: dict[str, Any] = {"name": type(self).__name__} | (self.portfolio_params or {})
+        return Portfolio(X=self._returns(later), weights=weights, **parameters)
+
+    def allocate(self, X: Any, held: Any = None) -> np.ndarray:
+        """The allocation for the period after the last row of `X`, whatever its assets are.
+
+        Parameters
+        ----------
+        X
+            History of at least `window` prices (or one return less) of any assets.
+        held
+            Shares held now; equal ones by default.
+        """
+        check_is_fitted(self, "policy_")
+        values = check_array(X, **_NUMBERS)
+        return self._decide(self._prices(values, X), None if held is None else np.asarray(held))
+
+    @property
+    def needs_previous_weights(self) -> bool:
+        """True: a decision starts from what is held."""
+        return True
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.positive_only = self.inputs == "prices"
+        return tags
+
+    def _trained(self, prices: Prices) -> Policy:
+        days, assets = prices.close.shape
+        settings = PortfolioSettings(
+            method=self.method,
+            tasks=self.tasks,
+            task_size=min(self.task_size, assets),
+            steps=self.steps,
+            members=self.members,
+            k=self.k,
+            eta=self.eta,
+            tracking=self.tracking,
+            window=self.window,
+            batch=max(1, min(self.batch, days - self.window)),
+            hidden=self.hidden,
+            learning_rate=self.learning_rate,
+            cost=self.cost,
+            seed=self.seed,
+        )
+        return train_portfolio(prices, settings).policy
+
+    def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
+        shares = np.asarray(next_allocation(self.policy_, prices, window=self.window, held=held))
+        shares = np.maximum(shares.astype(float), 0.0)
+        return shares / shares.sum()
+
+    def _held(self, assets: int) -> np.ndarray | None:
+        """Previous weights as shares; None where there are none to start from."""
+        if self.previous_weights is None:
+            return None
+        weights = self._clean_previous_weights(assets)
+        if (weights < 0).any() or not np.isfinite(weights).all():
+            raise InputError(
+                "previous_weights: the policy holds no short positions; give shares >= 0"
+            )
+        total = weights.sum()
+        return weights / total if total > 0 else None
+
+    def _prices(self, values: np.ndarray, X: Any) -> Prices:
+        """`X` as a checked table of prices; returns start from prices of 1."""
+        if self.inputs not in ("returns", "prices"):
+            raise InputError(f'inputs is {self.inputs!r}; choose "returns" or "prices"')
+        lowest = 0.0 if self.inputs == "prices" else -1.0
+        bad = np.argwhere(values <= lowest)
+        if len(bad):
+            row, column = bad[0]
+            meant = "" if self.inputs == "prices" else '; for prices set inputs="prices"'
+            raise InputError(
+                f"X: row {row}, column {column} is {values[row, column]:g}; {self.inputs} must be "
+                f"above {lowest:g}{meant}"
+            )
+        if self.inputs == "returns":
+            values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
+        names = (
+            [str(c) for c in X.columns] if isinstance(X, pd.DataFrame) else range(values.shape[1])
+        )
+        days = np.datetime64(0, "D") + np.arange(len(values))
+        return Prices(days, tuple(str(name) for name in names), values)
+
+    def _knows(self, X: Any) -> bool:
+        """Whether the columns of `X` are the fitted assets, in their order."""
+        fitted = getattr(self, "feature_names_in_", None)
+        if isinstance(X, pd.DataFrame) and fitted is not None:
+            return list(X.columns) == list(fitted)
+        return np.ndim(X) == 2 and np.shape(X)[1] == self.n_features_in_
+
+    def _returns(self, X: Any) -> Any:
+        """What skfolio evaluates portfolios on: returns; the first row of prices has none."""
+        if self.inputs == "returns":
+            return X
+        if isinstance(X, pd.DataFrame):
+            return X.pct_change().iloc[1:]
+        values = np.asarray(X, float)
+        return values[1:] / values[:-1] - 1
+
+
+def _rows(X: Any, which: slice) -> Any:
+    return X.iloc[which] if isinstance(X, pd.DataFrame) else np.asarray(X)[which]

@@ -1,0 +1,102 @@
+"""Final wealth against universal-portfolios on its own data, and against published tables.
+
+Set APPORTION_UNIVERSAL_PYTHON to the python of an environment with universal-portfolios.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.problems.portfolio import baselines
+from apportion.problems.portfolio.baselines import BASELINES
+
+pytestmark = pytest.mark.peer
+PYTHON = os.environ.get("APPORTION_UNIVERSAL_PYTHON")
+PROGRAM = Path(__file__).parents[3] / "benchmarks" / "baselines.py"
+DATA = ("djia", "msci", "sp500", "tse", "nyse_o", "nyse_n")
+NAMES = (
+    "equal-crp", "buy-and-hold", "best-crp", "universal", "exponentiated-gradient", "ons", "pamr",
+    "cwmr", "olmar", "rmr", "anticor",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    if PYTHON is None:
+        pytest.skip("APPORTION_UNIVERSAL_PYTHON names no python with universal-portfolios")
+    spec = importlib.util.spec_from_file_location("baselines_benchmark", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def peer(comparison):
+    return comparison.peer_results(PYTHON, DATA)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", NAMES)
+def test_final_wealth_equals_the_peers(comparison, peer, data, name):
+    result = comparison.compare(peer, data, name)
+    assert result.gross_error < 1e-6
+    assert result.fee_error < 1e-6
+    assert result.exact_cost_error < 1e-6
+
+
+# Final wealth as printed in Li & Hoi, Online Portfolio Selection: A Survey (2014), and the papers of
+# PAMR (2012) and ONS: equal to every digit they print.
+PRINTED = {
+    "buy-and-hold": ("14.50", "18.06", "1.61", "1.34", "0.91", "0.76"),
+    "best-crp": ("250.60", "120.32", "6.78", "4.07", "1.51", "1.24"),
+    "exponentiated-gradient": ("27.09", "31.00", "1.59", "1.63", "0.93", "0.81"),
+    "ons": ("109.19", "21.59", "1.62", "3.34", "0.86", "1.53"),
+    "pamr": ("5.14E+15", "1.25E+06", "264.86", "5.09", "15.23", "0.68"),
+}
+
+
+def classical(peer, data):
+    """The data set as its papers use it: the file's first row is the first day's relatives."""
+    relatives = peer[f"{data}/equal-crp/relatives"].copy()
+    relatives[0] = peer[f"{data}/first row"]
+    return relatives
+
+
+def wealth(function, relatives):
+    with jax.enable_x64(True):
+        allocations = np.asarray(jax.jit(function)(jnp.asarray(relatives)))
+    return float(np.exp(np.log((allocations * relatives).sum(1)).sum()))
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_final_wealth_equals_the_published_tables(peer, name):
+    for data, printed in zip(
+        ("nyse_o", "nyse_n", "tse", "sp500", "msci", "djia"), PRINTED[name], strict=True
+    ):
+        found = wealth(BASELINES[name], classical(peer, data))
+        mantissa, _, power = printed.partition("E")
+        half = 0.5 * 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
+        assert abs(found - float(printed)) <= half * 1.001, (data, found, printed)
+
+
+def test_median_reversion_comes_within_three_percent_of_its_paper(peer):
+    """Huang et al. (2013) stop their median at a tolerance of 1e-3; ours goes on to the median."""
+    for data, printed in {"nyse_o": 1.64e17, "nyse_n": 3.25e8, "tse": 181.34, "djia": 2.67}.items():
+        assert wealth(baselines.rmr, classical(peer, data)) == pytest.approx(printed, rel=0.03)
+
+
+def test_anticor_bought_over_all_windows_comes_within_two_percent_of_its_paper(peer):
+    """Borodin et al. (2004), equal money on windows 2 to 30, held."""
+    for data, printed in {"djia": 1.59, "sp500": 5.56}.items():
+        relatives = classical(peer, data)
+        mean = np.mean(
+            [wealth(lambda y, w=w: baselines.anticor(y, w), relatives) for w in range(2, 31)]
+        )
+        assert mean == pytest.approx(printed, rel=0.02)
