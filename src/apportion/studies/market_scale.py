@@ -70,7 +70,7 @@ PAPER = Scale(
 )
 QUICK = Scale(
     settings=PortfolioSettings.paper(
-        task_size=5, window=8, batch=32, hidden=12, learning_rate=1e-3, steps=1800
+        task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=1800
     ),
     experiments=3,
     years=(2017, 2018, 2019),

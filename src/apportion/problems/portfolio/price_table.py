@@ -81,6 +81,10 @@ class Prices:
         """Rows before `day`: all that may be known when it begins."""
         return self._rows(slice(0, self.row(day)))
 
+    def since(self, day: str | np.datetime64) -> "Prices":
+        """Rows from `day` on."""
+        return self._rows(slice(self.row(day), None))
+
     def years(self) -> list[int]:
         """Calendar years in the data."""
         return sorted({int(year) for year in self.dates.astype("datetime64[Y]").astype(int) + 1970})

@@ -1,0 +1,104 @@
+"""The portfolio studies at the paper's size, on an accelerator: tables there, pictures anywhere.
+
+`python -m apportion.studies.paper_scale grid --prices FILE --out DIR` trains and writes DIR/grid.csv
+(likewise fig2, fig5, recipe); `... draw --out DIR` turns the tables in DIR into study folders. Nothing
+but the table is needed to draw, and nothing of drawing to train.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pandas as pd
+
+from apportion.problems.portfolio.price_table import Prices
+from apportion.problems.portfolio.prices import load_prices
+from apportion.studies import fig2, fig3, fig4, fig5, market_grid, market_scale, recipe
+from apportion.studies.study import Study
+
+Save = Callable[[pd.DataFrame], None]
+DRAWN = {
+    "grid": (fig3.from_table, fig4.from_table),
+    "fig2": (fig2.from_table,),
+    "fig5": (fig5.from_table,),
+    "recipe": (recipe.from_table,),
+}
+
+
+def train(part: str, prices: Prices, save: Save, tell: Callable[[str], None]) -> dict:
+    """Compute one part's table, save it, and return the settings it was made with."""
+    if part == "grid":
+        scale = market_scale.PAPER.within(prices)
+        save(market_grid.compute(prices, scale, progress=tell, save=save))
+        return market_scale.describe(prices, scale)
+    if part == "fig2":
+        settings, runs = fig2.PAPER
+        save(fig2.compute(prices, settings, runs=runs, progress=tell))
+        return {"data": prices.summary(), "runs": runs, **vars(settings)}
+    if part == "fig5":
+        settings, watched = fig5.PAPER
+        save(fig5.compute(prices, settings, watched=watched, progress=tell))
+        return {"data": prices.summary(), "watched": watched, **vars(settings)}
+    scale = recipe.PAPER if len(prices.tickers) > 30 else recipe.SECOND
+    save(recipe.compute(prices, scale, progress=tell))
+    return {
+        "data": prices.summary(),
+        "experiments": scale.experiments,
+        "years": scale.years,
+        "held_out": scale.held_out,
+        **vars(scale.settings),
+    }
+
+
+def draw(folder: Path) -> list[Study]:
+    """Every study whose table is in the folder, each saved in a folder of its own."""
+    studies = []
+    for part, makers in DRAWN.items():
+        for table in sorted(folder.glob(f"{part}*.csv")):
+            settings = json.loads(table.with_suffix(".json").read_text())
+            for make in makers:
+                study = make(pd.read_csv(table), settings)
+                place = folder / table.stem.replace(part, study.name)
+                study.save(place)
+                (place / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
+                studies.append(study)
+    return studies
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=[*DRAWN, "draw"])
+    parser.add_argument("--prices", type=Path, help="price file (not for draw)")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--name", help="name of the table; default: the part's")
+    given = parser.parse_args(arguments)
+    if given.part == "draw":
+        for study in draw(given.out):
+            print(study.summary(), end="\n\n")
+        return
+    if given.prices is None:
+        parser.error("--prices is needed to train")
+    given.out.mkdir(parents=True, exist_ok=True)
+    table = given.out / f"{given.name or given.part}.csv"
+    start = time.perf_counter()
+
+    def tell(message: str) -> None:
+        print(f"{time.perf_counter() - start:7.1f} s  {message}", file=sys.stderr, flush=True)
+
+    def save(frame: pd.DataFrame) -> None:
+        frame.to_csv(table, index=False, float_format="%.7g")
+
+    settings = train(given.part, load_prices(given.prices), save, tell)
+    device = jax.devices()[0]
+    settings |= {"device": device.device_kind, "seconds": round(time.perf_counter() - start, 1)}
+    table.with_suffix(".json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
+    tell(f"wrote {table}")
+
+
+if __name__ == "__main__":
+    main()
