@@ -62,11 +62,20 @@ def main() -> None:
     found: dict[int, list[dict[str, float]]] = {size: [] for size in SIZES}
     for _ in range(arguments.rounds):
         for size in SIZES:
-            command = [sys.executable, __file__, "--one", str(size), "--steps", str(arguments.steps)]
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                str(size),
+                "--steps",
+                str(arguments.steps),
+            ]
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found[size].append(json.loads(out.splitlines()[-1]))
     base = min(row["seconds"] for row in found[SIZES[0]])
-    print(f"{'tasks':>10} {'us a step':>10} {'ratio':>6} {'trees and memory':>17} {'peak of process':>16}")
+    print(
+        f"{'tasks':>10} {'us a step':>10} {'ratio':>6} {'trees and memory':>17} {'peak of process':>16}"
+    )
     for size, rows in found.items():
         seconds = min(row["seconds"] for row in rows)
         print(

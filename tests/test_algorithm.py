@@ -109,7 +109,8 @@ def randomness(key, step):
     """The uniforms and normals that step n of the algorithm uses."""
     draw, _, recall, _, act = jax.random.split(jax.random.fold_in(key, step), 5)
     noises = [
-        np.asarray(jax.random.normal(jax.random.split(k)[0], (m,))) for k in jax.random.split(act, ACTING)
+        np.asarray(jax.random.normal(jax.random.split(k)[0], (m,)))
+        for k in jax.random.split(act, ACTING)
     ]
     return np.asarray(jax.random.uniform(draw, (1,))), float(jax.random.uniform(recall)), noises
 

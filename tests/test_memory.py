@@ -76,10 +76,11 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
     memory = start(tasks, slots=2)
     slots = []
     for step, t in enumerate([0, 1, 0, 2, 1, 0]):
-        memory, slot = replay.claim(
-            memory, PROBLEM, tasks[t], jnp.asarray(t, jnp.int32), jnp.asarray(step, jnp.int32), key=KEY
-        )
-        slots.append(int(slot))
+        place = replay.locate(memory, jnp.asarray(t, jnp.int32))
+        fresh = PROBLEM.reset(tasks[t], key=KEY)
+        step = jnp.asarray(step, jnp.int32)
+        memory = replay.claim(memory, place, jnp.asarray(t, jnp.int32), fresh, step)
+        slots.append(int(place.slot))
     # 2 takes 1's slot (0 was used later), 1 takes 0's, 0 takes 2's.
     assert slots == [0, 1, 0, 1, 0, 1]
     assert np.asarray(memory.slot_of).tolist() == [1, 0, -1, -1, -1]

@@ -116,7 +116,9 @@ def test_the_recurrent_policy_is_the_formula_in_numpy():
     r = policy.recurrence
     for n in range(WINDOW):
         x = np.asarray(observation.history)[:, n]
-        h = np.tanh(x @ np.asarray(r.from_input) + h @ np.asarray(r.from_state) + np.asarray(r.bias))
+        h = np.tanh(
+            x @ np.asarray(r.from_input) + h @ np.asarray(r.from_state) + np.asarray(r.bias)
+        )
     scores = h @ np.asarray(policy.score.of_features) + 1.5 * np.asarray(observation.held)
     expected = np.exp(scores - scores.max())
     shares = policy(observation, jnp.ones(5, bool))

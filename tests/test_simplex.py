@@ -136,7 +136,9 @@ def test_dirichlet_log_probabilities_are_scipys():
     law = stats.dirichlet(alpha)
     shares = np.array([0.2, 0.5, 0.3])
     action = jnp.append(jnp.log(jnp.asarray(shares, jnp.float32)), 0.0)
-    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(law.logpdf(shares), rel=1e-4)
+    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(
+        law.logpdf(shares), rel=1e-4
+    )
     assert float(explore.entropy(scores, mask)) == pytest.approx(law.entropy(), rel=1e-4)
 
 

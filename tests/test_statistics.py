@@ -38,7 +38,8 @@ def test_one_experiment_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("values", "words"), [([], "non-empty"), ([1.0, np.nan], "1 are not finite"), ([[1.0]], "one-dim")]
+    ("values", "words"),
+    [([], "non-empty"), ([1.0, np.nan], "1 are not finite"), ([[1.0]], "one-dim")],
 )
 def test_bad_samples_are_refused(values, words):
     with pytest.raises(InputError, match=words):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from apportion import memory as replay
 from apportion.errors import InputError
 from apportion.learners.learner import Learner
-from apportion.memory import Memory
+from apportion.memory import Memory, read_apart
 from apportion.policy import Policy, ScoringPolicy
 from apportion.priority import Selection
 from apportion.problem import Problem
@@ -155,6 +155,9 @@ def advance(
     def one(state, _):
         return step(algorithm, state)
 
+    if record_every == 1:
+        return jax.lax.scan(one, state, None, steps)
+
     def several(state, _):
         state, metrics = jax.lax.scan(one, state, None, record_every)
         return state, jax.tree.map(lambda leaf: leaf[-1], metrics)
@@ -171,46 +174,52 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     )
     policy = algorithm.policy(state)
 
-    t = selection.draw(state.selection, state.step, key=draw_key)
+    chances, memory, batch = state.selection, state.memory, None
+    drawn = read_apart(lambda number: selection.draw(chances, number, key=draw_key), state.step)
+    t = drawn.task
     task = algorithm.tasks[t]
-    probability = selection.probability(state.selection, t)
-    weight = selection.weight(state.selection, t, state.step)
-
-    memory, slot, batch = state.memory, t, None
     if memory is not None:
-        memory, slot = replay.claim(memory, problem, task, t, state.step, key=claim_key)
+        place = read_apart(lambda t, memory=memory: replay.locate(memory, t), t)
+        fresh = problem.reset(task, key=claim_key)
+        memory = replay.claim(memory, place, t, fresh, state.step)
     if memory is not None and learner.periods:
-        batch = replay.recall(
-            memory,
-            slot,
-            learner.periods,
-            horizon=problem.horizon,
-            recency=algorithm.recency,
-            key=recall_key,
-        )
-    update = learner.update(problem, task, batch, policy, state.learner, weight, key=update_key)
+
+        def recall(slot, memory=memory):
+            return replay.recall(
+                memory,
+                slot,
+                learner.periods,
+                horizon=problem.horizon,
+                recency=algorithm.recency,
+                key=recall_key,
+            )
+
+        batch = read_apart(recall, place.slot)
+    update = learner.update(
+        problem, task, batch, policy, state.learner, drawn.weight, key=update_key
+    )
 
     value = algorithm.scorer(update.evidence)
     kind = _fault(update.evidence, value)
     sound = (kind == 0) & (state.fault[0] == 0)
     policy = _keep_if(sound, update.policy, policy)
-    score = selection.score(state.selection, t)
     # A faulty value is replaced by the task's own score, which leaves that score as it was.
-    scores = selection.update(state.selection, t, jnp.where(sound, value, score))
+    value = jnp.where(sound, value, drawn.score)
+    chances = selection.update(chances, drawn, value)
 
     if memory is not None and batch is not None and update.arrived is not None:
-        memory = replay.rewrite(memory, slot, batch, update.arrived, sound)
+        memory = replay.rewrite(memory, place.slot, batch, update.arrived, sound)
     if memory is not None and algorithm.acting:
-        memory = _act(algorithm, policy, task, memory, slot, sound, act_key)
+        memory = _act(algorithm, policy, task, memory, place.slot, sound, act_key)
 
     evidence = update.evidence
     metrics = Metrics(
         t,
         evidence.loss,
         evidence.mean(evidence.rewards),
-        selection.score(scores, t),
-        probability,
-        weight,
+        drawn.score,
+        drawn.probability,
+        drawn.weight,
         mean_deviation(evidence),
         evidence.gradient_norm,
     )
@@ -220,7 +229,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     following = RunState(
         eqx.filter(policy, eqx.is_array),
         _keep_if(sound, update.state, state.learner),
-        scores,
+        chances,
         memory,
         state.key,
         state.step + 1,
@@ -255,7 +264,7 @@ def _act(
         following = replay.advance(problem, task, state, n, choose(state, noise_key), step_key)
         return following, following
 
-    here = (memory.current(slot), memory.position(slot))
+    here = read_apart(lambda slot: (memory.current(slot), memory.position(slot)), slot)
     _, (states, periods) = jax.lax.scan(period, here, jax.random.split(key, algorithm.acting))
     return replay.store(memory, slot, states, periods, sound)
 

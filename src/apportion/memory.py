@@ -6,6 +6,8 @@ that has none, and a task that comes back starts afresh: a million tasks cost 4 
 slots. Where `history` is the whole episode, rows are periods.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -107,31 +109,49 @@ def advance(problem: Problem, task: Tasks, state: State, n: Index, allocation, k
     return state, jnp.where(ended, 0, n + 1)
 
 
-def claim(
-    memory: Memory, problem: Problem, task: Tasks, index: Index, step: Index, *, key: PRNGKeyArray
-) -> tuple[Memory, Index]:
-    """The slot of task `index`; a task that has none takes over the least recently used one."""
+class Place(eqx.Module):
+    """Where a task's memory is, or is going to be."""
+
+    slot: Index
+    absent: Bool[Array, ""]
+    """The task has no slot yet, and takes this one over."""
+    loser: Index
+    """Who had it before, or -1."""
+    first: PyTree[Array]
+    """The slot's first state and its period, and how many states it has stored."""
+
+
+def locate(memory: Memory, task: Index) -> Place:
+    """The slot of a task, or else the least recently used one."""
     if memory.owner.shape[0] == memory.slot_of.shape[0]:
-        return memory, index
-    known = memory.slot_of[index]
+        return Place(task, jnp.array(False), task, ())
+    known = memory.slot_of[task]
     absent = known < 0
     slot = jnp.where(absent, jnp.argmin(memory.used).astype(known.dtype), known)
-    loser = memory.owner[slot]
-    place = jnp.where(absent & (loser >= 0), loser, index)
-    fresh = problem.reset(task, key=key)
-    states = jax.tree.map(
-        lambda leaf, new: leaf.at[slot, 0].set(jnp.where(absent, new, leaf[slot, 0])),
-        memory.states,
-        fresh,
+    state = jax.tree.map(lambda leaf: leaf[slot, 0], memory.states)
+    first = (state, memory.periods[slot, 0], memory.count[slot])
+    return Place(slot, absent, memory.owner[slot], first)
+
+
+def claim(memory: Memory, place: Place, task: Index, fresh: State, step: Index) -> Memory:
+    """Give the located slot to the task; a task that had none starts there at its `fresh` state."""
+    if memory.owner.shape[0] == memory.slot_of.shape[0]:
+        return memory
+    slot = place.slot
+    afresh = (fresh, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
+    state, period, count = jax.tree.map(
+        lambda new, old: jnp.where(place.absent, new, old), afresh, place.first
     )
+    # An index outside is dropped: nobody is evicted.
+    evicted = jnp.where(place.absent & (place.loser >= 0), place.loser, memory.slot_of.shape[0])
     return Memory(
-        states,
-        memory.periods.at[slot, 0].set(jnp.where(absent, 0, memory.periods[slot, 0])),
-        memory.count.at[slot].set(jnp.where(absent, 1, memory.count[slot])),
-        memory.slot_of.at[place].set(-1).at[index].set(slot),
-        memory.owner.at[slot].set(index),
+        jax.tree.map(lambda leaf, new: leaf.at[slot, 0].set(new), memory.states, state),
+        memory.periods.at[slot, 0].set(period),
+        memory.count.at[slot].set(count),
+        memory.slot_of.at[evicted].set(-1, mode="drop").at[task].set(slot),
+        memory.owner.at[slot].set(task),
         memory.used.at[slot].set(step),
-    ), slot
+    )
 
 
 def recall(
@@ -171,16 +191,11 @@ def rewrite(
     memory: Memory, slot: Index, batch: Batch, states: State, wanted: Bool[Array, ""]
 ) -> Memory:
     """Replace the batch's linked rows by the states that today's policy arrives at."""
-    write = batch.linked & wanted
-
-    def put(leaf, new, old):
-        shape = (-1,) + (1,) * (new.ndim - 1)
-        return leaf.at[slot, batch.rows].set(jnp.where(write.reshape(shape), new, old))
-
-    # Rows past the ring's content repeat others only where the batch is longer than the history.
-    return eqx.tree_at(
-        lambda m: m.states, memory, jax.tree.map(put, memory.states, states, batch.states)
+    rows = jnp.where(batch.linked & wanted, batch.rows, memory.history)
+    put = jax.tree.map(
+        lambda leaf, new: leaf.at[slot, rows].set(new, mode="drop"), memory.states, states
     )
+    return eqx.tree_at(lambda m: m.states, memory, put)
 
 
 def store(
@@ -191,19 +206,27 @@ def store(
     wanted: Bool[Array, ""],
 ) -> Memory:
     """Append states; the last of them is where the episode now stands."""
-    length = periods.shape[0]
-    rows = (memory.count[slot] + jnp.arange(length, dtype=jnp.int32)) % memory.history
+    count, length = memory.count[slot], periods.shape[0]
+    rows = (count + jnp.arange(length, dtype=jnp.int32)) % memory.history
+    rows = jnp.where(wanted, rows, memory.history)
+    put = jax.tree.map(
+        lambda leaf, seen: leaf.at[slot, rows].set(seen, mode="drop"),
+        (memory.states, memory.periods),
+        (states, periods),
+    )
+    count = memory.count.at[slot].add(jnp.where(wanted, length, 0))
+    return eqx.tree_at(lambda m: (m.states, m.periods, m.count), memory, (*put, count))
 
-    def put(leaf, new):
-        old = leaf[slot, rows]
-        return leaf.at[slot, rows].set(jnp.where(wanted, new, old))
 
-    return eqx.tree_at(
-        lambda m: (m.states, m.periods, m.count),
-        memory,
-        (
-            jax.tree.map(put, memory.states, states),
-            put(memory.periods, periods),
-            memory.count.at[slot].add(jnp.where(wanted, length, 0)),
-        ),
+def read_apart(read: Callable[[Index], PyTree], index: Index) -> PyTree:
+    """What `read(index)` gives, finished before anything that depends on it.
+
+    Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
+    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). A loop
+    of one round, whose length and index it cannot foresee, keeps the reads where they are.
+    """
+    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
+    rounds = jnp.where(index < 0, 2, 1)
+    return jax.lax.fori_loop(
+        0, rounds, lambda i, _: read(index + jnp.minimum(i, 0).astype(index.dtype)), blank
     )

@@ -23,44 +23,38 @@ Index = Int[Array, ""]
 Scalar = Float[Array, ""]
 
 
-class Tree(eqx.Module):
-    """A reduction over T leaves that one leaf's change updates in O(log T)."""
+class Trees(eqx.Module):
+    """The sum and the least of T positive leaves, kept exact in O(log T) for each change.
 
-    levels: tuple[Float[Array, "blocks children"], ...]
-    reduce: Callable[[Array], Array] = eqx.field(static=True)
+    Level 0 holds the leaves in blocks; a block's sum and least are the entries of the levels above.
+    Places without a leaf hold 0 in sums and infinity in leasts.
+    """
+
+    leaves: Float[Array, "blocks children"]
+    sums: tuple[Float[Array, "blocks children"], ...]
+    leasts: tuple[Float[Array, "blocks children"], ...]
 
     @classmethod
-    def over(cls, leaves: Float[Array, " tasks"], reduce: Callable, neutral: float) -> "Tree":
-        """Build the tree; `neutral` fills the places without a leaf."""
-        levels = []
-        row = leaves
-        while True:
-            blocks = -(-row.shape[0] // BRANCHING)
-            filler = jnp.full((blocks * BRANCHING - row.shape[0],), neutral, row.dtype)
-            level = jnp.concatenate([row, filler]).reshape(blocks, BRANCHING)
-            levels.append(level)
-            if blocks == 1:
-                return cls(tuple(levels), reduce)
-            row = reduce(level, axis=1)  # pyright: ignore[reportCallIssue]
+    def over(cls, leaves: Float[Array, " tasks"]) -> "Trees":
+        """Build the trees over all leaves."""
+        bottom = _blocks(leaves, 0.0)
+        sums, leasts = [], []
+        total, least = bottom.sum(1), _least(bottom)
+        while total.shape[0] > 1:
+            sums.append(_blocks(total, 0.0))
+            leasts.append(_blocks(least, jnp.inf))
+            total, least = sums[-1].sum(1), leasts[-1].min(1)
+        return cls(bottom, tuple(sums), tuple(leasts))
 
     @property
     def total(self) -> Scalar:
-        """The reduction over all leaves."""
-        return self.reduce(self.levels[-1][0])
+        """The sum of all leaves."""
+        return (self.sums[-1] if self.sums else self.leaves)[0].sum()
 
-    def leaf(self, index: Index) -> Scalar:
-        """One leaf."""
-        return self.levels[0][index // BRANCHING, index % BRANCHING]
-
-    def put(self, index: Index, value: Scalar) -> "Tree":
-        """Change one leaf, and its ancestors."""
-        levels = []
-        for level in self.levels:
-            block, place = index // BRANCHING, index % BRANCHING
-            level = level.at[block, place].set(value)
-            levels.append(level)
-            index, value = block, self.reduce(level[block])
-        return Tree(tuple(levels), self.reduce)
+    @property
+    def least(self) -> Scalar:
+        """The least of all leaves."""
+        return self.leasts[-1][0].min() if self.leasts else _least(self.leaves)[0]
 
     def find(self, uniforms: Float[Array, " levels"]) -> Index:
         """The leaf drawn with probability leaf / total: one uniform for each level, root first.
@@ -69,7 +63,7 @@ class Tree(eqx.Module):
         uniform has too few digits.
         """
         block = jnp.zeros((), jnp.int32)
-        for level, uniform in zip(reversed(self.levels), uniforms, strict=True):
+        for level, uniform in zip((*reversed(self.sums), self.leaves), uniforms, strict=True):
             children = level[block]
             upto = jnp.cumsum(children)
             place = jnp.sum(upto <= uniform * upto[-1])
@@ -77,6 +71,52 @@ class Tree(eqx.Module):
             last = BRANCHING - 1 - jnp.argmax(children[::-1] > 0)
             block = block * BRANCHING + jnp.minimum(place, last).astype(jnp.int32)
         return block
+
+    def path(self, leaf: Index) -> "Trees":
+        """The blocks from a leaf up to the root: all that a change of the leaf touches."""
+        block = leaf // BRANCHING
+        bottom, sums, leasts = self.leaves[block], [], []
+        for level_sums, level_leasts in zip(self.sums, self.leasts, strict=True):
+            block = block // BRANCHING
+            sums.append(level_sums[block])
+            leasts.append(level_leasts[block])
+        return Trees(bottom[None], tuple(s[None] for s in sums), tuple(s[None] for s in leasts))
+
+    def put(self, leaf: Index, value: Scalar, path: "Trees") -> "Trees":
+        """Change one leaf, given its path as it was: blocks are written, and none is read."""
+        block, place = leaf // BRANCHING, leaf % BRANCHING
+        row = path.leaves[0].at[place].set(value)
+        leaves = self.leaves.at[block].set(row)
+        total, least = row.sum(), _least(row[None])[0]
+        sums, leasts = [], []
+        for k in range(len(self.sums)):
+            block, place = block // BRANCHING, block % BRANCHING
+            sum_row = path.sums[k][0].at[place].set(total)
+            least_row = path.leasts[k][0].at[place].set(least)
+            sums.append(self.sums[k].at[block].set(sum_row))
+            leasts.append(self.leasts[k].at[block].set(least_row))
+            total, least = sum_row.sum(), least_row.min()
+        return Trees(leaves, tuple(sums), tuple(leasts))
+
+
+def _blocks(row: Float[Array, " places"], neutral: float) -> Float[Array, "blocks children"]:
+    blocks = -(-row.shape[0] // BRANCHING)
+    filler = jnp.full((blocks * BRANCHING - row.shape[0],), neutral, row.dtype)
+    return jnp.concatenate([row, filler]).reshape(blocks, BRANCHING)
+
+
+def _least(leaves: Float[Array, "blocks children"]) -> Float[Array, " blocks"]:
+    return jnp.where(leaves > 0, leaves, jnp.inf).min(1)
+
+
+class Drawn(eqx.Module):
+    """A task as it was drawn: what the step must know of it, and what its score's update will."""
+
+    task: Index
+    score: Scalar
+    probability: Scalar
+    weight: Scalar
+    path: PyTree[Array]
 
 
 class Selection(eqx.Module):
@@ -87,23 +127,11 @@ class Selection(eqx.Module):
         """The state before the first step."""
 
     @abstractmethod
-    def draw(self, state: PyTree[Array], step: Index, *, key: PRNGKeyArray) -> Index:
-        """The next task."""
+    def draw(self, state: PyTree[Array], step: Index, *, key: PRNGKeyArray) -> Drawn:
+        """The next task t ~ p, with its s_t, p_t and w_t."""
 
     @abstractmethod
-    def score(self, state: PyTree[Array], task: Index) -> Scalar:
-        """s_t."""
-
-    @abstractmethod
-    def probability(self, state: PyTree[Array], task: Index) -> Scalar:
-        """p_t."""
-
-    @abstractmethod
-    def weight(self, state: PyTree[Array], task: Index, step: Index) -> Scalar:
-        """w_t, at most 1."""
-
-    @abstractmethod
-    def update(self, state: PyTree[Array], task: Index, value: Scalar) -> PyTree[Array]:
+    def update(self, state: PyTree[Array], drawn: Drawn, value: Scalar) -> PyTree[Array]:
         """s_t <- smoothing s_t + (1 - smoothing) value, for the drawn task alone."""
 
     @abstractmethod
@@ -120,11 +148,10 @@ def _smooth(score: Scalar, value: Scalar, smoothing: Array) -> Scalar:
 
 
 class PriorityState(eqx.Module):
-    """Scores with the sum and the minimum of their powers."""
+    """Scores, and the trees over their powers s_t^alpha."""
 
     scores: Float[Array, " tasks"]
-    powers: Tree
-    least: Tree
+    powers: Trees
 
 
 class Priority(Selection):
@@ -170,38 +197,32 @@ class Priority(Selection):
 
     def start(self, tasks: int) -> PriorityState:
         scores = jnp.full((tasks,), jnp.maximum(self.initial, LEAST_SCORE))
-        powers = scores**self.alpha
-        return PriorityState(
-            scores, Tree.over(powers, jnp.sum, 0.0), Tree.over(powers, jnp.min, jnp.inf)
-        )
+        return PriorityState(scores, Trees.over(scores**self.alpha))
 
-    def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Index:
-        return state.powers.find(jax.random.uniform(key, (len(state.powers.levels),)))
+    def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
+        levels = 1 + len(state.powers.sums)
+        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))), step)
 
-    def score(self, state: PriorityState, task: Index) -> Scalar:
-        return state.scores[task]
-
-    def probability(self, state: PriorityState, task: Index) -> Scalar:
-        return state.powers.leaf(task) / state.powers.total
-
-    def weight(self, state: PriorityState, task: Index, step: Index) -> Scalar:
+    def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
+        """What `draw` tells of a task, for any task."""
+        path = state.powers.path(task)
+        power = path.leaves[0, task % BRANCHING]
         beta = self.beta(step) if callable(self.beta) else self.beta
-        return (state.least.total / state.powers.leaf(task)) ** beta
+        weight = (state.powers.least / power) ** beta
+        return Drawn(task, state.scores[task], power / state.powers.total, weight, path)
 
-    def update(self, state: PriorityState, task: Index, value: Scalar) -> PriorityState:
-        score = _smooth(state.scores[task], value, self.smoothing)
-        power = score**self.alpha
+    def update(self, state: PriorityState, drawn: Drawn, value: Scalar) -> PriorityState:
+        score = _smooth(drawn.score, value, self.smoothing)
         return PriorityState(
-            state.scores.at[task].set(score),
-            state.powers.put(task, power),
-            state.least.put(task, power),
+            state.scores.at[drawn.task].set(score),
+            state.powers.put(drawn.task, score**self.alpha, drawn.path),
         )
 
     def scores(self, state: PriorityState) -> Float[Array, " tasks"]:
         return state.scores
 
     def probabilities(self, state: PriorityState) -> Float[Array, " tasks"]:
-        leaves = state.powers.levels[0].reshape(-1)[: state.scores.shape[0]]
+        leaves = state.powers.leaves.reshape(-1)[: state.scores.shape[0]]
         return leaves / state.powers.total
 
 
@@ -216,20 +237,12 @@ class RoundRobin(Selection):
     def start(self, tasks: int) -> Float[Array, " tasks"]:
         return jnp.ones(tasks)
 
-    def draw(self, state: Float[Array, " tasks"], step: Index, *, key: PRNGKeyArray) -> Index:
-        return step % state.shape[0]
+    def draw(self, state: Float[Array, " tasks"], step: Index, *, key: PRNGKeyArray) -> Drawn:
+        task = step % state.shape[0]
+        return Drawn(task, state[task], jnp.asarray(1 / state.shape[0]), jnp.ones(()), ())
 
-    def score(self, state: Float[Array, " tasks"], task: Index) -> Scalar:
-        return state[task]
-
-    def probability(self, state: Float[Array, " tasks"], task: Index) -> Scalar:
-        return jnp.asarray(1 / state.shape[0])
-
-    def weight(self, state: Float[Array, " tasks"], task: Index, step: Index) -> Scalar:
-        return jnp.ones(())
-
-    def update(self, state: Float[Array, " tasks"], task: Index, value: Scalar):
-        return state.at[task].set(_smooth(state[task], value, self.smoothing))
+    def update(self, state: Float[Array, " tasks"], drawn: Drawn, value: Scalar):
+        return state.at[drawn.task].set(_smooth(drawn.score, value, self.smoothing))
 
     def scores(self, state: Float[Array, " tasks"]) -> Float[Array, " tasks"]:
         return state

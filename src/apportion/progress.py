@@ -69,8 +69,8 @@ class Progress(ABC):
         """A chunk of training is done."""
 
     @abstractmethod
-    def stage(self, words: str, done: float) -> None:
-        """Work other than training: what is going on, and which fraction is done."""
+    def stage(self, words: str, done: float | None = None) -> None:
+        """Work other than training: what is going on, and which fraction is done if that is known."""
 
     @abstractmethod
     def note(self, words: str) -> None:
@@ -93,7 +93,7 @@ class Quiet(Progress):
     def training(self, standing: Standing, title: str = "training") -> None:
         pass
 
-    def stage(self, words: str, done: float) -> None:
+    def stage(self, words: str, done: float | None = None) -> None:
         pass
 
     def note(self, words: str) -> None:
@@ -164,8 +164,8 @@ class Lines(Progress):
         line = f"{title}: {describe(standing, self._clock.speed())}"
         self._say(line, always=fresh or standing.step == standing.steps)
 
-    def stage(self, words: str, done: float) -> None:
-        self._say(f"{words} ({done:.0%})", always=False)
+    def stage(self, words: str, done: float | None = None) -> None:
+        self._say(words if done is None else f"{words} ({done:.0%})", always=False)
 
     def note(self, words: str) -> None:
         self._say(words, always=True)
@@ -191,7 +191,7 @@ class Live(Progress):
         self._live = RichLive(console=self._console, refresh_per_second=8, transient=True)
         self._live.start()
         self._clock = _Clock()
-        self.stage("starting", 0.0)
+        self.stage("starting")
 
     def training(self, standing: Standing, title: str = "training") -> None:
         self._clock.tick(standing.step)
@@ -209,8 +209,8 @@ class Live(Progress):
             ahead += f"  {speed:.3g} steps/s  {_duration(left)} left"
         self._draw(title, standing.step / standing.steps, ahead, rows)
 
-    def stage(self, words: str, done: float) -> None:
-        self._draw(words, done, f"{done:.0%}", [])
+    def stage(self, words: str, done: float | None = None) -> None:
+        self._draw(words, done, "" if done is None else f"{done:.0%}", [])
 
     def note(self, words: str) -> None:
         self._console.print(words, markup=False, highlight=False)
@@ -218,7 +218,9 @@ class Live(Progress):
     def close(self) -> None:
         self._live.stop()
 
-    def _draw(self, title: str, done: float, ahead: str, rows: Sequence[tuple[str, str]]) -> None:
+    def _draw(
+        self, title: str, done: float | None, ahead: str, rows: Sequence[tuple[str, str]]
+    ) -> None:
         from rich.console import Group
         from rich.markup import escape
         from rich.progress_bar import ProgressBar
@@ -226,7 +228,10 @@ class Live(Progress):
         from rich.table import Table
 
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=1.0, completed=min(max(done, 0.0), 1.0), width=32)
+        # Without a known fraction the bar runs to and fro.
+        bar = ProgressBar(
+            total=None if done is None else 1.0, completed=min(max(done or 0.0, 0.0), 1.0), width=32
+        )
         head.add_row(Spinner("dots"), f"[bold]{escape(title)}[/bold]", bar, ahead)
         body = Table.grid(padding=(0, 2))
         for name, value in rows:

@@ -98,7 +98,7 @@ def _portfolio_run(folder: Path) -> Any:
     from apportion.runs import load_run
 
     run = load_run(folder)
-    if run.job != "portfolio":
+    if run.job not in ("portfolio", "demo"):
         raise InputError(f"{folder}: a run of {run.job!r}; give the folder of a portfolio run")
     if not run.finished:
         raise InputError(f"{folder}: is not finished; continue it with `apportion resume {folder}`")

@@ -113,7 +113,7 @@ def _train(run: Run, work: Work, progress: Progress, tensorboard: bool) -> Outco
         run.cut_back(begun)
         if begun:
             progress.note(f"continuing after step {begun}")
-        progress.stage("compiling", 0.0)
+        progress.stage("compiling")
         events = Events(run.folder, begun) if tensorboard else None
         due = 0.0
 
@@ -144,12 +144,12 @@ def _train(run: Run, work: Work, progress: Progress, tensorboard: bool) -> Outco
         finally:
             if events is not None:
                 events.close()
-        progress.stage("saving", 1.0)
-        _finish(run, outcome)
+        progress.stage("saving")
+        finish(run, outcome)
     return outcome
 
 
-def _finish(run: Run, outcome: Outcome) -> None:
+def finish(run: Run, outcome: Outcome) -> None:
     """Write what came out; `results.json` last, for it says that all the rest is there."""
     save_policy(outcome.policy, run.folder, outcome.about)
     for name, table in outcome.tables.items():

@@ -84,3 +84,22 @@ class PortfolioJob(PortfolioSettings):
     """Train on days before this one only; what comes after is backtested."""
     chunk: int = 100
     """Steps between two looks at the run: progress, saving, stopping."""
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The main job in small, on the 20 embedded stocks: train, backtest, say what held."""
+
+    experiments: int = 5
+    """Independent draws of held-out stocks and tasks."""
+    steps: int = 1500
+    """Updates of every policy, whatever its method."""
+    tasks: int = 20
+    """Tasks T of a multi-task policy."""
+    seed: int = 0
+    """Decides everything random."""
+
+    def __post_init__(self):
+        for name in ("experiments", "steps", "tasks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")

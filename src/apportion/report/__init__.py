@@ -1,6 +1,7 @@
 """One self-contained HTML page for a run or a study, opened from disk with no network.
 
-`page` is the paper, `figures` are the pictures on it, `folders` reads what a run or a study left.
+`page` is the paper, `learning` and `outcomes` are the pictures on it, `folders` reads what a run or a
+study left.
 """
 
 from apportion.report.folders import write_report as write_report

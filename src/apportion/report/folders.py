@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.report import figures
+from apportion.report import learning, outcomes
 from apportion.report.page import (
     Facts,
     Headline,
@@ -33,6 +33,7 @@ _CURVES = {
     "score": "Score of the drawn task",
     "loss": "Weighted loss",
 }
+_INTERVALS = "In brackets: 95 % intervals from resampled blocks of days."
 _FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
 
 
@@ -117,16 +118,16 @@ def _run(folder: Path) -> str:
     sections = [_headline(metrics, about)]
     wealth = _table(folder, "values", indexed=True)
     if wealth is not None:
-        parts: list[Part] = [figures.values(wealth), figures.drawdowns(wealth)]
+        parts: list[Part] = [outcomes.values(wealth), outcomes.drawdowns(wealth)]
         strategies = _table(folder, "strategies")
         if strategies is not None:
-            parts.append(Table("Strategies side by side", strategies))
+            parts.append(Table("Strategies side by side", with_intervals(strategies), _INTERVALS))
         lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
         sections.append(Section("Value against baselines", parts, lead))
     shares = _table(folder, "allocations", indexed=True)
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."
-        sections.append(Section("Allocations", [figures.allocations(shares)], lead))
+        sections.append(Section("Allocations", [outcomes.allocations(shares)], lead))
     sections += [_learning(metrics), _tasks(folder, metrics)]
     sections += _provenance(folder, settings)
     title = about.get("title", f"Run {folder.resolve().name}")
@@ -163,7 +164,7 @@ def _iqr(series: pd.Series) -> str:
 
 def _learning(metrics: pd.DataFrame) -> Section:
     plots: list[Part] = [
-        figures.learning_curve(metrics, column, title)
+        learning.learning_curve(metrics, column, title)
         for column, title in _CURVES.items()
         if column in metrics
     ]
@@ -179,14 +180,14 @@ def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
             if "method" in metrics
             else metrics
         )
-        frequencies = figures.draw_frequencies(one)
+        frequencies = learning.draw_frequencies(one)
         parts: list[Part] = [
-            figures.task_probabilities(frequencies, title="How often each task was drawn")
+            learning.task_probabilities(frequencies, title="How often each task was drawn")
         ]
     else:
-        parts = [figures.task_probabilities(probabilities)]
+        parts = [learning.task_probabilities(probabilities)]
     if {"score", "gradient_norm"} <= set(metrics.columns):
-        parts.append(figures.score_against_gradient(metrics))
+        parts.append(learning.score_against_gradient(metrics))
     lead = "Which tasks the algorithm chose to learn from, and whether its score tells how much."
     return Section("Tasks", parts, lead)
 
@@ -200,6 +201,25 @@ def _provenance(folder: Path, settings: dict[str, Any]) -> list[Section]:
     if facts:
         parts.append(Facts("Versions, device, seed and data", facts))
     return [Section("Settings and provenance", parts)] if parts else []
+
+
+def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns x, x_low and x_high as one column of text, `x [low, high]`.
+
+    >>> with_intervals(pd.DataFrame({"x": [1.0], "x_low": [0.5], "x_high": [2.0]}))["x"][0]
+    '1 [0.5, 2]'
+    """
+    shown = {}
+    for name in frame.columns:
+        ends = f"{name}_low", f"{name}_high"
+        if name.endswith(("_low", "_high")) and name.rsplit("_", 1)[0] in frame:
+            continue
+        if set(ends) <= set(frame.columns):
+            rows = zip(frame[name], frame[ends[0]], frame[ends[1]], strict=True)
+            shown[name] = [f"{number(x)} [{number(low)}, {number(high)}]" for x, low, high in rows]
+        else:
+            shown[name] = list(frame[name])
+    return pd.DataFrame(shown)
 
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {

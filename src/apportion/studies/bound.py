@@ -172,11 +172,11 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
     )
     verdicts = []
     for column, claim, paper in claims:
-        worst = by_run[column].max().to_numpy()
+        worst = np.asarray(by_run[column].max())
         # The extremes of the runs: a largest value has no bootstrap interval worth the name.
         low, high = float(worst.min()), float(worst.max())
         verdicts.append(Verdict(claim, high <= 1 + 1e-9, high, (low, high), len(worst), paper))
-    means = table.groupby("spread").measured.mean().to_numpy()
+    means = np.asarray(table.groupby("spread").measured.mean())
     steps = np.diff(means)
     near, far = (
         np.asarray(table.measured)[np.asarray(table.spread) == s].reshape(-1, TASKS).mean(1)

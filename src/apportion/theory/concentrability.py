@@ -85,10 +85,11 @@ def concentrability(
     reach = np.broadcast_to(np.eye(states), (*lead, states, states))
     # mu(y) = 0 is harmless where y cannot be reached: 0/0 counts as 0, c/0 as infinity.
     inverse = np.divide(1.0, mu, out=np.full(mu.shape, np.inf), where=mu > 0)
+    live = _reachable(kernel, sigma)
     coefficients = []
     for _ in range(horizon + 1):
         coefficients.append(_ratio(np.einsum("...x,...xy->...y", sigma, reach), inverse).max(-1))
-        cap = _ratio(reach, inverse[..., None, :]).max((-1, -2))
+        cap = _ratio(reach * live[..., None], inverse[..., None, :]).max((-1, -2))
         reach = np.einsum("...xaz,...zy->...xay", kernel, reach).max(-2)
     c = np.stack(coefficients, -1)
     m = np.arange(horizon + 1)
@@ -96,6 +97,15 @@ def concentrability(
     tail = ((horizon + 1) * gamma**horizon * (1 - gamma) + gamma ** (horizon + 1)) * cap
     second = (1 - gamma) ** 2 * (m[1:] * gamma ** (m[1:] - 1) * c[..., 1:]).sum(-1) + tail
     return Concentrability(c, np.asarray(first), np.asarray(second), _reason(c, mu))
+
+
+def _reachable(kernel: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """Where sigma's paths can ever be: only from there does the tail start."""
+    step = kernel.max(-2) > 0
+    live = np.broadcast_to(sigma > 0, (*kernel.shape[:-3], kernel.shape[-1]))
+    for _ in range(kernel.shape[-1]):
+        live = live | (live[..., None] & step).any(-2)
+    return live
 
 
 def _ratio(mass: np.ndarray, inverse: np.ndarray) -> np.ndarray:
@@ -133,6 +143,8 @@ def stationary_constant(
     """
     states = kernel.shape[-1]
     check_distribution(mu, "mu", states)
+    if (mu[_avoidable(kernel)] > 0).any():
+        return math.inf
     # Staying put half of the time changes no stationary distribution and removes periodicity.
     lazy = 0.5 * (np.eye(states)[:, None, :] + kernel)
     relative = np.zeros((states, states))
@@ -146,9 +158,19 @@ def stationary_constant(
         if (np.ptp(change, axis=0) < tolerance).all():
             break
     seen = mu > 0
-    if (least[seen] <= 10 * tolerance).any():
-        return math.inf
-    return float((mu[seen] / least[seen]).max())
+    with np.errstate(divide="ignore"):
+        return float((mu[seen] / least[seen]).max())
+
+
+def _avoidable(kernel: Float[np.ndarray, "states actions states"]) -> np.ndarray:
+    """The states that some policy, from some start, never visits: their least stationary mass is 0."""
+    states = kernel.shape[-1]
+    safe = ~np.eye(states, dtype=bool)
+    for _ in range(states):
+        # A start stays safe for y if an action leads, surely, to starts that are safe for y.
+        leads_out = np.einsum("xaz,zy->xay", (kernel > 0).astype(int), (~safe).astype(int)) > 0
+        safe = safe & ~leads_out.all(1)
+    return safe.any(0)
 
 
 def contraction(kernel: Float[np.ndarray, "states actions states"]) -> float:

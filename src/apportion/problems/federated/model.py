@@ -5,11 +5,14 @@ product of patches: under `vmap` over clients a convolution would become a group
 slow everywhere, while a product becomes a larger product.
 """
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.errors import InputError
@@ -44,15 +47,17 @@ class Convolutional(ClientModel):
             raise InputError(f"client model: a kernel of {self.kernel} on {self.side} pixels")
 
     def start(self, *, key: PRNGKeyArray) -> Parameters:
-        filter_key, out_key = jax.random.split(key)
         places = (self.side - self.kernel + 1) ** 2
-        normal = jax.nn.initializers.he_normal()
+        filters = (self.kernel**2, self.channels)
+        out = (places, self.channels, self.classes)
+        filter_, out_ = _uniform(
+            ((filters, (6 / self.kernel**2) ** 0.5), (out, (3 / (places * self.channels)) ** 0.5)),
+            key=key,
+        )
         return {
-            "filter": normal(filter_key, (self.kernel**2, self.channels)),
+            "filter": filter_,
             "filter_bias": jnp.zeros(self.channels),
-            "out": jax.nn.initializers.lecun_normal(in_axis=(0, 1))(
-                out_key, (places, self.channels, self.classes)
-            ),
+            "out": out_,
             "out_bias": jnp.zeros(self.classes),
         }
 
@@ -66,12 +71,9 @@ class Convolutional(ClientModel):
 
     def _patches(self, images: Images) -> Float[Array, "batch places pixels"]:
         places = self.side - self.kernel + 1
-        shifts = [
-            images[:, i : i + places, j : j + places]
-            for i in range(self.kernel)
-            for j in range(self.kernel)
-        ]
-        return jnp.stack(shifts, -1).reshape(images.shape[0], places**2, self.kernel**2)
+        rows = jnp.stack([images[:, i : i + places] for i in range(self.kernel)], -1)
+        columns = [rows[:, :, j : j + places] for j in range(self.kernel)]
+        return jnp.stack(columns, -1).reshape(images.shape[0], places**2, self.kernel**2)
 
 
 class Perceptron(ClientModel):
@@ -82,12 +84,14 @@ class Perceptron(ClientModel):
     classes: int = eqx.field(static=True, default=10)
 
     def start(self, *, key: PRNGKeyArray) -> Parameters:
-        in_key, out_key = jax.random.split(key)
-        normal = jax.nn.initializers.he_normal()
+        first, second = (self.side**2, self.hidden), (self.hidden, self.classes)
+        hidden, out = _uniform(
+            ((first, (6 / self.side**2) ** 0.5), (second, (3 / self.hidden) ** 0.5)), key=key
+        )
         return {
-            "hidden": normal(in_key, (self.side**2, self.hidden)),
+            "hidden": hidden,
             "hidden_bias": jnp.zeros(self.hidden),
-            "out": normal(out_key, (self.hidden, self.classes)),
+            "out": out,
             "out_bias": jnp.zeros(self.classes),
         }
 
@@ -97,3 +101,13 @@ class Perceptron(ClientModel):
         hidden = jax.nn.relu(flat @ p["hidden"] + p["hidden_bias"])
         out = jnp.matmul(hidden, p["out"], preferred_element_type=jnp.float32)
         return out + parameters["out_bias"]
+
+
+def _uniform(
+    wanted: Sequence[tuple[tuple[int, ...], float]], *, key: PRNGKeyArray
+) -> list[Float[Array, "..."]]:
+    """Arrays uniform within their bounds, cut from one draw: each draw more costs seconds to compile."""
+    sizes = [math.prod(shape) for shape, _ in wanted]
+    drawn = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
+    pieces = jnp.split(drawn, np.cumsum(sizes)[:-1])
+    return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]
