@@ -1,0 +1,115 @@
+"""The calculator: every term, Lemma 4, and what makes a bound infinite."""
+
+import numpy as np
+import pytest
+
+from apportion.errors import InputError
+from apportion.tasks import count_tasks
+from apportion.theory import (
+    MDP,
+    LearningConstants,
+    corollary_2,
+    error_bound,
+    learning_error,
+    random_family,
+    samples_needed,
+)
+
+FAMILY = random_family(states=6, actions=3, tasks=8, spread=0.1, gamma=0.7)
+
+
+def test_a_million_samples_fail_lemma_4_and_the_bound_is_infinite():
+    result = error_bound(FAMILY, samples=1e6)
+    assert not result.lemma_4_holds
+    assert result.theorem_1.total == np.inf
+    assert result.theorem_1_prime.total == np.inf
+    assert 1e8 < result.samples_needed < 1e11
+    assert "Lemma 4 fails" in result.summary()
+    assert "vacuous" in result.summary()
+    assert not result.to_frame().isna().any(axis=None)
+
+
+def test_the_terms_add_up_and_the_tighter_theorem_is_below_the_papers():
+    result = error_bound(FAMILY, samples=1e13, oracle_error=0.05)
+    assert result.lemma_4_holds
+    frame = result.to_frame().set_index("form")
+    parts = frame[["approximation", "estimation", "propagation", "task_distance"]].sum(axis=1)
+    np.testing.assert_allclose(parts, frame["total"])
+    assert frame.total["Theorem 1'"] < frame.total["Theorem 1"]
+    assert frame.total["Theorem 1', measured e"] < frame.total["Theorem 1, measured e"]
+
+
+def test_the_estimation_term_falls_like_the_root_of_the_samples_of_all_tasks():
+    near, far = (error_bound(FAMILY, samples=n).theorem_1_prime.estimation for n in (1e14, 1e16))
+    # Up to logarithms: 1/sqrt(N T) over two decades is a factor of 10.
+    assert 7 < near / far < 10
+
+
+def test_lemma_4_turns_at_the_number_of_samples_it_asks_for():
+    average = FAMILY.average()
+    constants = LearningConstants.of(average, np.eye(6), np.full(6, 1 / 6))
+    enough = samples_needed(constants, 20, 0.1)
+    assert learning_error(constants, enough * 0.999, 20, 0.1).total == np.inf
+    assert np.isfinite(learning_error(constants, enough * 1.001, 20, 0.1).total)
+
+
+def test_features_that_miss_the_values_add_an_approximation_term():
+    few = np.stack([np.ones(6), np.arange(6) / 6], 1)
+    result = error_bound(FAMILY, samples=1e14, features=few)
+    assert result.theorem_1.approximation > 0
+    assert error_bound(FAMILY, samples=1e14).theorem_1.approximation == 0
+
+
+def test_mu_without_support_is_said_and_gives_infinity_never_nan():
+    mu = np.array([0.0, 0.2, 0.2, 0.2, 0.2, 0.2])
+    result = error_bound(FAMILY, samples=1e14, mu=mu, oracle_error=0.0)
+    assert "mu has no mass on state 0" in result.summary()
+    assert result.theorem_1.total == np.inf
+    assert not result.to_frame().isna().any(axis=None)
+
+
+def test_a_chain_that_never_mixes_gives_infinity_not_a_crash():
+    kernel = np.repeat(np.eye(3)[None, :, None], 2, 0)
+    stuck = MDP(kernel, np.random.default_rng(0).uniform(size=(2, 3, 1)), 0.5)
+    result = error_bound(stuck, samples=1e9)
+    assert result.samples_needed == np.inf
+    assert result.theorem_1.total == np.inf
+    with pytest.raises(InputError, match="nothing to draw"):
+        result.plot()
+
+
+def test_the_plot_shows_the_terms_against_samples_tasks_and_distance():
+    figure = error_bound(FAMILY, samples=1e6).plot()
+    assert [axis.get_xlabel() for axis in figure.axes] == [
+        "samples per task N",
+        "tasks T",
+        "task distance ε",
+    ]
+    total = figure.axes[0].lines[-2].get_ydata()
+    finite = np.asarray(total, float)[np.isfinite(total)]
+    assert (np.diff(finite) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"samples": 0}, "both must be >= 1"),
+        ({"samples": 100, "delta": 1.5}, r"delta: 1.5 is outside \(0, 1\)"),
+        ({"samples": 100, "task": 8}, "not among the 8 tasks"),
+        ({"samples": 100, "features": np.ones((5, 2))}, "one row per state"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        error_bound(FAMILY, **options)
+
+
+def test_corollary_2_counts_the_tasks_exactly_and_its_lower_bound_holds():
+    assert corollary_2(50, 10).tasks == count_tasks(50, 10) == 10_272_278_170
+    assert corollary_2(50, 10).at_least == 9_765_625
+    for universe, size in ((5, 1), (12, 6), (68, 20), (9, 9)):
+        assert corollary_2(universe, size).tasks >= corollary_2(universe, size).at_least * (
+            1 - 1e-12
+        )
+    # It is exponential in m only while m is well below M.
+    assert corollary_2(12, 11).tasks < corollary_2(12, 6).tasks
