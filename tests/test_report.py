@@ -18,10 +18,11 @@ from apportion.report import (
     Section,
     Table,
     Words,
+    learning,
+    outcomes,
     page,
     write_report,
 )
-from apportion.report import figures as draw
 from apportion.studies.study import Study, Verdict
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -123,14 +124,14 @@ def study_folder(tmp_path_factory):
 def every_plot():
     metrics = some_metrics()
     return [
-        draw.learning_curve(metrics, "reward", "Reward"),
-        draw.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
-        draw.task_probabilities(some_probabilities()),
-        draw.task_probabilities(draw.draw_frequencies(metrics)),
-        draw.allocations(some_shares()),
-        draw.values(some_wealth()),
-        draw.drawdowns(some_wealth()),
-        draw.score_against_gradient(metrics),
+        learning.learning_curve(metrics, "reward", "Reward"),
+        learning.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
+        learning.task_probabilities(some_probabilities()),
+        learning.task_probabilities(learning.draw_frequencies(metrics)),
+        outcomes.allocations(some_shares()),
+        outcomes.values(some_wealth()),
+        outcomes.drawdowns(some_wealth()),
+        learning.score_against_gradient(metrics),
     ]
 
 
@@ -161,7 +162,7 @@ def test_names_reach_plotly_as_text_it_cannot_read_as_tags():
 
 def test_names_that_look_alike_once_cut_stay_apart():
     shares = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
-    names = [trace["name"] for trace in draw.allocations(shares).data]
+    names = [trace["name"] for trace in outcomes.allocations(shares).data]
     assert len(set(names)) == 2
 
 
@@ -169,7 +170,7 @@ def test_small_shares_are_summed_so_that_the_areas_still_fill_one():
     rng = np.random.default_rng(4)
     raw = rng.uniform(size=(120, 40))
     shares = dated(raw / raw.sum(1, keepdims=True), [f"e{i}" for i in range(40)])
-    plot = draw.allocations(shares)
+    plot = outcomes.allocations(shares)
     assert len(plot.data) == 12
     total = np.sum([trace["y"] for trace in plot.data], axis=0)
     np.testing.assert_allclose(total, 1.0, atol=1e-3)
@@ -177,13 +178,21 @@ def test_small_shares_are_summed_so_that_the_areas_still_fill_one():
 
 def test_drawdown_counts_from_the_value_of_one_that_was_invested():
     wealth = dated(np.linspace(0.9, 0.8, 120)[:, None], ["policy"])
-    lines = draw.drawdowns(wealth).data[0]["y"]
+    lines = outcomes.drawdowns(wealth).data[0]["y"]
     assert lines[0] == pytest.approx(-0.1)
     assert min(lines) == pytest.approx(-0.2)
 
 
+def test_of_many_strategies_the_well_known_are_drawn_and_the_others_wait_in_the_legend():
+    names = ["zebra", "equal-crp", *(f"s{i}" for i in range(10)), "policy"]
+    lines = outcomes.values(dated(np.ones((120, len(names))), names)).data
+    drawn = [line["name"] for line in lines if line["visible"] is True]
+    assert drawn == ["policy", "equal-crp"]
+    assert len(lines) == len(names)
+
+
 def test_draw_frequencies_sum_to_one_in_every_period():
-    shares = draw.draw_frequencies(some_metrics(), tasks=10)
+    shares = learning.draw_frequencies(some_metrics(), tasks=10)
     assert shares.shape[1] == 10
     np.testing.assert_allclose(shares.sum(axis=1), 1.0)
 
@@ -192,20 +201,20 @@ def test_rank_correlation_given_time_removes_what_time_alone_explains():
     rng = np.random.default_rng(5)
     step = pd.Series(np.arange(2000.0))
     first, second = (step + rng.normal(0, 200, 2000) for _ in range(2))
-    plainly, given_time = draw.rank_correlations(first, second, step)
+    plainly, given_time = learning.rank_correlations(first, second, step)
     assert plainly > 0.8
     assert abs(given_time) < 0.1
 
 
 def test_a_curve_of_a_single_run_is_its_median():
     metrics = pd.DataFrame({"step": np.arange(1, 801), "reward": np.repeat(np.arange(80.0), 10)})
-    curve = draw.learning_curve(metrics, "reward", "Reward")
+    curve = learning.learning_curve(metrics, "reward", "Reward")
     assert curve.data[-1]["y"] == list(range(80))
 
 
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(InputError, match="no column 'reward'; it has step"):
-        draw.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
+        learning.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
 
 
 def test_a_page_escapes_every_text_it_is_given():
@@ -234,7 +243,7 @@ def test_plotly_is_inlined_once(run_folder):
 def test_a_page_with_plots_says_which_extra_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(InputError, match=r"apportion\[report\]"):
-        page("Plots", [Section("A", [draw.values(some_wealth())])])
+        page("Plots", [Section("A", [outcomes.values(some_wealth())])])
 
 
 def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):

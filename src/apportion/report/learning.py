@@ -1,0 +1,214 @@
+"""Pictures of training: learning curves, which tasks were drawn, and whether scores tell why.
+
+Each is a `Plot` from a plain data frame, said in words as well; the words' numbers are of all rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from apportion.errors import InputError
+from apportion.report.drawing import dash, distinct, log_ticks, numbers, thin
+from apportion.report.page import Plot, number, plain
+
+_DOTS = 1500
+_SOFT = 6
+
+
+def learning_curve(
+    metrics: pd.DataFrame, column: str, title: str, *, axis: str = "", every: int = 80
+) -> Plot:
+    """One metric over training: the median over runs with the band of the middle half.
+
+    Parameters
+    ----------
+    metrics
+        A row for each recorded step, with `step`, the metric, and perhaps `method` and `run`.
+    column
+        The metric.
+    axis
+        What its axis says; the column's name by default.
+    every
+        Points of a curve; rows in between are averaged.
+    """
+    _need(metrics, ["step", column], "metrics")
+    data: list[dict[str, Any]] = []
+    words = []
+    methods = metrics["method"].unique() if "method" in metrics else [None]
+    for place, method in enumerate(methods):
+        rows: Any = metrics if method is None else metrics[metrics["method"] == method]
+        middle, low, high = _band(rows, column, every)
+        steps = numbers(middle.index)
+        name = plain(method) if method is not None else "median of runs" if "run" in rows else ""
+        colour = place % _SOFT + 1
+        if not np.allclose(low, high, equal_nan=True):
+            data.append(
+                {
+                    "type": "scatter",
+                    "x": steps + steps[::-1],
+                    "y": numbers(high) + numbers(low)[::-1],
+                    "fill": "toself",
+                    "fillcolor": f"$series-{colour}-soft",
+                    "line": {"width": 0},
+                    "hoverinfo": "skip",
+                    "showlegend": False,
+                }
+            )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": steps,
+                "y": numbers(middle),
+                "name": name,
+                "line": {"color": f"$series-{colour}", "width": 2.2, "dash": dash(place)},
+                "hovertemplate": "step %{x}: %{y:.4g}" + ("<extra></extra>" if not name else ""),
+                "showlegend": method is not None,
+            }
+        )
+        whose = f"{method}: " if method is not None else ""
+        words.append(f"{whose}from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
+    layout = {
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": plain(axis or column)}},
+        "hovermode": "x unified" if len(methods) > 1 else "x",
+    }
+    return Plot(title, f"{title}, {'; '.join(words)}.", data, layout)
+
+
+def draw_frequencies(
+    metrics: pd.DataFrame, *, tasks: int | None = None, periods: int = 40
+) -> pd.DataFrame:
+    """How often each task was drawn, period after period: a row for each period, a column a task."""
+    _need(metrics, ["step", "task"], "metrics")
+    drawn = metrics["task"].to_numpy()
+    highest = int(drawn.max()) + 1
+    tasks = highest if tasks is None else max(tasks, highest)
+    steps = metrics["step"].to_numpy()
+    edges = np.linspace(steps.min(), steps.max() + 1, min(periods, len(np.unique(steps))) + 1)
+    when = np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(edges) - 2)
+    counts = np.zeros((len(edges) - 1, tasks))
+    np.add.at(counts, (when, drawn), 1)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return pd.DataFrame(shares, index=pd.Index(edges[1:] - 1, name="step"), columns=range(tasks))
+
+
+def task_probabilities(
+    probabilities: pd.DataFrame,
+    *,
+    title: str = "Probability of each task over training",
+    most: int = 60,
+) -> Plot:
+    """Heat map: a column for each row of the frame (its index is the step), a line for each task.
+
+    Of more than `most` tasks the ones drawn most often at the end are shown.
+    """
+    last = probabilities.iloc[-1]
+    shown = last.sort_values(ascending=False).index[:most]
+    frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 120)
+    names = distinct(frame.columns)
+    uniform = 1 / probabilities.shape[1]
+    cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
+    words = (
+        f"{probabilities.shape[1]} tasks; uniform drawing is {uniform:.2%} each. At the end the "
+        f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}."
+    )
+    data = [
+        {
+            "type": "heatmap",
+            "x": numbers(frame.index),
+            "y": names,
+            "z": [numbers(frame[column]) for column in frame.columns],
+            "colorscale": [[0, "$heat-0"], [0.35, "$heat-1"], [0.7, "$heat-2"], [1, "$heat-3"]],
+            "zmin": 0,
+            "colorbar": {"thickness": 10, "tickformat": ".1%", "outlinewidth": 0},
+            "hovertemplate": "step %{x:.0f}<br>%{y}<br>%{z:.2%}<extra></extra>",
+        }
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "step"}, "showgrid": False},
+        "yaxis": {"type": "category", "showgrid": False, "title": {"text": "task"}},
+    }
+    return Plot(title, words + cut, data, layout, wide=True)
+
+
+def score_against_gradient(
+    metrics: pd.DataFrame, *, title: str = "Score against gradient norm"
+) -> Plot:
+    """The paper's Figure 2 (right): does a task's score tell how much there is to learn from it?
+
+    The rank correlation is given plainly and given training time, since both grow as training goes.
+    """
+    _need(metrics, ["step", "score", "gradient_norm"], "metrics")
+    rows: Any = metrics[["step", "score", "gradient_norm"]].dropna()
+    plainly, given_time = rank_correlations(rows["score"], rows["gradient_norm"], rows["step"])
+    shown = rows.iloc[:: max(-(-len(rows) // _DOTS), 1)]
+    norms = rows["gradient_norm"]
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": numbers(shown["score"]),
+            "y": numbers(shown["gradient_norm"]),
+            "customdata": numbers(shown["step"]),
+            "marker": {
+                "size": 5,
+                "opacity": 0.7,
+                "color": numbers(shown["step"]),
+                "colorscale": [[0, "$series-2"], [1, "$series-1"]],
+                "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "step"}},
+            },
+            "hovertemplate": "step %{customdata}<br>score %{x:.3g}<br>gradient %{y:.3g}<extra></extra>",
+        }
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "score of the drawn task"}},
+        "yaxis": {"type": "log", "title": {"text": "gradient norm"}, **log_ticks(norms)},
+        "hovermode": "closest",
+    }
+    words = (
+        f"Rank correlation over {len(rows)} steps: {plainly:.2f}; {given_time:.2f} given the time "
+        "in training."
+    )
+    return Plot(title, words, data, layout, wide=True)
+
+
+def rank_correlations(first: pd.Series, second: pd.Series, step: pd.Series) -> tuple[float, float]:
+    """Spearman's correlation of two series, and the same with the step's ranks taken out of both."""
+    a, b, time = (stats.rankdata(series) for series in (first, second, step))
+    ab, at, bt = (_correlation(x, y) for x, y in ((a, b), (a, time), (b, time)))
+    rest = np.sqrt((1 - at**2) * (1 - bt**2))
+    partial = (ab - at * bt) / rest if rest > 1e-12 else 0.0
+    return round(ab, 4) + 0.0, round(float(partial), 4) + 0.0
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _band(rows: Any, column: str, every: int) -> tuple[Any, Any, Any]:
+    """Median and quartiles over runs of the binned curve; over the bin's rows where there is one run."""
+    steps = rows["step"]
+    width = max((steps.max() - steps.min() + 1) / every, 1)
+    bins = ((steps - steps.min()) // width).astype(int)
+    when = rows.groupby(bins)["step"].max()
+    if "run" in rows and rows["run"].nunique() > 1:
+        by_run = rows.groupby([bins, rows["run"]])[column].mean()
+        quantiles = by_run.groupby(level=0).quantile([0.25, 0.5, 0.75]).unstack()
+    else:
+        quantiles = rows.groupby(bins)[column].quantile([0.25, 0.5, 0.75]).unstack()
+    quantiles.index = pd.Index(when)
+    return quantiles[0.5], quantiles[0.25], quantiles[0.75]
+
+
+def _need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise InputError(f"{what}: no column {missing[0]!r}; it has {', '.join(map(str, frame))}")
+    if frame.empty:
+        raise InputError(f"{what}: no rows; record at least one step before a report is written")
