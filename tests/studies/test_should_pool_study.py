@@ -9,7 +9,7 @@ from apportion.theory import draw_transitions, random_family
 
 
 def write(folder, spread, samples, **changes):
-    family = random_family(states=4, actions=2, tasks=4, spread=spread, gamma=0.7, seed=1)
+    family = random_family(states=6, actions=3, tasks=8, spread=spread, gamma=0.7, seed=1)
     rows = draw_transitions(family, samples)
     frame = pd.DataFrame(
         {
@@ -27,9 +27,9 @@ def write(folder, spread, samples, **changes):
 
 def test_a_file_of_equal_tasks_is_answered_with_pool(tmp_path):
     study = should_pool.run(file=write(tmp_path, 0.0, 100))
-    assert "Pool these 4 tasks? Pool." in study.summary()
+    assert "Pool these 8 tasks? Pool." in study.summary()
     assert study.verdicts[0].holds
-    assert list(study.table.task) == ["shop 0", "shop 1", "shop 2", "shop 3"]
+    assert list(study.table.task) == [f"shop {t}" for t in range(8)]
     study.save(tmp_path / "out")
     assert (tmp_path / "out" / "figure.png").stat().st_size > 1000
 

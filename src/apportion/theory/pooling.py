@@ -196,12 +196,22 @@ def should_pool(
     )
     counts = np.asarray(member.sum(0)).reshape(shape)
     plain = Cells.of(np.ones((1, cell.size)), member, backups, shape)
-    weights = np.random.default_rng(seed).poisson(1.0, (resamples, cell.size)).astype(float)
-    again = Cells.of(weights, member, backups, shape)
     noise = noise_of(plain)
+    rng = np.random.default_rng(seed)
+    # A few resamples at a time: their weights are as many as the samples.
+    at_once = max(int(4e6) // cell.size, 1)
+    again = [
+        Cells.of(
+            rng.poisson(1.0, (min(at_once, resamples - done), cell.size)).astype(float),
+            member,
+            backups,
+            shape,
+        ).squared_distance(counts)
+        for done in range(0, resamples, at_once)
+    ]
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
     squared = plain.squared_distance(counts)[0] - noise.of_difference
-    resampled = again.squared_distance(counts) - 2 * noise.of_difference
+    resampled = np.concatenate(again) - 2 * noise.of_difference
     names = [str(t) for t in range(tasks)] if names is None else names
     answers = tuple(
         TaskAnswer(
