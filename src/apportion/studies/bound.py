@@ -130,7 +130,7 @@ def run(
     return Study(
         name="bound",
         title="Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table=table,
+        table=table.round(6),
         verdicts=_judge(table),
         draw=lambda: _draw(table),
         readings=(

@@ -118,8 +118,7 @@ class Pooling:
                 f"{2 / (1 - self.gamma):.3g})",
                 f"  by task: pool {said.count('pool')}, do not pool {said.count('do not pool')}, "
                 f"unclear {said.count('unclear')}",
-                f"  alone is expected to win from about N = "
-                f"{np.median([t.crossover for t in self.tasks]):.3g} samples a task (median)",
+                f"  {_when(float(np.median([t.crossover for t in self.tasks])))}",
                 f"  {self.covered:.0%} of the task-state-action cells have two samples or more",
             ]
         )
@@ -146,6 +145,12 @@ class Pooling:
         )
         axis.spines[["top", "right"]].set_visible(False)
         return figure
+
+
+def _when(crossover: float) -> str:
+    if np.isinf(crossover):
+        return "no number of samples is foreseen at which a task does better alone (median)"
+    return f"alone is expected to win from about N = {crossover:.3g} samples a task (median)"
 
 
 def should_pool(
