@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INCLUDED = re.compile(r'^--8<-- "(.+)"$')
+INCLUDED = re.compile(r"^--8<--\n(.+)\n--8<--$")
 
 
 def blocks(page):

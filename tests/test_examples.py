@@ -26,6 +26,7 @@ def test_an_own_problem_takes_at_most_sixty_lines_and_gains_over_equal_shares(ca
     assert "gain +" in text
 
 
+@pytest.mark.slow
 def test_own_prices_lead_to_a_backtest_and_an_allocation(capsys, monkeypatch):
     text = printed("03_your_own_prices.py", capsys, monkeypatch)
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}

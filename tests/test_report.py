@@ -207,9 +207,9 @@ def test_rank_correlation_given_time_removes_what_time_alone_explains():
 
 
 def test_a_curve_of_a_single_run_is_its_median():
-    metrics = pd.DataFrame({"step": np.arange(1, 801), "reward": np.repeat(np.arange(80.0), 10)})
+    metrics = pd.DataFrame({"step": np.arange(1, 501), "reward": np.repeat(np.arange(50.0), 10)})
     curve = learning.learning_curve(metrics, "reward", "Reward")
-    assert curve.data[-1]["y"] == list(range(80))
+    assert curve.data[-1]["y"] == list(range(50))
 
 
 def test_a_metric_that_is_not_there_is_named():

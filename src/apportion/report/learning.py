@@ -19,7 +19,7 @@ _SOFT = 6
 
 
 def learning_curve(
-    metrics: pd.DataFrame, column: str, title: str, *, axis: str = "", every: int = 80
+    metrics: pd.DataFrame, column: str, title: str, *, axis: str = "", every: int = 50
 ) -> Plot:
     """One metric over training: the median over runs with the band of the middle half.
 
@@ -159,7 +159,11 @@ def score_against_gradient(
                 "opacity": 0.7,
                 "color": numbers(shown["step"]),
                 "colorscale": [[0, "$series-2"], [1, "$series-1"]],
-                "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "step"}},
+                "colorbar": {
+                    "thickness": 10,
+                    "outlinewidth": 0,
+                    "title": {"text": "step", "side": "right"},
+                },
             },
             "hovertemplate": "step %{customdata}<br>score %{x:.3g}<br>gradient %{y:.3g}<extra></extra>",
         }
