@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.problem import Choice, Observation, equal_shares
-from apportion.problems.federated.federation import Federation, Model, Models
+from apportion.problems.federated.federation import Federation, Model, Models, average
 from apportion.tasks import Tasks
 
 Shares = Float[Array, " entities"]
@@ -42,7 +42,7 @@ class BySamples(Aggregator):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         counts = jnp.where(received.mask, received.counts, 0).astype(jnp.float32)
         shares = counts / counts.sum()
-        return shares @ received.models, shares
+        return average(shares, received.models), shares
 
 
 class Chosen(Aggregator):
@@ -52,7 +52,7 @@ class Chosen(Aggregator):
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         shares = self.choose(received.observation, received.mask)
-        return shares @ received.models, shares
+        return average(shares, received.models), shares
 
 
 UNIFORM = Chosen(equal_shares)
@@ -67,7 +67,7 @@ class Fixed(Aggregator):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         shares = jnp.where(received.mask, self.shares, 0.0)
         shares = shares / shares.sum()
-        return shares @ received.models, shares
+        return average(shares, received.models), shares
 
     @classmethod
     def minority(cls, total: float | Array, sizes: tuple[int, int] = (8, 2)) -> "Fixed":
@@ -75,9 +75,7 @@ class Fixed(Aggregator):
         first, last = sizes
         total = jnp.asarray(total, float)
         return cls(
-            jnp.concatenate(
-                [jnp.full(first, (1 - total) / first), jnp.full(last, total / last)]
-            )
+            jnp.concatenate([jnp.full(first, (1 - total) / first), jnp.full(last, total / last)])
         )
 
 
@@ -120,7 +118,11 @@ class Krum(Aggregator):
         mask, models = received.mask, received.models
         m = mask.sum()
         squares = (models**2).sum(-1)
-        distances = squares[:, None] + squares[None, :] - 2 * models @ models.T
+        distances = (
+            squares[:, None]
+            + squares[None, :]
+            - 2 * jnp.matmul(models, models.T, precision="highest")
+        )
         apart = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
         ordered = jnp.sort(jnp.where(apart, distances, jnp.inf), axis=-1)
         near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.liars - 2, 1)

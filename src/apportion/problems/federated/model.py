@@ -49,7 +49,7 @@ class Convolutional(ClientModel):
     def start(self, *, key: PRNGKeyArray) -> Parameters:
         places = (self.side - self.kernel + 1) ** 2
         filters = (self.kernel**2, self.channels)
-        out = (places, self.channels, self.classes)
+        out = (self.channels, places, self.classes)
         filter_, out_ = _uniform(
             ((filters, (6 / self.kernel**2) ** 0.5), (out, (3 / (places * self.channels)) ** 0.5)),
             key=key,
@@ -63,17 +63,18 @@ class Convolutional(ClientModel):
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
         p = {name: leaf.astype(images.dtype) for name, leaf in parameters.items()}
-        hidden = jax.nn.relu(self._patches(images) @ p["filter"] + p["filter_bias"])
-        out = jnp.einsum(
-            "bpc,pck->bk", hidden, p["out"], preferred_element_type=jnp.float32
-        )
-        return out + parameters["out_bias"]
+        # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+        hidden = jax.nn.relu(p["filter"].T @ self._patches(images) + p["filter_bias"][:, None])
+        hidden = hidden.reshape(self.channels, images.shape[0], -1)
+        out = jnp.einsum("cbp,cpk->cbk", hidden, p["out"], preferred_element_type=jnp.float32)
+        return out.sum(0) + parameters["out_bias"]
 
-    def _patches(self, images: Images) -> Float[Array, "batch places pixels"]:
+    def _patches(self, images: Images) -> Float[Array, "pixels places"]:
+        """Every place of every image as a column of the pixels under the filter."""
         places = self.side - self.kernel + 1
-        rows = jnp.stack([images[:, i : i + places] for i in range(self.kernel)], -1)
-        columns = [rows[:, :, j : j + places] for j in range(self.kernel)]
-        return jnp.stack(columns, -1).reshape(images.shape[0], places**2, self.kernel**2)
+        rows = jnp.stack([images[:, i : i + places] for i in range(self.kernel)])
+        patches = jnp.stack([rows[..., j : j + places] for j in range(self.kernel)], 1)
+        return patches.reshape(self.kernel**2, -1)
 
 
 class Perceptron(ClientModel):

@@ -164,9 +164,7 @@ def skewed_tasks(
     )
 
 
-def _mixed(
-    pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int
-) -> Tasks:
+def _mixed(pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int) -> Tasks:
     rng = np.random.default_rng(seed)
     for pool, size in zip(pools, sizes, strict=True):
         if size > len(pool):

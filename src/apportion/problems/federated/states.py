@@ -87,7 +87,9 @@ class UpdateGeometry(ClientState):
         updates = jnp.where(submission.mask[:, None], submission.updates, 0.0)
         mean = updates.sum(0) / submission.mask.sum()
         norms = jnp.linalg.norm(updates, axis=-1) + 1e-12
-        cosines = updates @ mean / norms / (jnp.linalg.norm(mean) + 1e-12)
+        cosines = (
+            jnp.matmul(updates, mean, precision="highest") / norms / (jnp.linalg.norm(mean) + 1e-12)
+        )
         return submission.centred(5 * jnp.stack([jnp.log(norms), cosines], -1))
 
 

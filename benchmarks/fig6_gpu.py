@@ -1,0 +1,87 @@
+"""Figure 6 at paper size on a GPU: the arrays, and the seconds an episode costs beside its limits.
+
+    python benchmarks/fig6_gpu.py --mnist mnist.npz --out results/fig6
+
+writes runs.npz and measured.json; `apportion.studies.fig6.study_from(load(runs.npz))` draws them
+anywhere. Needs jax with a GPU, equinox, optax and jaxtyping alone.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import jax
+
+from apportion.jobs.federated import FederatedSettings, paper_size
+from apportion.studies.fig6_runs import compute, save
+
+BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
+
+
+def limits(settings: FederatedSettings) -> dict[str, float]:
+    """Operations and bytes of an episode, counted, and the seconds an H200 needs for either.
+
+    Bytes: the hidden layer is written and read once forward, and once more backward, in bf16.
+    """
+    places = (28 // settings.pooling - 4) ** 2
+    clients = sum(settings.task_sizes)
+    layer = places * settings.width
+    forward = 2 * layer * 25 + 2 * layer * 10
+    trained = clients * settings.samples * settings.epochs
+    judged = (clients + 1) * settings.evaluation
+    operations = settings.rounds * (trained * (2 * forward + 2 * layer * 10) + judged * forward)
+    moved = settings.rounds * 2 * layer * (4 * trained + 2 * judged)
+    return {
+        "operations": operations,
+        "bytes": moved,
+        "arithmetic_seconds": operations / ARITHMETIC,
+        "bandwidth_seconds": moved / BANDWIDTH,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mnist", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--unseen", type=int, default=4)
+    parser.add_argument("--richer", nargs="*", default=["rich"])
+    parser.add_argument("--precision", default="bfloat16")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+
+    def say(what: str) -> None:
+        print(f"{time.perf_counter() - begun:7.1f} s  {what}", flush=True)
+
+    settings = paper_size(
+        asked.mnist,
+        steps=asked.steps,
+        rounds=asked.rounds,
+        unseen=asked.unseen,
+        precision=asked.precision,
+    )
+    arrays = compute(
+        settings, settings.digits(), seeds=range(asked.seeds), richer=asked.richer, progress=say
+    )
+    save(arrays, asked.out / "runs.npz")
+    measured = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "seconds": time.perf_counter() - begun,
+        "seconds_an_episode": arrays["seconds_an_episode"].tolist(),
+        **limits(settings),
+    }
+    (asked.out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
+    say(json.dumps(measured))
+    for name, curve in zip(arrays["methods"], arrays["tested"].mean((1, 2)), strict=True):
+        say(f"{name}: mean {curve.mean():.4f}, last {curve[-1]:.4f}")
+    for total, curve in zip(arrays["totals"], arrays["fixed"].mean((1, 2)), strict=True):
+        say(f"fixed {total}: mean {curve.mean():.4f}, last {curve[-1]:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Training and trying aggregation policies: many runs as one compiled program.
+
+Runs differ in seed and method: single-task learning is a run whose tasks are all the same one,
+uniform multi-task learning is alpha = 0. Results are plain arrays, so that the work can be done on
+one machine and looked at on another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.errors import InputError
+from apportion.learners.ppo import PPO
+from apportion.policy import Policy, Recurrent
+from apportion.priority import Priority
+from apportion.problems.federated.aggregators import Chosen, Course, Fixed, follow
+from apportion.problems.federated.digits import Digits, embedded_digits, load_mnist
+from apportion.problems.federated.federation import Federation
+from apportion.problems.federated.model import ClientModel, Convolutional, Perceptron
+from apportion.problems.federated.partitions import Partition, paper_split, skewed_tasks
+from apportion.problems.federated.states import client_state
+from apportion.scorers import SCORERS
+from apportion.tasks import Tasks
+
+Method = Literal["stl", "mtl", "pmtl"]
+METHODS: tuple[Method, ...] = ("stl", "mtl", "pmtl")
+
+
+@dataclass(frozen=True)
+class FederatedSettings:
+    """Learn to aggregate the models of ten clients; the defaults suit two cores and small digits.
+
+    Examples
+    --------
+    >>> FederatedSettings(method="mtl").rounds
+    15
+    """
+
+    method: Method = "pmtl"
+    """pmtl prioritises tasks, mtl draws them uniformly, stl learns from the first task alone."""
+    mnist: Path | None = None
+    """The usual mnist.npz; the embedded 5,000 digits where there is none."""
+    pooling: int = 2
+    """Side of the squares of pixels that are averaged; 1 keeps 28 x 28."""
+    clients: tuple[int, int] = (28, 18)
+    """Clients of the universe that see the digits 0-5, and 6-9."""
+    seen: tuple[int, int] = (18, 11)
+    """Of each, those that training tasks are made of; unseen tasks are made of the others."""
+    samples: int = 80
+    """Images a client holds."""
+    task_sizes: tuple[int, int] = (8, 2)
+    """Clients of each kind in a task."""
+    tasks: int = 10
+    """Number of training tasks T."""
+    unseen: int = 8
+    """Tasks to test on."""
+    model: Literal["convolutional", "perceptron"] = "convolutional"
+    """What a client trains."""
+    width: int = 8
+    """Channels of the convolution, or hidden units of the perceptron."""
+    rounds: int = 15
+    """Rounds of an episode."""
+    epochs: int = 2
+    """Epochs of each client in a round."""
+    batch: int = 20
+    """Images in a step of the clients' SGD."""
+    client_rate: float = 0.15
+    """Step size of the clients' SGD."""
+    evaluation: int = 200
+    """Images the server scores models on."""
+    test: int = 1000
+    """Images the aggregate is tested on."""
+    sets: Literal["disjoint", "paper"] = "disjoint"
+    """Whether the test set leaves the evaluation set out, or contains it as in the paper."""
+    state: str = "accuracy"
+    """What the policy sees of a client: one of apportion.problems.federated.states.STATES."""
+    window: int = 5
+    """Rounds of it, H."""
+    hidden: int = 10
+    """Units of the recurrent network."""
+    steps: int = 20
+    """Updates of the policy."""
+    rollouts: int = 8
+    """Paired episodes in an update."""
+    learning_rate: float = 1e-2
+    """Step size of the policy's Adam."""
+    gamma: float = 0.9
+    """Discount."""
+    alpha: float = 0.5
+    """Degree of prioritisation (pmtl)."""
+    beta: float = 1.0
+    """Correction of the sampling bias (pmtl)."""
+    smoothing: float = 0.2
+    """Weight of a task's old score when it is scored anew."""
+    scorer: str = "reward-variance"
+    """What a task is scored by: one of apportion.scorers.SCORERS."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """In which the clients compute."""
+    block: int = 100
+    """Images scored at once."""
+    seed: int = 0
+    """Decides partition, tasks, first parameters and batches."""
+
+    def __post_init__(self):
+        for name in ("samples", "tasks", "unseen", "width", "hidden", "steps", "rollouts"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.scorer not in SCORERS:
+            raise InputError(f"scorer {self.scorer!r} is not one of {sorted(SCORERS)}")
+        client_state(self.state)
+
+    def digits(self) -> Digits:
+        """The data these settings name."""
+        digits = load_mnist(self.mnist) if self.mnist else embedded_digits()
+        return digits.pooled(self.pooling)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"mnist": None if self.mnist is None else self.mnist.name}
+
+
+def paper_size(mnist: Path | None, **changes: Any) -> FederatedSettings:
+    """The paper's own sizes, for a GPU: 28 x 28 pixels, 600 images a client, 50 rounds."""
+    sizes = {
+        "mnist": mnist, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,
+        "unseen": 4, "width": 32, "rounds": 50, "epochs": 1, "batch": 50, "client_rate": 0.05,
+        "evaluation": 1000, "test": 9000, "steps": 24, "precision": "bfloat16",
+    }  # fmt: skip
+    return FederatedSettings(**(sizes | changes))
+
+
+def build(settings: FederatedSettings, digits: Digits, partition: Partition | None = None):
+    """The federation of these settings, with the partition behind it."""
+    side = digits.images.shape[1]
+    model: ClientModel = {"convolutional": Convolutional, "perceptron": Perceptron}[settings.model](
+        side, settings.width
+    )
+    if partition is None:
+        partition = paper_split(digits, settings.clients, settings.samples, seed=settings.seed)
+    federation = Federation(
+        digits,
+        partition,
+        model,
+        rounds=settings.rounds,
+        epochs=settings.epochs,
+        batch=settings.batch,
+        learning_rate=settings.client_rate,
+        evaluation=settings.evaluation,
+        test=settings.test,
+        sets=settings.sets,
+        window=settings.window,
+        state=client_state(settings.state),
+        precision=settings.precision,
+        block=settings.block,
+        seed=settings.seed,
+    )
+    return federation, partition
+
+
+def draw(settings: FederatedSettings, partition: Partition, seed: int) -> tuple[Tasks, Tasks]:
+    """Training and unseen tasks of one seed."""
+    return skewed_tasks(
+        partition,
+        settings.tasks,
+        settings.unseen,
+        sizes=settings.task_sizes,
+        seen=settings.seen,
+        seed=2 * seed,
+    )
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """PyTrees of one structure as one, with a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Policies of all runs, stacked, with the metrics of each step."""
+
+    policies: Policy
+    reward: np.ndarray
+    deviation: np.ndarray
+    tasks: np.ndarray
+
+
+def train_policies(
+    settings: FederatedSettings,
+    federation: Federation,
+    tasks: Sequence[Tasks],
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    *,
+    chunk: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+) -> Trained:
+    """One run for each (tasks, method, seed) triple, all in one `vmap`."""
+    first = np.zeros(settings.tasks, int)
+    own_tasks = [
+        own[first] if method == "stl" else own for own, method in zip(tasks, methods, strict=True)
+    ]
+    alphas = jnp.array([settings.alpha if method == "pmtl" else 0.0 for method in methods])
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+
+    def network(key):
+        return Recurrent(federation.channels, settings.hidden, key=key)
+
+    shape = eqx.filter_eval_shape(network, jax.random.key(0))
+    algorithm = Algorithm(
+        federation,
+        tasks[0],
+        PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
+        Priority(settings.alpha, settings.beta, settings.smoothing),
+        None,
+        eqx.filter(shape, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True),
+        SCORERS[settings.scorer],
+        acting=0,
+        history=1,
+        slots=1,
+        warm_up=0,
+        recency=0.0,
+    )
+
+    def own(algorithm: Algorithm, tasks: Tasks, alpha: Float[Array, ""]) -> Algorithm:
+        return eqx.tree_at(lambda a: (a.tasks, a.selection.alpha), algorithm, (tasks, alpha))
+
+    @eqx.filter_jit
+    def start(algorithm, tasks, alphas, keys):
+        def run(tasks, alpha, key):
+            policy_key, run_key = jax.random.split(key)
+            return begin(own(algorithm, tasks, alpha), network(policy_key), run_key)
+
+        return jax.vmap(run)(tasks, alphas, keys)
+
+    @eqx.filter_jit
+    def forward(algorithm, tasks, alphas, states, steps) -> tuple[RunState, Metrics]:
+        def run(tasks, alpha, state):
+            return advance(own(algorithm, tasks, alpha), state, steps)
+
+        return jax.vmap(run)(tasks, alphas, states)
+
+    runs = stack(own_tasks)
+    states, done, rows = start(algorithm, runs, alphas, keys), 0, []
+    while done < settings.steps:
+        now = min(chunk, settings.steps - done)
+        states, metrics = forward(algorithm, runs, alphas, states, now)
+        rows.append(jax.tree.map(np.asarray, metrics))
+        _check(states)
+        done += now
+        if progress is not None:
+            progress(done, settings.steps)
+    joined = jax.tree.map(lambda *parts: np.concatenate(parts, -1), *rows)
+    policies = eqx.combine(states.parameters, algorithm.skeleton)
+    return Trained(policies, joined.reward, joined.deviation, joined.task)
+
+
+def _check(states: RunState) -> None:
+    faults = np.asarray(states.fault).reshape(-1, 3)
+    for run, (kind, step, task) in enumerate(faults):
+        if kind:
+            raise InputError(f"run {run}, step {step}, task {task}: {FAULTS[kind]}")
+
+
+@eqx.filter_jit
+def try_shares(
+    federation: Federation, totals: Float[Array, " totals"], tasks: Tasks, keys: Any
+) -> Course:
+    """Fixed totals on the minority on every task: arrays (totals, tasks, time, ...)."""
+    sizes = (tasks.width - 2, 2)
+
+    def one(total, task, key):
+        return follow(federation, Fixed.minority(total, sizes), task, key=key)
+
+    over_tasks = jax.vmap(one, in_axes=(None, 0, 0))
+    return jax.vmap(over_tasks, in_axes=(0, None, None))(totals, tasks, keys)
+
+
+@eqx.filter_jit
+def try_policies(federation: Federation, policies: Policy, tasks: Tasks, keys: Any) -> Course:
+    """Each of the stacked policies on its own row of tasks: arrays (runs, tasks, time, ...)."""
+
+    def one(policy, task, key):
+        return follow(federation, Chosen(policy), task, key=key)
+
+    over_tasks = eqx.filter_vmap(one, in_axes=(None, 0, 0))
+    return eqx.filter_vmap(over_tasks)(policies, tasks, keys)
