@@ -206,6 +206,8 @@ def _provenance(folder: Path, settings: dict[str, Any]) -> list[Section]:
 def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
     """Columns x, x_low and x_high as one column of text, `x [low, high]`.
 
+    Examples
+    --------
     >>> with_intervals(pd.DataFrame({"x": [1.0], "x_low": [0.5], "x_high": [2.0]}))["x"][0]
     '1 [0.5, 2]'
     """
