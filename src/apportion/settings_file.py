@@ -98,12 +98,15 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         return value
     if origin in (Union, types.UnionType):
         return _checked(value, next(o for o in options if o is not type(None)), where)
+    if origin is tuple and isinstance(value, list) and len(value) == len(options):
+        return tuple(_checked(v, o, where) for v, o in zip(value, options, strict=True))
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise InputError(f"{where} is {value!r}; it must be of type {hint.__name__}")
+        kind = hint.__name__ if origin is None else str(hint)
+        raise InputError(f"{where} is {value!r}; it must be of type {kind}")
     return value
 
 
