@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 from apportion.learners.lspi import lspi_paths
 from apportion.statistics import bootstrap
@@ -162,20 +163,18 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
         order=table.theorem_1_prime_total / table.theorem_1_total,
     ).groupby(["spread", "run"])
     claims = (
-        (
-            "plain",
-            "suboptimality never exceeds Theorem 1, constants corrected (largest share)",
-            True,
-        ),
-        ("prime", "suboptimality never exceeds Theorem 1' (largest share)", False),
-        ("order", "Theorem 1' is never above Theorem 1 (largest ratio)", False),
+        ("plain", "suboptimality exceeds Theorem 1, constants corrected, in no run (share)", True),
+        ("prime", "suboptimality exceeds Theorem 1' in no run (share)", False),
+        ("order", "Theorem 1' is above Theorem 1 in no run (share)", False),
     )
     verdicts = []
     for column, claim, paper in claims:
         worst = np.asarray(by_run[column].max())
-        # The extremes of the runs: a largest value has no bootstrap interval worth the name.
-        low, high = float(worst.min()), float(worst.max())
-        verdicts.append(Verdict(claim, high <= 1 + 1e-9, high, (low, high), len(worst), paper))
+        failures = int((worst > 1 + 1e-9).sum())
+        interval = stats.binomtest(failures, len(worst)).proportion_ci()
+        ends = (float(interval.low), float(interval.high))
+        share = failures / len(worst)
+        verdicts.append(Verdict(claim, failures == 0, share, ends, len(worst), paper))
     means = np.asarray(table.groupby("spread").measured.mean())
     steps = np.diff(means)
     near, far = (
@@ -202,7 +201,7 @@ def _draw(table: pd.DataFrame) -> Figure:
         left.scatter(shown, table[name], s=5, alpha=0.25, color=colour, linewidth=0, label=label)
     ends = np.array([1e-5, table.theorem_1_total.max()])
     left.plot(ends, ends, color="black", linewidth=1)
-    left.text(0.2, 0.27, "bound = truth", rotation=57, fontsize=9)
+    left.text(0.27, 0.21, "bound = truth", rotation=57, fontsize=9)
     left.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max (mean)")
     left.set(xscale="log", yscale="log", ylim=(0.1, None), xlim=(1e-5, 10))
     left.set(
