@@ -6,14 +6,19 @@ allocation of the period after the last row. A trained policy serves any set of 
 
 from typing import Any, Literal, cast
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jaxtyping import Array, Float
 
 from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.settings import Method, PortfolioSettings
-from apportion.problems.portfolio.training import next_allocation, train_portfolio
+from apportion.problems.portfolio.training import train_portfolio
+from apportion.tasks import Tasks
 
 try:
     from skfolio.optimization import BaseOptimization
@@ -129,8 +134,9 @@ class MultiTaskPortfolio(BaseOptimization):
             Not used; scikit-learn hands it over.
         """
         prices = self._prices(np.asarray(validate_data(self, X, **_NUMBERS)), X)
+        held = self._held(self.n_features_in_)
         self.policy_ = self._trained(prices) if self.policy is None else self.policy
-        self.weights_ = self._decide(prices, self._held(self.n_features_in_))
+        self.weights_ = self._decide(prices, held)
         return self
 
     def predict(self, X: Any) -> Portfolio:
@@ -141,9 +147,9 @@ class MultiTaskPortfolio(BaseOptimization):
         and the portfolio covers the rows after them.
         """
         check_is_fitted(self, "weights_")
+        values = check_array(X, **_NUMBERS)
         if self._knows(X):
             return cast(Portfolio, super().predict(self._returns(X)))
-        values = check_array(X, **_NUMBERS)
         rows = self.window if self.inputs == "prices" else self.window - 1
         if len(values) <= rows:
             raise InputError(
@@ -200,9 +206,19 @@ class MultiTaskPortfolio(BaseOptimization):
         return train_portfolio(prices, settings).policy
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
-        shares = np.asarray(next_allocation(self.policy_, prices, window=self.window, held=held))
-        shares = np.maximum(shares.astype(float), 0.0)
-        return shares / shares.sum()
+        days, assets = prices.close.shape
+        if days < self.window:
+            raise InputError(
+                f"X: a decision sees {self.window} prices, and there are {days}; give more days or "
+                "a shorter window"
+            )
+        # Prices enter relative to the last one: dividing first keeps them in float32's range.
+        recent = Prices(prices.dates, prices.tickers, prices.close / prices.close[-1])
+        shares = np.full(assets, 1 / assets) if held is None else held
+        market = Market.ending(recent, window=self.window)
+        decided = np.asarray(_allocation(self.policy_, market, jnp.asarray(shares, jnp.float32)))
+        decided = np.maximum(decided.astype(float), 0.0)
+        return decided / decided.sum()
 
     def _held(self, assets: int) -> np.ndarray | None:
         """Previous weights as shares; None where there are none to start from."""
@@ -252,6 +268,15 @@ class MultiTaskPortfolio(BaseOptimization):
             return X.pct_change().iloc[1:]
         values = np.asarray(X, float)
         return values[1:] / values[:-1] - 1
+
+
+@eqx.filter_jit
+def _allocation(
+    policy: Policy, market: Market, held: Float[Array, " entities"]
+) -> Float[Array, " entities"]:
+    everyone = Tasks(jnp.arange(market.universe), jnp.ones(market.universe, bool))
+    history = market.windows(everyone, jnp.zeros((), jnp.int32))
+    return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)
 
 
 def _rows(X: Any, which: slice) -> Any:

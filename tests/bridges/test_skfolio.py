@@ -1,0 +1,220 @@
+"""MultiTaskPortfolio among skfolio's and scikit-learn's own tools, on the embedded stocks."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from skfolio import Population, Portfolio, RatioMeasure
+from skfolio.datasets import load_sp500_dataset
+from skfolio.model_selection import MultipleRandomizedCV, WalkForward, cross_val_predict
+from skfolio.optimization import EqualWeighted, InverseVolatility, MeanRisk
+from skfolio.pre_selection import SelectKExtremes
+from skfolio.preprocessing import prices_to_returns
+from sklearn import set_config
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from apportion.bridges.skfolio import MultiTaskPortfolio
+from apportion.errors import InputError
+from apportion.problems.portfolio.settings import PortfolioSettings
+from apportion.problems.portfolio.training import blank_policy
+
+SMALL = {
+    "tasks": 3, "task_size": 4, "steps": 6, "members": 1, "window": 6, "batch": 16, "hidden": 4,
+    "learning_rate": 0.05, "tracking": 0.0, "k": 1.0, "eta": 1.0,
+}  # fmt: skip
+
+
+def some_policy(eta=1.0):
+    """An untrained policy with a strong opinion: what it decides depends on what it sees."""
+    settings = PortfolioSettings(members=1, hidden=4, k=1.0, eta=eta)
+    policy = blank_policy(settings, channels=1)
+    return jax.tree.map(lambda leaf: 30 * leaf if leaf.shape == (1, 4) else leaf, policy)
+
+
+@pytest.fixture(scope="module")
+def prices():
+    return load_sp500_dataset().iloc[-400:]
+
+
+@pytest.fixture(scope="module")
+def returns(prices):
+    return prices_to_returns(prices)
+
+
+@pytest.fixture(scope="module")
+def trained(returns):
+    return MultiTaskPortfolio(**SMALL).fit(returns.iloc[:200])
+
+
+def test_fitting_gives_shares_of_the_assets(trained, returns):
+    assert trained.weights_.shape == (20,)
+    assert (trained.weights_ >= 0).all()
+    assert trained.weights_.sum() == pytest.approx(1)
+    assert np.ptp(trained.weights_) > 1e-6
+    portfolio = trained.predict(returns.iloc[200:])
+    assert isinstance(portfolio, Portfolio)
+    expected = returns.iloc[200:].to_numpy() @ trained.weights_
+    np.testing.assert_allclose(portfolio.returns, expected, rtol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_weights(trained, returns):
+    again = clone(trained).fit(returns.iloc[:200])
+    np.testing.assert_array_equal(again.weights_, trained.weights_)
+
+
+def test_later_rows_cannot_change_the_weights(returns):
+    model = MultiTaskPortfolio(policy=some_policy(), window=6)
+    before = model.fit(returns.iloc[:200]).weights_
+    changed = returns.copy()
+    changed.iloc[200:] = 0.5
+    np.testing.assert_array_equal(before, model.fit(changed.iloc[:200]).weights_)
+    assert np.abs(before - model.fit(changed.iloc[:201]).weights_).max() > 1e-6
+
+
+def test_permuting_the_assets_permutes_the_weights(returns):
+    model = MultiTaskPortfolio(policy=some_policy(), window=6)
+    order = np.random.default_rng(0).permutation(20)
+    weights = model.fit(returns).weights_
+    np.testing.assert_allclose(
+        model.fit(returns.iloc[:, order]).weights_, weights[order], atol=1e-6
+    )
+
+
+def test_prices_and_their_returns_give_the_same_weights(prices, returns):
+    policy = some_policy()
+    from_returns = MultiTaskPortfolio(policy=policy, window=6).fit(returns)
+    from_prices = MultiTaskPortfolio(policy=policy, window=6, inputs="prices").fit(prices)
+    np.testing.assert_allclose(from_prices.weights_, from_returns.weights_, atol=1e-5)
+    np.testing.assert_allclose(
+        from_prices.predict(prices).returns, from_returns.predict(returns).returns, atol=1e-7
+    )
+
+
+def test_assets_that_were_not_fitted_get_shares_from_their_own_history(trained, returns):
+    others = returns.iloc[200:, [3, 5, 8, 13]].add_suffix(" other")
+    shares = trained.allocate(others.iloc[:5])
+    portfolio = trained.predict(others)
+    np.testing.assert_allclose(portfolio.weights, shares)
+    assert portfolio.n_observations == len(others) - 5
+    assert portfolio.observations[0] == others.index[5]
+    more = trained.predict(returns.iloc[200:].join(others))
+    assert more.weights.shape == (24,)
+    with pytest.raises(InputError, match="give more"):
+        trained.predict(others.iloc[:5])
+
+
+def test_what_is_held_enters_the_decision(returns):
+    held = {returns.columns[0]: 0.6, returns.columns[1]: 0.4}
+    lazy = MultiTaskPortfolio(policy=some_policy(eta=0.1), window=6)
+    free = lazy.fit(returns).weights_
+    bound = lazy.set_params(previous_weights=held).fit(returns).weights_
+    assert lazy.needs_previous_weights
+    assert bound[0] > 0.5
+    assert free[0] < 0.2
+
+
+def test_parameters_survive_clone_and_pickle(trained, returns):
+    copy = clone(trained.set_params(seed=0))
+    assert copy.get_params() == trained.get_params()
+    assert not hasattr(copy, "weights_")
+    loaded = pickle.loads(pickle.dumps(trained))
+    np.testing.assert_array_equal(loaded.allocate(returns), trained.allocate(returns))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": "yields"}, "choose"),
+        ({"method": "ppo"}, "choose pmtl, mtl or stl"),
+        ({"previous_weights": -0.1}, "shares >= 0"),
+        ({"window": 500}, "give more days"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(returns, change, message):
+    with pytest.raises(InputError, match=message):
+        MultiTaskPortfolio(**(SMALL | change)).fit(returns.iloc[:60])
+
+
+def test_prices_given_as_returns_are_recognised(prices):
+    with pytest.raises(InputError, match="column 0 is -1; returns must be above -1"):
+        MultiTaskPortfolio(**SMALL).fit(np.full((60, 5), -1.0))
+    with pytest.raises(InputError, match="prices must be above 0"):
+        MultiTaskPortfolio(**SMALL, inputs="prices").fit(-prices)
+
+
+def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):
+    models = [
+        ("multi-task", MultiTaskPortfolio(**SMALL)),
+        ("equal", EqualWeighted()),
+        ("inverse volatility", InverseVolatility()),
+        ("minimum variance", MeanRisk()),
+    ]
+    population = cross_val_predict(models, returns, cv=WalkForward(train_size=150, test_size=100))
+    assert [path.name for path in population] == [name for name, _ in models]
+    assert {path.n_observations for path in population} == {200}
+    folds = population[0].portfolios
+    np.testing.assert_allclose(folds[1].previous_weights, folds[0].ending_weights, rtol=1e-6)
+    assert np.isfinite(population.measures(RatioMeasure.SHARPE_RATIO)).all()
+
+
+def test_a_trained_policy_walks_day_by_day(returns, trained):
+    daily = MultiTaskPortfolio(policy=trained.policy_, window=6)
+    path = cross_val_predict(daily, returns.iloc[:60], cv=WalkForward(train_size=20, test_size=1))
+    assert path.n_observations == 40
+    assert len(path.portfolios) == 40
+    changes = np.abs(np.diff([fold.weights for fold in path.portfolios], axis=0)).sum(1)
+    assert (changes > 0).all()
+
+
+def test_randomised_cross_validation_draws_its_own_assets(returns):
+    cv = MultipleRandomizedCV(
+        walk_forward=WalkForward(train_size=60, test_size=60), n_subsamples=3, asset_subset_size=7,
+        window_size=200, random_state=0,
+    )  # fmt: skip
+    paths = cross_val_predict(MultiTaskPortfolio(policy=some_policy(), window=6), returns, cv=cv)
+    assert isinstance(paths, Population)
+    assert len(paths) == 3
+    assert all(len(fold.weights) == 7 for path in paths for fold in path.portfolios)
+
+
+def test_it_ends_a_pipeline_and_takes_part_in_a_search(returns):
+    set_config(transform_output="pandas")
+    try:
+        model = Pipeline(
+            [("select", SelectKExtremes(k=6)), ("share", MultiTaskPortfolio(window=6))]
+        )
+        model.set_params(share__policy=some_policy())
+        search = GridSearchCV(
+            model, {"share__window": [6, 9]}, cv=WalkForward(train_size=100, test_size=100)
+        ).fit(returns)
+    finally:
+        set_config(transform_output="default")
+    assert search.best_params_["share__window"] in (6, 9)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_.predict(returns).weights.shape == (6,)
+
+
+class PercentPortfolio(MultiTaskPortfolio):
+    """Reads returns in percent: scikit-learn's made-up data has returns below -1."""
+
+    def _prices(self, values, X):
+        return super()._prices(values / 100, X)
+
+
+NOT_APPLICABLE = {
+    "check_n_features_in_after_fitting": "other sets of assets than the fitted are welcome",
+    "check_fit_score_takes_y": "fit_predict of skfolio's optimisers takes no y",
+    "check_methods_sample_order_invariance": "predictions are portfolios, and days have an order",
+}
+
+
+@parametrize_with_checks(
+    [PercentPortfolio(policy=some_policy(), window=2)],
+    expected_failed_checks=lambda estimator: NOT_APPLICABLE,
+)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
