@@ -55,20 +55,26 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
             judge(f"{name} with {many} tasks beats Equal CRP in {last}", gains[[last]], paper=True),
             judge(f"{name} with {many} tasks beats Equal CRP over all years", gains, paper=False),
         ]
-    verdicts += [
-        judge(
-            f"{many} tasks transfer better than {few} (MTL)",
-            final("mtl", many) - final("mtl", few),
-            paper=False,
-        ),
+    if few < many:
+        verdicts.append(
+            judge(
+                f"{many} tasks transfer better than {few} (MTL)",
+                final("mtl", many) - final("mtl", few),
+                paper=False,
+            )
+        )
+    verdicts.append(
         judge(
             f"MTL with {many} tasks transfers better than STL at equal updates",
             final("mtl", many) - final("stl", None),
             paper=False,
-        ),
-    ]
+        )
+    )
     readings = (
         reading("Lazy Equal CRP, which learns nothing", final("lazy-equal-crp", None)),
+        reading(
+            "A tilt to volatile instruments, which learns nothing", final("volatility-tilt", None)
+        ),
         reading(f"MTL with {many} tasks", final("mtl", many)),
         reading("its Sharpe ratio over Equal CRP's", final("mtl", many, "sharpe_gain"), "a year"),
         reading(f"P-MTL less MTL with {many} tasks", final("pmtl", many) - final("mtl", many)),
@@ -92,11 +98,17 @@ def draw(table: Any) -> Figure:
     bars += [
         (m, t, f"{'P-' if m == 'pmtl' else ''}MTL {t}") for t in counts for m in ("mtl", "pmtl")
     ]
-    bars.append(("lazy-equal-crp", None, "lazy CRP"))
+    bars += [("lazy-equal-crp", None, "lazy CRP"), ("volatility-tilt", None, "volatility tilt")]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     last = int(table.year.max())
-    colours = {"stl": "0.6", "mtl": "C0", "pmtl": "C1", "lazy-equal-crp": "C2"}
+    colours = {
+        "stl": "0.6",
+        "mtl": "C0",
+        "pmtl": "C1",
+        "lazy-equal-crp": "C2",
+        "volatility-tilt": "C3",
+    }
     for axes, title in ((left, f"{last}, as in the paper"), (right, "mean over all test years")):
         for place, (method, tasks, _) in enumerate(bars):
             gains = cells(table, method, tasks, "held-out")

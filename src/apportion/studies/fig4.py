@@ -63,17 +63,20 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
         )
         for t in matched
     ]
+    if few < many:
+        verdicts += [
+            judge(
+                f"{many} tasks beat {few} on own tasks (P-MTL)",
+                final("pmtl", many) - final("pmtl", few),
+                paper=True,
+            ),
+            judge(
+                f"{many} tasks beat {few} on held-out instruments (MTL)",
+                final("mtl", many, "held-out") - final("mtl", few, "held-out"),
+                paper=False,
+            ),
+        ]
     verdicts += [
-        judge(
-            f"{many} tasks beat {few} on own tasks (P-MTL)",
-            final("pmtl", many) - final("pmtl", few),
-            paper=True,
-        ),
-        judge(
-            f"{many} tasks beat {few} on held-out instruments (MTL)",
-            final("mtl", many, "held-out") - final("mtl", few, "held-out"),
-            paper=False,
-        ),
         judge(
             f"P-MTL beats MTL with {many} tasks",
             final("pmtl", many) - final("mtl", many),
@@ -83,6 +86,9 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
     ]
     readings = (
         reading("Lazy Equal CRP, which learns nothing", final("lazy-equal-crp", None)),
+        reading(
+            "A tilt to volatile instruments, which learns nothing", final("volatility-tilt", None)
+        ),
         *(reading(f"MTL with {t} tasks, own tasks", final("mtl", t)) for t in counts),
         reading("STL, own tasks, at equal updates", final("stl", None)),
         "The paper's protocol gives a multi-task policy T times the updates of a single-task one; "

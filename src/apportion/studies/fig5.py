@@ -90,31 +90,42 @@ def compute(
     shown = tasks[:watched]
     equal = walk_tasks(EqualShares(), test, shown)
     key = jax.random.key(settings.seed)
-    shared = {**algorithm_settings(settings, market), "chunk": settings.steps // len(tasks)}
+    epoch = settings.steps // len(tasks)
+    whole = epoch * len(tasks)
 
-    def train(tasks: Tasks, runs: int, alpha: float, stop: int) -> Policy:
-        return train_runs(
+    def train(tasks: Tasks, runs: int, alpha: float) -> list[Policy]:
+        """The policies after one paper's share of a task's updates, and after all of them."""
+        kept: list[Policy] = []
+
+        def on_chunk(now):
+            if now.step in (epoch, whole):
+                kept.append(jax.tree.map(jnp.copy, eqx.filter(now.policy, eqx.is_array)))
+
+        skeleton = first_policies(settings, market, jax.random.split(key, runs))
+        train_runs(
             market,
             tasks,
-            first_policies(settings, market, jax.random.split(key, runs)),
+            skeleton,
             learner(settings),
-            steps=stop,
+            steps=whole,
             selection=Priority(
                 alpha, settings.beta, settings.smoothing, 1 - 1 / settings.task_size
             ),
-            record_every=shared["chunk"],
+            chunk=epoch,
+            record_every=epoch,
+            on_chunk=on_chunk,
             keys=jax.random.split(key, runs),
-            **shared,
-        ).policy
+            **algorithm_settings(settings, market),
+        )
+        rest = eqx.filter(skeleton, eqx.is_array, inverse=True)
+        return [eqx.combine(arrays, rest) for arrays in kept]
 
-    whole = settings.steps - settings.steps % shared["chunk"]
-    single = jax.tree.map(lambda leaf: leaf[:, None], shown)
     tell("multi-task policy")
-    many = train(tasks, 1, settings.alpha, whole)
+    many = train(tasks, 1, settings.alpha)[-1]
     walks = {"pmtl": _walk_all(many, test, shown, shared=True)}
-    for name, steps in ((METHODS[1], shared["chunk"]), (METHODS[2], whole)):
-        tell(name)
-        policies = train(single, len(shown), 0.0, steps)
+    tell("single-task policies")
+    alone = train(jax.tree.map(lambda leaf: leaf[:, None], shown), len(shown), 0.0)
+    for name, policies in zip(METHODS[1:], (alone[0], alone[-1]), strict=True):
         walks[name] = _walk_all(policies, test, shown, shared=False)
     return _table(prices, test, shown, walks, equal)
 

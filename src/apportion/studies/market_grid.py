@@ -18,13 +18,14 @@ import pandas as pd
 from jaxtyping import Array, Float, Int
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.policy import Policy
+from apportion.policy import History, Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
-from apportion.problems.portfolio.market import Market
+from apportion.problems.portfolio.market import SCALE, Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.problems.portfolio.walk import walk_policy
+from apportion.simplex import Allocation, Mask
 from apportion.studies.market_scale import Scale
 from apportion.tasks import Tasks, draw_tasks, split_entities
 from apportion.training import train_runs
@@ -42,14 +43,14 @@ def compute(
 ) -> pd.DataFrame:
     """The table of the grid: a row for each method, experiment, year, step and kind of task.
 
-    Columns: method (stl, mtl, pmtl, lazy-equal-crp), tasks (T), experiment, year, tested (own or
-    held-out), step, task (a number at the last step, -1 for the mean over tasks), gain (annualised
-    percentage points over Equal CRP, net), log_gain (log growth a year), sharpe_gain. `save` is
-    handed the table as it stands after each part, so that a run cut short leaves what it had.
+    Columns: method (stl, mtl, pmtl, or one that learns nothing), tasks (T), experiment, year, tested
+    (own or held-out), step, task (a number at the last step, -1 for the mean over tasks), gain
+    (annualised percentage points over Equal CRP, net), log_gain (log growth a year), sharpe_gain.
+    `save` is handed the table as it stands after each part: a run cut short leaves what it had.
     """
     tell = progress or (lambda _: None)
     grid = _Grid.of(prices, scale)
-    rows: list[pd.DataFrame] = [_lazy_rows(grid)]
+    rows: list[pd.DataFrame] = [_unlearned_rows(grid)]
     parts = [(("mtl", "pmtl"), count) for count in scale.counts]
     for methods, count in [*parts, (("stl",), 1)]:
         rows += _train(grid, methods, count, tell)
@@ -190,7 +191,8 @@ def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) ->
             "own": jax.tree.map(repeat, shown),
             "held-out": jax.tree.map(repeat, grid.tasks("held-out", 0)),
         }
-    runs = len(grid.starts) * per_cell
+    cells = len(grid.starts)
+    runs = cells * per_cell
     alphas = jnp.tile(jnp.asarray([s.alpha if m == "pmtl" else 0.0 for m in methods]), runs)[:runs]
     equal = {
         kind: _test(grid, _constant(EqualShares(), runs), tasks, per_cell)
@@ -208,9 +210,13 @@ def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) ->
             rows.append(_rows(grid, methods, count, kind, chunk.step, record, single, last))
         tell(f"{'/'.join(methods)} T={count}: {runs} runs, step {chunk.step} of {chunk.steps}")
 
-    keys = jax.random.split(jax.random.key(scale.seed), runs)
-    # Methods of one cell start from the same parameters, so that they differ by method alone.
-    cells = jax.random.split(jax.random.fold_in(jax.random.key(scale.seed), 1), len(grid.starts))
+    # Runs of one cell share their first parameters and their draws: they differ by method alone.
+    first, draws = (
+        jnp.repeat(
+            jax.random.split(jax.random.fold_in(jax.random.key(scale.seed), i), cells), per_cell, 0
+        )
+        for i in range(2)
+    )
     axes = eqx.tree_at(
         lambda m: m.length,
         jax.tree.map(lambda _: None, grid.training),
@@ -221,7 +227,7 @@ def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) ->
     train_runs(
         market,
         trained,
-        first_policies(s, grid.training, jnp.repeat(cells, per_cell, 0)),
+        first_policies(s, grid.training, first),
         learner(s),
         steps=s.steps,
         selection=Priority(alphas, s.beta, s.smoothing, 1 - 1 / s.task_size),
@@ -229,7 +235,7 @@ def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) ->
         record_every=int(np.gcd.reduce(wanted)),
         on_chunk=on_chunk,
         problem_axes=axes,
-        keys=keys,
+        keys=draws,
         **algorithm_settings(s, grid.training),
     )
     return rows
@@ -288,18 +294,35 @@ def _rows(
     return pd.concat(frames, ignore_index=True)
 
 
-def _lazy_rows(grid: _Grid) -> pd.DataFrame:
-    """Lazy Equal CRP, which learns nothing: each day a tenth of the way back to equal shares."""
-    cells = len(grid.starts)
+class VolatilityTilt(Policy):
+    """Shares in proportion to the volatility seen in the window: what a policy that has learned
+    nothing but to favour what moves would do.
+    """
+
+    def encode(self, history: History, mask: Mask) -> Float[Array, " entities"]:
+        closes = 1 + history[..., 0] / SCALE
+        return jnp.diff(jnp.log(closes), axis=-1).std(-1) + 1e-6
+
+    def allocate(
+        self, features: Float[Array, " entities"], held: Allocation, mask: Mask
+    ) -> Allocation:
+        shares = jnp.where(mask, features, 0.0)
+        return shares / shares.sum()
+
+
+def _unlearned_rows(grid: _Grid) -> pd.DataFrame:
+    """What learns nothing: lazy Equal CRP, each day a tenth of the way back, and a volatility tilt."""
+    cells, step = len(grid.starts), grid.scale.settings.steps
     frames = []
     for kind in ("own", "held-out"):
         tasks = grid.tasks(kind, grid.scale.shown)
-        policies = (EqualShares(), PartialTrading(EqualShares(), 0.1))
-        equal, lazy = (_test(grid, _constant(policy, cells), tasks, 1) for policy in policies)
-        step = grid.scale.settings.steps
-        frames.append(
-            _rows(grid, ("lazy-equal-crp",), 0, kind, step, lazy.over(equal), False, False)
-        )
+        equal = _test(grid, _constant(EqualShares(), cells), tasks, 1)
+        for name, policy in (
+            ("lazy-equal-crp", PartialTrading(EqualShares(), 0.1)),
+            ("volatility-tilt", VolatilityTilt()),
+        ):
+            record = _test(grid, _constant(policy, cells), tasks, 1).over(equal)
+            frames.append(_rows(grid, (name,), 0, kind, step, record, False, False))
     return pd.concat(frames, ignore_index=True)
 
 
