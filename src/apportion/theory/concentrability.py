@@ -170,7 +170,7 @@ def _avoidable(kernel: Float[np.ndarray, "states actions states"]) -> np.ndarray
         # A start stays safe for y if an action leads, surely, to starts that are safe for y.
         leads_out = np.einsum("xaz,zy->xay", (kernel > 0).astype(int), (~safe).astype(int)) > 0
         safe = safe & ~leads_out.all(1)
-    return safe.any(0)
+    return np.asarray(safe.any(0))
 
 
 def contraction(kernel: Float[np.ndarray, "states actions states"]) -> float:
