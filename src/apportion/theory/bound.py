@@ -224,7 +224,7 @@ def error_bound(
     >>> from apportion.theory import random_family
     >>> family = random_family(states=6, actions=3, tasks=8, spread=0.1, gamma=0.7)
     >>> result = error_bound(family, samples=1e6)
-    >>> result.lemma_4_holds, result.theorem_1.total
+    >>> result.lemma_4_holds, float(result.theorem_1.total)
     (False, inf)
     """
     average = family.average()
