@@ -13,7 +13,8 @@ from pathlib import Path
 
 import jax
 
-from apportion.jobs.federated import FederatedSettings, paper_size
+from apportion.jobs.federated_runs import read_digits
+from apportion.jobs.federated_settings import FederatedSettings, paper_size
 from apportion.studies.fig6_runs import compute, save
 
 BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
@@ -54,7 +55,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
 
-    def say(what: str) -> None:
+    def say(what: str, part: float = 1.0) -> None:
         print(f"{time.perf_counter() - begun:7.1f} s  {what}", flush=True)
 
     settings = paper_size(
@@ -65,9 +66,13 @@ def main() -> None:
         precision=asked.precision,
     )
     arrays = compute(
-        settings, settings.digits(), seeds=range(asked.seeds), richer=asked.richer, progress=say
+        settings,
+        read_digits(settings),
+        seeds=range(asked.seeds),
+        richer=asked.richer,
+        progress=say,
+        on_stage=lambda arrays: save(arrays, asked.out / "runs.npz"),
     )
-    save(arrays, asked.out / "runs.npz")
     measured = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,

@@ -15,9 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion.jobs.federated import (
-    METHODS,
-    FederatedSettings,
+from apportion.jobs.federated_runs import (
     build,
     draw,
     stack,
@@ -25,12 +23,14 @@ from apportion.jobs.federated import (
     try_policies,
     try_shares,
 )
+from apportion.jobs.federated_settings import METHODS, FederatedSettings
 from apportion.problems.federated.digits import Digits
 
 TOTALS = (0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.6, 0.8)
 """Fixed shares on the minority; .2 of 10 clients is FedAvg, .45 the informed yardstick."""
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, float], None]
+Arrays = dict[str, np.ndarray]
 
 
 def compute(
@@ -41,24 +41,42 @@ def compute(
     richer: Sequence[str] = ("rich",),
     totals: Sequence[float] = TOTALS,
     progress: Progress | None = None,
-) -> dict[str, np.ndarray]:
+    on_stage: Callable[[Arrays], None] | None = None,
+) -> Arrays:
     """STL, MTL and P-MTL on the settings' state, MTL on each richer one, and fixed shares.
 
     Accuracies are (methods, seeds, tasks, rounds), shares have the clients behind; a method's
-    `reward` is the mean reward of every update, (methods, seeds, steps).
+    `reward` is the mean reward of every update, (methods, seeds, steps). `on_stage` is handed what
+    there is after every part of the work.
     """
-    say = print if progress is None else progress
-    _, partition = build(settings, digits)
+    federation, partition = build(settings, digits)
     drawn = [draw(settings, partition, seed) for seed in seeds]
-    unseen = [tasks for _, tasks in drawn]
+    unseen = stack([tasks for _, tasks in drawn])
     keys = stack([jax.random.split(jax.random.key(1000 + s), settings.unseen) for s in seeds])
     plan = [(settings.state, METHODS), *((state, ("mtl",)) for state in richer)]
-    names, tested, evaluated, shares, rewards, seconds = [], [], [], [], [], []
+    stages = len(plan) + 1
+
+    def say(what: str, part: float) -> None:
+        if progress is not None:
+            progress(what, part / stages)
+
+    every = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), unseen)
+    fixed = try_shares(federation, jnp.array(totals), every, keys.reshape(-1))
+    arrays: Arrays = {
+        "totals": np.array(totals),
+        "fixed": np.asarray(fixed.tested).reshape(len(totals), *keys.shape, settings.rounds),
+        "seeds": np.array(seeds),
+        "settings": np.array(json.dumps(settings.to_dict())),
+        "device": np.array(jax.devices()[0].device_kind),
+    }
+    say("fixed shares tried", 1)
+    parts: list[Arrays] = []
     for state, methods in plan:
+        done = len(parts) + 1
         here = replace(settings, state=state)
         federation, _ = build(here, digits, partition)
         runs = [(method, place) for method in methods for place in range(len(seeds))]
-        clock = _Clock(say, f"{state}: {', '.join(methods)}")
+        clock = _Clock(lambda what, part, done=done: say(what, done + part), state)
         trained = train_policies(
             here,
             federation,
@@ -67,51 +85,43 @@ def compute(
             [seeds[place] for _, place in runs],
             progress=clock,
         )
-        seconds.append(clock.seconds_a_step / (len(runs) * settings.rollouts))
         places = jnp.array([place for _, place in runs])
-        tasks = jax.tree.map(lambda leaf, at=places: leaf[at], stack(unseen))
+        tasks = jax.tree.map(lambda leaf, at=places: leaf[at], unseen)
         course = try_policies(federation, trained.policies, tasks, keys[places])
-        say(f"{state}: tried on unseen tasks, {seconds[-1]:.4f} s an episode of training")
-        shape = (len(methods), len(seeds))
-        names += [method if state == settings.state else f"{method}-{state}" for method in methods]
-        for store, array in (
-            (tested, course.tested),
-            (evaluated, course.evaluated),
-            (shares, course.shares),
-            (rewards, trained.reward),
-        ):
-            store.append(np.asarray(array).reshape(*shape, *array.shape[1:]))
-    federation, _ = build(settings, digits, partition)
-    every = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), stack(unseen))
-    fixed = try_shares(federation, jnp.array(totals), every, keys.reshape(-1))
-    say("fixed shares tried")
-    return {
-        "methods": np.array(names),
-        "tested": np.concatenate(tested),
-        "evaluated": np.concatenate(evaluated),
-        "shares": np.concatenate(shares),
-        "reward": np.concatenate(rewards),
-        "totals": np.array(totals),
-        "fixed": np.asarray(fixed.tested).reshape(
-            len(totals), len(seeds), settings.unseen, settings.rounds
-        ),
-        "seeds": np.array(seeds),
-        "seconds_an_episode": np.array(seconds),
-        "settings": np.array(json.dumps(settings.to_dict())),
-        "device": np.array(jax.devices()[0].device_kind),
-    }
+        suffix = "" if state == settings.state else f"-{state}"
+        found = {
+            "tested": course.tested,
+            "evaluated": course.evaluated,
+            "shares": course.shares,
+            "reward": trained.reward,
+        }
+        grid = (len(methods), len(seeds))
+        parts.append(
+            {name: np.asarray(a).reshape(*grid, *a.shape[1:]) for name, a in found.items()}
+            | {
+                "methods": np.array([method + suffix for method in methods]),
+                "seconds_an_episode": np.array(
+                    [clock.seconds_a_step / (len(runs) * settings.rollouts)]
+                ),
+            }
+        )
+        arrays |= {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        say(f"{state}: tried on unseen tasks", len(parts) + 1)
+        if on_stage is not None:
+            on_stage(arrays)
+    return arrays
 
 
 class _Clock:
     """Tells how training goes, and what a step costs once it is compiled."""
 
-    def __init__(self, say: Progress, what: str):
-        self.say, self.what = say, what
+    def __init__(self, say: Progress, state: str):
+        self.say, self.state = say, state
         self.times: list[tuple[int, float]] = []
 
     def __call__(self, done: int, steps: int) -> None:
         self.times.append((done, time.perf_counter()))
-        self.say(f"{self.what}: {done} of {steps} updates")
+        self.say(f"{self.state}: {done} of {steps} updates", done / steps)
 
     @property
     def seconds_a_step(self) -> float:
