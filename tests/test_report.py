@@ -87,6 +87,13 @@ def run_folder(tmp_path_factory):
     some_wealth().to_csv(folder / "values.csv")
     some_shares().to_csv(folder / "allocations.csv")
     some_probabilities().to_csv(folder / "probabilities.csv")
+    strategies = {
+        "strategy": [HOSTILE],
+        "sharpe": [0.7],
+        "sharpe_low": [-0.1],
+        "sharpe_high": [1.6],
+    }
+    pd.DataFrame(strategies).to_csv(folder / "strategies.csv", index=False)
     card = {
         "label": f"gain on {HOSTILE}",
         "value": "+1.0",
@@ -130,6 +137,7 @@ def every_plot():
         learning.task_probabilities(learning.draw_frequencies(metrics)),
         outcomes.allocations(some_shares()),
         outcomes.values(some_wealth()),
+        outcomes.ahead_of_equal(some_wealth()),
         outcomes.drawdowns(some_wealth()),
         learning.score_against_gradient(metrics),
     ]
@@ -174,6 +182,13 @@ def test_small_shares_are_summed_so_that_the_areas_still_fill_one():
     assert len(plot.data) == 12
     total = np.sum([trace["y"] for trace in plot.data], axis=0)
     np.testing.assert_allclose(total, 1.0, atol=1e-3)
+
+
+def test_being_ahead_of_equal_shares_is_the_ratio_of_the_values():
+    wealth = dated(np.stack([np.full(120, 1.1), np.full(120, 1.0)], 1), ["policy", "equal-crp"])
+    (line,) = outcomes.ahead_of_equal(wealth).data
+    assert line["name"] == "policy"
+    assert line["y"][-1] == pytest.approx(0.1)
 
 
 def test_drawdown_counts_from_the_value_of_one_that_was_invested():
@@ -238,6 +253,11 @@ def test_a_page_without_plots_carries_no_plotly():
 def test_plotly_is_inlined_once(run_folder):
     text = (run_folder / "report.html").read_text()
     assert text.count("plotly.js v") == 1
+
+
+def test_strategies_stand_side_by_side_with_their_intervals(run_folder):
+    text = (run_folder / "report.html").read_text()
+    assert "0.70 [-0.10, 1.60]" in text
 
 
 def test_a_page_with_plots_says_which_extra_is_missing(monkeypatch):

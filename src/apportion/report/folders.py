@@ -33,6 +33,14 @@ _CURVES = {
     "score": "Score of the drawn task",
     "loss": "Weighted loss",
 }
+_METRICS = {
+    "wealth": "{:.2f}",
+    "annual_return": "{:.1%}",
+    "volatility": "{:.1%}",
+    "sharpe": "{:.2f}",
+    "max_drawdown": "{:.1%}",
+    "turnover": "{:.4f}",
+}
 _INTERVALS = "In brackets: 95 % intervals from resampled blocks of days."
 _FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
 
@@ -118,10 +126,13 @@ def _run(folder: Path) -> str:
     sections = [_headline(metrics, about)]
     wealth = _table(folder, "values", indexed=True)
     if wealth is not None:
-        parts: list[Part] = [outcomes.values(wealth), outcomes.drawdowns(wealth)]
+        parts: list[Part] = [outcomes.values(wealth)]
+        if "equal-crp" in wealth and wealth.shape[1] > 1:
+            parts.append(outcomes.ahead_of_equal(wealth))
+        parts.append(outcomes.drawdowns(wealth))
         strategies = _table(folder, "strategies")
         if strategies is not None:
-            parts.append(Table("Strategies side by side", with_intervals(strategies), _INTERVALS))
+            parts.append(Table("Strategies side by side", side_by_side(strategies), _INTERVALS))
         lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
         sections.append(Section("Value against baselines", parts, lead))
     shares = _table(folder, "allocations", indexed=True)
@@ -203,25 +214,28 @@ def _provenance(folder: Path, settings: dict[str, Any]) -> list[Section]:
     return [Section("Settings and provenance", parts)] if parts else []
 
 
-def with_intervals(frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns x, x_low and x_high as one column of text, `x [low, high]`.
+def side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
+    """Each strategy's main metrics as text, `x [low, high]` where it has an interval.
 
     Examples
     --------
-    >>> with_intervals(pd.DataFrame({"x": [1.0], "x_low": [0.5], "x_high": [2.0]}))["x"][0]
-    '1 [0.5, 2]'
+    >>> frame = pd.DataFrame({"strategy": ["a"], "wealth": [1.5], "wealth_low": [1], "wealth_high": [2]})
+    >>> side_by_side(frame)["wealth"].tolist()
+    ['1.50 [1.00, 2.00]']
     """
-    shown = {}
-    for name in frame.columns:
-        ends = f"{name}_low", f"{name}_high"
-        if name.endswith(("_low", "_high")) and name.rsplit("_", 1)[0] in frame:
-            continue
-        if set(ends) <= set(frame.columns):
-            rows = zip(frame[name], frame[ends[0]], frame[ends[1]], strict=True)
-            shown[name] = [f"{number(x)} [{number(low)}, {number(high)}]" for x, low, high in rows]
-        else:
-            shown[name] = list(frame[name])
+    rows = strategies.to_dict("records")
+    shown = {"strategy": [row["strategy"] for row in rows]}
+    for name, form in _METRICS.items():
+        if name in strategies:
+            shown[name.replace("_", " ")] = [_with_interval(row, name, form) for row in rows]
     return pd.DataFrame(shown)
+
+
+def _with_interval(row: dict[Any, Any], name: str, form: str) -> str:
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if low is None or high is None:
+        return form.format(row[name])
+    return f"{form} [{form}, {form}]".format(row[name], low, high)
 
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {

@@ -22,7 +22,8 @@ from apportion.report.drawing import (
 from apportion.report.page import Plot
 
 _DRAWN = 8
-_WELL_KNOWN = ("equal-crp", "lazy-crp", "buy-and-hold", "best-crp", "volatility-tilt")
+_EQUAL = "equal-crp"
+_WELL_KNOWN = (_EQUAL, "lazy-crp", "buy-and-hold", "p-mtl", "mtl", "stl")
 
 
 def allocations(
@@ -76,6 +77,24 @@ def values(
         "hovermode": "x unified",
     }
     return Plot(title, words, _lines(wealth, first, "%{y:.3f}"), layout, wide=True)
+
+
+def ahead_of_equal(
+    wealth: pd.DataFrame,
+    *,
+    title: str = "Ahead of Equal CRP",
+    first: Sequence[str] = ("policy",),
+) -> Plot:
+    """Wealth of each strategy over that of equal shares restored daily, which is in the table."""
+    ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
+    last = ahead.iloc[-1].sort_values(ascending=False)
+    words = "At the end: " + ", ".join(f"{name} {value:+.1%}" for name, value in last.items()) + "."
+    layout = {
+        "xaxis": time_axis(wealth.index),
+        "yaxis": {"tickformat": "+.1%", "title": {"text": "value against Equal CRP"}},
+        "hovermode": "x unified",
+    }
+    return Plot(title, words, _lines(ahead, first, "%{y:+.2%}"), layout, wide=True)
 
 
 def drawdowns(

@@ -109,7 +109,7 @@ class Headlines(Part):
         interval = f'<span class="interval">{escape(card.interval)}</span>' if card.interval else ""
         note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""
         return (
-            f'<li class="card {kind}"><h3>{escape(card.label)}</h3>'
+            f'<li class="card {kind}"><h3>{escape(card.label[:1].upper() + card.label[1:])}</h3>'
             f'<p class="value"><strong>{escape(card.value)}</strong> {interval}</p>{mark}{note}</li>'
         )
 
