@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from apportion.problems.synthetic import spaced_betas
 from apportion.studies import fig1
 
 
@@ -73,3 +74,10 @@ def test_equivalent_samples_are_read_between_the_points_of_the_curve():
     curve = 1.0 / np.array(fig1.SIZES, float)
     np.testing.assert_allclose(fig1.equivalent_samples(curve, np.array(1 / 300)), 300)
     np.testing.assert_allclose(fig1.equivalent_samples(curve, np.array(1 / 9000)), 2000)
+
+
+def test_the_theorems_distance_is_proportional_to_the_range_of_the_betas():
+    for spread in (0.1, 0.8):
+        found = fig1.ordering_distance(spaced_betas(10, spread))
+        np.testing.assert_allclose(found, 0.468 * spread, rtol=1e-3)
+    assert fig1.ordering_distance(spaced_betas(10, 0.0)) == 0
