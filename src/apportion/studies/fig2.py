@@ -85,7 +85,7 @@ def compute(
         change = rewards[-1] - rewards[-2]
         tables.append(seen.reset_index().assign(step=chunk.step, reward_change=change))
         if progress is not None and chunk.step % (20 * EVERY) == 0:
-            progress(f"single-task runs: step {chunk.step} of {chunk.steps}")
+            progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
 
     train_runs(
         market,

@@ -80,7 +80,7 @@ def compute(
 
     Shares are given for the one task that is drawn; the first row of a task is its summary's place.
     """
-    tell = progress or (lambda _: None)
+    tell = progress or (lambda what, fraction: None)
     year = f"{prices.years()[-1]}-01-01"
     past = prices.until(year)
     market = training_market(past, settings)
@@ -120,10 +120,10 @@ def compute(
         rest = eqx.filter(skeleton, eqx.is_array, inverse=True)
         return [eqx.combine(arrays, rest) for arrays in kept]
 
-    tell("multi-task policy")
+    tell("multi-task policy", 0.0)
     many = train(tasks, 1, settings.alpha)[-1]
     walks = {"pmtl": _walk_all(many, test, shown, shared=True)}
-    tell("single-task policies")
+    tell("single-task policies", 0.4)
     alone = train(jax.tree.map(lambda leaf: leaf[:, None], shown), len(shown), 0.0)
     for name, policies in zip(METHODS[1:], (alone[0], alone[-1]), strict=True):
         walks[name] = _walk_all(policies, test, shown, shared=False)

@@ -30,7 +30,8 @@ from apportion.studies.market_scale import Scale
 from apportion.tasks import Tasks, draw_tasks, split_entities
 from apportion.training import train_runs
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, float], None]
+"""Called with what was just done and the fraction of all work done so far."""
 DAYS = 252
 
 
@@ -48,11 +49,15 @@ def compute(
     (annualised percentage points over Equal CRP, net), log_gain (log growth a year), sharpe_gain.
     `save` is handed the table as it stands after each part: a run cut short leaves what it had.
     """
-    tell = progress or (lambda _: None)
     grid = _Grid.of(prices, scale)
     rows: list[pd.DataFrame] = [_unlearned_rows(grid)]
-    parts = [(("mtl", "pmtl"), count) for count in scale.counts]
-    for methods, count in [*parts, (("stl",), 1)]:
+    parts = [*((("mtl", "pmtl"), count) for count in scale.counts), (("stl",), 1)]
+    for number, (methods, count) in enumerate(parts):
+
+        def tell(what: str, fraction: float, number: int = number) -> None:
+            if progress is not None:
+                progress(what, (number + fraction) / len(parts))
+
         rows += _train(grid, methods, count, tell)
         if save is not None:
             save(pd.concat(rows, ignore_index=True))
@@ -208,7 +213,8 @@ def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) ->
             record = _test(grid, chunk.policy, tasks, per_cell).over(equal[kind])
             last = chunk.step == chunk.steps
             rows.append(_rows(grid, methods, count, kind, chunk.step, record, single, last))
-        tell(f"{'/'.join(methods)} T={count}: {runs} runs, step {chunk.step} of {chunk.steps}")
+        what = f"{'/'.join(methods)} T={count}: {runs} runs, step {chunk.step} of {chunk.steps}"
+        tell(what, chunk.step / chunk.steps)
 
     # Runs of one cell share their first parameters and their draws: they differ by method alone.
     first, draws = (

@@ -29,7 +29,7 @@ DRAWN = {
 }
 
 
-def train(part: str, prices: Prices, save: Save, tell: Callable[[str], None]) -> dict:
+def train(part: str, prices: Prices, save: Save, tell: market_grid.Progress) -> dict:
     """Compute one part's table, save it, and return the settings it was made with."""
     if part == "grid":
         scale = market_scale.PAPER.within(prices)
@@ -87,8 +87,9 @@ def main(arguments: list[str] | None = None) -> None:
     table = given.out / f"{given.name or given.part}.csv"
     start = time.perf_counter()
 
-    def tell(message: str) -> None:
-        print(f"{time.perf_counter() - start:7.1f} s  {message}", file=sys.stderr, flush=True)
+    def tell(what: str, fraction: float) -> None:
+        seconds = time.perf_counter() - start
+        print(f"{seconds:7.1f} s {fraction:4.0%}  {what}", file=sys.stderr, flush=True)
 
     def save(frame: pd.DataFrame) -> None:
         frame.to_csv(table, index=False, float_format="%.7g")
@@ -97,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = jax.devices()[0]
     settings |= {"device": device.device_kind, "seconds": round(time.perf_counter() - start, 1)}
     table.with_suffix(".json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
-    tell(f"wrote {table}")
+    tell(f"wrote {table}", 1.0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.known_truth import KnownTruth
 from apportion.problems.portfolio.market import Market
-from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.problems.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.problems.portfolio.walk import walk_policy
@@ -69,12 +68,11 @@ ANNEALED = "realised gain, alpha 1, beta 0 to 1"
 
 def run(
     *,
-    prices: Prices | None = None,
     scale: Literal["quick", "paper"] = "quick",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Study:
-    """Train every rule on every case; `prices` are not used, the market is simulated."""
+    """Train every rule on every case."""
     seeds = 10 if scale == "paper" else 3
     table = compute(SETTINGS, seeds=seeds, seed=seed, progress=progress)
     return from_table(table, {"seeds": seeds, "seed": seed, **vars(SETTINGS)})
@@ -112,7 +110,7 @@ def compute(
     plans = list(rules.items())
     if annealed:
         plans.append(("realised-gain", [(ANNEALED, 1.0, _rising(settings.steps))]))
-    for scorer, variants in plans:
+    for done, (scorer, variants) in enumerate(plans):
         names, alphas, betas = zip(*variants, strict=True)
         number = len(variants)
 
@@ -151,7 +149,7 @@ def compute(
             )
         )
         if progress is not None:
-            progress(f"{scorer}: {runs} runs of {settings.steps} updates")
+            progress(f"{scorer}: {runs} runs of {settings.steps} updates", (done + 1) / len(plans))
     return pd.concat(frames, ignore_index=True)
 
 

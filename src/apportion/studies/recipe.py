@@ -144,7 +144,7 @@ def compute(
                     )
                 )
         if progress is not None:
-            progress(f"recipe: step {chunk.step} of {chunk.steps}")
+            progress(f"recipe: step {chunk.step} of {chunk.steps}", chunk.step / chunk.steps)
 
     train_cells(
         past,

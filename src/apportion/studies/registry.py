@@ -28,6 +28,7 @@ STUDIES = {
     "bound": "both theorems against measured suboptimality",
     "crossover": "when multi-task learning stops paying as tasks drift apart",
     "should-pool": "a test of whether to pool tasks, before any training",
+    "recipe": "a policy worth having, walked forward over years beside lazy Equal CRP",
     "prioritisation": "where drawing tasks by priority pays, and where it does not",
 }
 _OPTIONS = {"prices": "--prices", "digits": "--mnist"}
