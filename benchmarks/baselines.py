@@ -42,15 +42,18 @@ def peer_results(python: str, data: tuple[str, ...], fee: float = FEE) -> dict[s
 
 def shipped_anticor(relatives: Any, window: int = 30) -> Any:
     """Anticor's transfers with the package's inputs: correlations of plain relatives, later to
-    earlier, none with oneself but negative ones, and shares that do not drift. The paper correlates
-    logarithms, earlier to later, and transfers what is held after the day."""
+    earlier, none between equals in growth or with oneself but negative ones, and shares that do not
+    drift. The paper correlates logarithms, earlier to later, lets equals claim from each other, and
+    transfers what is held after the day."""
 
     def update(shares, memory, y):
         recent, seen = memory
         recent, seen = jnp.concatenate([recent[1:], y[None]]), seen + 1
         correlation = lagged_correlation(recent[:window], recent[window:]).T
-        positive = jnp.diag(jnp.maximum(jnp.diagonal(correlation), 0.0))
-        moved = transfer(shares, correlation - positive, recent[window:].mean(0))
+        growth = recent[window:].mean(0).round(12)
+        claims = jnp.where(growth[:, None] > growth, correlation, 0.0)
+        against = jnp.minimum(jnp.diagonal(correlation), 0.0)
+        moved = transfer(shares, claims + jnp.diag(against), growth)
         return jnp.where(seen >= 2 * window, moved, shares), (recent, seen)
 
     start = jnp.ones((2 * window, relatives.shape[1]), relatives.dtype)

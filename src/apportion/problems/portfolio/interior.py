@@ -34,7 +34,7 @@ def minimise_on_simplex(derivatives: Derivatives, start: Shares) -> Shares:
     >>> [round(float(share), 4) for share in nearest]
     [1.0, 0.0, 0.0]
     """
-    tolerance = 1e-15 if start.dtype == jnp.float64 else 1e-8
+    tolerance = 1e-19 if start.dtype == jnp.float64 else 1e-8
     gradient, _ = derivatives(start)
     spread = gradient.max() - gradient.min()
     level = jnp.maximum(spread, 1e-3) - gradient.min()
