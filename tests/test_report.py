@@ -461,6 +461,11 @@ def test_printing_a_dark_page_gives_light_plots_and_opens_what_is_folded(browser
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
     assert browser.execute_script(inside) == "#1a201e"
     assert browser.find_elements("css selector", "details[open]") == []
+    widths = """
+    const canvas = document.querySelector('.canvas')
+    return [canvas.clientWidth, canvas.querySelector('.main-svg').clientWidth]
+    """
+    wait(lambda: len(set(browser.execute_script(widths))) == 1)
 
 
 @pytest.mark.browser

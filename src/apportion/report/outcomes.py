@@ -23,7 +23,8 @@ from apportion.report.page import Plot
 
 _DRAWN = 8
 _EQUAL = "equal-crp"
-_WELL_KNOWN = (_EQUAL, "lazy-crp", "buy-and-hold", "p-mtl", "mtl", "stl")
+_LEARNED = ("p-mtl", "mtl", "stl", "lazy-crp")
+_WELL_KNOWN = (*_LEARNED, _EQUAL, "buy-and-hold")
 
 
 def allocations(
@@ -94,7 +95,7 @@ def ahead_of_equal(
         "yaxis": {"tickformat": "+.1%", "title": {"text": "value against Equal CRP"}},
         "hovermode": "x unified",
     }
-    return Plot(title, words, _lines(ahead, first, "%{y:+.2%}"), layout, wide=True)
+    return Plot(title, words, _lines(ahead, first, "%{y:+.2%}", drawn=_LEARNED), layout, wide=True)
 
 
 def drawdowns(
@@ -113,10 +114,12 @@ def drawdowns(
     return Plot(title, words, _lines(below, first, "%{y:.1%}"), layout, wide=True)
 
 
-def _lines(frame: pd.DataFrame, first: Sequence[str], hover: str) -> list[dict[str, Any]]:
+def _lines(
+    frame: pd.DataFrame, first: Sequence[str], hover: str, *, drawn: Sequence[str] = _WELL_KNOWN
+) -> list[dict[str, Any]]:
     shown = thin(frame, POINTS)
     bold = [column for column in shown.columns if column in set(first)]
-    known = [column for column in shown.columns if column in _WELL_KNOWN and column not in bold]
+    known = [column for column in shown.columns if column in drawn and column not in bold]
     order = bold + known + [c for c in shown.columns if c not in {*bold, *known}]
     # Of many strategies the well-known ones are drawn; a click in the legend draws any other.
     crowded = len(order) > _DRAWN

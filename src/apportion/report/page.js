@@ -55,6 +55,8 @@
     const width = names.reduce((sum, trace) => sum + 60 + 7 * trace.name.length, 0);
     const rows = names.length > 1 ? Math.ceil((1.25 * width) / canvas.clientWidth) : 0;
     layout.height = parseFloat(getComputedStyle(canvas).minHeight) + 22 * rows;
+    // A sheet of A4 between its margins; the screen's width would be cut off.
+    if (root.dataset.theme === "light") layout.width = 660;
     return Plotly.react(canvas, spec.data, layout, {
       responsive: true,
       displaylogo: false,
@@ -84,5 +86,6 @@
       element.open = element.dataset.was === "open";
     });
     drawAll();
+    specs.forEach(({ canvas }) => Plotly.Plots.resize(canvas));
   });
 })();
