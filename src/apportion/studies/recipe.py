@@ -276,5 +276,5 @@ def draw(table: Any) -> Figure:
         axes.set_xlabel(f"{label} over daily Equal CRP, net")
     panels[0].set_yticks(range(len(compared)), list(compared))
     panels[0].invert_yaxis()
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure

@@ -123,21 +123,24 @@ class Backtest:
         return "\n".join(lines)
 
     def plot(self) -> Figure:
-        """Wealth of every strategy, net of costs."""
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        axes = figure.subplots()
+        """Wealth of every strategy net of costs, and its lead over Equal CRP."""
+        figure = Figure(figsize=(9, 6.5), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        equal = np.cumsum(np.log1p(self.net[EQUAL]))
         for name, returns in self.net.items():
             strong = name in ("policy", EQUAL)
-            axes.plot(
-                self.dates,
-                np.cumprod(1 + returns),
-                label=f"{name} ({self.measures['net'][name]['wealth']:.2f})",
-                linewidth=2.0 if strong else 0.9,
-                zorder=3 if strong else 2,
-            )
-        axes.set_yscale("log")
-        axes.set_ylabel(f"wealth, net of {self.cost:.2%}")
-        axes.grid(alpha=0.3)
+            style = {"linewidth": 1.8 if strong else 0.9, "zorder": 3 if strong else 2}
+            growth = np.cumsum(np.log1p(returns))
+            label = f"{name} ({self.measures['net'][name]['wealth']:.2f})"
+            above.plot(self.dates, np.exp(growth), label=label, **style)
+            below.plot(self.dates, 100 * np.expm1(growth - equal), **style)
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter("{x:g}")
+        above.yaxis.set_minor_formatter("{x:g}")
+        above.set_ylabel(f"wealth, net of {self.cost:.2%}")
+        below.set_ylabel("% over Equal CRP")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
         return figure
 
