@@ -10,6 +10,11 @@ from apportion.settings_file import suggest
 
 _JOBS = {
     "portfolio": ("apportion.jobs.settings", "PortfolioJob", "apportion.jobs.portfolio"),
+    "federated": (
+        "apportion.jobs.federated_settings",
+        "FederatedSettings",
+        "apportion.jobs.federated",
+    ),
     "budget": ("apportion.jobs.settings", "BudgetSettings", "apportion.jobs.budget"),
 }
 JOBS = tuple(_JOBS)

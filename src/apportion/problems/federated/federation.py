@@ -175,9 +175,14 @@ class Federation(Problem):
         history = jnp.concatenate([history[:, 1:], shown[:, None, :]], axis=1)
         return FederationState(n, aggregate, models, history, held)
 
+    def _blank(self) -> dict[str, Array]:
+        """Parameters of the clients' model that are all zero, for their shapes alone."""
+        shapes = jax.eval_shape(lambda: self.model.start(key=jax.random.key(0)))
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
     def train(self, model: Model, client: Int[Array, ""], *, key: PRNGKeyArray) -> Model:
         """A client's epochs of SGD from the aggregate, in its own random order."""
-        _, unravel = ravel_pytree(jax.eval_shape(lambda: self.model.start(key=key)))
+        _, unravel = ravel_pytree(self._blank())
         owned = self.index.shape[1]
         steps = -(-owned // self.batch)
         places = jnp.arange(steps * self.batch)
@@ -215,7 +220,7 @@ class Federation(Problem):
 
         Block after block of images, so that memory is bounded however many models there are.
         """
-        _, unravel = ravel_pytree(jax.eval_shape(lambda: self.model.start(key=jax.random.key(0))))
+        _, unravel = ravel_pytree(self._blank())
         size = chosen.shape[0]
         blocks = -(-size // min(self.block, size))
         length = -(-size // blocks)
