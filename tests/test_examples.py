@@ -33,3 +33,13 @@ def test_own_prices_lead_to_a_backtest_and_an_allocation(capsys, monkeypatch):
     assert float(rows["policy"][1]) > float(rows["equal-crp"][1])
     shares = [float(row[1].rstrip("%")) for name, row in rows.items() if name.startswith("X0")]
     assert sum(shares) == pytest.approx(100, abs=0.1)
+
+
+@pytest.mark.slow
+def test_a_larger_share_for_the_minority_beats_fedavg_and_too_large_a_one_does_not(
+    capsys, monkeypatch
+):
+    pytest.importorskip("mlxtend")
+    rows = printed("04_federation.py", capsys, monkeypatch).strip().splitlines()
+    fedavg, larger, too_large = (float(row.split()[-1]) for row in rows)
+    assert larger > fedavg > too_large

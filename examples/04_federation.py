@@ -1,0 +1,26 @@
+"""Why shares matter in a federation: eight clients see the digits 0-5, two see 6-9.
+
+The share of the two in the average decides whether the model ever learns their digits. FedAvg gives
+them their number; a fixed larger share knows who they are; a learned policy has to find out.
+"""
+
+import jax
+
+from apportion.jobs.federated_runs import build, draw, read_digits
+from apportion.jobs.federated_settings import FederatedSettings
+from apportion.problems.federated.aggregators import UNIFORM, Fixed, follow_all
+
+settings = FederatedSettings(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
+federation, partition = build(settings, read_digits(settings))
+_, unseen = draw(settings, partition, seed=0)
+
+# The same key gives every aggregator the same first model and the same batches.
+key = jax.random.key(0)
+for name, aggregator in (
+    ("FedAvg", UNIFORM),
+    ("45 % to the two", Fixed.minority(0.45)),
+    ("80 % to the two", Fixed.minority(0.80)),
+):
+    course = follow_all(federation, aggregator, unseen, key=key)
+    tested = course.tested.mean(0)
+    print(f"{name:18} test accuracy by round: {' '.join(f'{x:.2f}' for x in tested.tolist())}")
