@@ -82,11 +82,13 @@ class FederatedSettings:
     """In which the clients compute."""
     block: int = 100
     """Images scored at once."""
+    chunk: int = 4
+    """Steps between two looks at the run: progress, saving, stopping."""
     seed: int = 0
     """Decides partition, tasks, first parameters and batches."""
 
     def __post_init__(self):
-        for name in ("samples", "tasks", "unseen", "width", "hidden", "steps", "rollouts"):
+        for name in ("samples", "tasks", "unseen", "width", "hidden", "steps", "chunk"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
 

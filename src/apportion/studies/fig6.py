@@ -17,7 +17,7 @@ from apportion.jobs.federated_runs import read_digits
 from apportion.jobs.federated_settings import FederatedSettings, paper_size
 from apportion.problems.federated.digits import Digits
 from apportion.statistics import compare
-from apportion.studies.fig6_runs import Progress, compute
+from apportion.studies.fig6_runs import TOTALS, Progress, compute
 from apportion.studies.study import Study, Verdict
 
 LABELS = {"stl": "STL", "mtl": "MTL", "pmtl": "P-MTL"}
@@ -36,12 +36,12 @@ def run(
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --mnist FILE")
         settings = paper_size(None, seed=seed)
-        seeds, richer = tuple(range(seed, seed + 3)), ("rich",)
+        seeds, richer, totals = tuple(range(seed, seed + 3)), ("rich",), TOTALS
     else:
         settings = FederatedSettings(seed=seed)
-        seeds, richer = (seed,), ()
+        seeds, richer, totals = (seed,), (), (0.2, INFORMED)
     digits = read_digits(settings) if digits is None else digits
-    arrays = compute(settings, digits, seeds=seeds, richer=richer, progress=progress)
+    arrays = compute(settings, digits, seeds=seeds, richer=richer, totals=totals, progress=progress)
     return study_from(arrays)
 
 
@@ -130,13 +130,14 @@ def _verdicts(curves: dict[str, np.ndarray]):
 
 def _readings(arrays: dict[str, Any], table: pd.DataFrame):
     rows = table.set_index("method")
-    best = table[table["method"].str.startswith("fixed")].sort_values("final").iloc[-1]
+    fixed = [name for name in rows.index if name.startswith("fixed")]
+    best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))
     for name in rows.index[~rows.index.str.startswith("fixed")]:
         yield (
             f"{name}: {rows.loc[name, 'final']:.3f} after the last round, "
             f"{rows.loc[name, 'mean over rounds']:.3f} on average over the rounds"
         )
-    yield f"best of the fixed shares at the end: {best['method']}, {best['final']:.3f}"
+    yield f"best of the fixed shares at the end: {best}, {rows.loc[best, 'final']:.3f}"
     for name, shares in zip(arrays["methods"], arrays["shares"], strict=True):
         minority = shares[..., -2:].sum(-1).mean((0, 1))
         middle = minority[len(minority) // 2]
@@ -156,8 +157,9 @@ def _draw(arrays: dict[str, Any], curves: dict[str, np.ndarray]) -> Figure:
         accuracy = curves[name]
         rounds = np.arange(1, accuracy.shape[1] + 1)
         left.plot(rounds, accuracy.mean(0), style, color=color, linewidth=1.6, label=name)
-        low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
-        left.fill_between(rounds, low, high, color=color, alpha=0.1, linewidth=0)
+        if name in ("FedAvg", "MTL"):
+            low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
+            left.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
     floor = min(curves["FedAvg"].mean(0)[1:].min(), curves["MTL"].mean(0)[1:].min())
     left.set_ylim(max(floor - 0.05, 0), None)
     left.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
