@@ -11,6 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 _MOST_ROWS = 120
+_WIDE = ' style="min-width: 15rem"'
 _ORDER = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "bound", "crossover"]
 
 
@@ -135,6 +136,6 @@ def _plain(text):
 
 
 def _html(head, rows):
-    top = "".join(f"<th>{cell}</th>" for cell in head)
+    top = "".join(f"<th{_WIDE if cell == 'claim' else ''}>{cell}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
