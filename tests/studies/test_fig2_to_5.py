@@ -11,7 +11,7 @@ from apportion.errors import InputError
 from apportion.problems.portfolio import KnownTruth
 from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.statistics import bootstrap
-from apportion.studies import fig2, fig3, fig4, fig5, market_grid, recipe
+from apportion.studies import fig2, fig3, fig4, fig5, market_grid, paper_scale, recipe
 from apportion.studies.market_scale import PAPER, Scale
 from apportion.studies.market_table import cells, over_experiments_and_years
 
@@ -197,3 +197,23 @@ def test_cells_are_experiments_by_years(grid):
     table = cells(grid, "mtl", 4, "own")
     assert table.shape == (2, 2)
     assert list(table.columns) == [2001, 2002]
+
+
+def test_tables_trained_in_several_goes_are_drawn_together(grid, recipe_table, tmp_path):
+    nothing = grid.method.isin(["lazy-equal-crp", "volatility-tilt"])
+    for name, part in (("grid_1", grid.method == "stl"), ("grid_2", grid.tasks == 4)):
+        grid[nothing | part].to_csv(tmp_path / f"{name}.csv", index=False)
+        (tmp_path / f"{name}.json").write_text('{"device": "some"}')
+    recipe_table.to_csv(tmp_path / "recipe_second.csv", index=False)
+    (tmp_path / "recipe_second.json").write_text("{}")
+    studies = paper_scale.draw(tmp_path)
+    assert [study.name for study in studies] == ["fig3", "fig4", "recipe"]
+    assert len(studies[1].table) == len(grid)
+    for folder in ("fig3", "fig4", "recipe_second"):
+        assert (tmp_path / folder / "verdict.json").exists()
+        assert (tmp_path / folder / "settings.json").exists()
+
+
+def test_the_command_asks_for_prices(tmp_path):
+    with pytest.raises(SystemExit):
+        paper_scale.main(["grid", "--out", str(tmp_path)])

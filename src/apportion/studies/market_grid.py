@@ -6,7 +6,7 @@ tasks of held-out instruments. The same runs, read at other steps, give both pro
 the paper's epoch gives a multi-task policy T times the updates of a single-task one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +33,8 @@ from apportion.training import train_runs
 Progress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far."""
 DAYS = 252
+KEY = ("method", "tasks", "experiment", "year", "tested", "step", "task")
+"""Columns that tell the rows of the table apart."""
 
 
 def compute(
@@ -41,6 +43,7 @@ def compute(
     *,
     progress: Progress | None = None,
     save: Callable[[pd.DataFrame], None] | None = None,
+    only: Collection[int] = (),
 ) -> pd.DataFrame:
     """The table of the grid: a row for each method, experiment, year, step and kind of task.
 
@@ -48,10 +51,12 @@ def compute(
     (own or held-out), step, task (a number at the last step, -1 for the mean over tasks), gain
     (annualised percentage points over Equal CRP, net), log_gain (log growth a year), sharpe_gain.
     `save` is handed the table as it stands after each part: a run cut short leaves what it had.
+    `only` names the numbers of tasks to train on, 1 for single-task learning (default: all).
     """
     grid = _Grid.of(prices, scale)
     rows: list[pd.DataFrame] = [_unlearned_rows(grid)]
     parts = [*((("mtl", "pmtl"), count) for count in scale.counts), (("stl",), 1)]
+    parts = [(methods, count) for methods, count in parts if not only or count in only]
     for number, (methods, count) in enumerate(parts):
 
         def tell(what: str, fraction: float, number: int = number) -> None:
@@ -148,7 +153,7 @@ def _record(
         return growth * DAYS, mean / jnp.sqrt(variance) * DAYS**0.5
 
     # A few runs at a time: their windows of prices would not fit together.
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=8)
+    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
 
 
 class _Record:

@@ -64,7 +64,7 @@ PAPER = Scale(
     years=tuple(range(2013, 2020)),
     counts=(5, 30, 100),
     held_out=18,
-    single_tasks=5,
+    single_tasks=3,
     shown=10,
     checkpoints=12,
 )

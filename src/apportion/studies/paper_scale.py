@@ -29,11 +29,13 @@ DRAWN = {
 }
 
 
-def train(part: str, prices: Prices, save: Save, tell: market_grid.Progress) -> dict:
+def train(
+    part: str, prices: Prices, save: Save, tell: market_grid.Progress, only: list[int]
+) -> dict:
     """Compute one part's table, save it, and return the settings it was made with."""
     if part == "grid":
         scale = market_scale.PAPER.within(prices)
-        save(market_grid.compute(prices, scale, progress=tell, save=save))
+        save(market_grid.compute(prices, scale, progress=tell, save=save, only=only))
         return market_scale.describe(prices, scale)
     if part == "fig2":
         settings, runs = fig2.PAPER
@@ -58,11 +60,17 @@ def draw(folder: Path) -> list[Study]:
     """Every study whose table is in the folder, each saved in a folder of its own."""
     studies = []
     for part, makers in DRAWN.items():
-        for table in sorted(folder.glob(f"{part}*.csv")):
-            settings = json.loads(table.with_suffix(".json").read_text())
+        files = sorted(folder.glob(f"{part}*.csv"))
+        # The grid may have been trained in several goes, each with the same rows that learn nothing.
+        groups = [files] if part == "grid" and files else [[file] for file in files]
+        for group in groups:
+            table = pd.concat([pd.read_csv(file) for file in group]).drop_duplicates(
+                ignore_index=True
+            )
+            settings = json.loads(group[0].with_suffix(".json").read_text())
             for make in makers:
-                study = make(pd.read_csv(table), settings)
-                place = folder / table.stem.replace(part, study.name)
+                study = make(table, settings)
+                place = folder / (study.name if part == "grid" else group[0].stem)
                 study.save(place)
                 (place / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
                 studies.append(study)
@@ -76,6 +84,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prices", type=Path, help="price file (not for draw)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--name", help="name of the table; default: the part's")
+    parser.add_argument(
+        "--only", type=int, nargs="*", default=[], help="grid: numbers of tasks, 1 for single-task"
+    )
     given = parser.parse_args(arguments)
     if given.part == "draw":
         for study in draw(given.out):
@@ -94,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     def save(frame: pd.DataFrame) -> None:
         frame.to_csv(table, index=False, float_format="%.7g")
 
-    settings = train(given.part, load_prices(given.prices), save, tell)
+    settings = train(given.part, load_prices(given.prices), save, tell, given.only)
     device = jax.devices()[0]
     settings |= {"device": device.device_kind, "seconds": round(time.perf_counter() - start, 1)}
     table.with_suffix(".json").write_text(json.dumps(settings, indent=1, default=str) + "\n")

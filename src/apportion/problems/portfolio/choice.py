@@ -64,7 +64,7 @@ def score_variants(
         variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
         return mean_log * 252, mean / jnp.sqrt(variance) * 252**0.5
 
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=4)
+    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=16)
 
 
 @dataclass(frozen=True)
