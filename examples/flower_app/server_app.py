@@ -1,0 +1,102 @@
+"""Ten clients, learned shares against FedAvg, in Flower's own simulation.
+
+Run with: python examples/flower_app/server_app.py    (about a minute on two cores)
+
+Eight clients hold the digits 0-5, two hold 6-9. The policy in `policy/` was trained in apportion's
+simulator on other clients (`train_policy.py` makes it) and has never seen these.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import client_app
+import network
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from apportion.bridges.flower import LearnedAggregation
+from apportion.problems.federated.digits import embedded_digits
+from apportion.problems.federated.partitions import paper_split, skewed_tasks
+
+POLICY = Path(__file__).parent / "policy"
+CLIENTS = 10
+
+
+def share_out(folder):
+    """Write each client's digits and the server's own to files, as if they lay on many machines."""
+    digits = embedded_digits().pooled(2)
+    images = digits.images.reshape(len(digits.images), -1)
+    partition = paper_split(digits, (28, 18), 80)
+    _, unseen = skewed_tasks(partition, 1, 1, seen=(18, 11))
+    for place, client in enumerate(np.asarray(unseen.members[0])):
+        rows = partition.index[client][: partition.counts[client]]
+        np.savez(folder / f"client-{place}.npz", images=images[rows], labels=digits.labels[rows])
+    own = np.random.default_rng(0).permutation(np.flatnonzero(digits.server))
+    return {
+        name: (images[rows], digits.labels[rows])
+        for name, rows in (("evaluation", own[:200]), ("test", own[200:1200]))
+    }
+
+
+def learned(server_data):
+    """The strategy: a policy, and a way for the server to try models on its own samples."""
+    images, labels = server_data["evaluation"]
+    return LearnedAggregation.load(
+        POLICY,
+        predict=lambda arrays: network.logits(arrays.to_numpy_ndarrays(), images),
+        labels=labels,
+    )
+
+
+def simulate(strategy, folder, server_data, *, app=client_app.app, rounds=20, timeout=120.0):
+    """Run the federation; returns the result and the test accuracy of the model of each round."""
+    images, labels = server_data["test"]
+    tested, server, results = [], ServerApp(), []
+
+    def evaluate(server_round, arrays):
+        answers = network.logits(arrays.to_numpy_ndarrays(), images).argmax(1)
+        tested.append(float((answers == labels).mean()))
+        return MetricRecord({"accuracy": tested[-1]})
+
+    @server.main()
+    def main(grid, context):
+        results.append(
+            strategy.start(
+                grid,
+                ArrayRecord(network.start(images.shape[1])),
+                num_rounds=rounds,
+                timeout=timeout,
+                train_config=ConfigRecord({"data": str(folder)}),
+                evaluate_fn=evaluate,
+            )
+        )
+
+    run_simulation(
+        server,
+        app,
+        num_supernodes=CLIENTS,
+        backend_config={
+            "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
+    return results[0], tested
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        data = share_out(Path(name))
+        _, plain = simulate(FedAvg(fraction_evaluate=0.0), Path(name), data)
+        strategy = learned(data)
+        _, better = simulate(strategy, Path(name), data)
+    print("round    FedAvg   learned")
+    for n in (1, 5, 10, 15, 20):
+        print(f"{n:5d} {plain[n]:9.3f} {better[n]:9.3f}")
+    print(strategy.to_frame().groupby("outcome")["share"].agg(["count", "max"]).to_string())

@@ -1,0 +1,190 @@
+"""What came back in a Flower round: the models v_{i,n}, and why the others cannot be averaged.
+
+A reply is usable if it holds one record of arrays with the names and shapes of the model v_n that
+was sent out, all of them finite, and an update v_{i,n} - v_n that is not out of all proportion to
+the others'. Nothing a client sends can raise an error here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+Model = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Update:
+    """A usable reply: who sent it, the model, and how far it went from the one sent out."""
+
+    node: int
+    model: Model
+    norm: float
+    content: RecordDict
+
+
+def read_model(record: ArrayRecord) -> Model:
+    """The arrays of a record by name."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def write_model(model: Model) -> ArrayRecord:
+    """A record of these arrays."""
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
+
+
+def weighted_sum(shares: np.ndarray, models: Sequence[Model]) -> Model:
+    """sum_i a_i v_i in float64, whatever the models' types are."""
+    return {
+        name: np.asarray(
+            sum(a * model[name].astype(np.float64) for a, model in zip(shares, models, strict=True))
+        )
+        for name in models[0]
+    }
+
+
+def cast_like(model: Model, like: Model) -> Model:
+    """The model in the types of another; counters are rounded."""
+    return {
+        name: (array if like[name].dtype.kind == "f" else np.rint(array)).astype(like[name].dtype)
+        for name, array in model.items()
+    }
+
+
+def geometry(models: Sequence[Model], start: Model) -> np.ndarray:
+    """The updates turned into few coordinates, a row for each, their norms and angles unchanged.
+
+    Rows with the same inner products stand for the updates, so that states need not hold them all.
+    """
+    gram = np.zeros((len(models), len(models)))
+    for name in _floats(start):
+        first = start[name].astype(np.float64).ravel()
+        rows = np.stack([model[name].astype(np.float64).ravel() - first for model in models])
+        gram += rows @ rows.T
+    values, vectors = np.linalg.eigh(gram)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+def usable(
+    replies: Iterable[Message], start: Model | None, usual: Sequence[float], largest: float
+) -> tuple[list[Update], dict[int, str], Model | None]:
+    """The usable replies by node, why each other one is not, and the model they started from.
+
+    Parameters
+    ----------
+    replies
+        A round's replies, in any order.
+    start
+        The model sent out. Where it is not known, the form most replies have and the
+        coordinate-wise median of their models stand for it.
+    usual
+        Norms of the last rounds' updates.
+    largest
+        Norms more than this many times the median one are out of proportion.
+    """
+    models: dict[int, tuple[Model, RecordDict]] = {}
+    refused: dict[int, str] = {}
+    for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
+        node = message.metadata.src_node_id
+        if message.has_error():
+            refused[node] = f"failed: {message.error.reason}"
+            continue
+        found = _only_model(message.content)
+        if isinstance(found, str):
+            refused[node] = found
+        else:
+            models[node] = found, message.content
+    if not models:
+        return [], refused, start
+    start = _likely_start([model for model, _ in models.values()]) if start is None else start
+    updates: list[Update] = []
+    for node, (model, content) in models.items():
+        fault = _fault(model, start)
+        if fault:
+            refused[node] = fault
+        else:
+            model = cast_like(model, start)
+            updates.append(Update(node, model, _distance(model, start), content))
+    limit = largest * _lower_median([*usual, *(update.norm for update in updates)])
+    for update in updates:
+        if update.norm > limit:
+            refused[update.node] = f"huge: its update has norm {update.norm:.3g}, over {limit:.3g}"
+    return [update for update in updates if update.node not in refused], refused, start
+
+
+def sample_counts(updates: Sequence[Update], key: str, largest: float) -> np.ndarray:
+    """What each client says of its samples; equal where one does not say.
+
+    No claim counts for more than `largest` times the median one: it would be the way to take over.
+    """
+    counts = np.array([_number(update.content, key) for update in updates])
+    if not np.isfinite(counts).all() or (counts <= 0).any():
+        return np.ones(len(updates))
+    return np.minimum(counts, largest * _lower_median(counts))
+
+
+def _number(content: RecordDict, key: str) -> float:
+    for record in content.metric_records.values():
+        value = record.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+    return float("nan")
+
+
+def _only_model(content: RecordDict) -> Model | str:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        return f"misshapen: it holds {len(records)} records of arrays, not one"
+    try:
+        return read_model(records[0])
+    except Exception as error:  # whatever the bytes hold, the round goes on
+        return f"misshapen: its arrays cannot be read ({error})"
+
+
+def _fault(model: Model, start: Model) -> str | None:
+    if model.keys() != start.keys():
+        odd = sorted(model.keys() ^ start.keys())[0]
+        return f"misshapen: array {odd!r} is missing or too many"
+    for name, array in model.items():
+        if array.shape != start[name].shape:
+            return f"misshapen: array {name!r} is {array.shape}, not {start[name].shape}"
+        if array.dtype.kind not in "fiub":
+            return f"misshapen: array {name!r} holds {array.dtype}"
+        with np.errstate(over="ignore", invalid="ignore"):
+            as_kept = array.astype(start[name].dtype)
+        if not (np.isfinite(array).all() and np.isfinite(as_kept).all()):
+            return f"not finite: array {name!r}"
+    return None
+
+
+def _likely_start(models: Sequence[Model]) -> Model:
+    forms = [_form(model) for model in models]
+    common = Counter(forms).most_common(1)[0][0]
+    alike = [model for model, form in zip(models, forms, strict=True) if form == common]
+    middle = {
+        name: np.median(np.stack([np.nan_to_num(model[name]) for model in alike]), axis=0)
+        for name in alike[0]
+    }
+    return cast_like(middle, alike[0])
+
+
+def _form(model: Model) -> tuple[Any, ...]:
+    return tuple(sorted((name, array.shape, array.dtype.str) for name, array in model.items()))
+
+
+def _floats(model: Model) -> list[str]:
+    return [name for name, array in model.items() if array.dtype.kind == "f"]
+
+
+def _distance(model: Model, start: Model) -> float:
+    parts = (model[n].astype(np.float64) - start[n].astype(np.float64) for n in _floats(start))
+    return float(np.sqrt(sum(float((part**2).sum()) for part in parts)))
+
+
+def _lower_median(values: Sequence[float] | np.ndarray) -> float:
+    """The middle one of the positive values, the lower of two; infinite where there is none."""
+    positive = np.sort([value for value in values if value > 0])
+    return float(positive[(len(positive) - 1) // 2]) if len(positive) else float("inf")
