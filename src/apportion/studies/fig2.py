@@ -111,7 +111,8 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Arra
 
     def one(run):
         arrays, task = run
-        return walk_policy(eqx.combine(arrays, rest), market, task).log_return.mean() * 252
+        walk = walk_policy(eqx.combine(arrays, rest), market, task, chunk=512)
+        return walk.log_return.mean() * 252
 
     return jax.lax.map(one, (arrays, tasks), batch_size=10)
 

@@ -1,8 +1,8 @@
 """The portfolio studies at the paper's size, on an accelerator: tables there, pictures anywhere.
 
 `python -m apportion.studies.paper_scale grid --prices FILE --out DIR` trains and writes DIR/grid.csv
-(likewise fig2, fig5, recipe); `... draw --out DIR` turns the tables in DIR into study folders. Nothing
-but the table is needed to draw, and nothing of drawing to train.
+(likewise fig2, fig5, recipe and prioritisation); `... draw --out DIR` turns the tables in DIR into
+study folders. Nothing but the table is needed to draw.
 """
 
 import argparse
@@ -17,7 +17,16 @@ import pandas as pd
 
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import load_prices
-from apportion.studies import fig2, fig3, fig4, fig5, market_grid, market_scale, recipe
+from apportion.studies import (
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    market_grid,
+    market_scale,
+    prioritisation,
+    recipe,
+)
 from apportion.studies.study import Study
 
 Save = Callable[[pd.DataFrame], None]
@@ -26,13 +35,19 @@ DRAWN = {
     "fig2": (fig2.from_table,),
     "fig5": (fig5.from_table,),
     "recipe": (recipe.from_table,),
+    "prioritisation": (prioritisation.from_table,),
 }
+SEEDS = 10
+"""Simulated markets of the prioritisation study."""
 
 
 def train(
-    part: str, prices: Prices, save: Save, tell: market_grid.Progress, only: list[int]
+    part: str, prices: Prices | None, save: Save, tell: market_grid.Progress, only: list[int]
 ) -> dict:
     """Compute one part's table, save it, and return the settings it was made with."""
+    if part == "prioritisation" or prices is None:
+        save(prioritisation.compute(prioritisation.SETTINGS, seeds=SEEDS, progress=tell))
+        return {"seeds": SEEDS, **vars(prioritisation.SETTINGS)}
     if part == "grid":
         scale = market_scale.PAPER.within(prices)
         save(market_grid.compute(prices, scale, progress=tell, save=save, only=only))
@@ -92,8 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
         for study in draw(given.out):
             print(study.summary(), end="\n\n")
         return
-    if given.prices is None:
+    if given.prices is None and given.part != "prioritisation":
         parser.error("--prices is needed to train")
+    prices = None if given.prices is None else load_prices(given.prices)
     given.out.mkdir(parents=True, exist_ok=True)
     table = given.out / f"{given.name or given.part}.csv"
     start = time.perf_counter()
@@ -105,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     def save(frame: pd.DataFrame) -> None:
         frame.to_csv(table, index=False, float_format="%.7g")
 
-    settings = train(given.part, load_prices(given.prices), save, tell, given.only)
+    settings = train(given.part, prices, save, tell, given.only)
     device = jax.devices()[0]
     settings |= {"device": device.device_kind, "seconds": round(time.perf_counter() - start, 1)}
     table.with_suffix(".json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
