@@ -191,7 +191,7 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
     assert set(told["extras"]) >= {"market", "federated", "gym", "cluster", "report"}
 
 
-def test_a_bug_exits_with_1_and_a_traceback(trained, prices):
+def test_a_bug_exits_with_1_and_a_traceback():
     broken = (
         "import sys, apportion.cli, apportion.environment as e\n"
         "e.devices = lambda: 1 / 0\n"

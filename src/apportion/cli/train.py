@@ -1,7 +1,7 @@
 """`apportion train` and `apportion resume`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -87,7 +87,9 @@ def train(arguments: Sequence[str]) -> Any:
     from apportion.jobs.running import train_in
 
     with open_progress(quiet=given.quiet) as progress:
-        outcome = train_in(given.out, job, given.settings, progress, tensorboard=given.tensorboard)
+        outcome = train_in(
+            given.out, job, _absolute(given.settings), progress, tensorboard=given.tensorboard
+        )
     return _told(given.out, outcome, given.json)
 
 
@@ -111,6 +113,16 @@ def _told(folder: Path, outcome: Any, as_json: bool) -> Any:
     if outcome is None:
         return f"the run in {folder} is finished; nothing was left to do"
     return f"{outcome.summary}\nwrote {folder}"
+
+
+def _absolute(settings: Any) -> Any:
+    """Files by their full path, so that the run's settings serve from any folder."""
+    paths = {
+        field.name: value.resolve()
+        for field in fields(settings)
+        if isinstance(value := getattr(settings, field.name), Path)
+    }
+    return replace(settings, **paths)
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
