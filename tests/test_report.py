@@ -139,6 +139,7 @@ def every_plot():
         outcomes.values(some_wealth()),
         outcomes.ahead_of_equal(some_wealth()),
         outcomes.drawdowns(some_wealth()),
+        outcomes.accuracies(some_wealth().clip(upper=1).reset_index(drop=True)),
         learning.score_against_gradient(metrics),
     ]
 
@@ -283,6 +284,14 @@ def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
     text = write_report(tmp_path).read_text()
     assert "How often each task was drawn" in text
     assert "Value against baselines" not in text
+
+
+def test_a_federation_shows_its_accuracy_by_round(tmp_path):
+    some_metrics(runs=1).to_parquet(tmp_path / "metrics.parquet")
+    tested = pd.DataFrame({"round": [1, 2], "learned": [0.5, 0.8], "FedAvg": [0.5, 0.7]})
+    tested.to_csv(tmp_path / "accuracy.csv", index=False)
+    text = write_report(tmp_path).read_text()
+    assert "In the last round: learned 80.0%, FedAvg 70.0%." in text
 
 
 def test_a_folder_that_is_neither_run_nor_study_is_refused(tmp_path):

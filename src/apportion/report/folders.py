@@ -50,9 +50,10 @@ def write_report(folder: Path) -> Path:
 
     A study's folder holds `verdict.json`, `table.csv` and `figure.png`. A run's holds `metrics`
     (a row for each recorded step) and may hold tables that add a section each: `headline.json`,
-    `values` (a column for each strategy), `allocations` (a column for each entity),
-    `probabilities` (a column for each task), with `settings.toml` and `environment.json`. Tables
-    are CSV or Parquet; the first column of the last three is the date or the step.
+    `values` (a column for each strategy), `strategies` (a row for each), `accuracy` (a column for
+    each way to aggregate), `allocations` (a column for each entity), `probabilities` (a column for
+    each task), with `settings.toml` and `environment.json`. Tables are CSV or Parquet; the first
+    column of those over time is the date, the round or the step.
 
     Raises
     ------
@@ -135,6 +136,10 @@ def _run(folder: Path) -> str:
             parts.append(Table("Strategies side by side", side_by_side(strategies), _INTERVALS))
         lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
         sections.append(Section("Value against baselines", parts, lead))
+    tested = _table(folder, "accuracy", indexed=True)
+    if tested is not None:
+        lead = "On images that are in no client's hands and in no evaluation set."
+        sections.append(Section("Accuracy", [outcomes.accuracies(tested)], lead))
     shares = _table(folder, "allocations", indexed=True)
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."

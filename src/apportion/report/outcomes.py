@@ -19,7 +19,7 @@ from apportion.report.drawing import (
     time_axis,
     times,
 )
-from apportion.report.page import Plot
+from apportion.report.page import Plot, plain
 
 _DRAWN = 8
 _EQUAL = "equal-crp"
@@ -96,6 +96,18 @@ def ahead_of_equal(
         "hovermode": "x unified",
     }
     return Plot(title, words, _lines(ahead, first, "%{y:+.2%}", drawn=_LEARNED), layout, wide=True)
+
+
+def accuracies(tested: pd.DataFrame, *, title: str = "Test accuracy by round") -> Plot:
+    """Accuracy of the aggregate model, a row for each round, a column for each way to aggregate."""
+    last = tested.iloc[-1].sort_values(ascending=False)
+    words = "In the last round: " + ", ".join(f"{name} {x:.1%}" for name, x in last.items()) + "."
+    layout = {
+        "xaxis": {"title": {"text": plain(tested.index.name or "round")}},
+        "yaxis": {"tickformat": ".0%", "title": {"text": "test accuracy"}},
+        "hovermode": "x unified",
+    }
+    return Plot(title, words, _lines(tested, ("policy", "learned"), "%{y:.1%}"), layout, wide=True)
 
 
 def drawdowns(
