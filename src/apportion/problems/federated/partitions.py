@@ -159,12 +159,15 @@ def skewed_tasks(
     first = [pool[:cut] for pool, cut in zip(pools, seen, strict=True)]
     rest = [pool[cut:] for pool, cut in zip(pools, seen, strict=True)]
     return (
-        _mixed(first, sizes, training, seed),
-        _mixed(rest, sizes, unseen, seed + 1),
+        mixed_tasks(first, sizes, training, seed=seed),
+        mixed_tasks(rest, sizes, unseen, seed=seed + 1),
     )
 
 
-def _mixed(pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int) -> Tasks:
+def mixed_tasks(
+    pools: Sequence[np.ndarray], sizes: Sequence[int], count: int, *, seed: int = 0
+) -> Tasks:
+    """Distinct tasks of so many clients out of each pool, in the pools' order."""
     rng = np.random.default_rng(seed)
     for pool, size in zip(pools, sizes, strict=True):
         if size > len(pool):
@@ -176,6 +179,6 @@ def _mixed(pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed
         if len(drawn) == count:
             return Tasks.of(drawn)
     raise InputError(
-        f"tasks: {count} distinct tasks of {sizes} clients were asked for, but only {len(drawn)} "
-        "were found; ask for fewer"
+        f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but only "
+        f"{len(drawn)} were found; ask for fewer"
     )

@@ -1,20 +1,23 @@
-"""Figure 6 at paper size on a GPU: the arrays, and the seconds an episode costs beside its limits.
+"""The federated studies at paper size on a GPU, and the seconds an episode costs beside its limits.
 
-    python benchmarks/fig6_gpu.py --mnist mnist.npz --out results/fig6
+    python benchmarks/federated_gpu.py --mnist mnist.npz --out results/fig6
+    python benchmarks/federated_gpu.py --mnist mnist.npz --out results/federations --study federations
 
-writes runs.npz and measured.json; `apportion.studies.fig6.study_from(load(runs.npz))` draws them
-anywhere. Needs jax with a GPU, equinox, optax and jaxtyping alone.
+write runs.npz (and measured.json), from which `study_from` of `apportion.studies.fig6` and
+`apportion.studies.federations` draw anywhere. Needs jax with a GPU, equinox, optax and jaxtyping alone.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 
 from apportion.jobs.federated_runs import read_digits
 from apportion.jobs.federated_settings import FederatedSettings, paper_size
+from apportion.studies import federations_runs
 from apportion.studies.fig6_runs import compute, save
 
 BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
@@ -45,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnist", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--study", choices=["fig6", "federations"], default="fig6")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=50)
@@ -58,6 +62,16 @@ def main() -> None:
     def say(what: str, part: float = 1.0) -> None:
         print(f"{time.perf_counter() - begun:7.1f} s  {what}", flush=True)
 
+    if asked.study == "federations":
+        small = replace(federations_runs.sizes("paper"), mnist=asked.mnist)
+        federations_runs.compute(
+            small,
+            read_digits(small),
+            seeds=range(asked.seeds),
+            progress=say,
+            on_stage=lambda arrays: save(arrays, asked.out / "runs.npz"),
+        )
+        return
     settings = paper_size(
         asked.mnist,
         steps=asked.steps,
