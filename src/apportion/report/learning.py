@@ -102,7 +102,8 @@ def task_probabilities(
     title: str = "Probability of each task over training",
     most: int = 60,
 ) -> Plot:
-    """Heat map: a column for each row of the frame (its index is the step), a line for each task.
+    """Heat map: a column for each row of the frame (its index is the step), a line for each task;
+    uniform drawing is the neutral colour.
 
     Of more than `most` tasks the ones drawn most often at the end are shown.
     """
@@ -122,8 +123,8 @@ def task_probabilities(
             "x": numbers(frame.index),
             "y": names,
             "z": [numbers(frame[column]) for column in frame.columns],
-            "colorscale": [[0, "$heat-0"], [0.35, "$heat-1"], [0.7, "$heat-2"], [1, "$heat-3"]],
-            "zmin": 0,
+            "colorscale": [[0, "$heat-below"], [0.5, "$heat-uniform"], [1, "$heat-above"]],
+            "zmid": uniform,
             "colorbar": {"thickness": 10, "tickformat": ".1%", "outlinewidth": 0},
             "hovertemplate": "step %{x:.0f}<br>%{y}<br>%{z:.2%}<extra></extra>",
         }
