@@ -12,7 +12,17 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 _MOST_ROWS = 120
 _WIDE = ' style="min-width: 15rem"'
-_ORDER = ["fig1", "fig2", "fig3", "fig4", "fig5", "fig6", "bound", "crossover"]
+_LABELS = {
+    **{f"fig{n}": f"Figure {n}" for n in range(1, 7)},
+    "bound": "The bound",
+    "crossover": "When to pool",
+    "should-pool": "Whether to pool",
+    "recipe": "A policy worth having",
+    "recipe-sp500": "The same on 20 stocks",
+    "prioritisation": "Where priorities pay",
+    "federations": "Other federations",
+}
+_ORDER = list(_LABELS)
 
 
 def on_config(config):
@@ -59,12 +69,11 @@ class StudyPage:
 
     @property
     def label(self):
-        if self.name.startswith("fig") and self.name[3:].isdigit():
-            return f"Figure {self.name[3:]}"
-        return self.name.replace("-", " ").replace("_", " ").capitalize()
+        return _LABELS.get(self.name, self.name.replace("-", " ").replace("_", " ").capitalize())
 
     def docstring(self):
-        module = ROOT / "src" / "apportion" / "studies" / f"{self.name}.py"
+        name = self.about.get("name", self.name).replace("-", "_")
+        module = ROOT / "src" / "apportion" / "studies" / f"{name}.py"
         return (ast.get_docstring(ast.parse(module.read_text())) or "") if module.exists() else ""
 
     def page(self):
@@ -92,12 +101,14 @@ class StudyPage:
         return "\n".join(lines)
 
     def _command(self):
-        """What its README says it was made by."""
+        """What its README says it was made by, and on."""
         readme = self.folder / "README.md"
         if not readme.exists():
             return []
-        commands = [line.strip() for line in readme.read_text().splitlines() if line[:4] == "    "]
-        return ["Made by", "", "```bash", *commands, "```", ""] if commands else []
+        lines = readme.read_text().splitlines()
+        commands = [line.strip() for line in lines if line.startswith("    ")]
+        on = [_plain(line) for line in lines if line.startswith("on ")]
+        return ["Made by", "", "```bash", *commands, "```", "", *on, ""] if commands else []
 
     def _table(self):
         path = self.folder / "table.csv"
