@@ -1,5 +1,7 @@
 """Algorithm 1 against a plain NumPy re-implementation that shares nothing but the random numbers."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +90,7 @@ class Reference:
         shares = softmax(self.theta * self.quality[t])
         score = np.abs(shares - 1 / m).max()
         arrived = {}
-        for before, row in zip(rows, rows[1:], strict=False):
+        for before, row in itertools.pairwise(rows):
             if self.rows[t][row][0] == self.rows[t][before][0] + 1:
                 arrived[row] = (self.rows[t][row][0], shares)
         self.theta += RATE * w[t] * gradient

@@ -213,10 +213,10 @@ def _check_finite(tree: PyTree, method: str, what: str, task: Tasks) -> None:
         leaf = np.asarray(leaf)
         if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
             where = jax.tree_util.keystr(path).lstrip(".") or "value"
-            first = tuple(int(i[0]) for i in np.nonzero(~np.isfinite(leaf)))
+            first = tuple(np.argwhere(~np.isfinite(leaf))[0].tolist())
             entities = np.asarray(task.members)[np.asarray(task.mask)].tolist()
             raise InputError(
-                f"{method}: {what} {where} is {leaf[first] if first else leaf} at place {first} "
+                f"{method}: {what} {where} is {leaf[first]} at place {first} "
                 f"for the task of entities {entities}; it must be finite"
             )
 

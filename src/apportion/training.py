@@ -243,20 +243,12 @@ def train_runs(
         is_leaf=lambda x: x is None,
     )
 
-    def begin_all(algorithm, policies, keys):
-        return eqx.filter_vmap(begin, in_axes=(axes, 0, 0))(algorithm, policies, keys)
+    first = _first(state, lambda: _begin_runs(axes, algorithm, policies, keys))
 
-    def advance_all(algorithm, state, steps, record_every):
-        forward = eqx.filter_vmap(
-            lambda a, s: advance(a, s, steps, record_every), in_axes=(axes, 0)
-        )
-        return forward(algorithm, state)
+    def forward(algorithm, state, steps, record_every):
+        return _advance_runs(algorithm, axes, state, steps, record_every)
 
-    first = _first(state, lambda: eqx.filter_jit(begin_all)(algorithm, policies, keys))
-    return _run(
-        algorithm, first, eqx.filter_jit(advance_all, donate="all-except-first"),
-        steps, chunk, record_every, on_chunk,
-    )  # fmt: skip
+    return _run(algorithm, first, forward, steps, chunk, record_every, on_chunk)
 
 
 def _by_run(leaf: Any) -> int | None:
@@ -309,6 +301,21 @@ def _advance(
     algorithm: Algorithm, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
     return advance(algorithm, state, steps, record_every)
+
+
+@eqx.filter_jit
+def _begin_runs(
+    axes: PyTree, algorithm: Algorithm, policies: Policy, keys: PRNGKeyArray
+) -> RunState:
+    return eqx.filter_vmap(begin, in_axes=(axes, 0, 0))(algorithm, policies, keys)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance_runs(
+    algorithm: Algorithm, axes: PyTree, state: RunState, steps: int, record_every: int
+) -> tuple[RunState, Metrics]:
+    forward = eqx.filter_vmap(lambda a, s: advance(a, s, steps, record_every), in_axes=(axes, 0))
+    return forward(algorithm, state)
 
 
 def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> RunState:

@@ -1,0 +1,93 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from apportion import memory as replay
+from apportion.errors import InputError
+from apportion.learners.direct import Direct, lookback, unroll
+from apportion.policy import Recurrent
+from apportion.problems.budget import Budget
+from apportion.problems.probes import HeldPays
+from apportion.tasks import draw_tasks
+
+KEY = jax.random.key(0)
+TASKS = draw_tasks(12, 4, 1)
+
+
+def batch_of(problem, length, warm_up):
+    memory = replay.start(problem, TASKS, slots=1, history=warm_up, warm_up=warm_up, key=KEY)
+    return replay.recall(memory, jnp.asarray(0), length, horizon=warm_up, recency=0.0, key=KEY)
+
+
+def steep(policy):
+    return eqx.tree_at(lambda p: p.score.of_features, policy, 50 * policy.score.of_features)
+
+
+def gradient(objective, problem, policy, batch):
+    @eqx.filter_grad
+    def loss(policy):
+        return objective(problem, TASKS[0], policy, batch, KEY).rewards.mean()
+
+    return jax.flatten_util.ravel_pytree(eqx.filter(loss(policy), eqx.is_array))[0]
+
+
+def test_looking_back_is_unrolling_where_effects_last_one_period():
+    problem = HeldPays()
+    policy, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 8, 16)
+    near = gradient(lookback, problem, policy, batch)
+    full = gradient(unroll, problem, policy, batch)
+    # The last parameter reads the held share, which memory and the walk know differently.
+    assert np.asarray(near)[:-1] == pytest.approx(np.asarray(full)[:-1], abs=1e-5)
+    assert float(jnp.abs(full[:-1]).max()) > 1e-3
+
+
+def test_unrolling_sees_effects_that_looking_back_does_not():
+    problem = Budget.simulate(universe=12, periods=40)
+    policy, batch = steep(Recurrent(2, 6, key=KEY)), batch_of(problem, 12, 32)
+    near = gradient(lookback, problem, policy, batch)
+    full = gradient(unroll, problem, policy, batch)
+    assert float(jnp.abs(near - full).max()) > 1e-4
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    problem = Budget.simulate(universe=12, periods=40)
+    policy, batch = steep(Recurrent(2, 4, key=KEY)), batch_of(problem, 6, 32)
+    flat, rebuild = jax.flatten_util.ravel_pytree(eqx.filter(policy, eqx.is_array))
+    static = eqx.filter(policy, eqx.is_array, inverse=True)
+
+    @jax.jit
+    def value(flat):
+        whole = eqx.combine(rebuild(flat), static)
+        return unroll(problem, TASKS[0], whole, batch, KEY).rewards.mean()
+
+    exact = gradient(unroll, problem, policy, batch)
+    for place in (0, 5, 20, flat.shape[0] - 2):
+        nudge = jnp.zeros_like(flat).at[place].set(1e-2)
+        numeric = (value(flat + nudge) - value(flat - nudge)) / 2e-2
+        assert float(exact[place]) == pytest.approx(float(numeric), abs=2e-3)
+
+
+def test_the_weight_scales_the_step_and_the_loss_but_not_the_reported_gradient_norm():
+    problem = HeldPays()
+    policy, batch = steep(Recurrent(1, 4, key=KEY)), batch_of(problem, 4, 16)
+    learner = Direct(4, 0.1, transform=optax.identity())
+
+    def after(weight):
+        update = learner.update(
+            problem, TASKS[0], batch, policy, learner.start(policy), jnp.asarray(weight), key=KEY
+        )
+        moved = update.policy.score.of_features - policy.score.of_features
+        return np.asarray(moved), float(update.evidence.loss), float(update.evidence.gradient_norm)
+
+    whole, half = after(1.0), after(0.5)
+    assert half[0] == pytest.approx(0.5 * whole[0], abs=1e-6)
+    assert half[1] == pytest.approx(0.5 * whole[1])
+    assert half[2] == pytest.approx(whole[2])
+
+
+def test_a_batch_needs_a_period():
+    with pytest.raises(InputError, match="periods is 0"):
+        Direct(0)

@@ -1,0 +1,151 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.errors import InputError
+from apportion.problem import (
+    Observation,
+    Problem,
+    Step,
+    check_allocation,
+    check_problem,
+    equal_shares,
+    evaluate,
+    rollout,
+)
+from apportion.tasks import Tasks
+
+KEY = jax.random.key(0)
+TASKS = Tasks.of([[0, 1, 2], [3, 4]])
+
+
+class Countdown(Problem):
+    """Pays the period's number to whoever holds the first entity; ends after `last` periods."""
+
+    universe: int = 5
+    horizon: int = 6
+    last: int = 4
+    by_rule: bool = True
+
+    def reset(self, task, *, key):
+        return jnp.zeros((), jnp.int32)
+
+    def observe(self, task, state):
+        return Observation(jnp.ones((task.width, 2, 1)) * state, task.mask / task.mask.sum())
+
+    def step(self, task, state, allocation, *, key):
+        n = state + 1
+        over = n >= self.last
+        return Step(n, n * allocation[0], over & self.by_rule, over & (not self.by_rule))
+
+
+def test_a_rollout_stops_counting_at_the_end_of_the_episode():
+    path = rollout(Countdown(), equal_shares, TASKS[0], key=KEY)
+    assert np.asarray(path.alive).tolist() == [True] * 4 + [False] * 2
+    assert np.asarray(path.rewards) == pytest.approx(np.array([1, 2, 3, 4, 0, 0]) / 3)
+    assert float(path.mean_reward) == pytest.approx(10 / 3 / 4)
+
+
+def test_terminated_and_truncated_are_told_apart():
+    for by_rule in (True, False):
+        step = Countdown(by_rule=by_rule).step(
+            TASKS[0], jnp.asarray(3, jnp.int32), jnp.ones(3) / 3, key=KEY
+        )
+        assert (bool(step.terminated), bool(step.truncated)) == (by_rule, not by_rule)
+
+
+def test_evaluation_covers_all_tasks_and_episodes_with_paired_randomness():
+    path = evaluate(Countdown(), equal_shares, TASKS, key=KEY, episodes=2)
+    assert path.rewards.shape == (2, 2, 6)
+    assert np.asarray(path.allocations)[1, 0, 0].tolist() == [0.5, 0.5, 0]
+
+
+def test_a_sound_problem_passes():
+    check_problem(Countdown(), TASKS)
+
+
+def broken(**methods):
+    """Countdown with some methods replaced by plain functions."""
+
+    class Broken(Problem):
+        universe: int = 5
+        horizon: int = methods.pop("horizon", 6)
+
+        def reset(self, task, *, key):
+            return methods.get("reset", Countdown().reset)(task, key=key)
+
+        def observe(self, task, state):
+            return methods.get("observe", Countdown().observe)(task, state)
+
+        def step(self, task, state, allocation, *, key):
+            return methods.get("step", Countdown().step)(task, state, allocation, key=key)
+
+    return Broken()
+
+
+HELD = jnp.ones(3) / 3
+NO, GOOD = jnp.array(False), Countdown().step
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        ({"horizon": 0}, "horizon is 0"),
+        ({"observe": lambda t, s: (1, 2)}, "observe returned tuple; return an Observation"),
+        (
+            {"observe": lambda t, s: Observation(jnp.ones((1, 4, 2, 1)), jnp.ones((1, 4)))},
+            r"history has shape \(1, 4, 2, 1\); it must be \(entities, window, channels\) with 3",
+        ),
+        (
+            {"observe": lambda t, s: Observation(jnp.ones((4, 2, 1)), jnp.ones(4))},
+            r"history has shape \(4, 2, 1\)",
+        ),
+        (
+            {"observe": lambda t, s: Observation(jnp.ones((3, 2, 1)).at[1].set(jnp.nan), HELD)},
+            r"observe: observation history is nan at place \(1, 0, 0\) .*\[0, 1, 2\]",
+        ),
+        ({"step": lambda t, s, a, key: 3}, "step returned int; return a Step"),
+        (
+            {"step": lambda t, s, a, key: Step(s, jnp.ones(3), NO, NO)},
+            r"reward has shape \(3,\); it must be a scalar",
+        ),
+        (
+            {"step": lambda t, s, a, key: Step(s, jnp.ones(()) * jnp.inf, NO, NO)},
+            "step: reward value is inf",
+        ),
+        (
+            {"step": lambda t, s, a, key: Step(s + 0.5, jnp.ones(()), NO, NO)},
+            r"next state is float32\[\], but Broken.reset gave int32\[\]",
+        ),
+    ],
+)
+def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
+    with pytest.raises(InputError, match=words):
+        check_problem(broken(**methods), TASKS)
+
+
+def test_tasks_outside_the_universe_are_refused():
+    with pytest.raises(InputError, match="entity 7 is outside Countdown's universe of 5"):
+        check_problem(Countdown(), Tasks.of([[0, 7]]))
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ([0.5, 0.6, 0.0], "off the simplex"),
+        ([1.5, -0.5, 0.0], "off the simplex"),
+        ([0.5, 0.0, 0.5], "off the simplex"),
+        ([np.nan, 1.0, 0.0], "not finite"),
+        ([0.5, 0.5], r"shape \(2,\); it must be \(3,\)"),
+    ],
+)
+def test_allocations_off_the_simplex_are_refused(shares, words):
+    with pytest.raises(InputError, match=words):
+        check_allocation(jnp.asarray(shares), jnp.array([True, True, False]), "mine")
+
+
+def test_problems_are_trees_that_can_be_jitted():
+    reset = eqx.filter_jit(lambda p: p.reset(TASKS[0], key=KEY))
+    assert int(reset(Countdown())) == 0

@@ -1,0 +1,294 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.algorithm import advance, begin
+from apportion.errors import InputError
+from apportion.learners.direct import Direct
+from apportion.policy import Policy, Recurrent
+from apportion.priority import Priority, RoundRobin
+from apportion.problem import Observation, evaluate
+from apportion.problems.probes import ConstantBest, HeldPays, ProbeState, ShownBest, SomeCarrySignal
+from apportion.simplex import GaussianScores
+from apportion.statistics import compare
+from apportion.tasks import Tasks, draw_tasks
+from apportion.training import assemble, train, train_runs
+
+KEY = jax.random.key(0)
+TASKS = draw_tasks(12, [3, 4], 8)
+LEARNER = Direct(16, 3e-2)
+
+
+def policy(key=KEY):
+    return Recurrent(channels=1, hidden=8, key=key)
+
+
+def fraction_of_best(problem, policy, tasks):
+    path = evaluate(problem, policy, tasks, key=jax.random.key(1), episodes=4)
+    return np.asarray(path.mean_reward.mean(1) / jax.vmap(problem.best)(tasks))
+
+
+@pytest.mark.parametrize(
+    "problem", [ConstantBest(), ShownBest(), HeldPays()], ids=lambda p: type(p).__name__
+)
+def test_direct_gradient_reaches_95_percent_of_the_optimum_on_every_probe(problem):
+    result = train(problem, TASKS, policy(), LEARNER, steps=300, key=KEY)
+    assert (fraction_of_best(problem, result.policy, TASKS) > 0.95).all()
+    unseen = draw_tasks(12, 4, 6, seed=9)
+    assert (fraction_of_best(problem, result.policy, unseen) > 0.95).all()
+
+
+def test_taking_the_held_share_as_given_never_leaves_equal_shares():
+    """The trap that `HeldPays` is there for: the paper read literally learns nothing here."""
+
+    def literal(problem, task, policy, batch, key):
+        from apportion.learners.direct import Passage
+
+        def one(state):
+            shares = policy(problem.observe(task, state), task.mask)
+            return shares, problem.step(task, state, shares, key=key).reward
+
+        shares, rewards = jax.vmap(one)(batch.states)
+        return Passage(batch.states, shares, rewards, batch.valid)
+
+    learner = Direct(16, 3e-2, objective=literal)
+    result = train(HeldPays(), TASKS, policy(), learner, steps=300, key=KEY)
+    assert result.metrics["deviation"].max() < 0.2
+
+
+# Two of 32 tasks carry signal; the others are quiet and pay noise.
+MIXED = jax.tree.map(
+    lambda good, bad: jnp.concatenate([good, bad]),
+    draw_tasks(8, 4, 2),
+    draw_tasks(np.arange(8, 64), 4, 30),
+)
+RUNS = 12
+
+
+def learnt(problem, tasks, selection, steps):
+    """Mean reward of each of 12 runs on unseen tasks of the carriers."""
+    keys = jax.random.split(jax.random.key(1), RUNS)
+    policies = eqx.filter_vmap(policy)(keys)
+    result = train_runs(
+        problem, tasks, policies, Direct(16, 1e-2), steps=steps, selection=selection, keys=keys
+    )
+    unseen = draw_tasks(8, 4, 20, seed=5)
+
+    def score(policy):
+        path = evaluate(problem, policy, unseen, key=jax.random.key(9), episodes=4)
+        return path.mean_reward.mean()
+
+    return np.asarray(eqx.filter_jit(eqx.filter_vmap(score))(result.policy))
+
+
+def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
+    problem = SomeCarrySignal()
+    uniform = learnt(problem, MIXED, Priority(alpha=0.0), 200)
+    prioritised = learnt(problem, MIXED, Priority(alpha=1.0, beta=0.0), 200)
+    assert compare(prioritised, uniform).above_zero
+
+
+def test_prioritisation_equals_uniform_where_all_tasks_carry_signal():
+    problem = SomeCarrySignal()
+    tasks = draw_tasks(8, 4, 32, seed=3)
+    uniform = learnt(problem, tasks, Priority(alpha=0.0), 200)
+    prioritised = learnt(problem, tasks, Priority(alpha=1.0, beta=0.0), 200)
+    gap = compare(prioritised, uniform)
+    assert gap.low - 0.01 <= 0 <= gap.high + 0.01
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train(
+        ShownBest(), TASKS, policy(), LEARNER, steps=60, chunk=30,
+        explore=GaussianScores(0.3), acting=2, key=KEY,
+    )  # fmt: skip
+
+
+def leaves(result):
+    state = eqx.filter(result.state, eqx.is_array)
+    return [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+        for x in jax.tree.leaves(state)
+    ]
+
+
+def test_the_same_key_gives_the_same_run_bit_for_bit_and_chunks_do_not_matter(trained):
+    again = train(
+        ShownBest(), TASKS, policy(), LEARNER, steps=60, chunk=60,
+        explore=GaussianScores(0.3), acting=2, key=KEY,
+    )  # fmt: skip
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(trained), leaves(again), strict=True))
+    assert trained.metrics.equals(again.metrics)
+
+
+def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped(trained):
+    stops = []
+
+    def stop(chunk):
+        stops.append(jax.tree.map(jnp.copy, chunk.state))
+        return True
+
+    arguments = (ShownBest(), TASKS, policy(), LEARNER)
+    settings = {"explore": GaussianScores(0.3), "acting": 2, "key": KEY, "steps": 60, "chunk": 30}
+    train(*arguments, on_chunk=stop, **settings)
+    resumed = train(*arguments, state=stops[0], **settings)
+    assert all(np.array_equal(a, b) for a, b in zip(leaves(trained), leaves(resumed), strict=True))
+
+
+def test_nothing_inside_the_scan_goes_back_to_the_host():
+    algorithm = assemble(ShownBest(), TASKS, policy(), LEARNER)
+    run = eqx.filter_jit(lambda a, s: advance(a, s, 40))
+    state = eqx.filter_jit(begin)(algorithm, policy(), KEY)
+    jax.block_until_ready(run(algorithm, state))
+    with jax.transfer_guard("disallow"):
+        state, metrics = run(algorithm, state)
+        jax.block_until_ready(metrics)
+    text = jax.jit(lambda s: advance(algorithm, s, 40)).lower(state).as_text()
+    assert "callback" not in text
+    assert int(state.step) == 40
+
+
+def test_the_result_shows_itself(trained, tmp_path):
+    assert list(trained.metrics.columns) == [
+        "step", "task", "loss", "reward", "score", "probability", "weight", "deviation",
+        "gradient_norm",
+    ]  # fmt: skip
+    assert len(trained.metrics) == 60
+    assert "60 steps over 8 tasks" in trained.summary()
+    trained.plot().savefig(tmp_path / "plot.png")
+    assert trained.probabilities.sum() == pytest.approx(1, abs=1e-5)
+    assert trained.scores.shape == (8,)
+
+
+def test_independent_runs_are_what_single_runs_are():
+    keys = jax.random.split(KEY, 3)
+    policies = eqx.filter_vmap(policy)(keys)
+    many = train_runs(
+        ShownBest(), TASKS, policies, LEARNER, steps=20, keys=keys, selection=RoundRobin(), acting=2
+    )
+    assert sorted(many.metrics["run"].unique()) == [0, 1, 2]
+    one = train(
+        ShownBest(), TASKS, policy(keys[1]), LEARNER, steps=20, key=keys[1],
+        selection=RoundRobin(), acting=2,
+    )  # fmt: skip
+    theirs = many.metrics.query("run == 1").reset_index(drop=True)
+    assert np.asarray(theirs["task"]).tolist() == one.metrics["task"].tolist()
+    assert np.asarray(theirs["reward"]) == pytest.approx(
+        np.asarray(one.metrics["reward"]), abs=1e-4
+    )
+
+
+def test_single_task_learners_and_settings_vary_by_run():
+    keys = jax.random.split(KEY, 2)
+    policies = eqx.filter_vmap(policy)(keys)
+    own = Tasks(TASKS.members[:2, None], TASKS.mask[:2, None])
+    rates = Direct(8, jnp.array([0.0, 3e-2]))
+    result = train_runs(ConstantBest(), own, policies, rates, steps=60, keys=keys)
+    late = result.metrics.query("step > 50").groupby("run")["deviation"].mean()
+    assert late[0] < 0.02
+    assert late[1] > 0.3
+
+
+def test_a_million_tasks_need_memory_only_for_those_in_use():
+    members = jax.random.randint(KEY, (1_000_000, 4), 0, 12)
+    tasks = Tasks(members, members >= 0)
+    algorithm = assemble(ShownBest(), tasks, policy(), Direct(4), acting=2, history=16, slots=256)
+    state = jax.eval_shape(lambda: begin(algorithm, policy(), KEY))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.memory, state.selection)))
+    assert size < 32 * 2**20
+
+
+class Poison(ShownBest):
+    """Shows NaN from the fourth period of an episode on."""
+
+    def observe(self, task, state: ProbeState) -> Observation:
+        signal = jnp.where(state.n >= 3, jnp.nan, state.signal)
+        return Observation(signal[:, None, None], state.held)
+
+
+class OffSimplex(Policy):
+    """Shares that sum to one until something is shown to entity 0."""
+
+    bias: jax.Array
+
+    def encode(self, history, mask):
+        return history[:, -1, 0]
+
+    def allocate(self, features, held, mask):
+        return mask / mask.sum() * (1 + self.bias * held[0] * features[0])
+
+
+def test_nan_from_a_users_problem_stops_training_at_its_step_and_poisons_nothing():
+    states = []
+    with pytest.raises(
+        InputError, match=r"step \d+, task \d \(entities \[.*\]\): the loss or its grad"
+    ):
+        train(
+            Poison(), TASKS, policy(), Direct(4, 1e-2), acting=2, steps=30, chunk=30, key=KEY,
+            on_chunk=lambda chunk: states.append(chunk),
+        )  # fmt: skip
+    assert states == []
+
+
+@pytest.mark.parametrize(
+    ("scorer", "words"),
+    [
+        (
+            lambda evidence: evidence.loss * jnp.nan,
+            "step 0, task .* scorer returned NaN or infinity",
+        ),
+        (lambda evidence: -jnp.ones(()), "step 0, task .* scorer returned a negative number"),
+    ],
+)
+def test_a_bad_scorer_is_named_at_its_step(scorer, words):
+    with pytest.raises(InputError, match=words):
+        train(ShownBest(), TASKS, policy(), Direct(4), scorer=scorer, steps=5, key=KEY)
+
+
+def test_faulty_steps_leave_scores_and_policy_as_they_were():
+    algorithm = assemble(
+        ShownBest(), TASKS, policy(), Direct(4), scorer=lambda evidence: evidence.loss * jnp.nan
+    )
+    state = begin(algorithm, policy(), KEY)
+    after, _ = eqx.filter_jit(lambda a, s: advance(a, s, 5))(algorithm, state)
+    assert np.asarray(after.selection.scores).tolist() == [1.0] * 8
+    before, now = (jax.tree.leaves(s.parameters) for s in (state, after))
+    assert all(np.array_equal(a, b) for a, b in zip(before, now, strict=True))
+    assert np.asarray(after.fault)[:2].tolist() == [3, 0]
+
+
+def test_an_allocation_off_the_simplex_is_refused_before_or_at_its_step():
+    with pytest.raises(InputError, match="OffSimplex: allocation .* is off the simplex"):
+        train(ConstantBest(), TASKS, OffSimplex(jnp.asarray(1.0)), Direct(4), steps=5, key=KEY)
+    quiet = OffSimplex(jnp.asarray(0.0))
+    with pytest.raises(InputError, match="step .* the policy's allocation is off the simplex"):
+        train(ShownBest(), TASKS, quiet, Direct(4, 1.0), steps=40, key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"acting": -1}, "acting is -1"),
+        ({"history": 2}, "history is 2"),
+        ({"recency": 1.0}, "recency is 1.0"),
+        ({"slots": 0}, "slots is 0"),
+        ({"warm_up": 9, "slots": 2}, "warm_up needs a slot for each of the 8 tasks"),
+        ({"warm_up": 20, "history": 16}, "warm_up is 20"),
+        ({"steps": 0}, "steps, chunk and record_every"),
+        ({"record_every": 7}, "record_every 7 must divide steps"),
+    ],
+)
+def test_bad_settings_get_one_sentence_before_any_work(settings, words):
+    with pytest.raises(InputError, match=words):
+        train(ShownBest(), TASKS, policy(), Direct(4), **({"steps": 10} | settings), key=KEY)
+
+
+def test_a_policy_for_other_channels_is_refused_with_both_shapes():
+    wrong = Recurrent(channels=3, key=KEY)
+    with pytest.raises(
+        InputError, match=r"Recurrent cannot read ShownBest's observation.*\(4, 1, 1\)"
+    ):
+        train(ShownBest(), TASKS, wrong, Direct(4), steps=5, key=KEY)
