@@ -147,6 +147,7 @@ def test_correlation_at_equal_training_time_is_none_where_time_explains_all():
     assert abs(fig2.rank_correlation(x, y, time)) < 0.15
 
 
+@pytest.mark.slow
 def test_figure_5_draws_the_task_with_the_largest_gap(prices):
     settings = replace(TINY, held_out=4)
     study = fig5.from_table(fig5.compute(prices, settings, watched=2))

@@ -64,6 +64,7 @@ def test_years_without_history_are_refused():
         Years.of(PRICES, [2010], before=10)
 
 
+@pytest.mark.slow
 def test_the_choice_is_among_what_was_offered():
     choice = choose(
         PRICES.until("2002-01-01"),
