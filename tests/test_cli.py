@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from apportion.jobs.federated_settings import FederatedSettings
 from apportion.problems.portfolio.known_truth import KnownTruth
+from apportion.settings_file import from_toml
 
 TINY = "--steps 6 --members 2 --window 8 --batch 16 --hidden 4 --tasks 4 --task-size 3 --chunk 3"
 FIELDS = {"wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover"}
@@ -122,9 +125,22 @@ def test_a_run_has_a_report(trained):
 def test_a_finished_run_resumes_to_what_it_was(trained):
     folder, told = trained
     assert one_object(apportion("resume", folder, "--json")) == told
-    done = apportion("resume", folder)
-    assert done.returncode == 0
-    assert "nothing was left to do" in done.stdout
+
+
+def test_an_ensemble_cut_short_resumes_to_the_same_bits(trained, tmp_path):
+    folder, _ = trained
+    cut = tmp_path / "cut"
+    shutil.copytree(folder, cut)
+    for left in ("results.json", "policy.safetensors", "checkpoints/step-000000006.safetensors"):
+        (cut / left).unlink()
+    done = apportion("resume", cut)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step 3" in done.stderr
+    assert f"wrote {cut}" in done.stdout
+    for file in ("policy.safetensors", "results.json", "checkpoints/step-000000006.safetensors"):
+        assert (cut / file).read_bytes() == (folder / file).read_bytes()
+    rows = [pd.read_parquet(run / "metrics.parquet") for run in (folder, cut)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
 
 
 def test_a_study_writes_its_folder_and_verdicts(tmp_path):
@@ -134,6 +150,28 @@ def test_a_study_writes_its_folder_and_verdicts(tmp_path):
     for file in ("table.csv", "figure.png", "verdict.json", "report.html"):
         assert (tmp_path / file).stat().st_size > 0
     assert json.loads((tmp_path / "verdict.json").read_text()) == verdicts
+
+
+@pytest.mark.slow
+def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
+    small = (
+        "--steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
+        "--task-sizes 3 1 --tasks 3 --unseen 2 --pooling 4 --model perceptron --epochs 1 "
+        "--test 100 --evaluation 50"
+    )
+    folder = tmp_path / "run"
+    told = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
+    gains = told["results"]["gain_over_fedavg"]
+    assert set(gains) == {"last round", "mean over rounds"}
+    assert gains["last round"]["n"] == 2
+    again = from_toml(folder / "settings.toml", "federated", FederatedSettings)
+    assert again.task_sizes == (3, 1)
+
+
+@pytest.mark.slow
+def test_a_study_runs_on_ray(tmp_path):
+    told = one_object(apportion("study", "should-pool", "--on", "ray", "--out", tmp_path, "--json"))
+    assert json.loads((tmp_path / "verdict.json").read_text()) == told["studies"]["should-pool"]
 
 
 def test_the_demo_says_what_held_and_where_its_report_is(tmp_path):
