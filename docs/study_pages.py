@@ -93,7 +93,8 @@ class StudyPage:
         if (self.folder / "figure.png").exists():
             held = "; ".join(f"{v['claim']}: {_held(v)}" for v in self.verdicts)
             words = escape(held).replace("[", "(").replace("]", ")")
-            lines += ["## Figure", "", f"![{words}](../results/{self.name}/figure.png)", ""]
+            path = f"../results/{self.name}/figure.png"
+            lines += ["## Figure", "", f"[![{words}]({path})]({path})", ""]
         lines += self._table()
         if self.about.get("settings"):
             settings = escape(json.dumps(self.about["settings"], indent=1))
@@ -107,8 +108,9 @@ class StudyPage:
             return []
         lines = readme.read_text().splitlines()
         commands = [line.strip() for line in lines if line.startswith("    ")]
-        on = [_plain(line) for line in lines if line.startswith("on ")]
-        return ["Made by", "", "```bash", *commands, "```", "", *on, ""] if commands else []
+        rest = " ".join(line for line in lines if line.strip() and not line.startswith("    "))
+        on = _plain(rest.removeprefix("Made by").partition("`table.csv`")[0].strip())
+        return ["Made by", "", "```bash", *commands, "```", "", on, ""] if commands else []
 
     def _table(self):
         path = self.folder / "table.csv"
