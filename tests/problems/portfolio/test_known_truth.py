@@ -16,7 +16,7 @@ from apportion.problems.portfolio.walk import walk_policy
 from apportion.tasks import Tasks, draw_tasks, split_entities
 from apportion.training import train_runs
 
-SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 2
+SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 4
 SETTINGS = PortfolioSettings.paper(
     tasks=8, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=COST, steps=2000
 )
@@ -79,7 +79,7 @@ def growth(policies, market, tasks, per_seed):
     return eqx.filter_vmap(run)(policies, prices, tasks)
 
 
-def fit(market: Market, tasks: Tasks, settings, alphas, betas=1.0, per_seed: int = 1, scorer=None):
+def fit(market: Market, tasks: Tasks, settings, alphas, per_seed: int):
     """Train each run on its own tasks; `per_seed` consecutive runs share market, start and draws."""
     one = eqx.tree_at(lambda m: m.prices, market, market.prices[0])
     runs = tasks.members.shape[0]
@@ -87,19 +87,18 @@ def fit(market: Market, tasks: Tasks, settings, alphas, betas=1.0, per_seed: int
         lambda m: m.prices, jax.tree.map(lambda _: None, one), 0, is_leaf=lambda x: x is None
     )
     keys = jax.random.split(jax.random.key(0), runs // per_seed)
-    options = algorithm_settings(settings, one) | ({"scorer": scorer} if scorer else {})
     return train_runs(
         eqx.tree_at(lambda m: m.prices, market, jnp.repeat(market.prices, per_seed, 0)),
         tasks,
         first_policies(settings, one, jnp.repeat(keys, per_seed, 0)),
         learner(settings),
         steps=settings.steps,
-        selection=Priority(jnp.asarray(alphas), jnp.broadcast_to(betas, (runs,)), 0.2, 0.8),
+        selection=Priority(jnp.asarray(alphas), 1.0, 0.2, 0.8),
         chunk=settings.steps,
         record_every=settings.steps,
         problem_axes=axes,
         keys=jnp.repeat(jax.random.split(jax.random.key(1), runs // per_seed), per_seed, 0),
-        **options,
+        **algorithm_settings(settings, one),
     ).policy
 
 
