@@ -1,3 +1,4 @@
+import json
 import os
 
 import numpy as np
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.errors import InputError
-from apportion.saving import pack, read_arrays, unpack, write_arrays, write_atomic
+from apportion.saving import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
 
 ARRAYS = {
     "parameters/of_held": np.float32(0.5),
@@ -73,3 +74,13 @@ def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch)
 def test_a_folder_that_is_not_there_is_made(tmp_path):
     write_atomic(tmp_path / "a" / "b" / "c.txt", b"x")
     assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == b"x"
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
+    write_json(
+        tmp_path / "x.json", {"interval": [float("-inf"), 1.5], "deep": [{"x": float("nan")}]}
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "interval": [None, 1.5],
+        "deep": [{"x": None}],
+    }

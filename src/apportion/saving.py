@@ -7,6 +7,7 @@ found when it is read. The files are ordinary safetensors; nothing in them is ev
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,9 +49,26 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def to_json(content: Any, indent: int | None = None) -> str:
+    """Strict JSON: a number that is not finite, which JSON has no word for, becomes null.
+
+    >>> to_json({"low": float("-inf"), "n": 1})
+    '{"low": null, "n": 1}'
+    """
+    return json.dumps(_finite(content), indent=indent, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {name: _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON at one stroke."""
-    write_atomic(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    write_atomic(path, (to_json(content, indent=1) + "\n").encode())
 
 
 def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:

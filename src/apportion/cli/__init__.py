@@ -4,7 +4,6 @@
 `--json` standard output carries one JSON object and nothing else. JAX starts only where it is needed.
 """
 
-import json
 import os
 import sys
 import warnings
@@ -96,8 +95,12 @@ def _dispatch(argv: list[str], say: Callable[[str], None]) -> int:
         result = command(argv[1:])
     except HelpAsked as helped:
         result = str(helped)
-    say(result if isinstance(result, str) else json.dumps(result, allow_nan=False))
-    if not isinstance(result, str) or not result.endswith("\n"):
+    if not isinstance(result, str):
+        from apportion.saving import to_json
+
+        result = to_json(result)
+    say(result)
+    if not result.endswith("\n"):
         say("\n")
     return 0
 
