@@ -46,7 +46,7 @@ class Standing:
 def collapse(deviation: float, width: int, done: float) -> str:
     """What to warn of, from the mean deviation from equal shares over `width` entities.
 
-    >>> collapse(0.88, 10, 0.5)
+    >>> collapse(0.89, 10, 0.5)
     'the policy puts nearly everything on one entity'
     >>> collapse(0.1, 10, 0.5)
     ''
