@@ -26,6 +26,7 @@ from apportion.report.page import (
     number,
     page,
 )
+from apportion.saving import write_atomic
 
 _CURVES = {
     "reward": "Reward of the batch",
@@ -70,7 +71,7 @@ def write_report(folder: Path) -> Path:
     else:
         raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
     path = folder / "report.html"
-    path.write_text(text, encoding="utf-8")
+    write_atomic(path, text.encode())
     return path
 
 
