@@ -3,7 +3,7 @@
 Run with: python examples/flower_app/server_app.py    (about a minute on two cores)
 
 Eight clients hold the digits 0-5, two hold 6-9. The policy in `policy/` was trained in apportion's
-simulator on other clients (`train_policy.py` makes it) and has never seen these.
+simulator on other clients, by POLICY_COMMAND below, and has never seen these.
 """
 
 import os
@@ -26,6 +26,10 @@ from apportion.problems.federated.digits import embedded_digits
 from apportion.problems.federated.partitions import paper_split, skewed_tasks
 
 POLICY = Path(__file__).parent / "policy"
+POLICY_COMMAND = (
+    "apportion train federated --method mtl --model perceptron --width 32 --rounds 20 --epochs 4 "
+    "--steps 40"
+)
 CLIENTS = 10
 
 
@@ -45,13 +49,14 @@ def share_out(folder):
     }
 
 
-def learned(server_data):
+def learned(server_data, **options):
     """The strategy: a policy, and a way for the server to try models on its own samples."""
     images, labels = server_data["evaluation"]
     return LearnedAggregation.load(
         POLICY,
         predict=lambda arrays: network.logits(arrays.to_numpy_ndarrays(), images),
         labels=labels,
+        **options,
     )
 
 

@@ -100,7 +100,7 @@ class LearnedAggregation(FedAvg):
         state: str = "accuracy",
         window: int = 5,
         largest: float = 10.0,
-        harm: float | None = 0.05,
+        harm: float | None = 0.03,
         **options: Any,
     ):
         options.setdefault("fraction_evaluate", 0.0)
@@ -208,9 +208,10 @@ class LearnedAggregation(FedAvg):
             shares = shares[: len(nodes)].astype(np.float64) / shares[: len(nodes)].sum()
             if not np.isfinite(shares).all():
                 break
-            shares, worst = self._guarded(n, present, shares)
             # An honest majority is never sent away.
-            if worst is None or len(kept) <= len(scored) / 2 + 1:
+            droppable = len(kept) > len(scored) / 2 + 1
+            shares, worst = self._guarded(n, present, shares, droppable)
+            if worst is None:
                 self._memory.keep(nodes, shown, shares)
                 return present, shares, correct
             self._note(n, nodes[worst], "harmful", float(correct[worst].sum()))
@@ -230,31 +231,37 @@ class LearnedAggregation(FedAvg):
         return np.asarray(self.state(submission))
 
     def _guarded(
-        self, n: int, present: list[Update], shares: np.ndarray
+        self, n: int, present: list[Update], shares: np.ndarray, droppable: bool
     ) -> tuple[np.ndarray, int | None]:
-        """Equal shares where they do better by more than `harm`, and the client, if there is one,
-        without which the aggregate does.
+        """The client, if there is one, without which the aggregate does better by more than `harm`;
+        else the shares, or equal ones where those do better by as much.
         """
         if self.harm is None:
             return shares, None
         models = [update.model for update in present]
-        total, together = self._tried(shares, models)
         equal = np.full(len(models), 1 / len(models))
-        plain, accuracy = self._tried(equal, models)
-        if accuracy > together + self.harm:
-            _log.warning("round %d: equal shares do better than the learned ones", n)
-            shares, total, together = equal, plain, accuracy
+        best, worst = self._tried(shares, models, droppable)
+        if worst is not None:
+            return shares, worst
+        plain, worst = self._tried(equal, models, False)
+        if plain <= best + self.harm:
+            return shares, None
+        _log.warning("round %d: equal shares do better than the learned ones", n)
+        return equal, self._tried(equal, models, droppable)[1]
+
+    def _tried(
+        self, shares: np.ndarray, models: list[Model], droppable: bool
+    ) -> tuple[float, int | None]:
+        """Accuracy of the aggregate, and the client without which it would be better by `harm`."""
+        total = weighted_sum(shares, models)
+        together = self.server.accuracy(total, models[0])
         without = np.full(len(models), -np.inf)
         for i, (share, model) in enumerate(zip(shares, models, strict=True)):
-            if share < 1 - 1e-6:
+            if droppable and share < 1 - 1e-6:
                 rest = {name: (total[name] - share * model[name]) / (1 - share) for name in total}
                 without[i] = self.server.accuracy(rest, model)
         worst = int(without.argmax())
-        return shares, worst if without[worst] > together + self.harm else None
-
-    def _tried(self, shares: np.ndarray, models: list[Model]) -> tuple[Model, float]:
-        total = weighted_sum(shares, models)
-        return total, self.server.accuracy(total, models[0])
+        return together, worst if without[worst] > together + (self.harm or 0) else None
 
     def _metrics(self, kept: list[Update], shares: np.ndarray, refused: int) -> MetricRecord:
         try:

@@ -90,7 +90,7 @@ def usable(
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
         node = message.metadata.src_node_id
         if message.has_error():
-            refused[node] = f"failed: {message.error.reason}"
+            refused[node] = f"failed: {str(message.error.reason)[:200]}"
             continue
         found = _only_model(message.content)
         if isinstance(found, str):
@@ -141,7 +141,7 @@ def _only_model(content: RecordDict) -> Model | str:
     try:
         return read_model(records[0])
     except Exception as error:  # whatever the bytes hold, the round goes on
-        return f"misshapen: its arrays cannot be read ({error})"
+        return f"misshapen: its arrays cannot be read ({str(error)[:200]})"
 
 
 def _fault(model: Model, start: Model) -> str | None:
