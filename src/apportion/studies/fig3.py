@@ -98,7 +98,7 @@ def draw(table: Any) -> Figure:
     bars += [
         (m, t, f"{'P-' if m == 'pmtl' else ''}MTL {t}") for t in counts for m in ("mtl", "pmtl")
     ]
-    bars += [("lazy-equal-crp", None, "lazy CRP"), ("volatility-tilt", None, "volatility tilt")]
+    bars.append(("lazy-equal-crp", None, "lazy CRP"))
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     last = int(table.year.max())
