@@ -5,6 +5,7 @@ former and 2 of the latter. The others are the usual skews of federated learning
 (Dirichlet), by quantity, and by labels that are noise or lies.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -172,13 +173,14 @@ def mixed_tasks(
     for pool, size in zip(pools, sizes, strict=True):
         if size > len(pool):
             raise InputError(f"tasks: {size} clients were asked for out of a group of {len(pool)}")
+    available = math.prod(math.comb(len(p), s) for p, s in zip(pools, sizes, strict=True))
+    if count > available:
+        raise InputError(
+            f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
+            f"are only {available}; ask for fewer"
+        )
     drawn: dict[tuple[int, ...], None] = {}
-    for _ in range(1000 * count):
+    while len(drawn) < count:
         task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
         drawn[tuple(int(i) for i in np.concatenate(task))] = None
-        if len(drawn) == count:
-            return Tasks.of(drawn)
-    raise InputError(
-        f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but only "
-        f"{len(drawn)} were found; ask for fewer"
-    )
+    return Tasks.of(drawn)

@@ -1,0 +1,148 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.composition import EqualShares
+from apportion.errors import InputError
+from apportion.learners.baselines import Critic, Experience, PairedMean, generalised_advantages
+from apportion.learners.ppo import PPO, roll_out
+from apportion.policy import Recurrent
+from apportion.priority import Priority
+from apportion.problem import Observation, equal_shares, evaluate
+from apportion.problems.budget import Budget
+from apportion.problems.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
+from apportion.simplex import GaussianScores
+from apportion.tasks import draw_tasks
+from apportion.training import train
+
+KEY = jax.random.key(0)
+
+
+def learn(problem, tasks, learner, steps, channels=1):
+    policy = Recurrent(channels, 8, key=KEY)
+    uniform = Priority(alpha=0)
+    return train(
+        problem, tasks, policy, learner, steps=steps, selection=uniform, acting=0, key=KEY
+    ).policy
+
+
+def fraction_of_best(problem, tasks, policy):
+    earned = evaluate(problem, policy, tasks, key=jax.random.key(5), episodes=8).mean_reward
+    best = jax.vmap(problem.best)(tasks)
+    return float(earned.mean() / best.mean())
+
+
+@pytest.mark.parametrize(
+    ("problem", "universe", "gamma"),
+    [
+        (ConstantBest(), 12, 0.0),
+        (ShownBest(), 12, 0.0),
+        (HeldPays(), 12, 0.5),
+        (SomeCarrySignal(), 8, 0.0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_probes_are_solved(problem, universe, gamma):
+    tasks = draw_tasks(universe, 4, 8)
+    policy = learn(problem, tasks, PPO(8, 5e-2, gamma=gamma), 60)
+    assert fraction_of_best(problem, tasks, policy) > 0.95
+
+
+def test_a_learned_critic_solves_a_probe_too():
+    problem, tasks = HeldPays(), draw_tasks(12, 4, 8)
+    policy = learn(problem, tasks, PPO(8, 3e-2, gamma=0.5, baseline=Critic(1)), 150)
+    assert fraction_of_best(problem, tasks, policy) > 0.95
+
+
+def test_a_budget_is_shared_better_than_equally():
+    problem, tasks = Budget.simulate(universe=20, periods=40), draw_tasks(20, 6, 6)
+    policy = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2)
+    key = jax.random.key(3)
+    learned = evaluate(problem, policy, tasks, key=key).mean_reward
+    equal = evaluate(problem, equal_shares, tasks, key=key).mean_reward
+    assert bool((learned > equal).all())
+
+
+def seen_of(rewards, terminated, truncated):
+    rewards = jnp.asarray(rewards)
+    shape = rewards.shape
+    still = jnp.zeros((*shape, 2))
+    after = (shape[0], shape[1] + 1, 2)
+    observations = Observation(jnp.zeros((*after, 1, 1)), jnp.zeros(after))
+    ended = jnp.asarray(terminated) | jnp.asarray(truncated)
+    before = jnp.cumsum(ended, axis=1) - ended
+    return Experience(
+        observations, still, rewards, still, rewards, rewards, jnp.asarray(terminated),
+        jnp.asarray(truncated), before == 0,
+    )  # fmt: skip
+
+
+def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
+    values = jnp.full((1, 3), 10.0)
+    rewards = [[1.0, 1.0]]
+    gamma, trace = jnp.asarray(0.5), jnp.asarray(1.0)
+    yes, no = [[False, True]], [[False, False]]
+    cut = generalised_advantages(seen_of(rewards, no, yes), values, gamma, trace)
+    over = generalised_advantages(seen_of(rewards, yes, no), values, gamma, trace)
+    assert cut[0].tolist() == pytest.approx([1 + 0.5 * (1 + 5) - 10, 1 + 5 - 10])
+    assert over[0].tolist() == pytest.approx([1 + 0.5 * 1 - 10, 1 - 10])
+
+
+def test_the_trace_interpolates_between_one_step_and_the_whole_return():
+    values = jnp.asarray([[1.0, 2.0, 3.0, 0.0]])
+    rewards = [[1.0, 0.0, 2.0]]
+    never, last = [[False] * 3], [[False, False, True]]
+    seen = seen_of(rewards, last, never)
+    gamma = jnp.asarray(0.9)
+    one = generalised_advantages(seen, values, gamma, jnp.asarray(0.0))
+    whole = generalised_advantages(seen, values, gamma, jnp.asarray(1.0))
+    assert one[0].tolist() == pytest.approx([1 + 1.8 - 1, 2.7 - 2, 2 - 3])
+    assert whole[0].tolist() == pytest.approx([1 + 0.81 * 2 - 1, 1.8 - 2, 2 - 3])
+
+
+def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():
+    no = [[False, False], [False, False]]
+    seen = seen_of([[1.0, 3.0], [3.0, 9.0]], [[False, False], [True, False]], no)
+    values = PairedMean().values((), seen, jnp.ones(2, bool), jnp.asarray(0.5))
+    assert values[0].tolist() == pytest.approx([(2.5 + 3.0) / 2, 3.0, 0.0])
+
+
+def test_paired_rollouts_differ_in_nothing_but_the_noise():
+    problem, task = SomeCarrySignal(), draw_tasks(8, 4, 1)[0]
+    policy = Recurrent(1, 4, key=KEY)
+    seen = roll_out(problem, task, policy, GaussianScores(0.5), 3, key=KEY)
+    shown = np.asarray(seen.observations.history)
+    assert (shown == shown[:1]).all()
+    assert np.ptp(np.asarray(seen.actions), axis=0).min() > 0
+
+
+def test_the_update_of_a_task_that_weighs_nothing_changes_nothing():
+    problem, task = ConstantBest(), draw_tasks(12, 4, 1)[0]
+    policy, learner = Recurrent(1, 4, key=KEY), PPO(4, epochs=1)
+    state = learner.start(policy)
+    for weight, same in ((0.0, True), (1.0, False)):
+        update = learner.update(
+            problem, task, None, policy, state, jnp.asarray(weight), key=KEY
+        )  # fmt: skip
+        assert bool(eqx.tree_equal(update.policy, policy)) is same
+
+
+def test_a_critic_does_not_care_about_the_order_of_the_entities():
+    value = Critic(2).start()
+    value = eqx.tree_at(lambda v: v.out, value, jnp.ones_like(value.out))
+    history = jax.random.normal(KEY, (5, 3, 2))
+    held = jax.nn.softmax(jnp.arange(5.0))
+    mask = jnp.array([True, True, True, True, False])
+    order = jnp.array([3, 1, 0, 2, 4])
+    here = value(Observation(history, held), mask)
+    there = value(Observation(history[order], held[order]), mask)
+    assert float(here) == pytest.approx(float(there), abs=1e-6)
+
+
+def test_what_cannot_be_explored_or_paired_is_refused():
+    with pytest.raises(InputError, match="EqualShares"):
+        PPO().start(EqualShares())
+    with pytest.raises(InputError, match="at least 2"):
+        PPO(rollouts=1)
