@@ -226,7 +226,7 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
         assert os.times().children_user - begun < 1.0
     told = one_object(apportion("check", "--prices", prices, "--json"))
     assert told["prices"]["tickers"] == 6
-    assert set(told["extras"]) >= {"market", "federated", "gym", "cluster", "report"}
+    assert set(told["extras"]) >= {"market", "federated", "cluster", "report"}
 
 
 def test_a_bug_exits_with_1_and_a_traceback():
