@@ -11,7 +11,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable ".[market,federated,gym,cluster,report,tensorboard,docs,dev]"
+		--editable ".[market,federated,cluster,report,tensorboard,docs,dev]"
 	touch $(STAMP)
 
 demo: install

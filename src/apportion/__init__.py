@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from apportion.learners.direct import Direct as Direct
+    from apportion.learners.ppo import PPO as PPO
     from apportion.policy import Attention as Attention
     from apportion.policy import Convolutional as Convolutional
     from apportion.policy import Policy as Policy
@@ -26,6 +27,7 @@ _HOME = {
     "Attention": "policy",
     "Convolutional": "policy",
     "Direct": "learners.direct",
+    "PPO": "learners.ppo",
     "Policy": "policy",
     "Priority": "priority",
     "Problem": "problem",

@@ -11,7 +11,6 @@ CORE = ("jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "pandas", "pyarro
 EXTRAS = {
     "market": ("skfolio",),
     "federated": ("flwr", "mlxtend"),
-    "gym": ("gymnasium",),
     "cluster": ("ray",),
     "report": ("plotly",),
     "tensorboard": ("tensorboardX",),

@@ -33,7 +33,8 @@ class Batch(eqx.Module):
 class Memory(eqx.Module):
     """All tasks' replay, and where each task's episode stands."""
 
-    states: PyTree[Array, "slots history ..."]
+    states: State
+    """(slots, history, ...) in every leaf."""
     periods: Int[Array, "slots history"]
     count: Int[Array, " slots"]
     """States ever stored in a slot since its task took it."""

@@ -183,12 +183,13 @@ class Priority(Selection):
         initial: float | Array = 1.0,
     ):
         self.alpha = jnp.asarray(alpha, float)
+        fixed = None if callable(beta) else jnp.asarray(beta, float)
         self.beta = beta if callable(beta) else jnp.asarray(beta, float)
         self.smoothing = jnp.asarray(smoothing, float)
         self.initial = jnp.asarray(initial, float)
         if not bool(jnp.all(jnp.isfinite(self.alpha) & (self.alpha >= 0))):
             raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 draws uniformly)")
-        if not callable(beta) and not bool(jnp.all((self.beta >= 0) & jnp.isfinite(self.beta))):
+        if fixed is not None and not bool(jnp.all((fixed >= 0) & jnp.isfinite(fixed))):
             raise InputError(f"priority: beta is {beta}; it must be >= 0 (1 corrects fully)")
         if not bool(jnp.all((self.smoothing >= 0) & (self.smoothing < 1))):
             raise InputError(f"priority: smoothing is {smoothing}; it must be in [0, 1)")

@@ -80,7 +80,7 @@ class Tasks(eqx.Module):
     def names(self, universe: Sequence[str]) -> list[str]:
         """Names of one task's entities."""
         members, mask = np.asarray(self.members), np.asarray(self.mask)
-        return [universe[i] for i in members[mask]]
+        return [universe[int(i)] for i in members[mask]]
 
     def with_entity(self, index: int) -> "Tasks":
         """Put one more entity, such as cash, in front of every task."""
