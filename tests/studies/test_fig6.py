@@ -31,8 +31,8 @@ def test_runs_written_on_one_machine_are_read_on_another(tmp_path):
     save(made_up_runs(0.05), tmp_path / "runs.npz")
     study = fig6.study_from(load(tmp_path / "runs.npz"))
     study.save(tmp_path / "study")
-    names = sorted(path.name for path in (tmp_path / "study").iterdir())
-    assert names == ["figure.png", "table.csv", "verdict.json"]
+    names = {path.name for path in (tmp_path / "study").iterdir()}
+    assert names >= {"figure.png", "table.csv", "verdict.json"}
     assert study.settings["seeds"] == [0, 1]
 
 
