@@ -120,6 +120,7 @@ def draw(table: Any) -> Figure:
             axes.axhline(0, color="k", linewidth=0.8)
             axes.set_title(f"{count} tasks, {protocol}", fontsize=10)
             axes.set_xlabel("updates of the multi-task policy" if row == 0 else "updates")
+            axes.locator_params(axis="x", nbins=4)
         grid[0, column].sharey(grid[1, column])
     for row in range(2):
         grid[row, 0].set_ylabel("points a year over Equal CRP")
