@@ -107,7 +107,9 @@ def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation
     assert kept.index.tolist() == list(range(1, ROUNDS + 1))
     for before, after in itertools.pairwise(models):
         assert any((a != b).any() for a, b in zip(before, after, strict=True))
-    assert {"failed", "not finite"} <= set(seen["outcome"])
+    # The one that raises and the one whose process dies; the one that sends NaN.
+    assert seen.loc[seen["outcome"] == "failed", "node"].nunique() >= 2
+    assert (seen["outcome"] == "not finite").any()
     assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
 
 
