@@ -92,7 +92,7 @@ class DemoSettings:
 
     experiments: int = 5
     """Independent draws of held-out stocks and tasks."""
-    steps: int = 3000
+    steps: int = 2500
     """Updates of every policy, whatever its method."""
     tasks: int = 20
     """Tasks T of a multi-task policy."""
