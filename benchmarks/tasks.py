@@ -20,9 +20,9 @@ def measure(total: int, steps: int, repeats: int) -> dict[str, float]:
 
     from apportion import Direct, Recurrent, Tasks
     from apportion.problems.budget import Budget
+    from apportion.training import _advance as advance
+    from apportion.training import _begin as begin
     from apportion.training import assemble
-    from apportion.training import _advance as advance  # noqa: PLC2701
-    from apportion.training import _begin as begin  # noqa: PLC2701
 
     key = jax.random.key(0)
     problem = Budget.simulate(universe=200)
