@@ -1,6 +1,7 @@
 """LearnedAggregation among hand-made replies: who is let in, what the policy sees, what comes out."""
 
 import logging
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
 from flwr.app import (
