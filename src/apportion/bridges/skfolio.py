@@ -13,11 +13,11 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.errors import InputError
+from apportion.jobs.portfolio_training import train_portfolio
 from apportion.policy import Policy
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.settings import Method, PortfolioSettings
-from apportion.problems.portfolio.training import train_portfolio
 from apportion.tasks import Tasks
 
 try:

@@ -76,7 +76,7 @@ def allocate(arguments: Sequence[str]) -> Any:
     import numpy as np
 
     from apportion.jobs.portfolio import fitting, read_prices
-    from apportion.problems.portfolio.training import next_allocation
+    from apportion.jobs.portfolio_training import next_allocation
     from apportion.saved_policy import load_about
 
     policy, about = run.policy, load_about(given.folder)

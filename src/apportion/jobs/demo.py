@@ -16,6 +16,12 @@ import pandas as pd
 from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
 from apportion.jobs.findings import Gains, claims_of, headline_of, sentences
 from apportion.jobs.portfolio import LAZY, tables
+from apportion.jobs.portfolio_training import (
+    algorithm_settings,
+    first_policies,
+    learner,
+    training_market,
+)
 from apportion.jobs.settings import DemoSettings, PortfolioSettings
 from apportion.jobs.work import Outcome
 from apportion.policy import Policy
@@ -26,12 +32,6 @@ from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices
-from apportion.problems.portfolio.training import (
-    algorithm_settings,
-    first_policies,
-    learner,
-    training_market,
-)
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.progress import Progress, Standing
 from apportion.tasks import Tasks, draw_tasks, split_entities

@@ -15,6 +15,7 @@ import pandas as pd
 from apportion.composition import EqualShares, PartialTrading
 from apportion.environment import installed
 from apportion.errors import InputError
+from apportion.jobs.portfolio_training import choose_tasks, train_portfolio, training_market
 from apportion.jobs.settings import PortfolioJob
 from apportion.jobs.work import Outcome, Work
 from apportion.policy import Policy
@@ -22,7 +23,6 @@ from apportion.problems.portfolio.backtest import EQUAL, Backtest, backtest
 from apportion.problems.portfolio.baselines import BASELINES, WITHOUT_HISTORY
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices, load_prices
-from apportion.problems.portfolio.training import choose_tasks, train_portfolio, training_market
 from apportion.training import OnChunk, Resume
 
 LAZY = "lazy-crp"

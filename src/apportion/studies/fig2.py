@@ -14,18 +14,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
+from apportion.jobs.portfolio_training import (
+    algorithm_settings,
+    first_policies,
+    learner,
+    training_market,
+)
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import (
-    algorithm_settings,
-    first_policies,
-    learner,
-    training_market,
-)
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.statistics import bootstrap
 from apportion.studies.market_grid import Progress

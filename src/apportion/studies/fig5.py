@@ -16,6 +16,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
+from apportion.jobs.portfolio_training import (
+    algorithm_settings,
+    choose_tasks,
+    first_policies,
+    learner,
+    training_market,
+)
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
@@ -23,13 +30,6 @@ from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import (
-    algorithm_settings,
-    choose_tasks,
-    first_policies,
-    learner,
-    training_market,
-)
 from apportion.problems.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.statistics import bootstrap, compare
 from apportion.studies.market_grid import Progress

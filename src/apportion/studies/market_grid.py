@@ -18,12 +18,12 @@ import pandas as pd
 from jaxtyping import Array, Float, Int
 
 from apportion.composition import EqualShares, PartialTrading
+from apportion.jobs.portfolio_training import algorithm_settings, first_policies, learner
 from apportion.policy import History, Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.market import SCALE, Market
 from apportion.problems.portfolio.price_table import Prices
-from apportion.problems.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.simplex import Allocation, Mask
 from apportion.studies.market_scale import Scale

@@ -16,13 +16,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
+from apportion.jobs.portfolio_training import algorithm_settings, first_policies, learner
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.known_truth import KnownTruth
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.statistics import bootstrap
 from apportion.studies.market_grid import Progress

@@ -16,15 +16,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from apportion.jobs.portfolio_choice import SPEEDS, TRUSTS, pick, score_variants
+from apportion.jobs.portfolio_training import training_market
+from apportion.jobs.walk_forward import Years, by_cell, train_cells
 from apportion.policy import Policy
-from apportion.problems.portfolio.choice import SPEEDS, TRUSTS, pick, score_variants
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import training_market
-from apportion.problems.portfolio.walk_forward import Years, by_cell, train_cells
 from apportion.studies.market_grid import Progress
 from apportion.studies.market_scale import SURVIVORSHIP
 from apportion.studies.market_table import over_experiments_and_years

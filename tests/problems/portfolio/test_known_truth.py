@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from apportion.composition import EqualShares
+from apportion.jobs.portfolio_training import algorithm_settings, first_policies, learner
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.problems.portfolio import Costs, KnownTruth, Market
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.tasks import Tasks, draw_tasks, split_entities
 from apportion.training import train_runs

@@ -16,13 +16,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.errors import InputError
-from apportion.policy import Policy
-from apportion.problems.portfolio.backtest import EQUAL, Backtest, account
-from apportion.problems.portfolio.costs import Costs
-from apportion.problems.portfolio.market import Market
-from apportion.problems.portfolio.price_table import Prices
-from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import (
+from apportion.jobs.portfolio_training import (
     algorithm_settings,
     choose_tasks,
     compose,
@@ -31,6 +25,12 @@ from apportion.problems.portfolio.training import (
     selection,
     training_market,
 )
+from apportion.policy import Policy
+from apportion.problems.portfolio.backtest import EQUAL, Backtest, account
+from apportion.problems.portfolio.costs import Costs
+from apportion.problems.portfolio.market import Market
+from apportion.problems.portfolio.price_table import Prices
+from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.problems.portfolio.walk import walk_policy
 from apportion.tasks import Tasks
 from apportion.training import OnChunk, train_runs

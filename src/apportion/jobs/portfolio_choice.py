@@ -16,14 +16,14 @@ import pandas as pd
 from jaxtyping import Array, Float, Int
 
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.jobs.portfolio_training import choose_tasks, training_market
+from apportion.jobs.walk_forward import Years, by_cell, train_cells
 from apportion.policy import Policy
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.market import Market
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import choose_tasks, training_market
 from apportion.problems.portfolio.walk import walk_policy
-from apportion.problems.portfolio.walk_forward import Years, by_cell, train_cells
 from apportion.tasks import Tasks
 
 TRUSTS = (0.0, 0.25, 0.5, 1.0)

@@ -8,12 +8,12 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.errors import InputError
+from apportion.jobs.portfolio_choice import choose, pick
+from apportion.jobs.portfolio_training import next_allocation, train_portfolio
+from apportion.jobs.walk_forward import Years, walk_forward
 from apportion.problems.portfolio import KnownTruth
 from apportion.problems.portfolio.backtest import backtest
-from apportion.problems.portfolio.choice import choose, pick
 from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.training import next_allocation, train_portfolio
-from apportion.problems.portfolio.walk_forward import Years, walk_forward
 
 PRICES = KnownTruth.draw(universe=5, days=1000, seed=2).prices
 TINY = PortfolioSettings(
