@@ -152,6 +152,20 @@ def test_a_study_writes_its_folder_and_verdicts(tmp_path):
     assert json.loads((tmp_path / "verdict.json").read_text()) == verdicts
 
 
+def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
+    file = tmp_path / "tasks.csv"
+    rows = [f"{t},{n % 3},{n % 2},{(n % 3) * 0.1},{(n + 1) % 3}" for t in "ab" for n in range(60)]
+    file.write_text("\n".join(["task,state,action,reward,next_state", *rows]) + "\n")
+    asked = ("study", "should-pool", "--transitions", file, "--gamma", "0.5")
+    told = one_object(apportion(*asked, "--out", tmp_path / "out", "--json", "--quiet"))
+    assert told["studies"]["should-pool"]
+    settings = json.loads((tmp_path / "out" / "study.json").read_text())["settings"]
+    assert (settings["file"], settings["gamma"]) == ("tasks.csv", 0.5)
+    wrong = apportion("study", "fig1", "--transitions", file, "--out", tmp_path / "no")
+    assert wrong.returncode == 2
+    assert "leave --transitions out" in wrong.stderr
+
+
 @pytest.mark.slow
 def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
     small = (

@@ -24,6 +24,7 @@ one of these, or all:
 examples:
   apportion study fig1 --out studies/fig1
   apportion study fig3 --prices prices.csv --out studies/fig3
+  apportion study should-pool --transitions tasks.csv --gamma 0.9 --out studies/should-pool
   apportion study all --out studies
 
 All options: apportion study NAME --help
@@ -49,6 +50,10 @@ class StudyOptions:
     """Daily prices for the studies of the market; none takes the 20 embedded stocks."""
     mnist: _File = None
     """The usual mnist.npz for the study of the federation; none takes 5,000 embedded digits."""
+    transitions: _File = None
+    """Your tasks for should-pool: a CSV of task, state, action, reward, next_state."""
+    gamma: float | None = None
+    """Discount of those tasks; none takes 0.7."""
     on: Literal["local", "ray"] = "local"
     """Where to compute: in this process, or as one task for each study on a Ray cluster."""
     seed: int = 0
@@ -80,7 +85,7 @@ def study(arguments: Sequence[str]) -> Any:
     given = parse(StudyOptions, arguments, "study")
     everything = given.name == "all"
     names = list(STUDIES) if everything else [given.name]
-    data = read_data(given.prices, given.mnist)
+    data = read_data(given.prices, given.mnist, given.transitions, given.gamma)
     calls = {name: fitting(name, data, strict=not everything) for name in names}
     folders = {name: given.out / name if everything else given.out for name in names}
     options = {"scale": given.scale, "seed": given.seed}

@@ -1,7 +1,7 @@
 """The studies by name, each imported when it is asked for.
 
 A study is a module `studies/NAME.py` with `run(*, scale, seed, progress, ...) -> Study`; which data it
-reads is seen from its other arguments, `prices` or `digits`.
+reads is seen from its other arguments: `prices`, `digits`, or `file` and `gamma`.
 """
 
 import inspect
@@ -31,7 +31,7 @@ STUDIES = {
     "recipe": "a policy worth having, walked forward over years beside lazy Equal CRP",
     "prioritisation": "where drawing tasks by priority pays, and where it does not",
 }
-_OPTIONS = {"prices": "--prices", "digits": "--mnist"}
+_OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
 
 
 def find_study(name: str) -> "Callable[..., Study]":
@@ -48,8 +48,10 @@ def find_study(name: str) -> "Callable[..., Study]":
     return import_module(f"apportion.studies.{name.replace('-', '_')}").run
 
 
-def read_data(prices: Path | None, mnist: Path | None) -> dict[str, Any]:
-    """The data files the user gave, read and checked, under the names studies know them by."""
+def read_data(
+    prices: Path | None, mnist: Path | None, transitions: Path | None, gamma: float | None
+) -> dict[str, Any]:
+    """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
     if prices is not None:
         from apportion.problems.portfolio.prices import load_prices
@@ -59,6 +61,10 @@ def read_data(prices: Path | None, mnist: Path | None) -> dict[str, Any]:
         from apportion.problems.federated.digits import load_mnist
 
         data["digits"] = load_mnist(mnist)
+    if transitions is not None:
+        data["file"] = transitions
+    if gamma is not None:
+        data["gamma"] = gamma
     return data
 
 
