@@ -3,15 +3,18 @@
 import json
 from dataclasses import replace
 
+import equinox as eqx
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 from apportion.errors import InputError
+from apportion.jobs.portfolio_choice import score_variants
 from apportion.problems.portfolio import KnownTruth
 from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.statistics import bootstrap
-from apportion.studies import fig2, fig3, fig4, fig5, market_grid, paper_scale, recipe
+from apportion.studies import fig2, fig3, fig4, fig5, market_grid, paper_scale, recipe, recipe_runs
 from apportion.studies.market_scale import PAPER, Scale
 from apportion.studies.market_table import cells, over_experiments_and_years
 
@@ -27,6 +30,16 @@ GRID = Scale(
     single_tasks=2,
     shown=2,
     checkpoints=3,
+)
+
+
+RECIPE = recipe.Scale(
+    replace(TINY, members=2, tracking=15.0, steps=6),
+    experiments=1,
+    years=2,
+    held_out=4,
+    shown=2,
+    checkpoints=2,
 )
 
 
@@ -162,17 +175,40 @@ def test_figure_5_draws_the_task_with_the_largest_gap(prices):
 
 @pytest.fixture(scope="module")
 def recipe_table(prices) -> pd.DataFrame:
-    settings = replace(TINY, members=2, tracking=15.0, steps=6)
-    scale = recipe.Scale(settings, experiments=1, years=2, held_out=4, shown=2, checkpoints=2)
-    return recipe.compute(prices, scale)
+    return recipe.compute(prices, RECIPE)
 
 
 def test_the_recipe_with_no_trust_is_lazy_rebalancing(recipe_table):
     """k = 0 learns nothing: all checkpoints and team sizes agree, and eta = 1 gains nothing."""
     nothing = recipe_table[recipe_table.k == 0]
+    assert set(nothing.reward) == {"tracking", "paper"}
     spread = nothing.groupby(["year", "tested", "eta"]).log_gain.agg(np.ptp)
     assert spread.max() < 1e-4
     assert nothing[nothing.eta == 1].log_gain.abs().max() < 1e-6
+
+
+def test_a_single_seed_is_the_mean_over_all_seeds_each_alone(prices, recipe_table):
+    growths = []
+
+    def watch(team, *where):
+        growth, sharpe = score_variants(team, *where)
+        growths.append((team, np.asarray(growth)))
+        return growth, sharpe
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_runs, "score_variants", watch)
+        table = recipe.compute(prices, RECIPE, rewards=["paper"])
+    pd.testing.assert_frame_equal(
+        table, recipe_table[recipe_table.reward == "paper"].reset_index(drop=True)
+    )
+    # Own tasks, then held-out ones; the team, then each of its members.
+    sizes = [jax.tree.leaves(eqx.filter(team, eqx.is_array))[0].shape[1] for team, _ in growths]
+    assert sizes == [2, 2, 1, 1, 1, 1] * 2
+    first, second = (growth for _, growth in growths[-4:-2])
+    assert np.abs(first - second).max() > 0
+    gains = [100 * (g - g[:, 3:4]).mean(-1) for g in (first, second)]  # (k, eta) = (0, 1) is fourth
+    row = table[(table.steps == 6) & (table.members == 1) & (table.tested == "own")]
+    np.testing.assert_allclose(row.log_gain, np.mean(gains, 0).ravel(), atol=1e-5)
 
 
 def test_choices_never_look_at_the_year_they_are_made_for(recipe_table):
@@ -190,8 +226,14 @@ def test_choices_never_look_at_the_year_they_are_made_for(recipe_table):
     ]
     pd.testing.assert_frame_equal(*picks)
     assert set(recipe.chosen(table).query("year < 2013").k) == {0.0}
-    study = recipe.from_table(table)
-    assert len(study.verdicts) == 16
+    # Rows of the paper's reward take no part in a choice.
+    plain = table.reward == "paper"
+    assert set(recipe.chosen(table).reward) == {"tracking"}
+    assert len(recipe.from_table(table).verdicts) == 18
+    assert len(recipe.from_table(table[~plain]).verdicts) == 16
+    claims = [verdict.claim for verdict in recipe.from_table(table[plain]).verdicts]
+    assert len(claims) == 6
+    assert sum("a single seed of it" in claim for claim in claims) == 2
 
 
 def test_cells_are_experiments_by_years(grid):
@@ -200,16 +242,23 @@ def test_cells_are_experiments_by_years(grid):
     assert list(table.columns) == [2001, 2002]
 
 
-def test_tables_trained_in_several_goes_are_drawn_together(grid, recipe_table, tmp_path):
+def test_tables_trained_in_several_goes_are_drawn_together(prices, grid, recipe_table, tmp_path):
     nothing = grid.method.isin(["lazy-equal-crp", "volatility-tilt"])
     for name, part in (("grid_1", grid.method == "stl"), ("grid_2", grid.tasks == 4)):
         grid[nothing | part].to_csv(tmp_path / f"{name}.csv", index=False)
         (tmp_path / f"{name}.json").write_text('{"device": "some"}')
-    recipe_table.to_csv(tmp_path / "recipe_second.csv", index=False)
-    (tmp_path / "recipe_second.json").write_text("{}")
+    for reward, seconds in (("tracking", 3.5), ("paper", 2.0)):
+        file = tmp_path / f"recipe_second.{reward}.csv"
+        recipe_table[recipe_table.reward == reward].to_csv(file, index=False)
+        said = recipe.describe(prices, RECIPE, rewards=[reward]) | {"seconds": seconds}
+        file.with_suffix(".json").write_text(json.dumps(said))
     studies = paper_scale.draw(tmp_path)
     assert [study.name for study in studies] == ["fig3", "fig4", "recipe"]
     assert len(studies[1].table) == len(grid)
+    assert len(studies[2].table) == len(recipe_table)
+    assert set(studies[2].settings["rewards"]) == {"tracking", "paper"}
+    assert studies[2].settings["seconds"] == 5.5
+    assert studies[2].settings["held_out"] == 4
     for folder in ("fig3", "fig4", "recipe_second"):
         assert (tmp_path / folder / "verdict.json").exists()
         assert (tmp_path / folder / "settings.json").exists()

@@ -2,14 +2,15 @@
 
 `python -m apportion.studies.paper_scale grid --prices FILE --out DIR` trains and writes DIR/grid.csv
 (likewise fig2, fig5, recipe and prioritisation); `... draw --out DIR` turns the tables in DIR into
-study folders. Nothing but the table is needed to draw.
+study folders. Nothing but the table is needed to draw; tables NAME.csv, NAME.x.csv and NAME.y.csv are
+drawn together, as are all of the grid.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -26,6 +27,7 @@ from apportion.studies import (
     market_scale,
     prioritisation,
     recipe,
+    recipe_runs,
 )
 from apportion.studies.study import Study
 
@@ -42,7 +44,12 @@ SEEDS = 10
 
 
 def train(
-    part: str, prices: Prices | None, save: Save, tell: market_grid.Progress, only: list[int]
+    part: str,
+    prices: Prices | None,
+    save: Save,
+    tell: market_grid.Progress,
+    only: list[int],
+    rewards: Sequence[str] = recipe_runs.REWARDS,
 ) -> dict:
     """Compute one part's table, save it, and return the settings it was made with."""
     if part == "prioritisation" or prices is None:
@@ -60,15 +67,9 @@ def train(
         settings, watched = fig5.PAPER
         save(fig5.compute(prices, settings, watched=watched, progress=tell))
         return {"data": prices.summary(), "watched": watched, **vars(settings)}
-    scale = recipe.PAPER if len(prices.tickers) > 30 else recipe.SECOND
-    save(recipe.compute(prices, scale, progress=tell))
-    return {
-        "data": prices.summary(),
-        "experiments": scale.experiments,
-        "years": scale.years,
-        "held_out": scale.held_out,
-        **vars(scale.settings),
-    }
+    scale = recipe.at_paper_scale(prices)
+    recipe_runs.compute(prices, scale, rewards=rewards, progress=tell, save=save)
+    return recipe_runs.describe(prices, scale, rewards=rewards)
 
 
 def draw(folder: Path) -> list[Study]:
@@ -76,20 +77,32 @@ def draw(folder: Path) -> list[Study]:
     studies = []
     for part, makers in DRAWN.items():
         files = sorted(folder.glob(f"{part}*.csv"))
-        # The grid may have been trained in several goes, each with the same rows that learn nothing.
-        groups = [files] if part == "grid" and files else [[file] for file in files]
-        for group in groups:
+        # Tables may have been trained in several goes, each with the same rows that learn nothing.
+        groups: dict[str, list[Path]] = {}
+        for file in files:
+            groups.setdefault(part if part == "grid" else file.name.split(".")[0], []).append(file)
+        for name, group in groups.items():
             table = pd.concat([pd.read_csv(file) for file in group]).drop_duplicates(
                 ignore_index=True
             )
-            settings = json.loads(group[0].with_suffix(".json").read_text())
+            settings = together([json.loads(f.with_suffix(".json").read_text()) for f in group])
             for make in makers:
                 study = make(table, settings)
-                place = folder / (study.name if part == "grid" else group[0].stem)
+                place = folder / (study.name if part == "grid" else name)
                 study.save(place)
                 (place / "settings.json").write_text(json.dumps(settings, indent=1) + "\n")
                 studies.append(study)
     return studies
+
+
+def together(parts: list[dict]) -> dict:
+    """The settings of a table trained in several goes: seconds add up, rewards are joined."""
+    whole = dict(parts[0])
+    if "seconds" in whole:
+        whole["seconds"] = round(sum(part["seconds"] for part in parts), 1)
+    if "rewards" in whole:
+        whole["rewards"] = [reward for part in parts for reward in part["rewards"]]
+    return whole
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -102,6 +115,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", type=int, nargs="*", default=[], help="grid: numbers of tasks, 1 for single-task"
     )
+    parser.add_argument(
+        "--rewards",
+        nargs="+",
+        choices=recipe_runs.REWARDS,
+        default=list(recipe_runs.REWARDS),
+        help="recipe: one alone is written to NAME.REWARD.csv, to be drawn with the other",
+    )
     given = parser.parse_args(arguments)
     if given.part == "draw":
         for study in draw(given.out):
@@ -111,7 +131,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--prices is needed to train")
     prices = None if given.prices is None else load_prices(given.prices)
     given.out.mkdir(parents=True, exist_ok=True)
-    table = given.out / f"{given.name or given.part}.csv"
+    alone = f".{given.rewards[0]}" if given.part == "recipe" and len(given.rewards) == 1 else ""
+    table = given.out / f"{given.name or given.part}{alone}.csv"
     start = time.perf_counter()
 
     def tell(what: str, fraction: float) -> None:
@@ -121,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     def save(frame: pd.DataFrame) -> None:
         frame.to_csv(table, index=False, float_format="%.7g")
 
-    settings = train(given.part, prices, save, tell, given.only)
+    settings = train(given.part, prices, save, tell, given.only, given.rewards)
     device = jax.devices()[0]
     settings |= {"device": device.device_kind, "seconds": round(time.perf_counter() - start, 1)}
     table.with_suffix(".json").write_text(json.dumps(settings, indent=1, default=str) + "\n")
