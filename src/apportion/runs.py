@@ -2,6 +2,7 @@
 
     settings.toml         runs it again
     environment.json      versions, device, seed, fingerprint of the data
+    choice.json           what a job chose before it trained, where it chooses
     metrics.parquet/      a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
     probabilities.parquet/  each task's chance to be drawn, a row a chunk
     checkpoints/          the newest states, each checked by its own SHA-256
@@ -162,6 +163,22 @@ class Run:
         frame.to_parquet(buffer, index=False)
         write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), buffer.getvalue())
 
+    def write_choice(self, choice: dict[str, Any]) -> None:
+        """Keep what was chosen before training."""
+        write_json(
+            self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
+        )
+
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """What was chosen before training; None where nothing was yet."""
+        path = self.folder / "choice.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text())
+        self._demand_settings_of(kept, path)
+        return kept["choice"]
+
     def write_checkpoint(
         self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
     ) -> None:
@@ -181,11 +198,7 @@ class Run:
             except InputError as error:
                 warnings.warn(f"skipped a damaged checkpoint: {error}", stacklevel=2)
                 continue
-            if about.get("settings") != self._settings_digest():
-                raise InputError(
-                    f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
-                    "put it back, or train anew in another folder with --config"
-                )
+            self._demand_settings_of(about, path)
             return about["step"], arrays, about
         return None
 
@@ -213,6 +226,13 @@ class Run:
     @property
     def _checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    def _demand_settings_of(self, saved: dict[str, Any], path: Path) -> None:
+        if saved.get("settings") != self._settings_digest():
+            raise InputError(
+                f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
+                "put it back, or train anew in another folder with --config"
+            )
 
     def _settings_digest(self) -> str:
         return hashlib.sha256((self.folder / "settings.toml").read_bytes()).hexdigest()

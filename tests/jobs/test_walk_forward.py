@@ -8,7 +8,7 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.errors import InputError
-from apportion.jobs.portfolio_choice import choose, pick
+from apportion.jobs.portfolio_choice import pick
 from apportion.jobs.portfolio_training import next_allocation, train_portfolio
 from apportion.jobs.walk_forward import Years, walk_forward
 from apportion.problems.portfolio import KnownTruth
@@ -64,23 +64,6 @@ def test_years_without_history_are_refused():
         Years.of(PRICES, [2010], before=10)
 
 
-@pytest.mark.slow
-def test_the_choice_is_among_what_was_offered():
-    choice = choose(
-        PRICES.until("2002-01-01"),
-        TINY,
-        years=1,
-        checkpoints=2,
-        trusts=(0.0, 1.0),
-        speeds=(0.1, 1.0),
-    )
-    assert choice.k in (0.0, 1.0)
-    assert choice.eta in (0.1, 1.0)
-    assert choice.steps in (3, 6)
-    assert choice.applied(TINY).k == choice.k
-    assert len(choice.table) == 8
-
-
 def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
     rows = [
         (k, 0.1, 100, year, gain)
@@ -94,6 +77,15 @@ def test_a_learned_policy_is_chosen_when_it_wins_most_years():
     assert pick(votes([0.3, 0.2, 0.1], [0.02, 0.03, 0.2])).k == 0.5
 
 
+def test_equal_shares_are_trained_least():
+    """They learn nothing: which checkpoint they are read at says nothing."""
+    table = pd.concat([votes([-1.0] * 3, [0.1] * 3).assign(steps=s) for s in (100, 200, 300)])
+    table.loc[table.steps == 300, "sharpe_gain"] += 1e-7
+    choice = pick(table)
+    assert (choice.k, choice.steps) == (0.0, 100)
+    assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
+
+
 def test_one_lucky_year_does_not_earn_trust():
     assert pick(votes([2.0, -0.1, -0.1], [0.02, 0.03, 0.02])).k == 0.0
 
@@ -104,14 +96,23 @@ def test_equal_shares_are_kept_where_they_are_best():
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_portfolio(PRICES, replace(TINY, method="pmtl", held_out=1))
+    settings = replace(TINY, method="pmtl", held_out=1, protocol="per-task", steps=2)
+    return train_portfolio(PRICES, settings)
 
 
 def test_training_leaves_held_out_instruments_alone(trained):
     assert len(trained.unseen) == 1
     assert trained.unseen[0] not in np.asarray(trained.tasks.members)
     assert trained.fingerprint == PRICES.fingerprint
+
+
+def test_the_paper_protocol_gives_updates_for_each_task(trained):
+    """Two for each of three tasks; a single-task policy has one task, and gets its two."""
     assert np.asarray(trained.training.state.step).tolist() == [6, 6]
+    alone = train_portfolio(PRICES, replace(trained.settings, method="stl"))
+    assert len(alone.tasks) == 1
+    assert np.asarray(alone.training.state.step).tolist() == [2, 2]
+    assert len(alone.training.metrics) == 2 * 2
 
 
 def test_the_next_allocation_follows_the_columns_of_the_file(trained):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from apportion.errors import InputError
-from apportion.jobs.portfolio_choice import score_variants
+from apportion.jobs.portfolio_variants import score_variants
 from apportion.problems.portfolio import KnownTruth
 from apportion.problems.portfolio.settings import PortfolioSettings
 from apportion.statistics import bootstrap

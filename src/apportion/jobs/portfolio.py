@@ -1,7 +1,8 @@
 """Training a portfolio policy from a price file, and backtesting it beside every baseline.
 
-A policy is equivariant, so it may be judged on instruments it never saw; days it was trained on say
-nothing about days to come, and whoever asks for them is told.
+k, eta and the number of updates are chosen on validation years inside the training period. A policy is
+equivariant, so it may be judged on instruments it never saw; days it was trained on say nothing about
+days to come, and whoever asks for them is told.
 """
 
 import warnings
@@ -15,6 +16,13 @@ import pandas as pd
 from apportion.composition import EqualShares, PartialTrading
 from apportion.environment import installed
 from apportion.errors import InputError
+from apportion.jobs.portfolio_choice import (
+    Choice,
+    choose,
+    no_validation_year,
+    validation_tasks,
+    validation_years,
+)
 from apportion.jobs.portfolio_training import choose_tasks, train_portfolio, training_market
 from apportion.jobs.settings import PortfolioJob
 from apportion.jobs.work import Outcome, Work
@@ -23,6 +31,7 @@ from apportion.problems.portfolio.backtest import EQUAL, Backtest, backtest
 from apportion.problems.portfolio.baselines import BASELINES, WITHOUT_HISTORY
 from apportion.problems.portfolio.price_table import Prices
 from apportion.problems.portfolio.prices import embedded_prices, load_prices
+from apportion.tasks import Tasks
 from apportion.training import OnChunk, Resume
 
 LAZY = "lazy-crp"
@@ -44,6 +53,9 @@ def prepare(settings: PortfolioJob) -> Work:
     # Told now, before a folder is made, if the settings do not fit the data.
     choose_tasks(len(known.tickers), settings)
     training_market(known, settings)
+    apart = None
+    if settings.validation_instruments:
+        apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
     data = {
         "source": "embedded" if settings.prices is None else str(settings.prices),
         "tickers": len(known.tickers),
@@ -52,9 +64,22 @@ def prepare(settings: PortfolioJob) -> Work:
         "fingerprint": known.fingerprint,
     }
 
-    def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
+    def look(on_chunk: OnChunk) -> dict[str, Any]:
+        few = replace(settings, members=settings.validation_members)
+        return choose(
+            known,
+            few,
+            years=settings.validation,
+            tasks=apart,
+            chunk=settings.chunk,
+            on_chunk=on_chunk,
+        ).to_dict()
+
+    def work(on_chunk: OnChunk, resume: Resume, made: dict[str, Any] | None = None) -> Outcome:
+        choice = None if made is None else Choice.from_dict(made)
+        applied = settings if choice is None else choice.applied(settings)
         done = train_portfolio(
-            known, settings, chunk=settings.chunk, on_chunk=on_chunk, state=resume
+            known, applied, chunk=settings.chunk, on_chunk=on_chunk, state=resume
         )
         about = {
             "job": "portfolio",
@@ -63,18 +88,49 @@ def prepare(settings: PortfolioJob) -> Work:
             "cost": settings.cost,
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
+            "chosen": _told(known, settings, choice, apart),
         }
         if len(prices.dates) == len(known.dates):
-            return _untested(done.policy, about, settings)
-        return _tested(judge(done.policy, about, prices, start=settings.until), done.policy, about)
+            outcome = _untested(done.policy, about, settings)
+        else:
+            judged = judge(done.policy, about, prices, start=settings.until)
+            outcome = _tested(judged, done.policy, about)
+        return outcome if choice is None else _with_choice(outcome, choice)
 
-    return Work(data, work)
+    some = validation_years(known, settings, settings.validation)
+    return Work(data, work, look if some else None)
+
+
+def _told(
+    prices: Prices, settings: PortfolioJob, choice: Choice | None, apart: Tasks | None
+) -> str:
+    """How k, eta and the number of updates came about, in a sentence."""
+    if choice is None:
+        given = (
+            f"k = {settings.k:g}, eta = {settings.eta:g} and {settings.updates:,} updates as given"
+        )
+        return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
+    told = f"chosen: {choice.summary()}"
+    if apart is None:
+        return told
+    names = [prices.tickers[i] for i in np.unique(np.asarray(apart.members))]
+    return f"{told}, on {', '.join(names)}, kept from training for it"
+
+
+def _with_choice(outcome: Outcome, choice: Choice) -> Outcome:
+    made = {"k": choice.k, "eta": choice.eta, "updates": choice.steps}
+    return replace(
+        outcome,
+        results=outcome.results | {"chosen": made},
+        tables=outcome.tables | {"choice": choice.to_frame()},
+    )
 
 
 def _untested(policy: Policy, about: dict[str, Any], settings: PortfolioJob) -> Outcome:
     words = f"trained on every day up to {about['last']}; judge it with apportion backtest on later days"
-    headline = {"title": "A portfolio", "subtitle": settings.method, "words": [words]}
-    return Outcome(policy, {"trained_until": about["last"]}, words, about, headline)
+    told = [words, about["chosen"]]
+    headline = {"title": "A portfolio", "subtitle": settings.method, "words": told}
+    return Outcome(policy, {"trained_until": about["last"]}, "\n".join(told), about, headline)
 
 
 def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
@@ -86,8 +142,9 @@ def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
         "note": f"{result.dates[0]} to {result.dates[-1]}, block bootstrap over days",
         "holds": ahead.above_zero,
     }
-    headline = {"title": "A portfolio", "cards": [card]}
-    return Outcome(policy, result.to_json(), result.summary(), about, headline, tables(result))
+    headline = {"title": "A portfolio", "cards": [card], "words": [about["chosen"]]}
+    summary = f"{result.summary()}\n{about['chosen']}"
+    return Outcome(policy, result.to_json(), summary, about, headline, tables(result))
 
 
 def tables(result: Backtest) -> dict[str, pd.DataFrame]:

@@ -99,15 +99,20 @@ def choose_tasks(
 ) -> tuple[np.ndarray, np.ndarray, Tasks]:
     """Instruments to train on, instruments held out, and the tasks among the former."""
     seen, unseen = split_entities(universe, settings.held_out, seed=settings.seed)
-    if settings.task_size > len(seen):
+    return seen, unseen, tasks_among(seen, settings)
+
+
+def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Tasks:
+    """The tasks that the settings draw among these instruments."""
+    if settings.task_size > len(instruments):
         raise InputError(
-            f"task_size {settings.task_size}: only {len(seen)} instruments are there to train on; "
-            "choose smaller tasks, hold fewer instruments out, or give more"
+            f"task_size {settings.task_size}: only {len(instruments)} instruments are there to "
+            "train on; choose smaller tasks, hold fewer instruments out, or give more"
         )
     # A small universe has few subsets: then all of them are the tasks.
-    count = min(settings.tasks, count_tasks(len(seen), settings.task_size))
-    tasks = draw_tasks(seen, settings.task_size, count, seed=settings.seed)
-    return seen, unseen, tasks[:1] if settings.method == "stl" else tasks
+    count = min(settings.tasks, count_tasks(len(instruments), settings.task_size))
+    tasks = draw_tasks(instruments, settings.task_size, count, seed=settings.seed)
+    return tasks[:1] if settings.method == "stl" else tasks
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:

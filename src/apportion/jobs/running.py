@@ -2,14 +2,16 @@
 
 At every chunk's end rows are written, then, when a save is due, the state. A save is due when the
 time since the last one is twenty times what that one took, so that saving costs at most a twentieth.
+What a job chooses before it trains is saved when it is whole.
 """
 
+import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from apportion.runs import Run, load_run
 from apportion.saved_policy import save_policy
 from apportion.saving import write_json
 from apportion.settings_file import from_mapping
-from apportion.training import Chunk
+from apportion.training import Chunk, OnChunk
 
+Choose = Callable[[OnChunk], dict[str, Any]]
 _REST = 20.0
 _SHOWN_TASKS = 1000
 """Probabilities over time are kept for as many tasks as a picture can show."""
@@ -140,13 +143,37 @@ def _train(run: Run, work: Work, progress: Progress, tensorboard: bool) -> Outco
             return False
 
         try:
-            outcome = work.train(on_chunk, resume)
+            chosen = () if work.choose is None else (_chosen(run, work.choose, progress, stop),)
+            outcome = work.train(on_chunk, resume, *chosen)
         finally:
             if events is not None:
                 events.close()
         progress.stage("saving")
         finish(run, outcome)
     return outcome
+
+
+def _chosen(run: Run, choose: Choose, progress: Progress, stop: Stop) -> dict[str, Any]:
+    """What was chosen before, or is chosen now; only a finished choice is kept."""
+    kept = run.choice
+    if kept is not None:
+        return kept
+
+    def on_chunk(chunk: Chunk) -> bool:
+        # Too few of its steps are recorded to say which tasks were drawn.
+        progress.training(replace(Standing.of(chunk), most_drawn=()), "choosing")
+        if stop.asked:
+            raise Stopped(
+                f"stopped while choosing, after step {chunk.step} of {chunk.steps}, of which nothing "
+                f"is saved; begin the choice again with `apportion resume {run.folder}`"
+            )
+        return False
+
+    choice = choose(on_chunk)
+    run.write_choice(choice)
+    progress.stage("compiling")
+    # As it reads when it is taken from the folder: a resumed run has the very same.
+    return json.loads(json.dumps(choice))
 
 
 def finish(run: Run, outcome: Outcome) -> None:

@@ -72,6 +72,8 @@ class BudgetSettings:
 class PortfolioJob(PortfolioSettings):
     """Share wealth out among instruments, from a file of daily prices.
 
+    k, eta and the number of updates (steps at most) are chosen on the last years before `until`.
+
     Examples
     --------
     >>> PortfolioJob(until="2019-01-01").prices is None
@@ -82,8 +84,25 @@ class PortfolioJob(PortfolioSettings):
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
+    validation: int = 3
+    """Years at the end of the training period on which k, eta and the number of updates are chosen by
+    the Sharpe ratio, with policies trained before each; 0 takes k, eta and steps as given."""
+    validation_members: int = 1
+    """Policies trained for each of those years; as many as `members` is surest, and takes longest."""
+    validation_instruments: int = 0
+    """Instruments kept from the training of these policies, for the choice to be judged on."""
     chunk: int = 100
     """Steps between two looks at the run: progress, saving, stopping."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (
+            ("validation", 0),
+            ("validation_instruments", 0),
+            ("validation_members", 1),
+        ):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from apportion.policy import Policy
-    from apportion.training import OnChunk, Resume
+    from apportion.training import OnChunk
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,9 @@ class Work:
 
     data: dict[str, Any]
     """What the data is, fingerprint included."""
-    train: "Callable[[OnChunk, Resume], Outcome]"
-    """Train with a visitor of chunks, from what a function makes of the first state."""
+    train: "Callable[..., Outcome]"
+    """Train with a visitor of chunks, from what a function makes of the first state, and with what was
+    chosen where there is a choice: train(on_chunk, resume) or train(on_chunk, resume, choice)."""
+    choose: "Callable[[OnChunk], dict[str, Any]] | None" = None
+    """What has to be chosen before training, by training of its own that a visitor may watch: plain
+    values, kept in the run's folder, so that a run chooses once."""

@@ -43,6 +43,11 @@ _METRICS = {
     "turnover": "{:.4f}",
 }
 _INTERVALS = "In brackets: 95 % intervals from resampled blocks of days."
+_CHOICE = (
+    "Sharpe ratio less that of daily Equal CRP, on years at the end of the training period, each with "
+    "policies trained before it; k = 0 is equal shares. A learned policy is taken only if it beats "
+    "them on average and in most years."
+)
 _FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
 
 
@@ -51,10 +56,10 @@ def write_report(folder: Path) -> Path:
 
     A study's folder holds `verdict.json`, `table.csv` and `figure.png`. A run's holds `metrics`
     (a row for each recorded step) and may hold tables that add a section each: `headline.json`,
-    `values` (a column for each strategy), `strategies` (a row for each), `accuracy` (a column for
-    each way to aggregate), `allocations` (a column for each entity), `probabilities` (a column for
-    each task), with `settings.toml` and `environment.json`. Tables are CSV or Parquet; the first
-    column of those over time is the date, the round or the step.
+    `choice` (a row for each variant), `values` (a column for each strategy), `strategies` (a row for
+    each), `accuracy` (a column for each way to aggregate), `allocations` (a column for each entity),
+    `probabilities` (a column for each task), with `settings.toml` and `environment.json`. Tables are
+    CSV or Parquet; the first column of those over time is the date, the round or the step.
 
     Raises
     ------
@@ -126,6 +131,9 @@ def _run(folder: Path) -> str:
     settings = _toml(folder / "settings.toml")
     about = _json(folder / "headline.json") if (folder / "headline.json").exists() else {}
     sections = [_headline(metrics, about)]
+    choice = _table(folder, "choice")
+    if choice is not None:
+        sections.append(Section("Choice", [_looked_at(choice)], _CHOICE))
     wealth = _table(folder, "values", indexed=True)
     if wealth is not None:
         parts: list[Part] = [outcomes.values(wealth)]
@@ -172,6 +180,13 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     if about.get("words"):
         parts.append(Words(about["words"]))
     return Section("Headline", parts, about.get("lead", ""))
+
+
+def _looked_at(choice: pd.DataFrame) -> Table:
+    """The variants a choice was made from, the best first."""
+    best_first = choice.sort_values("sharpe_gain", ascending=False)
+    names = {"steps": "updates", "sharpe_gain": "mean"}
+    return Table(f"All {len(choice)} variants", best_first.rename(columns=names), folded=True)
 
 
 def _iqr(series: pd.Series) -> str:

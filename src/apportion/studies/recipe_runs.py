@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.jobs.portfolio_choice import SPEEDS, TRUSTS, score_variants
 from apportion.jobs.portfolio_training import training_market
+from apportion.jobs.portfolio_variants import SPEEDS, TRUSTS, score_variants
 from apportion.jobs.walk_forward import Years, by_cell, train_cells
 from apportion.policy import Policy
 from apportion.problems.portfolio.costs import Costs
