@@ -31,6 +31,8 @@ POLICY_COMMAND = (
 )
 CLIENTS = 10
 
+app = ServerApp()
+
 
 def share_out(folder):
     """Write each client's digits and the server's own to files, as if they lay on many machines."""
@@ -48,59 +50,61 @@ def share_out(folder):
     }
 
 
-def learned(server_data, **options):
+def learned(server_data, policy=POLICY, **options):
     """The strategy: a policy, and a way for the server to try models on its own samples."""
     images, labels = server_data["evaluation"]
     return LearnedAggregation.load(
-        POLICY,
+        policy,
         predict=lambda arrays: network.logits(arrays.to_numpy_ndarrays(), images),
         labels=labels,
         **options,
     )
 
 
-def simulate(strategy, folder, server_data, *, app=client_app.app, rounds=20, timeout=120.0):
-    """Run the federation; returns the result and the test accuracy of the model of each round."""
+def federate(grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, **told):
+    """Run the rounds; returns the test accuracy of every round's model, the first one before any."""
     images, labels = server_data["test"]
-    tested, server, results = [], ServerApp(), []
+    tested = []
 
     def evaluate(server_round, arrays):
-        answers = network.logits(arrays.to_numpy_ndarrays(), images).argmax(1)
-        tested.append(float((answers == labels).mean()))
+        model = arrays.to_numpy_ndarrays()
+        tested.append(float((network.logits(model, images).argmax(1) == labels).mean()))
+        if on_model is not None:
+            on_model(model)
         return MetricRecord({"accuracy": tested[-1]})
 
-    @server.main()
-    def main(grid, context):
-        results.append(
-            strategy.start(
-                grid,
-                ArrayRecord(network.start(images.shape[1])),
-                num_rounds=rounds,
-                timeout=timeout,
-                train_config=ConfigRecord({"data": str(folder)}),
-                evaluate_fn=evaluate,
-            )
-        )
-
-    run_simulation(
-        server,
-        app,
-        num_supernodes=CLIENTS,
-        backend_config={
-            "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        },
+    strategy.start(
+        grid,
+        ArrayRecord(network.start(images.shape[1])),
+        num_rounds=rounds,
+        timeout=timeout,
+        train_config=ConfigRecord({"data": str(folder), **told}),
+        evaluate_fn=evaluate,
     )
-    return results[0], tested
+    return tested
+
+
+@app.main()
+def main(grid, context):
+    rounds = int(context.run_config.get("rounds", 20))
+    with tempfile.TemporaryDirectory() as name:
+        data = share_out(Path(name))
+        strategy = learned(data, context.run_config.get("policy") or POLICY)
+        plain = federate(grid, FedAvg(fraction_evaluate=0.0), Path(name), data, rounds)
+        better = federate(grid, strategy, Path(name), data, rounds)
+    print("round    FedAvg   learned")
+    for n in sorted({1, *range(5, rounds + 1, 5), rounds}):
+        print(f"{n:5d} {plain[n]:9.3f} {better[n]:9.3f}")
+    print(strategy.to_frame().groupby("outcome")["share"].agg(["count", "max"]).to_string())
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        data = share_out(Path(name))
-        _, plain = simulate(FedAvg(fraction_evaluate=0.0), Path(name), data)
-        strategy = learned(data)
-        _, better = simulate(strategy, Path(name), data)
-    print("round    FedAvg   learned")
-    for n in (1, 5, 10, 15, 20):
-        print(f"{n:5d} {plain[n]:9.3f} {better[n]:9.3f}")
-    print(strategy.to_frame().groupby("outcome")["share"].agg(["count", "max"]).to_string())
+    run_simulation(
+        app,
+        client_app.app,
+        num_supernodes=CLIENTS,
+        backend_config={
+            "init_args": {"num_cpus": 2, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
