@@ -29,9 +29,13 @@ def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(
 
 @pytest.mark.slow
 def test_realised_gain_finds_signal_among_equally_lively_tasks():
-    """8 of 32 informative: realised gain at least +0.15 over MTL, the paper's score within 0.05."""
+    """8 of 32 informative: realised gain at least +0.15 over MTL, the paper's score within 0.05.
+
+    Ten seeds, as in the study: one seed's gap has a deviation of 0.08, so that the mean of four
+    leaves 0.05 by chance (the first four give -0.052).
+    """
     rules = {"max-deviation": [UNIFORM, PAPER], "realised-gain": RULES["realised-gain"][:1]}
-    table = compute(SETTINGS, seeds=4, cases=(Case(8, False),), rules=rules, annealed=False)
+    table = compute(SETTINGS, seeds=10, cases=(Case(8, False),), rules=rules, annealed=False)
     gaps = over_uniform(table).groupby("rule").gap.mean()
     assert gaps["realised gain, alpha 1, beta 0"] >= 0.15
     assert abs(gaps["paper's score, alpha 0.5, beta 1"]) <= 0.05
