@@ -175,9 +175,10 @@ def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
     )
     folder = tmp_path / "run"
     told = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
-    gains = told["results"]["gain_over_fedavg"]
-    assert set(gains) == {"last round", "mean over rounds"}
-    assert gains["last round"]["n"] == 2
+    results = told["results"]
+    assert results["gain_final"]["n"] == results["gain_mean_over_rounds"]["n"] == 2
+    difference = results["final_accuracy"] - results["final_accuracy_fedavg"]
+    assert results["gain_final"]["value"] == pytest.approx(difference, abs=1e-6)
     again = from_toml(folder / "settings.toml", "federated", FederatedSettings)
     assert again.task_sizes == (3, 1)
 

@@ -6,8 +6,12 @@ import time
 
 import client_app
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
+
+RAISES, SLEEPS, DIES, SENDS_NAN = range(4)
+SLEEPY, DEADLY, HOPELESS = (2, 9, 14), (4, 5, 6), 17
+"""Rounds in which one sleeps, in which one's process is killed, and in which nobody replies."""
 
 app = ClientApp()
 
@@ -17,14 +21,15 @@ def train(message, context):
     config = message.content["config"]
     client, n = int(context.node_config["partition-id"]), config["server-round"]
     faulty = bool(config["faults"])
-    if faulty and client == 0:
+    if faulty and (client == RAISES or n == HOPELESS):
         raise RuntimeError("no disk left")
-    if faulty and client == 1:
+    if faulty and client == SLEEPS and n in SLEEPY:
         time.sleep(float(config["sleep"]))
-    if faulty and client == 2 and n in (3, 11):
+    if faulty and client == DIES and n in DEADLY:
         os.kill(os.getpid(), signal.SIGKILL)
     reply = client_app.train(message, context)
-    if faulty and client == 3:
+    reply.content["who"] = MetricRecord({"client": client})
+    if faulty and client == SENDS_NAN:
         arrays = reply.content["arrays"].to_numpy_ndarrays()
         reply.content["arrays"] = ArrayRecord([np.full_like(array, np.nan) for array in arrays])
     return reply

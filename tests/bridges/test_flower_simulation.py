@@ -17,10 +17,17 @@ pytest.importorskip("ray")
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower_app"))
 
-import faulty_clients
-import network
 import server_app
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from faulty_clients import (
+    DEADLY,
+    DIES,
+    HOPELESS,
+    RAISES,
+    SENDS_NAN,
+    SLEEPS,
+    SLEEPY,
+    app,
+)
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
@@ -28,64 +35,73 @@ from flwr.simulation import run_simulation
 from apportion.problem import Observation
 from apportion.saved_policy import load_policy
 
-ROUNDS, TIMEOUT = 20, 2.5
+ROUNDS, TIMEOUT = 20, 3.0
+
+
+class Acquainted(FedAvg):
+    """FedAvg that takes note of which node is which client, for the tests to speak of clients."""
+
+    def __init__(self, nodes):
+        super().__init__(fraction_evaluate=0.0)
+        self.nodes = nodes
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        for reply in replies:
+            self.nodes[reply.metadata.src_node_id] = int(reply.content.pop("who")["client"])
+        return super().aggregate_train(server_round, replies)
 
 
 class Federation:
     """One simulation, in which three federations are run one after the other."""
 
-    def __init__(self, folder, plan):
-        self.tested, self.models = {}, {}
+    def __init__(self, folder):
+        self.tested, self.models, self.nodes = {}, [], {}
         data = server_app.share_out(folder)
-        images, labels = data["test"]
-        self.strategies = {name: make(data) for name, (make, _, _) in plan.items()}
+        self.strategies = {
+            "fedavg": Acquainted(self.nodes),
+            "learned": server_app.learned(data),
+            "faults": server_app.learned(data),
+        }
         server = ServerApp()
-
-        def start(grid, name, timeout, faults):
-            def evaluate(server_round, arrays):
-                model = arrays.to_numpy_ndarrays()
-                answers = network.logits(model, images).argmax(1)
-                self.models.setdefault(name, []).append(model)
-                self.tested.setdefault(name, []).append(float((answers == labels).mean()))
-                return MetricRecord({"accuracy": self.tested[name][-1]})
-
-            settings = {"data": str(folder), "faults": faults, "sleep": 1.2 * TIMEOUT}
-            self.strategies[name].start(
-                grid,
-                ArrayRecord(network.start(images.shape[1])),
-                num_rounds=ROUNDS,
-                timeout=timeout,
-                train_config=ConfigRecord(settings),
-                evaluate_fn=evaluate,
-            )
 
         @server.main()
         def main(grid, context):
-            for name, (_, timeout, faults) in plan.items():
-                start(grid, name, timeout, faults)
+            for name, strategy in self.strategies.items():
+                faults = name == "faults"
+                self.tested[name] = server_app.federate(
+                    grid,
+                    strategy,
+                    folder,
+                    data,
+                    ROUNDS,
+                    TIMEOUT if faults else 120.0,
+                    self.models.append if faults else None,
+                    faults=faults,
+                    sleep=1.5 * TIMEOUT,
+                )
 
         run_simulation(
             server,
-            faulty_clients.app,
+            app,
             num_supernodes=server_app.CLIENTS,
             backend_config={
-                "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
+                "init_args": {"num_cpus": 2, "log_to_driver": False},
                 # A killed process comes back after a while, as a supervised client would.
                 "client_resources": {"num_cpus": 0.5, "num_gpus": 0.0, "max_restarts": -1},
             },
         )
 
+    def outcomes(self, client):
+        """What became of a client's replies among the faults, by round; no entry if none came."""
+        seen = self.strategies["faults"].to_frame()
+        own = seen[seen["node"].map(self.nodes) == client]
+        return own.set_index("round")["outcome"]
+
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    return Federation(
-        tmp_path_factory.mktemp("federation"),
-        {
-            "fedavg": (lambda data: FedAvg(fraction_evaluate=0.0), 120.0, False),
-            "learned": (server_app.learned, 120.0, False),
-            "faults": (server_app.learned, TIMEOUT, True),
-        },
-    )
+    return Federation(tmp_path_factory.mktemp("federation"))
 
 
 @pytest.mark.flower
@@ -98,27 +114,36 @@ def test_learned_shares_beat_fedavg_at_the_same_round(federation):
 
 
 @pytest.mark.flower
-def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation):
-    models = federation.models["faults"]
-    assert len(models) == ROUNDS + 1
-    assert all(np.isfinite(array).all() for model in models for array in model)
-    seen = federation.strategies["faults"].to_frame()
-    kept = seen[seen["outcome"] == "kept"].groupby("round").size()
-    assert kept.index.tolist() == list(range(1, ROUNDS + 1))
-    for before, after in itertools.pairwise(models):
-        assert any((a != b).any() for a, b in zip(before, after, strict=True))
-    # The one that raises and the one whose process dies; the one that sends NaN.
-    assert seen.loc[seen["outcome"] == "failed", "node"].nunique() >= 2
-    assert (seen["outcome"] == "not finite").any()
-    assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
+def test_every_client_fails_as_it_should(federation):
+    """Or else the next test would show nothing."""
+    assert sorted(federation.nodes.values()) == list(range(server_app.CLIENTS))
+    others = sorted({*range(1, ROUNDS + 1)} - {HOPELESS})
+    assert (federation.outcomes(RAISES) == "failed").all()
+    assert len(federation.outcomes(RAISES)) >= ROUNDS - len(DEADLY)
+    assert set(SLEEPY).isdisjoint(federation.outcomes(SLEEPS).index)
+    assert (federation.outcomes(DIES).reindex(DEADLY) == "failed").all()
+    sent = federation.outcomes(SENDS_NAN)
+    assert set(sent) <= {"not finite", "failed"}
+    assert (sent == "not finite").sum() > ROUNDS / 2
+    # The sleeper and the one that died are back later.
+    for client, last in ((SLEEPS, SLEEPY[-1]), (DIES, DEADLY[-1])):
+        seen = federation.outcomes(client).reindex(others)
+        assert (seen[seen.index > last] == "kept").any()
 
 
 @pytest.mark.flower
-def test_a_slow_client_is_absent_and_the_clients_that_fail_have_no_share(federation):
+def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation):
+    models = federation.models
+    assert len(models) == ROUNDS + 1
+    assert all(np.isfinite(array).all() for model in models for array in model)
+    for n, (before, after) in enumerate(itertools.pairwise(models), start=1):
+        same = all((a == b).all() for a, b in zip(before, after, strict=True))
+        assert same == (n == HOPELESS)
     seen = federation.strategies["faults"].to_frame()
-    in_time = seen[seen["outcome"] == "kept"].groupby("node").size()
-    assert len(in_time) <= server_app.CLIENTS - 3
+    kept = seen[seen["outcome"] == "kept"].groupby("round").size()
+    assert kept.index.tolist() == [n for n in range(1, ROUNDS + 1) if n != HOPELESS]
     assert (seen.loc[seen["outcome"] != "kept", "share"] == 0).all()
+    assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
 
 
 @pytest.mark.slow
