@@ -1,5 +1,6 @@
 """LearnedAggregation among hand-made replies: who is let in, what the policy sees, what comes out."""
 
+import importlib
 import logging
 import os
 import pickle
@@ -404,6 +405,20 @@ def test_one_policy_serves_one_client_and_a_hundred():
     for n, count in ((1, 1), (2, 100)):
         strategy.aggregate_train(n, [reply(i, t) for i, t in enumerate(models(count))])
         assert shares_of(strategy, n).sum() == pytest.approx(1)
+
+
+def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+    config, warnings = load_and_validate(APP / "pyproject.toml")
+    assert not warnings
+    monkeypatch.syspath_prepend(APP)
+    parts = config["tool"]["flwr"]["app"]["components"]
+    for part, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
+        module, _, name = parts[part].partition(":")
+        assert isinstance(getattr(importlib.import_module(module), name), kind)
 
 
 class InProcess:

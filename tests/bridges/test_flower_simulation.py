@@ -1,10 +1,14 @@
 """A real Flower simulation: ten client processes' worth of training, and clients that fail."""
 
+import contextlib
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -144,6 +148,52 @@ def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation
     assert kept.index.tolist() == [n for n in range(1, ROUNDS + 1) if n != HOPELESS]
     assert (seen.loc[seen["outcome"] != "kept", "share"] == 0).all()
     assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [str(each.getsockname()[1]) for each in sockets]
+
+
+@pytest.fixture
+def superlink(tmp_path):
+    """The server that `flwr run` would start by itself and leave behind; returns the environment."""
+    runtime, control = free_ports(2)
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": runtime,
+        "FLWR_LOCAL_CONTROL_API_PORT": control,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1"
+    addresses = ["--port", runtime, "--control-api-address", f"127.0.0.1:{control}"]
+    with subprocess.Popen([*command.split(), *addresses], env=environment) as server:
+        try:
+            health = f"http://127.0.0.1:{runtime}/health"
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
+                    break
+                time.sleep(0.2)
+            yield environment
+        finally:
+            server.terminate()
+
+
+@pytest.mark.slow
+def test_flwr_run_runs_the_example(superlink):
+    app = Path(server_app.__file__).parent
+    settings = ["--run-config", f"rounds=2 policy='{server_app.POLICY}'"]
+    federation = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
+    command = ["flwr", "run", str(app), "--stream", *settings, *federation]
+    done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
+    told = done.stdout + done.stderr
+    rows = [line.split() for line in told.splitlines()[-12:]]
+    assert ["round", "FedAvg", "learned"] in rows, told
+    assert [row[0] for row in rows if len(row) == 3 and row[0].isdigit()] == ["1", "2"]
 
 
 @pytest.mark.slow
