@@ -27,7 +27,7 @@ from apportion.problems.federated.partitions import paper_split, skewed_tasks
 POLICY = Path(__file__).parent / "policy"
 POLICY_COMMAND = (
     "apportion train federated --method mtl --model perceptron --width 32 --rounds 20 --epochs 4 "
-    "--steps 40"
+    "--steps 40 --state accuracy"
 )
 CLIENTS = 10
 
