@@ -2,9 +2,11 @@
 
     python benchmarks/federated_gpu.py --mnist mnist.npz --out results/fig6
     python benchmarks/federated_gpu.py --mnist mnist.npz --out results/federations --study federations
+    python benchmarks/federated_gpu.py --mnist mnist.npz --out results/speed --study speed
 
-write runs.npz (and measured.json), from which `study_from` of `apportion.studies.fig6` and
-`apportion.studies.federations` draw anywhere. Needs jax with a GPU, equinox, optax and jaxtyping alone.
+The first two write runs.npz (and measured.json), from which `study_from` of `apportion.studies.fig6`
+and `apportion.studies.federations` draw anywhere; the last times training alone, in speed.json.
+Needs jax with a GPU, equinox, optax and jaxtyping alone.
 """
 
 import argparse
@@ -15,8 +17,9 @@ from pathlib import Path
 
 import jax
 
-from apportion.jobs.federated_runs import read_digits
+from apportion.jobs.federated_runs import build, draw, read_digits, train_policies
 from apportion.jobs.federated_settings import FederatedSettings, paper_size
+from apportion.problems.federated.digits import Digits
 from apportion.studies import federations_runs
 from apportion.studies.fig6_runs import compute, save
 
@@ -44,12 +47,35 @@ def limits(settings: FederatedSettings) -> dict[str, float]:
     }
 
 
+def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, float]:
+    """Seconds an episode of training takes, updates of the policy included, once it is compiled."""
+    federation, partition = build(settings, digits)
+    times: list[tuple[int, float]] = []
+    train_policies(
+        replace(settings, steps=8),
+        federation,
+        [draw(settings, partition, seed)[0] for seed in range(runs)],
+        ["mtl" for _ in range(runs)],
+        range(runs),
+        chunk=2,
+        progress=lambda done, steps: times.append((done, time.perf_counter())),
+    )
+    (first, begin), (last, end) = times[0], times[-1]
+    episodes = runs * settings.rollouts
+    return {
+        "episodes_at_once": episodes,
+        "seconds_an_episode": (end - begin) / (last - first) / episodes,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnist", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--study", choices=["fig6", "federations"], default="fig6")
+    parser.add_argument("--study", choices=["fig6", "federations", "speed"], default="fig6")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--experiments", nargs="*", default=federations_runs.EXPERIMENTS)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--unseen", type=int, default=4)
@@ -67,7 +93,8 @@ def main() -> None:
         federations_runs.compute(
             small,
             read_digits(small),
-            seeds=range(asked.seeds),
+            seeds=range(asked.first, asked.first + asked.seeds),
+            experiments=asked.experiments,
             progress=say,
             on_stage=lambda arrays: save(arrays, asked.out / "runs.npz"),
         )
@@ -79,10 +106,22 @@ def main() -> None:
         unseen=asked.unseen,
         precision=asked.precision,
     )
+    if asked.study == "speed":
+        digits = read_digits(settings)
+        found = {
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+            "precision": settings.precision,
+            **limits(settings),
+            "measured": [speed(settings, digits, runs) for runs in (1, 2, 9)],
+        }
+        (asked.out / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
+        say(json.dumps(found))
+        return
     arrays = compute(
         settings,
         read_digits(settings),
-        seeds=range(asked.seeds),
+        seeds=range(asked.first, asked.first + asked.seeds),
         richer=asked.richer,
         progress=say,
         on_stage=lambda arrays: save(arrays, asked.out / "runs.npz"),

@@ -28,7 +28,7 @@ def setting(size):
         # Few images at a time: the layers of ten models then stay in a CPU's cache.
         settings = paper_size(mnist, precision="float32", block=20)
     else:
-        settings = FederatedSettings()
+        settings = FederatedSettings(state="accuracy")
     federation, partition = build(settings, read_digits(settings))
     return federation, draw(settings, partition, 0)[1][0]
 

@@ -38,8 +38,8 @@ def run(
         settings = paper_size(None, seed=seed)
         seeds, richer, totals = tuple(range(seed, seed + 3)), ("rich",), TOTALS
     else:
-        settings = FederatedSettings(seed=seed)
-        seeds, richer, totals = (seed,), (), (0.2, INFORMED)
+        settings = FederatedSettings(state="accuracy", steps=12, learning_rate=2e-2, seed=seed)
+        seeds, richer, totals = (seed,), ("rich",), (0.2, INFORMED)
     digits = read_digits(settings) if digits is None else digits
     arrays = compute(settings, digits, seeds=seeds, richer=richer, totals=totals, progress=progress)
     return study_from(arrays)

@@ -25,6 +25,7 @@ STUDIES = {
     "fig4": "learning curves of single-task, multi-task and prioritised learning",
     "fig5": "allocations and wealth over the last year",
     "fig6": "learned aggregation in a federation",
+    "federations": "other federations: unequal tasks, other splits and sizes, clients that lie",
     "bound": "both theorems against measured suboptimality",
     "crossover": "when multi-task learning stops paying as tasks drift apart",
     "should-pool": "a test of whether to pool tasks, before any training",
