@@ -21,6 +21,7 @@ _LABELS = {
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
     "federations": "Other federations",
+    "federations-again": "Unequal tasks again",
 }
 _ORDER = list(_LABELS)
 

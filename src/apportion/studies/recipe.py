@@ -182,6 +182,7 @@ def draw(table: Any) -> Figure:
                     label=kind if place == 0 else None,
                 )
         axes.axvline(0, color="k", linewidth=0.8)
+        axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel(f"{label} over daily Equal CRP, net")
     panels[0].set_yticks(range(len(compared)), list(compared))
     panels[0].invert_yaxis()
