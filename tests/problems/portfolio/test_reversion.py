@@ -102,17 +102,20 @@ def test_the_median_of_a_majority_is_where_the_majority_stands():
     np.testing.assert_allclose(median(jnp.ones((5, 2))), [1.0, 1.0])
 
 
-def test_cwmr_equals_its_definition():
+@pytest.mark.parametrize("log", [True, False])
+def test_cwmr_equals_its_definition(log):
+    """Of log growth with a trace of 1/m^2, and of growth itself with a trace of 1/m."""
     relatives, m = draw(3), 5
-    phi = norm.ppf(0.9)
+    phi, trace, epsilon = norm.ppf(0.9), 1 / m ** (2 if log else 1), -0.02 if log else 0.98
     mu, sigma, ones = np.full(m, 0.2), np.eye(m) / m**2, np.ones(m)
-    found = double(cwmr, relatives, -0.02, 0.9)
+    found = double(lambda y: cwmr(y, epsilon, 0.9, log=log, trace=trace), relatives)
     for y, row in zip(relatives, found, strict=True):
         np.testing.assert_allclose(row, mu, atol=1e-7)
         earned, variance = mu @ y, y @ sigma @ y
+        value, by = (np.log(earned), earned) if log else (earned, 1.0)
         centre = (ones @ sigma @ y) / (ones @ sigma @ ones)
-        inner = (variance - centre * (y @ sigma @ ones)) / earned**2 + variance * phi**2 / 2
-        gap = -0.02 - np.log(earned)
+        inner = (variance - centre * (y @ sigma @ ones)) / by**2 + variance * phi**2 / 2
+        gap = epsilon - value
         quadratic = [
             inner**2 - variance**2 * phi**4 / 4,
             2 * gap * inner,
@@ -120,9 +123,9 @@ def test_cwmr_equals_its_definition():
         ]
         step = max(0.0, *np.roots(quadratic).real)
         root = (-step * phi * variance + np.sqrt((step * phi * variance) ** 2 + 4 * variance)) / 2
-        mu = nearest(mu - step * sigma @ (y - centre) / earned)
+        mu = nearest(mu - step * sigma @ (y - centre) / by)
         sigma = np.linalg.inv(np.linalg.inv(sigma) + step * phi / root * np.diag(y**2))
-        sigma = sigma / (m**2 * np.trace(sigma))
+        sigma = sigma * trace / np.trace(sigma)
 
 
 def test_anticor_equals_its_definition():
