@@ -80,6 +80,8 @@ class PortfolioJob(PortfolioSettings):
     True
     """
 
+    steps: int = 4000
+    """Updates, at most (see validation): of the policy, or of each task (see protocol)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
     until: str | None = None

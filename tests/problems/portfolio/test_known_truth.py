@@ -16,7 +16,7 @@ from apportion.problems.portfolio.walk import walk_policy
 from apportion.tasks import Tasks, draw_tasks, split_entities
 from apportion.training import train_runs
 
-SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 4
+SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 2
 SETTINGS = PortfolioSettings.paper(
     tasks=8, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=COST, steps=2000
 )
