@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from apportion.errors import InputError
+from apportion.jobs.federated import prepare
+from apportion.jobs.federated_settings import FederatedSettings
 from apportion.studies import federations, fig6
 from apportion.studies.federations_runs import sizes
 from apportion.studies.fig6_runs import load, save
@@ -79,3 +81,20 @@ def test_a_defence_that_is_better_keeps_its_verdict():
     held = {verdict.claim.split(",")[0]: verdict.holds for verdict in study.verdicts}
     assert held == {"unequal tasks": True, "transfer": True, "poisoned": False}
     assert study.plot() is not None
+
+
+@pytest.mark.slow
+def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
+    results = prepare(FederatedSettings()).train(None, None).results
+    assert results["gain_final"]["value"] >= 0.04
+    assert results["gain_mean_over_rounds"]["value"] >= 0.07
+
+
+@pytest.mark.slow
+def test_the_figure_at_quick_scale_holds_what_it_must():
+    study = fig6.run()
+    gains = {verdict.claim: verdict.estimate for verdict in study.verdicts}
+    for method in ("STL", "MTL", "P-MTL"):
+        assert gains[f"{method} beats FedAvg in final test accuracy on unseen tasks"] >= 0.04
+        assert gains[f"{method} beats FedAvg in mean accuracy over the rounds"] >= 0.07
+    assert gains["MTL beats STL in final test accuracy"] >= -0.01

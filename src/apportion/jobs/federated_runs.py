@@ -104,7 +104,10 @@ def train_policies(
     chunk: int = 4,
     progress: Callable[[int, int], None] | None = None,
 ) -> Trained:
-    """One run for each (tasks, method, seed) triple, all in one `vmap`."""
+    """One run for each (tasks, method, seed) triple, all in one `vmap`.
+
+    `progress` hears of it after every `chunk` updates, or after fewer where that would leave a rest.
+    """
     first = np.zeros(settings.tasks, int)
     own_tasks = [
         own[first] if method == "stl" else own for own, method in zip(tasks, methods, strict=True)
@@ -150,13 +153,13 @@ def train_policies(
         return jax.vmap(run)(tasks, alphas, states)
 
     runs = stack(own_tasks)
-    states, done, rows = start(algorithm, runs, alphas, keys), 0, []
-    while done < settings.steps:
-        now = min(chunk, settings.steps - done)
-        states, metrics = forward(algorithm, runs, alphas, states, now)
+    states, rows = start(algorithm, runs, alphas, keys), []
+    # A rest would be another program, and compiling costs as much as many updates.
+    length = max(n for n in range(1, chunk + 1) if settings.steps % n == 0)
+    for done in range(length, settings.steps + 1, length):
+        states, metrics = forward(algorithm, runs, alphas, states, length)
         rows.append(jax.tree.map(np.asarray, metrics))
         _check(states)
-        done += now
         if progress is not None:
             progress(done, settings.steps)
     joined = jax.tree.map(lambda *parts: np.concatenate(parts, -1), *rows)

@@ -38,7 +38,10 @@ def run(
         settings = paper_size(None, seed=seed)
         seeds, richer, totals = tuple(range(seed, seed + 3)), ("rich",), TOTALS
     else:
-        settings = FederatedSettings(state="accuracy", steps=12, learning_rate=2e-2, seed=seed)
+        # Fewer rounds, updates and tasks than the default: four policies in three minutes.
+        settings = FederatedSettings(
+            state="accuracy", rounds=12, steps=10, learning_rate=2e-2, unseen=6, seed=seed
+        )
         seeds, richer, totals = (seed,), ("rich",), (0.2, INFORMED)
     digits = read_digits(settings) if digits is None else digits
     arrays = compute(settings, digits, seeds=seeds, richer=richer, totals=totals, progress=progress)
