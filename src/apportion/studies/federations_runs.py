@@ -93,17 +93,18 @@ def compute(
     experiments: Collection[str] = EXPERIMENTS,
     states: Sequence[str] = ("accuracy", "rich"),
     sizes: Sequence[int] = (5, 20, 50),
+    priorities: Sequence[str] = tuple(PRIORITIES),
     progress: Progress | None = None,
     on_stage: Callable[[Arrays], None] | None = None,
 ) -> Arrays:
     """The experiments asked for; names are `experiment/setting/method`."""
-    stages = {"unequal": len(PRIORITIES), "transfer": 1, "poisoned": len(LIARS)}
+    stages = {"unequal": len(priorities), "transfer": 1, "poisoned": len(LIARS)}
     total = len(states) * sum(stages[experiment] for experiment in experiments)
     record = Record(total, progress, on_stage)
     for state in states:
         here = replace(settings, state=state)
         if "unequal" in experiments:
-            unequal(record, here, digits, seeds)
+            unequal(record, here, digits, seeds, priorities)
         if "transfer" in experiments:
             transfer(record, here, digits, seeds, sizes)
         if "poisoned" in experiments:
@@ -151,7 +152,11 @@ def _keys(count: int, place: int):
 
 
 def unequal(
-    record: Record, settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
+    record: Record,
+    settings: FederatedSettings,
+    digits: Digits,
+    seeds: Sequence[int],
+    priorities: Sequence[str],
 ) -> None:
     """Eight training tasks of clients that are all alike, two of the paper's 8 + 2 clients.
 
@@ -176,9 +181,10 @@ def unequal(
     federation, _ = build(small, digits, partition)
     setting = f"{settings.state} state"
     record.add(f"unequal/{setting}/FedAvg", defend(federation, UNIFORM, unseen))
-    for place, (priority, drawing) in enumerate(PRIORITIES.items()):
+    for place, priority in enumerate(priorities):
         methods = ("mtl", "pmtl") if place == 0 else ("pmtl",)
-        policies = learn(replace(small, **drawing), federation, training, methods, seeds)
+        drawing = replace(small, **PRIORITIES[priority])
+        policies = learn(drawing, federation, training, methods, seeds)
         tested = attempt(federation, policies, list(unseen) * len(methods))
         for row, method in enumerate(methods):
             name = "MTL" if method == "mtl" else f"P-MTL, {priority}"
