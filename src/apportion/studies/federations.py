@@ -107,7 +107,7 @@ def _readings(table: pd.DataFrame):
             f"{title}: above FedAvg in {above} of {len(rows)} cases after the last round, "
             f"from {worst} to {best} points"
         )
-    seeds = int(table["experiments"].min())
+    seeds = min(row["experiments"] for row in records)
     if seeds < FEW:
         yield f"{seeds} seeds show that it runs; their intervals mean little."
 
