@@ -18,7 +18,7 @@ demo: install
 	$(BIN)/apportion demo --out runs/demo
 
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -24,3 +24,10 @@ from hypothesis import settings
 
 settings.register_profile("apportion", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("apportion")
+
+LONG = ("test_resume.py", "test_flower_simulation.py", "test_known_truth.py", "test_cli.py")
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take minutes come first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
