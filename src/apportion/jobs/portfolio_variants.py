@@ -5,13 +5,12 @@ Trust k and speed eta come after the network, so one pass of features serves all
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.policy import Policy
 from apportion.problems.portfolio.market import Market
-from apportion.problems.portfolio.walk import walk_policy
+from apportion.problems.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.tasks import Tasks
 
 TRUSTS = (0.0, 0.25, 0.5, 1.0)
@@ -45,11 +44,6 @@ def score_variants(
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
         log = across(tasks, trusts, speeds).swapaxes(0, 1)
-        real = jnp.arange(market.horizon) < days
-        mean_log = jnp.where(real, log, 0.0).sum(-1) / days
-        simple = jnp.where(real, jnp.expm1(log), 0.0)
-        mean = simple.sum(-1) / days
-        variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
-        return mean_log * 252, mean / jnp.sqrt(variance) * 252**0.5
+        return growth_and_sharpe(log, days)
 
     return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=16)

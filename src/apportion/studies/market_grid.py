@@ -24,7 +24,7 @@ from apportion.priority import Priority
 from apportion.problems.portfolio.costs import Costs
 from apportion.problems.portfolio.market import SCALE, Market
 from apportion.problems.portfolio.price_table import Prices
-from apportion.problems.portfolio.walk import walk_policy
+from apportion.problems.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.simplex import Allocation, Mask
 from apportion.studies.market_scale import Scale
 from apportion.tasks import Tasks, draw_tasks, split_entities
@@ -32,7 +32,6 @@ from apportion.training import train_runs
 
 Progress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far."""
-DAYS = 252
 KEY = ("method", "tasks", "experiment", "year", "tested", "step", "task")
 """Columns that tell the rows of the table apart."""
 
@@ -145,12 +144,7 @@ def _record(
         here = eqx.tree_at(lambda m: m.first, market, start)
         policy = eqx.combine(arrays, rest)
         log = jax.vmap(lambda task: walk_policy(policy, here, task).log_return)(tasks)
-        real = (jnp.arange(market.horizon) < days)[None, :]
-        growth = jnp.where(real, log, 0.0).sum(-1) / days
-        simple = jnp.where(real, jnp.expm1(log), 0.0)
-        mean = simple.sum(-1) / days
-        variance = jnp.where(real, (simple - mean[:, None]) ** 2, 0.0).sum(-1) / (days - 1)
-        return growth * DAYS, mean / jnp.sqrt(variance) * DAYS**0.5
+        return growth_and_sharpe(log, days)
 
     # A few runs at a time: their windows of prices would not fit together.
     return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)

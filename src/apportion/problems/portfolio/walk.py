@@ -9,12 +9,14 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from apportion.policy import Policy
 from apportion.problems.portfolio.market import Market, equal
 from apportion.tasks import Tasks
 
+YEAR = 252
+"""Trading days a year."""
 _CHUNK = 64
 """Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
 
@@ -53,6 +55,18 @@ def walk_policy(
 
     features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
     return _walk(policy.allocate, features, market, task, held)
+
+
+def growth_and_sharpe(
+    log_return: Float[Array, "*batch time"], days: Int[Array, ""]
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Log growth a year and Sharpe ratio of the first `days` periods; what follows is padding."""
+    real = jnp.arange(log_return.shape[-1]) < days
+    growth = jnp.where(real, log_return, 0.0).sum(-1) / days
+    simple = jnp.where(real, jnp.expm1(log_return), 0.0)
+    mean = simple.sum(-1) / days
+    variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
+    return growth * YEAR, mean / jnp.sqrt(variance) * YEAR**0.5
 
 
 def walk_targets(
