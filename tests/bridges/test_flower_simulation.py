@@ -127,11 +127,11 @@ def test_every_client_fails_as_it_should(federation):
     assert sorted(federation.nodes.values()) == list(range(server_app.CLIENTS))
     others = sorted({*range(1, ROUNDS + 1)} - {HOPELESS})
     assert (federation.outcomes(RAISES) == "failed").all()
-    assert len(federation.outcomes(RAISES)) > ROUNDS / 2
+    assert len(federation.outcomes(RAISES)) >= ROUNDS - len(DEADLY)
     slept, died = federation.outcomes(SLEEPS), federation.outcomes(DIES)
     assert SLEEPY[0] not in slept.index
-    assert died[DEADLY[0]] == "failed"
-    assert "kept" not in {*slept.reindex(SLEEPY), *died.reindex(DEADLY)}
+    assert (died.reindex(DEADLY) == "failed").all()
+    assert "kept" not in set(slept.reindex(SLEEPY))
     sent = federation.outcomes(SENDS_NAN)
     assert set(sent) <= {"not finite", "failed"}
     assert (sent == "not finite").sum() > ROUNDS / 2
