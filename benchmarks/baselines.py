@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.problems.portfolio.backtest import account
-from apportion.problems.portfolio.baselines import BASELINES
-from apportion.problems.portfolio.online import follow, universal
-from apportion.problems.portfolio.reversion import lagged_correlation, rmr, transfer
+from apportion.domains.portfolio.backtest import account
+from apportion.domains.portfolio.baselines.online import follow, universal
+from apportion.domains.portfolio.baselines.reversion import lagged_correlation, rmr, transfer
+from apportion.domains.portfolio.baselines.simple import BASELINES
 
 DATA = ("djia", "msci", "sp500", "tse", "nyse_o", "nyse_n")
 FEE = 0.0025

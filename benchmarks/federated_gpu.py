@@ -4,8 +4,8 @@
     python benchmarks/federated_gpu.py --mnist mnist.npz --out results/federations --study federations
     python benchmarks/federated_gpu.py --mnist mnist.npz --out results/speed --study speed
 
-The first two write runs.npz (and measured.json), from which `study_from` of `apportion.studies.fig6`
-and `apportion.studies.federations` draw anywhere; the last times training alone, in speed.json.
+The first two write runs.npz (and measured.json), from which `study_from` of `apportion.studies.federated.fig6`
+and `apportion.studies.federated.federations` draw anywhere; the last times training alone, in speed.json.
 Needs jax with a GPU, equinox, optax and jaxtyping alone.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import jax
 
-from apportion.jobs.federated_runs import build, draw, read_digits, train_policies
-from apportion.jobs.federated_settings import FederatedSettings, paper_size
-from apportion.problems.federated.digits import Digits
-from apportion.studies import federations_runs
-from apportion.studies.fig6_runs import compute, save
+from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.settings import FederatedSettings, paper_size
+from apportion.domains.federated.training import build, draw, read_digits, train_policies
+from apportion.studies.federated import federations_runs
+from apportion.studies.federated.fig6_runs import compute, save
 
 BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
 

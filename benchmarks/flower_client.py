@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from jax.flatten_util import ravel_pytree
 
-from apportion.jobs.federated_runs import build, draw, read_digits
-from apportion.jobs.federated_settings import FederatedSettings, paper_size
+from apportion.domains.federated.settings import FederatedSettings, paper_size
+from apportion.domains.federated.training import build, draw, read_digits
 
 app = ClientApp()
 

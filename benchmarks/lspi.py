@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from apportion.learners.lspi import lspi_finite
 from apportion.theory import draw_transitions, random_family
+from apportion.theory.lspi import lspi_finite
 
 SEEDS, STATES, ACTIONS, GAMMA, SAMPLES = 100, 12, 3, 0.9, 3000
 

@@ -8,10 +8,10 @@ import time
 import jax
 
 from apportion.composition import EqualShares
-from apportion.jobs.portfolio_training import train_portfolio
-from apportion.problems.portfolio import KnownTruth, Market
-from apportion.problems.portfolio.settings import PortfolioSettings
-from apportion.problems.portfolio.walk import walk_tasks
+from apportion.domains.portfolio import KnownTruth, Market
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_portfolio
+from apportion.domains.portfolio.walk import walk_tasks
 from apportion.tasks import draw_tasks
 
 SIZES = {

@@ -19,7 +19,7 @@ def measure(total: int, steps: int, repeats: int) -> dict[str, float]:
     import jax
 
     from apportion import Direct, Recurrent, Tasks
-    from apportion.problems.budget import Budget
+    from apportion.domains.budget.problem import Budget
     from apportion.training import _advance as advance
     from apportion.training import _begin as begin
     from apportion.training import assemble

@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from apportion import Direct, Recurrent, Tasks, draw_tasks, split_entities, train_runs
+from apportion.domains.budget.problem import Budget
 from apportion.problem import equal_shares, evaluate
-from apportion.problems.budget import Budget
 from apportion.statistics import bootstrap
 
 COUNTS = (1, 2, 4, 16, 64)

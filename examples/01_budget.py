@@ -4,8 +4,8 @@ import jax
 import numpy as np
 
 from apportion import Direct, Recurrent, draw_tasks, split_entities, train
+from apportion.domains.budget.problem import Budget
 from apportion.problem import equal_shares, evaluate
-from apportion.problems.budget import Budget
 from apportion.statistics import compare
 
 key = jax.random.key(0)

@@ -4,11 +4,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from apportion.jobs.portfolio_training import next_allocation, train_portfolio
-from apportion.problems.portfolio import KnownTruth, load_prices
-from apportion.problems.portfolio.backtest import backtest
-from apportion.problems.portfolio.baselines import BASELINES
-from apportion.problems.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio import KnownTruth, load_prices
+from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import next_allocation, train_portfolio
 
 if len(sys.argv) > 1:
     path = Path(sys.argv[1])

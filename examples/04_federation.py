@@ -6,9 +6,9 @@ them their number; a fixed larger share knows who they are; a learned policy has
 
 import jax
 
-from apportion.jobs.federated_runs import build, draw, read_digits
-from apportion.jobs.federated_settings import FederatedSettings
-from apportion.problems.federated.aggregators import UNIFORM, Fixed, follow_all
+from apportion.domains.federated.aggregators import UNIFORM, Fixed, follow_all
+from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.training import build, draw, read_digits
 
 settings = FederatedSettings(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
 federation, partition = build(settings, read_digits(settings))

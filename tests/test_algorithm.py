@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from apportion.domains.probes import HeldPays
 from apportion.learners.direct import Direct
 from apportion.policy import ScoringPolicy
 from apportion.priority import Priority
-from apportion.problems.probes import HeldPays
 from apportion.simplex import GaussianScores, Head
 from apportion.tasks import draw_tasks
 from apportion.training import train

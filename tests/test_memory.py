@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from apportion import memory as replay
-from apportion.problems.probes import ConstantBest
+from apportion.domains.probes import ConstantBest
 from apportion.tasks import Tasks, draw_tasks
 
 KEY = jax.random.key(0)

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from apportion.algorithm import advance, begin
+from apportion.domains.probes import ConstantBest, HeldPays, ProbeState, ShownBest, SomeCarrySignal
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Policy, Recurrent
 from apportion.priority import Priority, RoundRobin
 from apportion.problem import Observation, evaluate
-from apportion.problems.probes import ConstantBest, HeldPays, ProbeState, ShownBest, SomeCarrySignal
 from apportion.simplex import GaussianScores
 from apportion.statistics import compare
 from apportion.tasks import Tasks, draw_tasks

@@ -21,8 +21,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from apportion.bridges.flower import LearnedAggregation
-from apportion.problems.federated.digits import embedded_digits
-from apportion.problems.federated.partitions import paper_split, skewed_tasks
+from apportion.domains.federated.digits import embedded_digits
+from apportion.domains.federated.partitions import paper_split, skewed_tasks
 
 POLICY = Path(__file__).parent / "policy"
 POLICY_COMMAND = (

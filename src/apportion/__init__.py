@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from apportion.priority import Priority as Priority
     from apportion.priority import RoundRobin as RoundRobin
     from apportion.problem import Problem as Problem
-    from apportion.runs import load_run as load_run
-    from apportion.saved_policy import load_policy as load_policy
-    from apportion.saved_policy import save_policy as save_policy
+    from apportion.runs.folder import load_run as load_run
+    from apportion.runs.policy_file import load_policy as load_policy
+    from apportion.runs.policy_file import save_policy as save_policy
     from apportion.tasks import Tasks as Tasks
     from apportion.tasks import draw_tasks as draw_tasks
     from apportion.tasks import split_entities as split_entities
@@ -36,9 +36,9 @@ _HOME = {
     "Tasks": "tasks",
     "assert_equivariant": "policy",
     "draw_tasks": "tasks",
-    "load_policy": "saved_policy",
-    "load_run": "runs",
-    "save_policy": "saved_policy",
+    "load_policy": "runs.policy_file",
+    "load_run": "runs.folder",
+    "save_policy": "runs.policy_file",
     "split_entities": "tasks",
     "train": "training",
     "train_runs": "training",

@@ -82,7 +82,7 @@ def train(
     Examples
     --------
     >>> from apportion.policy import Recurrent
-    >>> from apportion.problems.probes import ShownBest
+    >>> from apportion.domains.probes import ShownBest
     >>> from apportion.learners.direct import Direct
     >>> from apportion.tasks import draw_tasks
     >>> key = jax.random.key(0)

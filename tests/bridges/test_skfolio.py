@@ -18,9 +18,9 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from apportion.bridges.skfolio import MultiTaskPortfolio
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import blank_policy
 from apportion.errors import InputError
-from apportion.jobs.portfolio_training import blank_policy
-from apportion.problems.portfolio.settings import PortfolioSettings
 
 SMALL = {
     "tasks": 3, "task_size": 4, "steps": 6, "members": 1, "window": 6, "batch": 16, "hidden": 4,

@@ -6,11 +6,11 @@ import optax
 import pytest
 
 from apportion import memory as replay
+from apportion.domains.budget.problem import Budget
+from apportion.domains.probes import HeldPays
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, lookback, unroll
 from apportion.policy import Recurrent
-from apportion.problems.budget import Budget
-from apportion.problems.probes import HeldPays
 from apportion.tasks import draw_tasks
 
 KEY = jax.random.key(0)

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from apportion.composition import EqualShares
+from apportion.domains.budget.problem import Budget
+from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
 from apportion.errors import InputError
-from apportion.learners.baselines import Critic, Experience, PairedMean, generalised_advantages
+from apportion.learners.advantages import Critic, Experience, PairedMean, generalised_advantages
 from apportion.learners.ppo import PPO, roll_out
 from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, equal_shares, evaluate
-from apportion.problems.budget import Budget
-from apportion.problems.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
 from apportion.simplex import GaussianScores
 from apportion.tasks import draw_tasks
 from apportion.training import train

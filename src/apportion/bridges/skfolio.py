@@ -12,12 +12,13 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
 
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_portfolio
+from apportion.domains.settings import Method
 from apportion.errors import InputError
-from apportion.jobs.portfolio_training import train_portfolio
 from apportion.policy import Policy
-from apportion.problems.portfolio.market import Market
-from apportion.problems.portfolio.price_table import Prices
-from apportion.problems.portfolio.settings import Method, PortfolioSettings
 from apportion.tasks import Tasks
 
 try:

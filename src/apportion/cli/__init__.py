@@ -14,7 +14,7 @@ from typing import Any
 
 from apportion.cli.asked import HelpAsked
 from apportion.errors import InputError
-from apportion.settings_file import suggest
+from apportion.runs.settings_file import suggest
 
 _COMMANDS = {
     "demo": ("apportion.cli.demo", "the main job on embedded data, minutes on 2 cores"),
@@ -82,7 +82,7 @@ def _dispatch(argv: list[str], say: Callable[[str], None]) -> int:
         say(help_text())
         return 0
     if argv[0] == "--version":
-        from apportion.environment import installed
+        from apportion.runs.environment import installed
 
         say(f"apportion {installed('apportion')}\n")
         return 0
@@ -96,7 +96,7 @@ def _dispatch(argv: list[str], say: Callable[[str], None]) -> int:
     except HelpAsked as helped:
         result = str(helped)
     if not isinstance(result, str):
-        from apportion.saving import to_json
+        from apportion.runs.atomic import to_json
 
         result = to_json(result)
     say(result)

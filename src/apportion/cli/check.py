@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from apportion.cli.parsing import parse
-from apportion.environment import EXTRAS, devices, installed, versions
+from apportion.runs.environment import EXTRAS, devices, installed, versions
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check(arguments: Sequence[str]) -> Any:
         },
     }
     if given.prices is not None:
-        from apportion.problems.portfolio.prices import load_prices
+        from apportion.domains.portfolio.prices import load_prices
 
         prices = load_prices(given.prices)
         found["prices"] = {

@@ -9,8 +9,8 @@ import tyro
 
 from apportion.cli.parsing import parse
 from apportion.errors import InputError
-from apportion.jobs.settings import DemoSettings
-from apportion.progress import open_progress
+from apportion.runs.progress import open_progress
+from apportion.studies.portfolio.demo_settings import DemoSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ def demo(arguments: Sequence[str]) -> Any:
 
     import jax
 
-    from apportion.environment import environment
-    from apportion.jobs.demo import run_demo
-    from apportion.jobs.running import finish
     from apportion.report import write_report
-    from apportion.runs import Run
+    from apportion.runs.environment import environment
+    from apportion.runs.folder import Run
+    from apportion.runs.runner import finish
+    from apportion.studies.portfolio.demo import run_demo
 
     with open_progress(quiet=given.quiet) as progress:
         found = run_demo(given.settings, progress)
@@ -66,7 +66,7 @@ def demo(arguments: Sequence[str]) -> Any:
 
 def _make_room(folder: Path) -> None:
     """Remove an earlier demo; anything else that is a run is left alone."""
-    from apportion.runs import load_run
+    from apportion.runs.folder import load_run
 
     if not (folder / "settings.toml").is_file():
         return

@@ -59,8 +59,8 @@ def backtest(arguments: Sequence[str]) -> Any:
     given = parse(Backtest, arguments, "backtest")
     run = _portfolio_run(given.folder)
 
-    from apportion.jobs.portfolio import judge, read_prices
-    from apportion.saved_policy import load_about
+    from apportion.domains.portfolio.job import judge, read_prices
+    from apportion.runs.policy_file import load_about
 
     policy, about = run.policy, load_about(given.folder)
     prices = read_prices(given.prices)
@@ -75,9 +75,9 @@ def allocate(arguments: Sequence[str]) -> Any:
 
     import numpy as np
 
-    from apportion.jobs.portfolio import fitting, read_prices
-    from apportion.jobs.portfolio_training import next_allocation
-    from apportion.saved_policy import load_about
+    from apportion.domains.portfolio.job import fitting, read_prices
+    from apportion.domains.portfolio.training import next_allocation
+    from apportion.runs.policy_file import load_about
 
     policy, about = run.policy, load_about(given.folder)
     prices = fitting(read_prices(given.prices), about)
@@ -95,7 +95,7 @@ def allocate(arguments: Sequence[str]) -> Any:
 
 def _portfolio_run(folder: Path) -> Any:
     """A finished portfolio run, refused before anything slow is started if it is not one."""
-    from apportion.runs import load_run
+    from apportion.runs.folder import load_run
 
     run = load_run(folder)
     if run.job not in ("portfolio", "demo"):

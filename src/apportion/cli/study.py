@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from apportion.cli.parsing import parse
-from apportion.progress import open_progress
+from apportion.runs.progress import open_progress
 from apportion.studies.registry import STUDIES, Scale, fitting, perform, read_data
 
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]

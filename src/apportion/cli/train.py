@@ -9,9 +9,9 @@ import tyro
 
 from apportion.cli.parsing import parse
 from apportion.errors import InputError
-from apportion.jobs.registry import JOBS, settings_of
-from apportion.progress import open_progress
-from apportion.settings_file import from_toml, suggest
+from apportion.runs.progress import open_progress
+from apportion.runs.registry import JOBS, settings_of
+from apportion.runs.settings_file import from_toml, suggest
 
 Settings = TypeVar("Settings")
 
@@ -84,7 +84,7 @@ def train(arguments: Sequence[str]) -> Any:
     default = Train(out=tyro.MISSING, settings=settings)
     given: Any = parse(Train[kind], rest, f"train {job}", default)
 
-    from apportion.jobs.running import train_in
+    from apportion.runs.runner import train_in
 
     with open_progress(quiet=given.quiet) as progress:
         outcome = train_in(
@@ -97,7 +97,7 @@ def resume(arguments: Sequence[str]) -> Any:
     """Run `apportion resume`."""
     given = parse(Resume, arguments, "resume")
 
-    from apportion.jobs.running import resume_in
+    from apportion.runs.runner import resume_in
 
     with open_progress(quiet=given.quiet) as progress:
         outcome = resume_in(given.folder, progress, tensorboard=given.tensorboard)
@@ -106,7 +106,7 @@ def resume(arguments: Sequence[str]) -> Any:
 
 def _told(folder: Path, outcome: Any, as_json: bool) -> Any:
     """The result, which a run that was finished before has on disk."""
-    from apportion.runs import load_run
+    from apportion.runs.folder import load_run
 
     if as_json:
         return {"folder": str(folder), "results": load_run(folder).results}

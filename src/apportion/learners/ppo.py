@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.learners.baselines import (
+from apportion.learners.advantages import (
     Baseline,
     Experience,
     Mask,

@@ -26,7 +26,7 @@ from apportion.report.page import (
     number,
     page,
 )
-from apportion.saving import write_atomic
+from apportion.runs.atomic import write_atomic
 
 _CURVES = {
     "reward": "Reward of the batch",

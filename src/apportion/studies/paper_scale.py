@@ -16,19 +16,19 @@ from pathlib import Path
 import jax
 import pandas as pd
 
-from apportion.problems.portfolio.price_table import Prices
-from apportion.problems.portfolio.prices import load_prices
-from apportion.studies import (
+from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import load_prices
+from apportion.studies.portfolio import (
     fig2,
     fig3,
     fig4,
     fig5,
-    market_grid,
-    market_scale,
     prioritisation,
     recipe,
     recipe_runs,
 )
+from apportion.studies.portfolio import grid as market_grid
+from apportion.studies.portfolio import scale as market_scale
 from apportion.studies.study import Study
 
 Save = Callable[[pd.DataFrame], None]

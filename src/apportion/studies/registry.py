@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.errors import InputError
-from apportion.settings_file import suggest
+from apportion.runs.settings_file import suggest
 
 if TYPE_CHECKING:
     from apportion.studies.study import Study
@@ -32,6 +32,11 @@ STUDIES = {
     "recipe": "a policy worth having, walked forward over years beside lazy Equal CRP",
     "prioritisation": "where drawing tasks by priority pays, and where it does not",
 }
+_ROOMS = {
+    **dict.fromkeys(("fig1", "bound", "crossover", "should-pool"), "theory"),
+    **dict.fromkeys(("fig2", "fig3", "fig4", "fig5", "recipe", "prioritisation"), "portfolio"),
+    **dict.fromkeys(("fig6", "federations"), "federated"),
+}
 _OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
 
 
@@ -41,12 +46,12 @@ def find_study(name: str) -> "Callable[..., Study]":
     Examples
     --------
     >>> find_study("fig1").__module__
-    'apportion.studies.fig1'
+    'apportion.studies.theory.fig1'
     """
     if name not in STUDIES:
         near = suggest(name, STUDIES)
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)} or all{near}")
-    return import_module(f"apportion.studies.{name.replace('-', '_')}").run
+    return import_module(f"apportion.studies.{_ROOMS[name]}.{name.replace('-', '_')}").run
 
 
 def read_data(
@@ -55,11 +60,11 @@ def read_data(
     """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
     if prices is not None:
-        from apportion.problems.portfolio.prices import load_prices
+        from apportion.domains.portfolio.prices import load_prices
 
         data["prices"] = load_prices(prices)
     if mnist is not None:
-        from apportion.problems.federated.digits import load_mnist
+        from apportion.domains.federated.digits import load_mnist
 
         data["digits"] = load_mnist(mnist)
     if transitions is not None:

@@ -1,0 +1,3 @@
+"""Learned aggregation as a Flower strategy."""
+
+from apportion.bridges.flower.strategy import LearnedAggregation as LearnedAggregation

@@ -1,0 +1,109 @@
+"""Training on the simulated advertising market, and what the policy earns beyond equal shares.
+
+Judged on its own tasks and on tasks of campaigns it never saw, on the same market's record; each
+comparison is paired by task.
+"""
+
+import hashlib
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+
+from apportion.domains.budget.problem import Budget
+from apportion.domains.budget.settings import BudgetSettings
+from apportion.errors import InputError
+from apportion.learners.direct import Direct
+from apportion.policy import Policy, Recurrent
+from apportion.priority import Priority
+from apportion.problem import equal_shares, evaluate
+from apportion.runs.job import Outcome, Work
+from apportion.runs.settings_file import suggest
+from apportion.scorers import SCORERS
+from apportion.statistics import Estimate, compare
+from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+from apportion.training import OnChunk, Resume, train
+
+
+def prepare(settings: BudgetSettings) -> Work:
+    """Simulate the market and draw the tasks."""
+    if settings.scorer not in SCORERS:
+        known = ", ".join(SCORERS)
+        near = suggest(settings.scorer, SCORERS)
+        raise InputError(f"scorer {settings.scorer!r}: choose one of {known}{near}")
+    problem = Budget.simulate(
+        settings.universe, settings.periods, noise=settings.noise, seed=settings.seed
+    )
+    seen, unseen = split_entities(settings.universe, settings.held_out, seed=settings.seed)
+    own = _draw(seen, settings)
+    fresh = _draw(unseen, settings) if settings.held_out else None
+    digest = hashlib.sha256(np.asarray(problem.efficiency).tobytes()).hexdigest()[:16]
+    data = {"source": "simulated", "campaigns": settings.universe, "fingerprint": digest}
+
+    def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
+        policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+        alpha = settings.alpha if settings.method == "pmtl" else 0.0
+        training = train(
+            problem,
+            own[:1] if settings.method == "stl" else own,
+            Recurrent(channels=2, hidden=settings.hidden, key=policy_key),
+            Direct(settings.batch, settings.learning_rate),
+            steps=settings.steps,
+            selection=Priority(alpha, settings.beta, settings.smoothing),
+            scorer=SCORERS[settings.scorer],
+            warm_up=problem.horizon,
+            chunk=settings.chunk,
+            on_chunk=on_chunk,
+            state=resume,
+            key=run_key,
+        )
+        return judge(problem, training.policy, own, fresh, settings)
+
+    return Work(data, work)
+
+
+def _draw(entities: np.ndarray, settings: BudgetSettings) -> Tasks:
+    count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
+    return draw_tasks(entities, settings.task_size, count, seed=settings.seed)
+
+
+def judge(
+    problem: Budget, policy: Policy, own: Tasks, fresh: Tasks | None, settings: BudgetSettings
+) -> Outcome:
+    """The policy against equal shares, task by task."""
+    key = jax.random.key(settings.seed)
+    gains: dict[str, Estimate] = {}
+    for name, tasks in (("own tasks, the record trained on", own), ("held-out campaigns", fresh)):
+        if tasks is not None:
+            learned = evaluate(problem, policy, tasks, key=key).mean_reward[:, 0]
+            equal = evaluate(problem, equal_shares, tasks, key=key).mean_reward[:, 0]
+            gains[name] = compare(np.asarray(learned / equal - 1), np.zeros(len(tasks)))
+    shown = own if fresh is None else fresh
+    allocations = np.asarray(evaluate(problem, policy, shown[:1], key=key).allocations)[0, 0]
+    names = pd.Index([f"campaign {i}" for i in np.asarray(shown.members[0])])
+    shares = pd.DataFrame(allocations, columns=names).rename_axis("period").reset_index()
+    cards = [_card(name, gain) for name, gain in gains.items()]
+    words = [f"sales over equal shares, {name}: {_percent(gain)}" for name, gain in gains.items()]
+    return Outcome(
+        policy,
+        {"gain_over_equal": {name: gain.to_dict() for name, gain in gains.items()}},
+        "\n".join(words),
+        {"job": "budget", "window": problem.window},
+        {"title": "An advertising budget", "subtitle": settings.method, "cards": cards},
+        {"allocations": shares},
+    )
+
+
+def _percent(gain: Estimate) -> str:
+    return f"{gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}] over {gain.n} tasks"
+
+
+def _card(name: str, gain: Estimate) -> dict[str, Any]:
+    return {
+        "label": f"Sales over equal shares, {name}",
+        "value": f"{gain.value:+.1%}",
+        "interval": f"[{gain.low:+.1%}, {gain.high:+.1%}]",
+        "note": f"paired over {gain.n} tasks",
+        "holds": gain.above_zero,
+    }

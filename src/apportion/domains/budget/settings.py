@@ -1,0 +1,49 @@
+"""The settings of the advertising market, as one frozen dataclass; nothing here starts JAX."""
+
+from dataclasses import dataclass
+
+from apportion.domains.settings import TrainingSettings
+from apportion.errors import InputError
+
+
+@dataclass(frozen=True)
+class BudgetSettings(TrainingSettings):
+    """Share an advertising budget over campaigns: a simulated market, ready in a minute.
+
+    Examples
+    --------
+    >>> BudgetSettings(method="mtl").tasks
+    30
+    """
+
+    steps: int = 2000
+    """Updates of the policy."""
+    universe: int = 60
+    """Campaigns in the market."""
+    held_out: int = 20
+    """Campaigns never trained on, drawn by the seed."""
+    periods: int = 80
+    """Periods on record."""
+    noise: float = 0.6
+    """Standard deviation of the noise in the measured log efficiency."""
+    task_size: int = 8
+    """Campaigns in a task, m."""
+    batch: int = 32
+    """Consecutive periods in a batch, B."""
+    hidden: int = 16
+    """Units of the recurrent network."""
+    learning_rate: float = 3e-3
+    """Step size of Adam."""
+    chunk: int = 100
+    """Steps between two looks at the run: progress, saving, stopping."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "task_size", "batch", "hidden", "chunk")
+        if self.task_size > min(self.universe - self.held_out, self.held_out or self.universe):
+            raise InputError(
+                f"task_size {self.task_size}: {self.universe} campaigns with {self.held_out} held "
+                "out are too few for it; choose smaller tasks or a larger universe"
+            )
+        if self.noise < 0 or self.learning_rate <= 0:
+            raise InputError("noise must be >= 0 and learning_rate > 0")

@@ -1,0 +1,132 @@
+"""Training an aggregation policy, and what it is worth on federations of clients it never saw.
+
+Judged by the test accuracy of the aggregate against FedAvg, paired by task, after the last round
+and on average over the rounds.
+"""
+
+import hashlib
+
+import jax
+import numpy as np
+import pandas as pd
+
+from apportion.domains.federated.aggregators import UNIFORM, Course, follow_all
+from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.training import build, draw, read_digits, stack, try_policies
+from apportion.errors import InputError
+from apportion.learners.ppo import PPO
+from apportion.policy import Policy, Recurrent
+from apportion.priority import Priority
+from apportion.runs.job import Outcome, Work
+from apportion.runs.settings_file import suggest
+from apportion.scorers import SCORERS
+from apportion.statistics import Estimate, compare
+from apportion.tasks import Tasks
+from apportion.training import OnChunk, Resume, train
+
+
+def prepare(settings: FederatedSettings) -> Work:
+    """Read the digits, deal them out to the clients and draw the tasks."""
+    if settings.scorer not in SCORERS:
+        near = suggest(settings.scorer, SCORERS)
+        raise InputError(f"scorer {settings.scorer!r}: choose one of {', '.join(SCORERS)}{near}")
+    digits = read_digits(settings)
+    federation, partition = build(settings, digits)
+    own, fresh = draw(settings, partition, settings.seed)
+    digest = hashlib.sha256(digits.images.tobytes()).hexdigest()[:16]
+    source = "embedded digits" if settings.mnist is None else str(settings.mnist)
+    data = {"source": source, "clients": partition.universe, "fingerprint": digest}
+
+    def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
+        policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+        alpha = settings.alpha if settings.method == "pmtl" else 0.0
+        training = train(
+            federation,
+            own[:1] if settings.method == "stl" else own,
+            Recurrent(federation.channels, settings.hidden, key=policy_key),
+            PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
+            steps=settings.steps,
+            selection=Priority(alpha, settings.beta, settings.smoothing),
+            scorer=SCORERS[settings.scorer],
+            acting=0,
+            chunk=settings.chunk,
+            on_chunk=on_chunk,
+            state=resume,
+            key=run_key,
+        )
+        return judge(federation, training.policy, fresh, settings)
+
+    return Work(data, work)
+
+
+def judge(
+    federation: Federation, policy: Policy, tasks: Tasks, settings: FederatedSettings
+) -> Outcome:
+    """The policy against FedAvg on unseen tasks."""
+    key = jax.random.key(settings.seed)
+    keys = jax.random.split(key, len(tasks))
+    stacked = jax.tree.map(lambda leaf: leaf[None], policy)
+    learned = try_policies(federation, stacked, stack([tasks]), keys[None])
+    learned = jax.tree.map(lambda leaf: np.asarray(leaf[0]), learned)
+    fedavg = jax.tree.map(np.asarray, follow_all(federation, UNIFORM, tasks, key=key))
+    last = compare(learned.tested[:, -1], fedavg.tested[:, -1])
+    mean = compare(learned.tested.mean(1), fedavg.tested.mean(1))
+    results = {
+        "final_accuracy": float(learned.tested[:, -1].mean()),
+        "final_accuracy_fedavg": float(fedavg.tested[:, -1].mean()),
+        "gain_final": last.to_dict(),
+        "gain_mean_over_rounds": mean.to_dict(),
+    }
+    words = [
+        f"test accuracy after the last round: {results['final_accuracy']:.3f}, FedAvg "
+        f"{results['final_accuracy_fedavg']:.3f}",
+        f"gain over FedAvg, last round: {_points(last)}",
+        f"gain over FedAvg, mean over the rounds: {_points(mean)}",
+    ]
+    about = {
+        "job": "federated",
+        "window": federation.window,
+        "state": settings.state,
+        "channels": federation.channels,
+        "clients": int(tasks.width),
+    }
+    cards = [_card("last round", last), _card("mean over the rounds", mean)]
+    return Outcome(
+        policy,
+        results,
+        "\n".join(words),
+        about,
+        {"title": "A federation of clients", "subtitle": settings.method, "cards": cards},
+        {"accuracy": _accuracies(learned, fedavg), "allocations": _shares(learned, tasks)},
+    )
+
+
+def _accuracies(learned: Course, fedavg: Course) -> pd.DataFrame:
+    curves = {"learned": learned.tested.mean(0), "fedavg": fedavg.tested.mean(0)}
+    table = pd.DataFrame({name: np.asarray(curve) for name, curve in curves.items()})
+    table.insert(0, "round", np.arange(1, len(table) + 1))
+    return table
+
+
+def _shares(learned: Course, tasks: Tasks) -> pd.DataFrame:
+    names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
+    table = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
+    return table.rename_axis("period").reset_index()
+
+
+def _points(gain: Estimate) -> str:
+    return (
+        f"{100 * gain.value:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}] "
+        f"over {gain.n} unseen tasks"
+    )
+
+
+def _card(when: str, gain: Estimate) -> dict:
+    return {
+        "label": f"Test accuracy over FedAvg, {when}",
+        "value": f"{100 * gain.value:+.1f} points",
+        "interval": f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]",
+        "note": f"paired over {gain.n} unseen tasks",
+        "holds": gain.above_zero,
+    }

@@ -1,0 +1,186 @@
+"""Who holds which digits: the clients of a universe, their data disjoint and skewed.
+
+The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes a task of 8 of the
+former and 2 of the latter. The others are the usual skews of federated learning: by label
+(Dirichlet), by quantity, and by labels that are noise or lies.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apportion.domains.federated.digits import CLASSES, Digits
+from apportion.errors import InputError
+from apportion.tasks import Tasks
+
+MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
+
+
+@dataclass(frozen=True)
+class Partition:
+    """For each client the images it holds, the labels it believes, how many, and its group.
+
+    Rows are padded to the largest client by repeating an image; `counts` says how many are real.
+    """
+
+    index: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+    groups: np.ndarray
+
+    @property
+    def universe(self) -> int:
+        """Number of clients M."""
+        return len(self.counts)
+
+    def with_noisy_labels(
+        self, clients: Sequence[int], fraction: float = 1.0, *, seed: int = 0
+    ) -> "Partition":
+        """These clients' labels, or a fraction of them, replaced by random ones."""
+        rng = np.random.default_rng(seed)
+        labels = self.labels.copy()
+        for client in clients:
+            hit = rng.random(labels.shape[1]) < fraction
+            labels[client] = np.where(
+                hit, rng.integers(0, CLASSES, labels.shape[1]), labels[client]
+            )
+        return replace(self, labels=labels)
+
+    def with_flipped_labels(self, clients: Sequence[int]) -> "Partition":
+        """These clients call every digit d by 9 - d: the label-flipping attack."""
+        labels = self.labels.copy()
+        labels[list(clients)] = CLASSES - 1 - labels[list(clients)]
+        return replace(self, labels=labels)
+
+    def with_quantity_skew(
+        self, spread: float = 1.0, least: int = 10, *, seed: int = 0
+    ) -> "Partition":
+        """Clients keep a log-normally distributed part of their images, the largest all of them."""
+        if spread < 0 or least < 1:
+            raise InputError(f"quantity skew: spread {spread} must be >= 0 and least {least} >= 1")
+        size = np.exp(spread * np.random.default_rng(seed).normal(size=self.universe))
+        counts = np.round(self.counts * size / size.max()).astype(self.counts.dtype)
+        return replace(self, counts=np.clip(counts, np.minimum(least, self.counts), self.counts))
+
+
+def paper_split(
+    digits: Digits, clients: tuple[int, int] = (60, 40), samples: int = 600, *, seed: int = 0
+) -> Partition:
+    """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9.
+
+    A group whose digits do not suffice shares them evenly, where that costs a client at most one
+    image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9).
+    """
+    rng = np.random.default_rng(seed)
+    rows, groups = [], []
+    for group, (count, classes) in enumerate(zip(clients, (MAJORITY, MINORITY), strict=True)):
+        pool = rng.permutation(np.flatnonzero(np.isin(digits.labels, classes) & ~digits.server))
+        if len(pool) < 0.99 * samples * count:
+            raise InputError(
+                f"partition: {count} clients of {samples} images need {count * samples} digits "
+                f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; ask for fewer of either"
+            )
+        rows += np.array_split(pool[: samples * count], count)
+        groups += [group] * count
+    return _padded(digits, rows, groups)
+
+
+def dirichlet_split(
+    digits: Digits,
+    clients: tuple[int, ...] = (100,),
+    samples: int = 600,
+    concentration: float = 0.5,
+    classes: tuple[tuple[int, ...], ...] = (tuple(range(CLASSES)),),
+    *,
+    seed: int = 0,
+) -> Partition:
+    """Each client's class mix ~ Dirichlet(concentration) over the classes of its group.
+
+    A client whose favourite digits have run out goes on with the others of its group.
+    """
+    rng = np.random.default_rng(seed)
+    if len(clients) != len(classes) or concentration <= 0:
+        raise InputError("partition: each group needs its classes, and concentration must be > 0")
+    rows, groups = [], []
+    left = {
+        c: list(rng.permutation(np.flatnonzero((digits.labels == c) & ~digits.server)))
+        for c in range(CLASSES)
+    }
+    for group, (count, seen) in enumerate(zip(clients, classes, strict=True)):
+        available = sum(len(left[c]) for c in seen)
+        if available < count * samples:
+            raise InputError(
+                f"partition: group {group} needs {count * samples} images, but {available} are left"
+            )
+        for _ in range(count):
+            mix = rng.dirichlet(np.full(len(seen), concentration))
+            rows.append(_draw(left, seen, mix, samples, rng))
+            groups.append(group)
+    return _padded(digits, rows, groups)
+
+
+def _draw(left, seen, mix, samples, rng) -> np.ndarray:
+    """`samples` images by the mix, taken out of what is left of each class."""
+    taken: list[int] = []
+    while len(taken) < samples:
+        open_ = np.array([len(left[c]) > 0 for c in seen])
+        chance = np.where(open_, mix + 1e-9, 0.0)
+        wanted = rng.multinomial(samples - len(taken), chance / chance.sum())
+        for c, count in zip(seen, wanted, strict=True):
+            taken += left[c][:count]
+            del left[c][:count]
+    return np.array(taken)
+
+
+def _padded(digits: Digits, rows: list[np.ndarray], groups: list[int]) -> Partition:
+    counts = np.array([len(row) for row in rows], np.int32)
+    widest = counts.max()
+    index = np.stack([np.pad(row, (0, widest - len(row)), mode="edge") for row in rows])
+    return Partition(
+        index.astype(np.int32), digits.labels[index].astype(np.int32), counts, np.array(groups)
+    )
+
+
+def skewed_tasks(
+    partition: Partition,
+    training: int,
+    unseen: int,
+    *,
+    sizes: tuple[int, int] = (8, 2),
+    seen: tuple[int, int] = (40, 25),
+    seed: int = 0,
+) -> tuple[Tasks, Tasks]:
+    """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
+
+    In every task the majority comes first: clients 8 and 9 are the paper's minority.
+    """
+    pools = [np.flatnonzero(partition.groups == group) for group in (0, 1)]
+    first = [pool[:cut] for pool, cut in zip(pools, seen, strict=True)]
+    rest = [pool[cut:] for pool, cut in zip(pools, seen, strict=True)]
+    return (
+        mixed_tasks(first, sizes, training, seed=seed),
+        mixed_tasks(rest, sizes, unseen, seed=seed + 1),
+    )
+
+
+def mixed_tasks(
+    pools: Sequence[np.ndarray], sizes: Sequence[int], count: int, *, seed: int = 0
+) -> Tasks:
+    """Distinct tasks of so many clients out of each pool, in the pools' order."""
+    rng = np.random.default_rng(seed)
+    for pool, size in zip(pools, sizes, strict=True):
+        if size > len(pool):
+            raise InputError(f"tasks: {size} clients were asked for out of a group of {len(pool)}")
+    available = math.prod(math.comb(len(p), s) for p, s in zip(pools, sizes, strict=True))
+    if count > available:
+        raise InputError(
+            f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
+            f"are only {available}; ask for fewer"
+        )
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < count:
+        task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
+        drawn[tuple(int(i) for i in np.concatenate(task))] = None
+    return Tasks.of(drawn)

@@ -1,0 +1,245 @@
+"""What strategies would have earned on a set of instruments over a period, net and gross.
+
+Wealth is 1 and shares are equal at the close before the first period; costs are exact.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float
+from matplotlib.figure import Figure
+
+from apportion.composition import EqualShares
+from apportion.domains.portfolio import metrics
+from apportion.domains.portfolio.costs import Costs
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.walk import walk_policy, walk_targets
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.statistics import Estimate
+from apportion.tasks import Tasks
+
+Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
+"""Relatives to target allocations; row n may use relatives of rows before n only."""
+
+EQUAL = "equal-crp"
+CONTRACT = ("wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover")
+
+
+@dataclass(frozen=True, eq=False)
+class Backtest:
+    """The records of several strategies over one period on one set of instruments.
+
+    Made by `backtest`; `equal-crp` is always among them.
+    """
+
+    dates: np.ndarray
+    """The day on which each period ends."""
+    tickers: tuple[str, ...]
+    cost: float
+    gross: Mapping[str, np.ndarray]
+    """Simple returns of each strategy before costs, (time,)."""
+    net: Mapping[str, np.ndarray]
+    turnover: Mapping[str, np.ndarray]
+    allocations: Mapping[str, np.ndarray]
+    """Allocations of each strategy, (time, entities)."""
+
+    @cached_property
+    def measures(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Side -> strategy -> metric -> value."""
+        return {
+            side: {
+                name: metrics.measure(returns, self.turnover[name], records[EQUAL])
+                for name, returns in records.items()
+            }
+            for side, records in (("net", self.net), ("gross", self.gross))
+        }
+
+    def intervals(self, name: str, *, resamples: int = 1000) -> dict[str, Estimate]:
+        """A strategy's net metrics with block-bootstrap intervals."""
+        return metrics.intervals(
+            self.net[name], self.turnover[name], self.net[EQUAL], resamples=resamples
+        )
+
+    def against(self, name: str, other: str = EQUAL, *, resamples: int = 1000) -> Estimate:
+        """Difference of two strategies' net log growth a year, on the same resampled days."""
+        gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
+        days = metrics.block_days(len(gap), resamples=resamples, block=metrics.BLOCK, seed=0)
+        low, high = np.quantile(gap[days].mean(-1) * metrics.DAYS, [0.025, 0.975])
+        return Estimate(float(gap.mean() * metrics.DAYS), float(low), float(high), len(gap))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each strategy: net metrics, their interval ends, and gross wealth."""
+        rows = []
+        for name in self.net:
+            row: dict[str, Any] = {"strategy": name}
+            for metric, estimate in self.intervals(name).items():
+                row[metric] = estimate.value
+                row[f"{metric}_low"], row[f"{metric}_high"] = estimate.low, estimate.high
+            rows.append({**row, "gross_wealth": self.measures["gross"][name]["wealth"]})
+        return pd.DataFrame(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion backtest --json`; a metric that is not a number is null."""
+
+        def side(name: str) -> dict[str, dict[str, float | None]]:
+            return {
+                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in CONTRACT}
+                for strategy, values in self.measures[name].items()
+            }
+
+        return {
+            "start": str(self.dates[0]),
+            "end": str(self.dates[-1]),
+            "periods": len(self.dates),
+            "net": side("net"),
+            "gross": side("gross"),
+        }
+
+    def summary(self) -> str:
+        """The strategies side by side, net of costs, each with its interval against Equal CRP."""
+        lines = [
+            f"{self.dates[0]} to {self.dates[-1]}, {len(self.dates)} periods, "
+            f"{len(self.tickers)} instruments, commission {self.cost:.2%}",
+            f"{'':24}{'wealth':>8}{'a year':>9}{'vol':>8}{'Sharpe':>8}{'drawdown':>10}"
+            f"{'turnover':>10}   log growth a year over Equal CRP",
+        ]
+        for name, values in self.measures["net"].items():
+            ahead = self.against(name)
+            lines.append(
+                f"{name:24}{values['wealth']:8.3f}{values['annual_return']:9.1%}"
+                f"{values['volatility']:8.1%}{values['sharpe']:8.2f}{values['max_drawdown']:10.1%}"
+                f"{values['turnover']:10.4f}   {ahead.value:+.4f} "
+                f"[{ahead.low:+.4f}, {ahead.high:+.4f}]"
+            )
+        return "\n".join(lines)
+
+    def plot(self) -> Figure:
+        """Wealth of every strategy net of costs, and its lead over Equal CRP."""
+        figure = Figure(figsize=(9, 6.5), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        equal = np.cumsum(np.log1p(self.net[EQUAL]))
+        for name, returns in self.net.items():
+            strong = name in ("policy", EQUAL)
+            style = {"linewidth": 1.8 if strong else 0.9, "zorder": 3 if strong else 2}
+            growth = np.cumsum(np.log1p(returns))
+            label = f"{name} ({self.measures['net'][name]['wealth']:.2f})"
+            above.plot(self.dates, np.exp(growth), label=label, **style)
+            below.plot(self.dates, 100 * np.expm1(growth - equal), **style)
+        above.set_yscale("log")
+        above.yaxis.set_major_formatter("{x:g}")
+        above.yaxis.set_minor_formatter("{x:g}")
+        above.set_ylabel(f"wealth, net of {self.cost:.2%}")
+        below.set_ylabel("% over Equal CRP")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+        return figure
+
+
+def backtest(
+    prices: Prices,
+    policies: Mapping[str, Policy],
+    *,
+    baselines: Mapping[str, Baseline] | None = None,
+    hindsight: Mapping[str, Baseline] | None = None,
+    start: str | np.datetime64 | None = None,
+    end: str | np.datetime64 | None = None,
+    window: int = 31,
+    cost: float = 0.0025,
+) -> Backtest:
+    """Backtest strategies on all instruments of a table, with exact costs.
+
+    Parameters
+    ----------
+    prices
+        The instruments, and history before `start`.
+    policies
+        Strategies that see windows of prices and what is held.
+    baselines
+        Strategies as functions of all price relatives up to `end`; row n sees rows before n only.
+    hindsight
+        Strategies that are shown the tested periods' relatives, all of them, such as best CRP.
+    start, end
+        First and last day; the first period ends on the first trading day on or after `start`.
+
+    Examples
+    --------
+    >>> from apportion.domains.portfolio import KnownTruth
+    >>> result = backtest(KnownTruth.draw(universe=4, days=80).prices, {}, window=8)
+    >>> list(result.net)
+    ['equal-crp']
+    """
+    costs = Costs(cost, exact=True)
+    market = Market.of(prices, start=start, end=end, window=window, costs=costs)
+    first = int(market.first)
+    everyone = Tasks.of([range(len(prices.tickers))])[0]
+    walks = {
+        name: _walk_one(policy, market, everyone)
+        for name, policy in {**policies, EQUAL: EqualShares()}.items()
+    }
+    y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
+    for shown, strategies in ((y, baselines or {}), (y[first:], hindsight or {})):
+        for name, strategy in strategies.items():
+            targets = strategy(shown)[-market.horizon :]
+            _check_targets(name, np.asarray(targets))
+            walks[name] = _walk_targets(targets, market, everyone)
+    accounts = {
+        name: account(np.asarray(walk.allocations), prices.relatives()[first:], cost)
+        for name, walk in walks.items()
+    }
+    return Backtest(
+        prices.dates[first : first + market.horizon],
+        prices.tickers,
+        cost,
+        {name: growth - 1 for name, (growth, _, _) in accounts.items()},
+        {name: growth * keep - 1 for name, (growth, keep, _) in accounts.items()},
+        {name: turnover for name, (_, _, turnover) in accounts.items()},
+        {name: np.asarray(walk.allocations) for name, walk in walks.items()},
+    )
+
+
+def account(
+    allocations: np.ndarray, relatives: np.ndarray, cost: float, held: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Growth, cost factor and turnover of each period, in double precision with exact costs.
+
+    Parameters
+    ----------
+    allocations, relatives
+        a_n and y_n, (time, entities).
+    held
+        Shares held before the first period; equal ones by default.
+    """
+    a = np.asarray(allocations, float)
+    a = a / a.sum(-1, keepdims=True)
+    grown = a * np.asarray(relatives, float)[: len(a)]
+    growth = grown.sum(-1)
+    before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
+    w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
+    with jax.enable_x64(True):
+        keep = np.asarray(_keep(Costs(cost, exact=True), jnp.asarray(w), jnp.asarray(a)))
+    return growth, keep, np.abs(a - w).sum(-1)
+
+
+_keep = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.keep)(w, a))
+_walk_one = eqx.filter_jit(walk_policy)
+_walk_targets = eqx.filter_jit(walk_targets)
+
+
+def _check_targets(name: str, targets: np.ndarray) -> None:
+    off = np.abs(targets.sum(-1) - 1) > 1e-3
+    if not np.isfinite(targets).all() or off.any() or (targets < -1e-4).any():
+        row = int(np.argmax(off | ~np.isfinite(targets).all(-1) | (targets < -1e-4).any(-1)))
+        raise InputError(
+            f"baseline {name}: its allocation in period {row} is {targets[row].round(4).tolist()}; "
+            "shares must be >= 0 and sum to 1"
+        )

@@ -1,0 +1,187 @@
+"""Strategies to measure a policy against, all of one shape: price relatives to target allocations.
+
+Row n of the allocations has seen rows before n of the relatives only; best CRP alone is chosen in
+hindsight. `BASELINES` names them all, with the online algorithms of `online` and `reversion`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apportion.domains.portfolio.baselines.interior import minimise_on_simplex
+from apportion.domains.portfolio.baselines.online import (
+    Allocations,
+    Relatives,
+    exponentiated_gradient,
+    follow,
+    ons,
+    universal,
+)
+from apportion.domains.portfolio.baselines.reversion import anticor, cwmr, olmar, pamr, rmr
+from apportion.errors import InputError
+
+Baseline = Callable[[Relatives], Allocations]
+
+
+def equal_crp(relatives: Relatives) -> Allocations:
+    """Equal shares, restored every period: the constant rebalanced portfolio of 1/m.
+
+    Examples
+    --------
+    >>> equal_crp(jnp.ones((2, 4))).tolist()
+    [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
+    """
+    return jnp.full_like(relatives, 1 / relatives.shape[1])
+
+
+def buy_and_hold(relatives: Relatives) -> Allocations:
+    """Equal shares at the first period, then no trade: shares drift with prices.
+
+    Examples
+    --------
+    >>> buy_and_hold(jnp.array([[3.0, 1.0], [1.0, 1.0]])).tolist()
+    [[0.5, 0.5], [0.75, 0.25]]
+    """
+
+    def update(shares, memory, y):
+        return shares * y / (shares @ y), memory
+
+    return follow(update, None, relatives)
+
+
+def best_crp(relatives: Relatives) -> Allocations:
+    """The constant shares that would have earned most over all rows: chosen in hindsight.
+
+    Examples
+    --------
+    >>> best_crp(jnp.array([[2.0, 1.0], [0.5, 1.0]])).round(3).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    rows, m = relatives.shape
+
+    def derivatives(x):
+        slopes = relatives / (relatives @ x)[:, None]
+        return -slopes.mean(0), slopes.T @ slopes / rows
+
+    best = minimise_on_simplex(derivatives, jnp.full(m, 1 / m, relatives.dtype))
+    return jnp.broadcast_to(best, relatives.shape)
+
+
+def momentum(relatives: Relatives, window: int = 252, skip: int = 21) -> Allocations:
+    """Equal shares of the half that grew most over the last `window` periods but the last `skip`.
+
+    Entities that tie with the middle one are in; prices stood still before the first row.
+    """
+    growth = jnp.cumsum(jnp.log(relatives), axis=0)
+    before = jnp.concatenate([jnp.zeros((window + 1, relatives.shape[1]), growth.dtype), growth])
+    rows = jnp.arange(relatives.shape[0])
+    trailing = before[rows + window - skip] - before[rows]
+    chosen = (trailing >= jnp.median(trailing, axis=1, keepdims=True)).astype(growth.dtype)
+    return chosen / chosen.sum(1, keepdims=True)
+
+
+def inverse_volatility(relatives: Relatives, window: int = 31) -> Allocations:
+    """Shares in inverse proportion to the volatility of the last `window` periods."""
+    return _by_volatility(relatives, window, -1.0)
+
+
+def volatility_tilt(relatives: Relatives, window: int = 31) -> Allocations:
+    """Shares in proportion to the volatility of the last `window` periods.
+
+    What a policy that has learned nothing but to favour what moves would do.
+    """
+    return _by_volatility(relatives, window, 1.0)
+
+
+def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocations:
+    m = relatives.shape[1]
+
+    def update(shares, memory, y):
+        recent, seen = memory
+        recent, seen = jnp.concatenate([recent[1:], jnp.log(y)[None]]), seen + 1
+        known = (jnp.arange(window) >= window - seen)[:, None].astype(recent.dtype)
+        count = known.sum()
+        off = known * (recent - (known * recent).sum(0) / count)
+        deviation = jnp.sqrt((off**2).sum(0) / jnp.maximum(count - 1, 1)) + 1e-6
+        tilted = deviation**power
+        return jnp.where(seen > 1, tilted / tilted.sum(), shares), (recent, seen)
+
+    return follow(update, (jnp.zeros((window, m), relatives.dtype), 0), relatives)
+
+
+def minimum_variance(relatives: Relatives, window: int = 126, every: int = 21) -> Allocations:
+    """Skfolio's minimum-variance shares of the last `window` periods, fitted anew every `every`."""
+    optimisation = _skfolio()
+
+    def fit(returns: np.ndarray) -> np.ndarray:
+        return np.asarray(optimisation.MeanRisk().fit(returns).weights_)
+
+    return _refitted(relatives, fit, window, every)
+
+
+def risk_parity(relatives: Relatives, window: int = 126, every: int = 21) -> Allocations:
+    """Skfolio's shares of equal contributions to variance, fitted anew every `every` periods."""
+    optimisation = _skfolio()
+
+    def fit(returns: np.ndarray) -> np.ndarray:
+        return np.asarray(optimisation.RiskBudgeting().fit(returns).weights_)
+
+    return _refitted(relatives, fit, window, every)
+
+
+def _skfolio():
+    try:
+        from skfolio import optimization
+    except ImportError:
+        raise InputError(
+            "minimum variance and risk parity come with skfolio, which is not installed; "
+            "run pip install 'apportion[market]'"
+        ) from None
+    return optimization
+
+
+def _refitted(
+    relatives: Relatives, fit: Callable[[np.ndarray], np.ndarray], window: int, every: int
+) -> Allocations:
+    """Equal shares for half a window, then the fit to the last rows, renewed every `every` rows."""
+
+    def on_host(relatives: np.ndarray) -> np.ndarray:
+        returns = np.asarray(relatives, float) - 1
+        rows, m = returns.shape
+        targets = np.full((rows, m), 1 / m)
+        for row in range(max(window // 2, 2), rows, every):
+            recent = returns[max(row - window, 0) : row]
+            # A price that stood still has no variance and the fit no answer: keep the last one.
+            if (recent.std(0) > 0).all():
+                shares = np.maximum(fit(recent), 0)
+                targets[row:] = shares / shares.sum()
+        return targets.astype(relatives.dtype)
+
+    shape = jax.ShapeDtypeStruct(relatives.shape, relatives.dtype)
+    return jax.pure_callback(on_host, shape, relatives, vmap_method="sequential")
+
+
+BASELINES: dict[str, Baseline] = {
+    "equal-crp": equal_crp,
+    "buy-and-hold": buy_and_hold,
+    "best-crp": best_crp,
+    "universal": universal,
+    "exponentiated-gradient": exponentiated_gradient,
+    "ons": ons,
+    "pamr": pamr,
+    "cwmr": cwmr,
+    "olmar": olmar,
+    "rmr": rmr,
+    "anticor": anticor,
+    "momentum": momentum,
+    "inverse-volatility": inverse_volatility,
+    "volatility-tilt": volatility_tilt,
+    "minimum-variance": minimum_variance,
+    "risk-parity": risk_parity,
+}
+"""Every baseline under the name it has in tables."""
+
+WITHOUT_HISTORY = frozenset({"buy-and-hold", "best-crp"})
+"""Baselines that begin with the tested period: show them its rows alone, no earlier history."""

@@ -1,0 +1,216 @@
+"""Training a portfolio policy from a price file, and backtesting it beside every baseline.
+
+k, eta and the number of updates are chosen on validation years inside the training period. A policy is
+equivariant, so it may be judged on instruments it never saw; days it was trained on say nothing about
+days to come, and whoever asks for them is told.
+"""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.portfolio.backtest import EQUAL, Backtest, backtest
+from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import embedded_prices, load_prices
+from apportion.domains.portfolio.settings import PortfolioJob
+from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
+from apportion.domains.portfolio.validation import (
+    Choice,
+    choose,
+    no_validation_year,
+    validation_tasks,
+    validation_years,
+)
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.runs.environment import installed
+from apportion.runs.job import Outcome, Work
+from apportion.tasks import Tasks
+from apportion.training import OnChunk, Resume
+
+LAZY = "lazy-crp"
+
+
+def read_prices(path: Path | None) -> Prices:
+    """A price file, or the embedded stocks."""
+    return embedded_prices() if path is None else load_prices(path)
+
+
+def prepare(settings: PortfolioJob) -> Work:
+    """Read and check the prices, and cut off what is not to be trained on."""
+    prices = read_prices(settings.prices)
+    known = prices if settings.until is None else prices.until(settings.until)
+    if not len(known.dates):
+        raise InputError(
+            f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
+        )
+    # Told now, before a folder is made, if the settings do not fit the data.
+    choose_tasks(len(known.tickers), settings)
+    training_market(known, settings)
+    apart = None
+    if settings.validation_instruments:
+        apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
+    data = {
+        "source": "embedded" if settings.prices is None else str(settings.prices),
+        "tickers": len(known.tickers),
+        "first": str(known.dates[0]),
+        "last": str(known.dates[-1]),
+        "fingerprint": known.fingerprint,
+    }
+
+    def look(on_chunk: OnChunk) -> dict[str, Any]:
+        few = replace(settings, members=settings.validation_members)
+        return choose(
+            known,
+            few,
+            years=settings.validation,
+            tasks=apart,
+            chunk=settings.chunk,
+            on_chunk=on_chunk,
+        ).to_dict()
+
+    def work(on_chunk: OnChunk, resume: Resume, made: dict[str, Any] | None = None) -> Outcome:
+        choice = None if made is None else Choice.from_dict(made)
+        applied = settings if choice is None else choice.applied(settings)
+        done = train_portfolio(
+            known, applied, chunk=settings.chunk, on_chunk=on_chunk, state=resume
+        )
+        about = {
+            "job": "portfolio",
+            "window": settings.window,
+            "channels": known.channels,
+            "cost": settings.cost,
+            "last": str(known.dates[-1]),
+            "trained_on": [known.tickers[i] for i in done.seen],
+            "chosen": _told(known, settings, choice, apart),
+        }
+        if len(prices.dates) == len(known.dates):
+            outcome = _untested(done.policy, about, settings)
+        else:
+            judged = judge(done.policy, about, prices, start=settings.until)
+            outcome = _tested(judged, done.policy, about)
+        return outcome if choice is None else _with_choice(outcome, choice)
+
+    some = validation_years(known, settings, settings.validation)
+    return Work(data, work, look if some else None)
+
+
+def _told(
+    prices: Prices, settings: PortfolioJob, choice: Choice | None, apart: Tasks | None
+) -> str:
+    """How k, eta and the number of updates came about, in a sentence."""
+    if choice is None:
+        given = (
+            f"k = {settings.k:g}, eta = {settings.eta:g} and {settings.updates:,} updates as given"
+        )
+        return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
+    told = f"chosen: {choice.summary()}"
+    if apart is None:
+        return told
+    names = [prices.tickers[i] for i in np.unique(np.asarray(apart.members))]
+    return f"{told}, on {', '.join(names)}, kept from training for it"
+
+
+def _with_choice(outcome: Outcome, choice: Choice) -> Outcome:
+    made = {"k": choice.k, "eta": choice.eta, "updates": choice.steps}
+    return replace(
+        outcome,
+        results=outcome.results | {"chosen": made},
+        tables=outcome.tables | {"choice": choice.to_frame()},
+    )
+
+
+def _untested(policy: Policy, about: dict[str, Any], settings: PortfolioJob) -> Outcome:
+    words = f"trained on every day up to {about['last']}; judge it with apportion backtest on later days"
+    told = [words, about["chosen"]]
+    headline = {"title": "A portfolio", "subtitle": settings.method, "words": told}
+    return Outcome(policy, {"trained_until": about["last"]}, "\n".join(told), about, headline)
+
+
+def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
+    ahead = result.against("policy")
+    card = {
+        "label": "Log growth a year over Equal CRP, net",
+        "value": f"{ahead.value:+.4f}",
+        "interval": f"[{ahead.low:+.4f}, {ahead.high:+.4f}]",
+        "note": f"{result.dates[0]} to {result.dates[-1]}, block bootstrap over days",
+        "holds": ahead.above_zero,
+    }
+    headline = {"title": "A portfolio", "cards": [card], "words": [about["chosen"]]}
+    summary = f"{result.summary()}\n{about['chosen']}"
+    return Outcome(policy, result.to_json(), summary, about, headline, tables(result))
+
+
+def tables(result: Backtest) -> dict[str, pd.DataFrame]:
+    """A backtest as the tables of a report: values, allocations and strategies side by side."""
+    dates = [str(day) for day in result.dates]
+    wealth = {name: np.cumprod(1 + returns) for name, returns in result.net.items()}
+    shares = dict(zip(result.tickers, result.allocations["policy"].T, strict=True))
+    return {
+        "values": pd.DataFrame({"date": dates} | wealth),
+        "allocations": pd.DataFrame({"date": dates} | shares),
+        "strategies": result.to_frame(),
+    }
+
+
+def judge(
+    policy: Policy,
+    about: dict[str, Any],
+    prices: Prices,
+    *,
+    start: str | None = None,
+    end: str | None = None,
+) -> Backtest:
+    """Backtest a trained policy with every baseline.
+
+    Parameters
+    ----------
+    about
+        What was saved with the policy.
+    start, end
+        First and last day; by default all days after those it was trained on.
+    """
+    prices = fitting(prices, about)
+    after = str(np.datetime64(about["last"]) + 1)
+    if start is None and prices.row(after) < len(prices.dates):
+        start = after
+    if start is None or np.datetime64(start) < np.datetime64(after):
+        warnings.warn(
+            f"the policy was trained on days up to {about['last']}; what it earns on them says "
+            "nothing about days to come",
+            stacklevel=2,
+        )
+    # Fitted by skfolio, which may not be installed.
+    absent = set() if installed("skfolio") else {"minimum-variance", "risk-parity"}
+    left_out = {EQUAL, *WITHOUT_HISTORY, *absent}
+    return backtest(
+        prices,
+        {"policy": policy, LAZY: PartialTrading(EqualShares(), 0.1)},
+        baselines={name: b for name, b in BASELINES.items() if name not in left_out},
+        hindsight={name: BASELINES[name] for name in BASELINES if name in WITHOUT_HISTORY},
+        start=start,
+        end=end,
+        window=about["window"],
+        cost=about["cost"],
+    )
+
+
+def fitting(prices: Prices, about: dict[str, Any]) -> Prices:
+    """The prices with the series the policy was trained to read."""
+    if about.get("job") != "portfolio":
+        raise InputError(
+            f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
+            "give the folder of a portfolio run"
+        )
+    if prices.channels < about["channels"]:
+        raise InputError(
+            "the policy reads close, high and low, but the prices have closes only; "
+            "give a long file with columns high and low"
+        )
+    return replace(prices, high=None, low=None) if about["channels"] == 1 else prices

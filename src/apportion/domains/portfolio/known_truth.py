@@ -1,0 +1,102 @@
+"""A market whose truth is known: what a learner can find in it, and what the best possible earns.
+
+r = 0.0003 + 0.008 f + mu + vol e: a common factor f, a regime mu = +-0.001 that lasts 30 days on
+average (momentum), and e, an AR(1) with phi = -0.2 (reversal). An instrument without signal has
+mu = 0 and phi = 0. The oracle is told the true conditional means.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apportion.domains.portfolio.price_table import Prices
+
+DRIFT, FACTOR, REGIME, DURATION, REVERSAL = 0.0003, 0.008, 0.001, 30, -0.2
+VOLATILITY = (0.01, 0.02)
+_OVERNIGHT = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class KnownTruth:
+    """Prices together with the mean of each day's log return, given all that came before.
+
+    Examples
+    --------
+    >>> truth = KnownTruth.draw(universe=4, days=50, seed=1)
+    >>> truth.prices.close.shape, truth.means.shape
+    ((50, 4), (50, 4))
+    """
+
+    prices: Prices
+    means: np.ndarray
+    """E[r_{i,n} | the past, the regimes], (time, universe)."""
+
+    @classmethod
+    def draw(
+        cls,
+        *,
+        universe: int = 40,
+        days: int = 1150,
+        seed: int = 0,
+        informative: np.ndarray | None = None,
+        volatility: np.ndarray | None = None,
+    ) -> "KnownTruth":
+        """Simulate a market.
+
+        Parameters
+        ----------
+        universe, days
+            Size of the table.
+        seed
+            The same seed gives the same market.
+        informative
+            Which instruments carry signal (default: all).
+        volatility
+            Daily volatility of each instrument (default: uniform between 1 % and 2 %).
+        """
+        rng = np.random.default_rng(seed)
+        signal = np.ones(universe, bool) if informative is None else np.asarray(informative, bool)
+        vol = rng.uniform(*VOLATILITY, universe) if volatility is None else np.asarray(volatility)
+        phi = np.where(signal, REVERSAL, 0.0)
+        turns = rng.random((days, universe)) < 1 / DURATION
+        start = rng.choice([-1.0, 1.0], universe)
+        mu = np.where(signal, REGIME * start * np.cumprod(np.where(turns, -1.0, 1.0), axis=0), 0.0)
+        shocks = rng.standard_normal((days, universe))
+        e = np.empty((days, universe))
+        previous = shocks[0] / np.sqrt(1 - phi**2)
+        means = np.empty((days, universe))
+        for day in range(days):
+            means[day] = DRIFT + mu[day] + vol * phi * previous
+            e[day] = previous = phi * previous + shocks[day]
+        factor = FACTOR * rng.standard_normal((days, 1))
+        returns = DRIFT + factor + mu + vol * e
+        close = 100 * np.exp(np.cumsum(returns, axis=0))
+        open_ = np.concatenate([np.full((1, universe), 100.0), close[:-1]]) * np.exp(
+            _OVERNIGHT * vol * rng.standard_normal(close.shape)
+        )
+        stretch = np.abs(rng.standard_normal((2, days, universe))) * vol / 2
+        high = np.maximum(open_, close) * np.exp(stretch[0])
+        low = np.minimum(open_, close) * np.exp(-stretch[1])
+        dates = np.datetime64("2000-01-03", "D") + np.arange(days)
+        tickers = tuple(f"X{i:03d}" for i in range(universe))
+        return cls(Prices(dates, tickers, close, high, low), means)
+
+    def oracle(self, members: np.ndarray, first: int, last: int, *, cost: float) -> float:
+        """Log growth a year, over Equal CRP, of holding only the instrument of highest mean.
+
+        It pays twice the commission whenever it switches; Equal CRP pays for its own rebalancing.
+        """
+        rows = slice(first, last + 1)
+        members = np.asarray(members)
+        choice = self.means[rows][:, members].argmax(1)
+        y = self.prices.relatives()[rows][:, members]
+        switched = np.append(True, choice[1:] != choice[:-1])
+        grown = np.log(y[np.arange(len(y)), choice]).sum() + switched.sum() * np.log1p(-2 * cost)
+        equal = np.log(y.mean(1)).sum() + np.log1p(-cost * _equal_turnover(y)).sum()
+        return float((grown - equal) * 252 / len(y))
+
+
+def _equal_turnover(y: np.ndarray) -> np.ndarray:
+    """Sum |w_{n-1} - 1/m| of a portfolio brought back to equal shares every period."""
+    drifted = y[:-1] / y[:-1].sum(1, keepdims=True)
+    return np.append(0.0, np.abs(drifted - 1 / y.shape[1]).sum(1))

@@ -1,0 +1,224 @@
+"""Reading daily prices from CSV or Parquet, and saying in one sentence what is wrong with a file.
+
+Long files hold a row for each (date, ticker); wide files a column of closes for each ticker.
+Everything behind this file may rely on a full table of positive numbers on ascending days.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.portfolio.price_table import Prices
+from apportion.errors import InputError
+
+__all__ = ["Prices", "embedded_prices", "from_frame", "load_prices"]
+
+LEAST_DAYS = 33
+LEAST_TICKERS = 2
+
+
+def load_prices(
+    path: str | Path, *, least_days: int = LEAST_DAYS, least_tickers: int = LEAST_TICKERS
+) -> Prices:
+    """Read and check a price file.
+
+    Parameters
+    ----------
+    path
+        CSV or Parquet; long with columns date, ticker, close and perhaps high and low (open and
+        volume are ignored), or wide with a date column and a column of closes for each ticker.
+    least_days, least_tickers
+        Less data than this is refused.
+
+    Raises
+    ------
+    InputError
+        One sentence naming the file, the column, the row and the way out.
+    """
+    path = Path(path)
+    frame = _read(path)
+    names = {str(column).strip().lower(): column for column in frame.columns}
+    frame = frame.rename(columns={column: name for name, column in names.items() if name in _LONG})
+    if "ticker" in frame.columns:
+        prices = _from_long(frame, path)
+    else:
+        prices = _from_wide(frame, path)
+    days, tickers = prices.close.shape
+    if tickers < least_tickers:
+        raise InputError(
+            f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {least_tickers} are "
+            "needed to share anything out, so add columns (wide) or rows of other tickers (long)"
+        )
+    if days < least_days:
+        raise InputError(
+            f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
+            f"{least_days} are needed, so give a longer history"
+        )
+    return prices
+
+
+def embedded_prices() -> Prices:
+    """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
+    try:
+        from skfolio.datasets import load_sp500_dataset
+    except ImportError:
+        raise InputError(
+            "the embedded prices come with skfolio, which is not installed; "
+            "run pip install 'apportion[market]' or give your own file with --prices"
+        ) from None
+    return from_frame(load_sp500_dataset(), source="embedded prices")
+
+
+def from_frame(closes: pd.DataFrame, *, source: str = "prices") -> Prices:
+    """Check a table of closes: a row a day (the index), a column a ticker."""
+    frame = closes.rename_axis("date").reset_index()
+    return _from_wide(frame, Path(source))
+
+
+_LONG = ("date", "ticker", "close", "high", "low", "open", "volume")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; give the path of a CSV or Parquet file of daily prices"
+        )
+    try:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame = pd.read_parquet(path)
+            return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+        return pd.read_csv(path)
+    except Exception as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
+        ) from None
+
+
+def _line(path: Path, row: int) -> str:
+    """Where a reader finds the row: a CSV's header is its line 1."""
+    return f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
+
+
+def _days(column: Any, path: Path) -> np.ndarray:
+    days = pd.to_datetime(column, errors="coerce", format="mixed")
+    bad = np.flatnonzero(days.isna())
+    if len(bad):
+        raise InputError(
+            f'{path}: column "{column.name}" has {len(bad)} values that are not dates, first '
+            f'"{column.iloc[bad[0]]}" at {_line(path, bad[0])}; write days as 2019-01-02'
+        )
+    if days.dt.tz is not None:
+        days = days.dt.tz_localize(None)
+    return days.to_numpy().astype("datetime64[D]")
+
+
+def _numbers(column: Any, days: np.ndarray, who: Sequence[str], path: Path) -> np.ndarray:
+    """A column as positive floats; `who` names each row's ticker."""
+    values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
+
+    def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
+        if bad.any():
+            first = int(np.flatnonzero(bad)[0])
+            raise InputError(
+                f'{path}: column "{column.name}" has {bad.sum()} {what}, first at {days[first]} '
+                f"{who[first]} ({_line(path, first)}); {way_out}"
+            )
+
+    text = np.isnan(values) & column.notna().to_numpy()
+    if text.any():
+        example = column.iloc[int(np.flatnonzero(text)[0])]
+        refuse(text, f'values that are not numbers ("{example}")', "prices must be plain numbers")
+    refuse(np.isnan(values), "missing values", "fill them in, or drop the ticker or the day")
+    refuse(np.isinf(values), "infinite values", "prices must be finite")
+    refuse(values < 0, "negative values", "prices must be > 0")
+    refuse(values == 0, "zero values", "prices must be > 0; drop days without trading")
+    return values
+
+
+def _refuse_disorder(days: np.ndarray, rows: np.ndarray, who: str, path: Path) -> None:
+    """`rows` are the file's rows of these days, which must ascend strictly."""
+    gap = np.diff(days.astype("datetime64[D]").astype(int))
+    for bad, what, way_out in (
+        (gap < 0, "comes after a later day", "sort the file by date"),
+        (gap == 0, "occurs twice", "keep one row for each day"),
+    ):
+        if bad.any():
+            place = int(np.flatnonzero(bad)[0]) + 1
+            where = _line(path, int(rows[place]))
+            raise InputError(
+                f'{path}: column "date": {days[place]} {what}{who} at {where}; {way_out}'
+            )
+
+
+def _from_wide(frame: pd.DataFrame, path: Path) -> Prices:
+    if "close" in frame.columns:
+        raise InputError(
+            f'{path}: column "ticker" is missing beside "close"; add it to name each row\'s '
+            "instrument, or give a column of closes for each ticker"
+        )
+    first = "date" if "date" in frame.columns else frame.columns[0]
+    if "date" not in frame.columns and pd.api.types.is_numeric_dtype(frame[first]):
+        raise InputError(
+            f'{path}: column "date" is missing; the first column must hold the days, as 2019-01-02'
+        )
+    days = _days(frame[first], path)
+    tickers = [column for column in frame.columns if column != first]
+    _refuse_disorder(days, np.arange(len(days)), "", path)
+    if not tickers or not len(days):
+        return Prices(days, (), np.ones((len(days), 0)))
+    close = [_numbers(frame[t], days, [str(t)] * len(days), path) for t in tickers]
+    return Prices(days, tuple(str(t).strip() for t in tickers), np.stack(close, -1))
+
+
+def _from_long(frame: pd.DataFrame, path: Path) -> Prices:
+    for needed in ("date", "close"):
+        if needed not in frame.columns:
+            raise InputError(
+                f'{path}: column "{needed}" is missing; a long file has date, ticker, close and '
+                "perhaps high and low"
+            )
+    for given, other in (("high", "low"), ("low", "high")):
+        if given in frame.columns and other not in frame.columns:
+            raise InputError(
+                f'{path}: column "{other}" is missing beside "{given}"; give both or neither'
+            )
+    days = _days(frame["date"], path)
+    nameless = np.flatnonzero(frame["ticker"].isna())
+    if len(nameless):
+        raise InputError(
+            f'{path}: column "ticker" is empty at {_line(path, nameless[0])}; name the instrument'
+        )
+    who = frame["ticker"].astype(str).str.strip().to_numpy()
+    series = ["close", "high", "low"] if "high" in frame.columns else ["close"]
+    values = {name: _numbers(frame[name], days, who, path) for name in series}
+    if "high" in values:
+        upside_down = np.flatnonzero(values["high"] < values["low"])
+        if len(upside_down):
+            row = int(upside_down[0])
+            raise InputError(
+                f'{path}: column "high" is below "low" on {len(upside_down)} rows, first at '
+                f"{days[row]} {who[row]} ({_line(path, row)}); swap or mend them"
+            )
+    tickers = tuple(dict.fromkeys(who.tolist()))
+    calendar = np.unique(days)
+    place_of = {ticker: place for place, ticker in enumerate(tickers)}
+    column = np.array([place_of[ticker] for ticker in who])
+    for place, ticker in enumerate(tickers):
+        rows = np.flatnonzero(column == place)
+        _refuse_disorder(days[rows], rows, f" for {ticker}", path)
+        if len(rows) < len(calendar):
+            absent = np.setdiff1d(calendar, days[rows])
+            raise InputError(
+                f'{path}: column "close": {ticker} has no row on {len(absent)} of {len(calendar)} '
+                f"days, first {absent[0]}; add the rows or drop the ticker"
+            )
+    table = {}
+    for name, column_values in values.items():
+        full = np.empty((len(calendar), len(tickers)))
+        full[np.searchsorted(calendar, days), column] = column_values
+        table[name] = full
+    return Prices(calendar, tickers, table["close"], table.get("high"), table.get("low"))

@@ -1,0 +1,222 @@
+"""Choosing k, eta and the number of updates on validation years inside the training period.
+
+For each validation year policies learn from the days before it alone; the Sharpe ratio decides
+(choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.domains.portfolio.costs import Costs
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import choose_tasks, tasks_among, training_market
+from apportion.domains.portfolio.variants import SPEEDS, TRUSTS, score_variants
+from apportion.domains.portfolio.walk_forward import Years, by_cell, train_cells
+from apportion.errors import InputError
+from apportion.tasks import Tasks, count_tasks, draw_tasks
+from apportion.training import OnChunk
+
+HALF_A_YEAR = 126
+"""Trading days a calendar year must have in the prices to be judged on: fewer say too little."""
+_JUDGED = 10
+"""Tasks the choice is judged on, at most."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What validation years inside the training period say: which k, eta and number of updates."""
+
+    k: float
+    eta: float
+    steps: int
+    """Updates of each policy."""
+    table: pd.DataFrame
+    """Sharpe ratio less daily Equal CRP's of every variant, by year and in the mean, over tasks."""
+
+    def applied(self, settings: PortfolioSettings) -> PortfolioSettings:
+        """The settings with the choice made; updates are the policy's from then on."""
+        return replace(settings, k=self.k, eta=self.eta, steps=self.steps, protocol="per-policy")
+
+    def summary(self) -> str:
+        """What was chosen, by what, and what equal shares would have had."""
+        years = [column for column in self.table if str(column).isdigit()]
+        over = years[0] if len(years) == 1 else f"{years[0]}-{years[-1]}"
+        gain, lazy = self._gain(self.k, self.eta), self._gain(0.0, self.eta)
+        if self.k == 0:
+            return (
+                f"k = 0, equal shares, and eta = {self.eta:g}: no learned policy had the better "
+                f"Sharpe ratio in most of {over} (over daily Equal CRP {gain:+.4f}; the best "
+                f"learned one {self.table[self.table.k > 0].sharpe_gain.max():+.4f})"
+            )
+        return (
+            f"k = {self.k:g}, eta = {self.eta:g} and {self.steps:,} updates, by the Sharpe ratio "
+            f"over {over} (over daily Equal CRP {gain:+.4f}; equal shares at the same eta "
+            f"{lazy:+.4f})"
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table the choice was made from."""
+        return self.table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, from which `from_dict` makes the same choice again."""
+        rows = self.table.to_dict("list")
+        return {"k": self.k, "eta": self.eta, "steps": self.steps, "table": rows}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Choice":
+        """The choice that `to_dict` wrote."""
+        table = pd.DataFrame(values["table"])
+        return cls(float(values["k"]), float(values["eta"]), int(values["steps"]), table)
+
+    def _gain(self, k: float, eta: float) -> float:
+        same = (self.table.k == k) & (self.table.eta == eta) & (self.table.steps == self.steps)
+        return float(self.table[same].sharpe_gain.iloc[0])
+
+
+def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
+    """The last `years` calendar years that are long enough and have enough days before them.
+
+    Examples
+    --------
+    >>> from apportion.domains.portfolio import KnownTruth
+    >>> prices = KnownTruth.draw(universe=4, days=700).prices
+    >>> validation_years(prices, PortfolioSettings(), 3)
+    [2001]
+    """
+    fit = []
+    for year in prices.years():
+        first, last = prices.row(f"{year}-01-01"), prices.row(f"{year + 1}-01-01")
+        if last - first >= HALF_A_YEAR and first >= settings.window + settings.batch:
+            fit.append(year)
+    return fit[-years:] if years else []
+
+
+def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Tasks:
+    """Tasks of so many of the instruments to train on, drawn by the seed, for `choose(tasks=...)`."""
+    seen, *_ = choose_tasks(universe, settings)
+    if instruments < 2 or instruments > len(seen) - settings.task_size:
+        raise InputError(
+            f"validation_instruments {instruments}: {len(seen)} instruments are there to train on "
+            f"and a task needs {settings.task_size}; choose 0, or 2 to "
+            f"{len(seen) - settings.task_size}"
+        )
+    apart = np.random.default_rng([settings.seed, 1]).permutation(seen)[:instruments]
+    size = min(settings.task_size, instruments)
+    count = min(_JUDGED, count_tasks(instruments, size))
+    return draw_tasks(np.sort(apart), size, count, seed=settings.seed)
+
+
+def choose(
+    prices: Prices,
+    settings: PortfolioSettings | None = None,
+    *,
+    years: int = 3,
+    checkpoints: int = 3,
+    trusts: Sequence[float] = TRUSTS,
+    speeds: Sequence[float] = SPEEDS,
+    tasks: Tasks | None = None,
+    chunk: int | None = None,
+    on_chunk: OnChunk | None = None,
+) -> Choice:
+    """Choose k, eta and the checkpoint by the Sharpe ratio of the last `years` years of `prices`.
+
+    For each of those years policies learn from the days before it alone. A learned policy (k > 0) is
+    chosen only if it beats equal shares, at the eta that suits them best, on average and in a
+    majority of those years.
+
+    Parameters
+    ----------
+    prices
+        Everything that may be known: nothing after its last row takes part.
+    settings
+        As for `train_portfolio`; `members` policies are trained for each year.
+    years
+        As many as `validation_years` finds, so many at most.
+    checkpoints
+        Numbers of updates to look at, evenly spaced.
+    trusts, speeds
+        The k and eta to look at.
+    tasks
+        Those the choice is judged on, such as `validation_tasks`; their instruments are then kept
+        from training here. By default the first of the trained ones.
+    chunk, on_chunk
+        Steps between two visits of `on_chunk`, for progress.
+    """
+    settings = PortfolioSettings() if settings is None else settings
+    calendar = validation_years(prices, settings, years)
+    if not calendar:
+        raise InputError(no_validation_year(prices, settings))
+    spans = Years.of(prices, calendar, before=settings.window + settings.batch)
+    past = training_market(prices.until(prices.dates[spans.firsts[-1]]), settings)
+    seen, _, own = choose_tasks(len(prices.tickers), settings)
+    if tasks is not None:
+        own = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
+    judged = own[: min(len(own), _JUDGED)] if tasks is None else tasks
+    shape = (len(calendar),)
+    judged = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), judged)
+    costs = Costs(settings.cost, exact=True)
+    test = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
+    pairs = [(k, eta) for k in trusts for eta in speeds]
+    grid = [jnp.asarray(column, jnp.float32) for column in zip(*[*pairs, (0.0, 1.0)], strict=True)]
+    rows: list[pd.DataFrame] = []
+
+    def visit(chunk):
+        passed = chunk.step * checkpoints // chunk.steps
+        if passed > len(rows) // len(calendar):
+            teams = by_cell(chunk.policy, settings.members)
+            spot = (jnp.asarray(spans.firsts, jnp.int32), jnp.asarray(spans.days, jnp.int32))
+            _, sharpe = score_variants(teams, test, *spot, judged, *grid)
+            gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
+            for year, values in zip(calendar, gains, strict=True):
+                frame = pd.DataFrame(pairs, columns=["k", "eta"])
+                rows.append(frame.assign(steps=chunk.step, year=year, sharpe_gain=values))
+        if on_chunk is not None:
+            on_chunk(chunk)
+
+    train_cells(
+        past,
+        jnp.asarray([first - settings.window for first in spans.firsts], jnp.int32),
+        own,
+        settings,
+        chunk=max(settings.updates // checkpoints, 1) if chunk is None else chunk,
+        on_chunk=visit,
+        key=jax.random.key(settings.seed),
+    )
+    return pick(pd.concat(rows, ignore_index=True))
+
+
+def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
+    """Why nothing can be chosen from these prices."""
+    return (
+        f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
+        f"calendar year of {HALF_A_YEAR} days or more with {settings.window + settings.batch} days "
+        "before it on which k, eta and the number of updates could be chosen"
+    )
+
+
+def pick(table: Any) -> Choice:
+    """The best variant on average, or equal shares at their best eta where trust is not earned."""
+    columns = ["k", "eta", "steps"]
+    by_year = table.pivot_table(index=columns, columns="year", values="sharpe_gain")
+    mean = by_year.mean(axis=1)
+    # Equal shares learn nothing: all checkpoints are one, so the first is taken.
+    first = mean.index.get_level_values("steps").min()
+    untrained = mean.index.get_level_values("k") == 0
+    equal = mean[untrained & (mean.index.get_level_values("steps") == first)].idxmax()
+    chosen = equal
+    if not untrained.all():
+        best = mean[~untrained].idxmax()
+        most_years = (by_year.loc[best] > by_year.loc[equal]).mean() > 0.5
+        chosen = best if mean[best] > mean[equal] and most_years else equal
+    wide = by_year.rename(columns=str).assign(sharpe_gain=mean).reset_index()
+    wide.columns.name = None
+    return Choice(float(chosen[0]), float(chosen[1]), int(chosen[2]), wide)

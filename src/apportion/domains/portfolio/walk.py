@@ -1,0 +1,110 @@
+"""Walking a strategy through a market: all features in parallel, then a scan of a_n and w_n.
+
+Decisions of period n use closes up to n - 1. Shares start equal at the close before the first
+period; drift does not depend on costs, so net and gross share one walk.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from apportion.domains.portfolio.market import Market, equal
+from apportion.policy import Policy
+from apportion.tasks import Tasks
+
+YEAR = 252
+"""Trading days a year."""
+_CHUNK = 64
+"""Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
+
+
+class Walk(eqx.Module):
+    """A strategy's way through the periods of one task, or of a stack of them."""
+
+    allocations: Float[Array, "*batch time entities"]
+    growth: Float[Array, "*batch time"]
+    """a_n . y_n, before costs."""
+    keep: Float[Array, "*batch time"]
+    turnover: Float[Array, "*batch time"]
+    """sum |a_n - w_{n-1}|."""
+    held: Float[Array, "*batch entities"]
+    """Drifted shares after the last period."""
+
+    @property
+    def log_return(self) -> Float[Array, "*batch time"]:
+        """Net log return of each period."""
+        return jnp.log(self.growth * self.keep)
+
+
+def walk_policy(
+    policy: Policy,
+    market: Market,
+    task: Tasks,
+    *,
+    held: Float[Array, " entities"] | None = None,
+    chunk: int = _CHUNK,
+) -> Walk:
+    """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets."""
+    days = jnp.arange(market.horizon)
+
+    def encode(n):
+        return policy.encode(market.windows(task, n), task.mask)
+
+    features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
+    return _walk(policy.allocate, features, market, task, held)
+
+
+def growth_and_sharpe(
+    log_return: Float[Array, "*batch time"], days: Int[Array, ""]
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Log growth a year and Sharpe ratio of the first `days` periods; what follows is padding."""
+    real = jnp.arange(log_return.shape[-1]) < days
+    growth = jnp.where(real, log_return, 0.0).sum(-1) / days
+    simple = jnp.where(real, jnp.expm1(log_return), 0.0)
+    mean = simple.sum(-1) / days
+    variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
+    return growth * YEAR, mean / jnp.sqrt(variance) * YEAR**0.5
+
+
+def walk_targets(
+    targets: Float[Array, "time entities"],
+    market: Market,
+    task: Tasks,
+    *,
+    held: Float[Array, " entities"] | None = None,
+) -> Walk:
+    """Follow given target allocations, a row for each period of the market's horizon."""
+
+    def follow(target, held, mask):
+        return target
+
+    return _walk(follow, targets, market, task, held)
+
+
+def _walk(
+    allocate: Callable, features: PyTree, market: Market, task: Tasks, held: Array | None
+) -> Walk:
+    start = equal(task) if held is None else held
+
+    def period(held, day):
+        n, features = day
+        allocation = allocate(features, held, task.mask)
+        grown = allocation * market.relatives(task, n)
+        growth = grown.sum()
+        keep = market.costs.keep(held, allocation)
+        turnover = jnp.abs(allocation - held).sum()
+        return grown / growth, (allocation, growth, keep, turnover)
+
+    last, (allocations, growth, keep, turnover) = jax.lax.scan(
+        period, start, (jnp.arange(market.horizon), features)
+    )
+    return Walk(allocations, growth, keep, turnover, last)
+
+
+@eqx.filter_jit
+def walk_tasks(policy: Policy, market: Market, tasks: Tasks, *, chunk: int = _CHUNK) -> Walk:
+    """One policy over many tasks at once."""
+    return jax.vmap(lambda task: walk_policy(policy, market, task, chunk=chunk))(tasks)

@@ -1,0 +1,98 @@
+"""What every domain's settings have in common: Algorithm 1's own, and how they become its parts.
+
+A domain's settings extend `TrainingSettings` with fields of their own. Nothing here starts JAX: the
+same dataclass is the Python argument, the command line and the settings file.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from apportion.errors import InputError
+from apportion.runs.settings_file import suggest
+
+if TYPE_CHECKING:
+    from apportion.priority import Priority
+    from apportion.scorers import Scorer
+    from apportion.tasks import Tasks
+
+Method = Literal["pmtl", "mtl", "stl"]
+METHODS: tuple[Method, ...] = get_args(Method)
+METHOD_NAMES: dict[str, str] = {"pmtl": "P-MTL", "mtl": "MTL", "stl": "STL"}
+"""The methods as tables and figures call them."""
+
+ScorerName = Literal[
+    "max-deviation", "mean-deviation", "reward-variance", "gradient-norm", "realised-gain"
+]
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Algorithm 1's settings, which all domains share.
+
+    Examples
+    --------
+    >>> TrainingSettings(method="mtl").prioritisation
+    0.0
+    """
+
+    method: Method = "pmtl"
+    """pmtl prioritises tasks, mtl draws them uniformly, stl learns from the first task alone."""
+    tasks: int = 30
+    """Number of tasks T."""
+    steps: int = 1000
+    """Updates of the policy."""
+    alpha: float = 0.5
+    """Degree of prioritisation (pmtl)."""
+    beta: float = 1.0
+    """Correction of the sampling bias (pmtl)."""
+    smoothing: float = 0.2
+    """Weight of a task's old score when it is scored anew."""
+    scorer: ScorerName = "max-deviation"
+    """What a task is scored by."""
+    members: int = 1
+    """Policies trained from different seeds, whose allocations are averaged."""
+    seed: int = 0
+    """Decides everything random."""
+
+    def __post_init__(self):
+        check_choices(self)
+        self.check_at_least(1, "tasks", "steps", "members")
+
+    def check_at_least(self, minimum: int, *names: str) -> None:
+        """Refuse settings below a minimum."""
+        for name in names:
+            if getattr(self, name) < minimum:
+                value = getattr(self, name)
+                raise InputError(f"{name} is {value}; it must be at least {minimum}")
+
+    @property
+    def prioritisation(self) -> float:
+        """The alpha that the method uses: 0, uniform, for all but P-MTL."""
+        return self.alpha if self.method == "pmtl" else 0.0
+
+    def selection(self, first_score: float = 1.0) -> "Priority":
+        """How the next task is drawn; every task's score is `first_score` before its first batch."""
+        from apportion.priority import Priority
+
+        return Priority(self.prioritisation, self.beta, self.smoothing, first_score)
+
+    def scorer_function(self) -> "Scorer":
+        """What a task is scored by, as a function."""
+        from apportion.scorers import SCORERS
+
+        return SCORERS[self.scorer]
+
+    def trained_tasks(self, tasks: "Tasks") -> "Tasks":
+        """The tasks that the method learns from: all, or the first alone."""
+        return tasks[:1] if self.method == "stl" else tasks
+
+
+def check_choices(settings: Any) -> None:
+    """Refuse a value that is not among its field's choices, which Python itself lets pass."""
+    for name, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            choices = get_args(hint)
+            raise InputError(
+                f"{name} {value!r}: choose one of {', '.join(choices)}{suggest(str(value), choices)}"
+            )

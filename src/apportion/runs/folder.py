@@ -1,0 +1,257 @@
+"""A run as a folder: settings, environment, metrics, checkpoints, policy, results.
+
+    settings.toml         runs it again
+    environment.json      versions, device, seed, fingerprint of the data
+    choice.json           what a job chose before it trained, where it chooses
+    metrics.parquet/      a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
+    probabilities.parquet/  each task's chance to be drawn, a row a chunk
+    checkpoints/          the newest states, each checked by its own SHA-256
+    policy.safetensors    the trained policy
+    results.json          what it is worth; written last, so a run that has it is finished
+
+Rows are written before the checkpoint of the same step and cut back to the checkpoint that is
+resumed from, so that none is lost and none is there twice.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion.errors import InputError
+from apportion.runs.atomic import read_arrays, write_arrays, write_atomic, write_json
+from apportion.runs.settings_file import read_toml, to_toml
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from apportion.policy import Policy
+
+KEPT = 3
+"""Checkpoints kept: should the newest be damaged, the one before it serves."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, to read and to write.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from apportion.domains.budget.settings import BudgetSettings
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> run = Run.create(folder, "budget", BudgetSettings(), {"seed": 0})
+    >>> load_run(folder).job, load_run(folder).finished
+    ('budget', False)
+    """
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, job: str, settings: Any, environment: dict[str, Any]) -> "Run":
+        """Start a run in a folder that holds none yet."""
+        folder = Path(folder)
+        if (folder / "settings.toml").exists():
+            raise InputError(
+                f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
+                "choose another folder"
+            )
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: is a file; choose a folder")
+        # Settings come last: with them the folder is a run, and everything else is there.
+        write_json(folder / "environment.json", environment)
+        write_atomic(folder / "settings.toml", to_toml(settings, job).encode())
+        return cls(folder)
+
+    @property
+    def job(self) -> str:
+        """What is trained: budget, portfolio or federated."""
+        return str(read_toml(self.folder / "settings.toml").get("job"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, as plain values."""
+        content = read_toml(self.folder / "settings.toml")
+        return {name: value for name, value in content.items() if name != "job"}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, device, seed and data."""
+        return json.loads((self.folder / "environment.json").read_text())
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return (self.folder / "results.json").exists()
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """What the trained policy is worth, as the job measured it."""
+        self._demand_finished()
+        return json.loads((self.folder / "results.json").read_text())
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """A row for each recorded step."""
+        return self.table("metrics")
+
+    @property
+    def policy(self) -> "Policy":
+        """The trained policy."""
+        from apportion.runs.policy_file import load_policy
+
+        self._demand_finished()
+        return load_policy(self.folder)
+
+    def _demand_finished(self) -> None:
+        if not self.finished:
+            raise InputError(
+                f"{self.folder}: the run is not finished; continue it with "
+                f"`apportion resume {self.folder}`"
+            )
+
+    def table(self, name: str) -> "pd.DataFrame":
+        """A table that grew chunk by chunk, its rows in the order of their steps."""
+        import pandas as pd
+
+        parts = sorted((self.folder / f"{name}.parquet").glob("step-*.parquet"))
+        frames = [pd.read_parquet(part) for part in parts]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The metrics."""
+        return self.metrics
+
+    def summary(self) -> str:
+        """What is trained, how far, and how the last tenth of it went."""
+        metrics = self.metrics
+        state = "finished" if self.finished else "not finished"
+        if metrics.empty:
+            return f"{self.folder}: {self.job}, {state}, no steps yet"
+        steps = metrics["step"].to_numpy()
+        last = int(steps.max())
+        late = metrics[steps > 0.9 * last]
+        return (
+            f"{self.folder}: {self.job}, {state}, {last} steps; last tenth: reward "
+            f"{late['reward'].mean():.4g}, deviation from equal shares {late['deviation'].mean():.4g}"
+        )
+
+    def plot(self) -> "Figure":
+        """Reward and deviation from equal shares over training."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        means: Any = self.metrics.groupby("step")[["reward", "deviation"]].mean()
+        smooth = means.rolling(max(len(means) // 50, 1), min_periods=1).mean()
+        for axes, column in zip(figure.subplots(1, 2), smooth.columns, strict=True):
+            axes.plot(smooth.index, smooth[column])
+            axes.set_title(column, fontsize=10, loc="left")
+            axes.set_xlabel("step")
+        return figure
+
+    def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
+        """Append a chunk's rows to a table; the same chunk again replaces them."""
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), buffer.getvalue())
+
+    def write_choice(self, choice: dict[str, Any]) -> None:
+        """Keep what was chosen before training."""
+        write_json(
+            self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
+        )
+
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """What was chosen before training; None where nothing was yet."""
+        path = self.folder / "choice.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text())
+        self._demand_settings_of(kept, path)
+        return kept["choice"]
+
+    def write_checkpoint(
+        self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
+    ) -> None:
+        """Save a state, then drop the oldest beyond `KEPT`."""
+        about = about | {"step": step, "settings": self._settings_digest()}
+        write_arrays(self._checkpoints / _part(step, "safetensors"), arrays, about)
+        for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-KEPT]:
+            old.unlink()
+
+    def newest_checkpoint(self) -> "tuple[int, dict[str, np.ndarray], dict[str, Any]] | None":
+        """Step, arrays and description of the newest valid checkpoint; damaged ones are skipped
+        with a warning.
+        """
+        for path in sorted(self._checkpoints.glob("step-*.safetensors"), reverse=True):
+            try:
+                arrays, about = read_arrays(path)
+            except InputError as error:
+                warnings.warn(f"skipped a damaged checkpoint: {error}", stacklevel=2)
+                continue
+            self._demand_settings_of(about, path)
+            return about["step"], arrays, about
+        return None
+
+    def cut_back(self, step: int) -> None:
+        """Forget everything after a step, and what a killed save left behind."""
+        grown = self.folder.glob("*.parquet/step-*.parquet")
+        for part in [*grown, *self._checkpoints.glob("step-*.safetensors")]:
+            if int(part.stem.removeprefix("step-")) > step:
+                part.unlink()
+        for torn in self.folder.rglob(".*.part"):
+            torn.unlink()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: a second process that trains in it is refused. A kill lets go of it."""
+        with open(self.folder / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.folder}: another process is training in it; wait for it or stop it"
+                ) from None
+            yield
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _demand_settings_of(self, saved: dict[str, Any], path: Path) -> None:
+        if saved.get("settings") != self._settings_digest():
+            raise InputError(
+                f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
+                "put it back, or train anew in another folder with --config"
+            )
+
+    def _settings_digest(self) -> str:
+        return hashlib.sha256((self.folder / "settings.toml").read_bytes()).hexdigest()
+
+
+def _part(step: int, suffix: str) -> str:
+    return f"step-{step:09d}.{suffix}"
+
+
+def load_run(folder: Path | str) -> Run:
+    """A run's folder, to look at or to take its policy from.
+
+    Raises
+    ------
+    InputError
+        The folder is not there or holds no run.
+    """
+    folder = Path(folder)
+    if not (folder / "settings.toml").is_file():
+        what = "holds no run" if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: {what}; give a folder made by `apportion train`")
+    return Run(folder)

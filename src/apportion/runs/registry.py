@@ -1,0 +1,37 @@
+"""The jobs `apportion train` knows, by name; each is imported when it is asked for."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from apportion.errors import InputError
+from apportion.runs.job import Work
+from apportion.runs.settings_file import suggest
+
+_JOBS = {
+    "portfolio": ("apportion.domains.portfolio", "PortfolioJob"),
+    "federated": ("apportion.domains.federated", "FederatedSettings"),
+    "budget": ("apportion.domains.budget", "BudgetSettings"),
+}
+"""A domain's folder and the name of its settings: a new domain is one line here."""
+JOBS = tuple(_JOBS)
+
+
+def _entry(job: str) -> tuple[str, str]:
+    if job not in _JOBS:
+        raise InputError(
+            f"there is no job called {job!r}; choose {', '.join(JOBS)}{suggest(job, JOBS)}"
+        )
+    return _JOBS[job]
+
+
+def settings_of(job: str) -> type:
+    """The dataclass of a job's settings; imports no JAX."""
+    domain, name = _entry(job)
+    return getattr(import_module(f"{domain}.settings"), name)
+
+
+def prepare(job: str, settings: Any) -> Work:
+    """Read and check a job's data; from here on there is JAX."""
+    preparer: Callable[[Any], Work] = import_module(f"{_entry(job)[0]}.job").prepare
+    return preparer(settings)

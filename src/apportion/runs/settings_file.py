@@ -1,0 +1,137 @@
+"""Settings as TOML: the same frozen dataclass is the Python argument, the command line and the file.
+
+Every field that is not None becomes a line, with the field's own words above it; reading checks
+names and types, and suggests the name that was meant.
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from apportion.errors import InputError
+
+Settings = TypeVar("Settings")
+
+
+def to_toml(settings: Any, job: str) -> str:
+    """A frozen dataclass of settings as a TOML file that runs the job again.
+
+    Examples
+    --------
+    >>> from apportion.domains.budget.settings import BudgetSettings
+    >>> print(to_toml(BudgetSettings(seed=7), "budget").splitlines()[0])
+    # Run this again with: apportion train budget --config THIS_FILE --out NEW_FOLDER
+    """
+    words = field_words(type(settings))
+    lines = [
+        f"# Run this again with: apportion train {job} --config THIS_FILE --out NEW_FOLDER",
+        f"job = {json.dumps(job)}",
+    ]
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is None:
+            continue
+        comment = textwrap.wrap(words.get(field.name, ""), 90)
+        lines += ["", *(f"# {line}" for line in comment), f"{field.name} = {_literal(value)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, int | float):
+        return repr(value)
+    # TOML's basic strings are JSON's, but for DEL.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """A TOML file's content, or one sentence on what is wrong with it."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give a TOML file of settings") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not valid TOML ({error}); mend it") from None
+
+
+def from_toml(path: Path | str, job: str, kind: type[Settings]) -> Settings:
+    """The settings of a job from a TOML file; what the file leaves out has its default."""
+    content = read_toml(path)
+    meant = content.pop("job", job)
+    if meant != job:
+        raise InputError(f"{path}: these are settings of {meant!r}, not of {job!r}")
+    return from_mapping(content, kind, str(path))
+
+
+def from_mapping(content: Mapping[str, Any], kind: type[Settings], source: str) -> Settings:
+    """Settings from plain values, each checked against its field's type."""
+    hints = get_type_hints(kind)
+    values = {}
+    for name, value in content.items():
+        place = name.replace("-", "_")
+        if place not in hints:
+            raise InputError(f"{source}: no setting is called {name!r}{suggest(place, hints)}")
+        values[place] = _checked(value, hints[place], f"{source}: {name}")
+    return kind(**values)
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        if value not in options:
+            known = ", ".join(map(str, options))
+            near = suggest(str(value), options)
+            raise InputError(f"{where} is {value!r}; it is one of {known}{near}")
+        return value
+    if origin in (Union, types.UnionType):
+        return _checked(value, next(o for o in options if o is not type(None)), where)
+    if origin is tuple and isinstance(value, list) and len(value) == len(options):
+        return tuple(_checked(v, o, where) for v, o in zip(value, options, strict=True))
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        kind = hint.__name__ if origin is None else str(hint)
+        raise InputError(f"{where} is {value!r}; it must be of type {kind}")
+    return value
+
+
+def suggest(name: str, known: Any) -> str:
+    """`; did you mean X?`, or nothing where nothing is near.
+
+    >>> suggest("portfolo", ["portfolio", "budget"])
+    '; did you mean portfolio?'
+    """
+    near = get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def field_words(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, base classes included."""
+    words: dict[str, str] = {}
+    for cls in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                words[field.target.id] = " ".join(str(text.value.value).split())
+    return words

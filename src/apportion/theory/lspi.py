@@ -1,0 +1,269 @@
+"""Least-squares policy iteration (LSPI) in the three forms the theory and Figure 1 need.
+
+Pathwise LSTD of V with a greedy step in the model, as in Theorem 1; LSTD of Q with ridge on a finite
+MDP's counts; and LSTD of Q on the simplex, whose greedy step is in closed form. All run in float64
+over any number of independent runs at once, and leave the caller's JAX settings alone.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from apportion.domains.synthetic import Examples, entropic_allocation
+
+_LEAST_TEMPERATURE = 0.02
+
+
+def in_float64(function: Callable) -> Callable:
+    """Compile and run in float64, give back NumPy arrays; the caller's precision stays as it was.
+
+    >>> in_float64(lambda x: x / 3)(1.0).dtype, jnp.ones(1).dtype
+    (dtype('float64'), dtype('float32'))
+    """
+    compiled = eqx.filter_jit(function)
+
+    @wraps(function)
+    def call(*args, **options):
+        with jax.enable_x64(True):
+            return jax.tree.map(np.asarray, compiled(*args, **options))
+
+    return call
+
+
+def pathwise_lstd(
+    features: Float[Array, "time dimension"], rewards: Float[Array, " time"], gamma: float
+) -> Float[Array, " dimension"]:
+    """LSTD on one path: pinv(Phi' (Phi - gamma Phi+)) Phi' r, with nothing after the last sample.
+
+    Phi+ is Phi shifted by one with a zero last row, which makes the empirical operator a contraction.
+    """
+    following = jnp.concatenate([features[1:], jnp.zeros_like(features[:1])])
+    return jnp.linalg.pinv(features.T @ (features - gamma * following)) @ (features.T @ rewards)
+
+
+class PathResult(eqx.Module):
+    """LSPI in V-form: pi_0 .. pi_K and the clipped values of the first K of them."""
+
+    policies: Int[np.ndarray, "*runs iterations_and_one states"]
+    values: Float[np.ndarray, "*runs iterations states"]
+
+
+def lspi_paths(
+    kernel: Float[np.ndarray, "*runs states actions states"],
+    reward: Float[np.ndarray, "*runs states actions"],
+    features: Float[np.ndarray, "states dimension"],
+    gamma: float,
+    *,
+    length: int,
+    iterations: int,
+    key: PRNGKeyArray,
+) -> PathResult:
+    """LSPI as Theorem 1 has it, on many MDPs at once.
+
+    pi_k is greedy in the MDP with respect to the clipped value of pi_{k-1} (0 at first); its value is
+    LSTD's on a fresh stationary path of `length` samples of M^{pi_k}, clipped to +-V_max.
+    """
+    lead = kernel.shape[:-3]
+    runs = int(np.prod(lead))
+    states, actions = reward.shape[-2:]
+    policies, values = _all_paths(
+        kernel.reshape(runs, states, actions, states),
+        reward.reshape(runs, states, actions),
+        features,
+        gamma,
+        length,
+        iterations,
+        jax.random.key_data(key),
+    )
+    return PathResult(
+        policies.reshape(*lead, iterations + 1, states), values.reshape(*lead, iterations, states)
+    )
+
+
+@in_float64
+def _all_paths(kernel, reward, features, gamma, length: int, iterations: int, key_data):
+    # All draws at once: a generator under vmap takes many times longer to compile.
+    key = jax.random.wrap_key_data(key_data)
+    draws = jax.random.uniform(key, (kernel.shape[0], iterations, length))
+    each = partial(_one_lspi, gamma=gamma)
+    return jax.vmap(each, in_axes=(0, 0, None, 0))(kernel, reward, jnp.asarray(features), draws)
+
+
+def _one_lspi(kernel, reward, features, draws, *, gamma):
+    v_max = jnp.abs(reward).max() / (1 - gamma)
+
+    def greedy(value):
+        return jnp.argmax(reward + gamma * kernel @ value, -1)
+
+    def iterate(value, draws):
+        policy = greedy(value)
+        chain = jnp.take_along_axis(kernel, policy[:, None, None], 1)[:, 0]
+        path = _stationary_path(chain, draws)
+        gained = jnp.take_along_axis(reward, policy[:, None], 1)[:, 0][path]
+        value = jnp.clip(features @ pathwise_lstd(features[path], gained, gamma), -v_max, v_max)
+        return value, (policy, value)
+
+    start = jnp.zeros(reward.shape[0])
+    last, (policies, values) = jax.lax.scan(iterate, start, draws)
+    return jnp.concatenate([policies, greedy(last)[None]]), values
+
+
+def _stationary_path(chain, draws):
+    states = chain.shape[0]
+    rho = jnp.linalg.solve((jnp.eye(states) - chain + 1).T, jnp.ones(states))
+    # Where each draw leads from every state: the walk itself is then one look-up a step. The last
+    # cumulative sum may round below 1, and is left out so that the state stays in range.
+    leads = (draws[:, None, None] > jnp.cumsum(chain, -1)[:, :-1]).sum(-1)
+    first = (draws[0] > jnp.cumsum(rho)[:-1]).sum()
+
+    def step(state, lead):
+        return lead[state], state
+
+    # The draw that chose the first state is used for no move.
+    return jax.lax.scan(step, first, jnp.roll(leads, -1, 0))[1]
+
+
+class FiniteResult(eqx.Module):
+    """LSPI in Q-form on a finite MDP."""
+
+    parameters: Float[np.ndarray, "*runs dimension"]
+    action_values: Float[np.ndarray, "*runs states actions"]
+    policy: Int[np.ndarray, "*runs states"]
+
+
+def lspi_finite(
+    visits: Float[np.ndarray, "*runs states actions"],
+    moves: Float[np.ndarray, "*runs states actions states"],
+    rewards: Float[np.ndarray, "*runs states actions"],
+    features: Float[np.ndarray, "states actions dimension"],
+    gamma: float,
+    *,
+    iterations: int = 20,
+    ridge: float = 1e-6,
+) -> FiniteResult:
+    """LSTD-Q policy iteration from counts: visits, moves to each next state, and summed rewards.
+
+    On a finite MDP the counts hold everything LSTD-Q uses of the samples, for any features, and the
+    counts of a pool are the sums of its tasks' counts.
+
+    Parameters
+    ----------
+    ridge
+        Added to the diagonal of the LSTD-Q matrix, which is normalised by the number of samples.
+
+    Examples
+    --------
+    >>> visits, rewards = np.ones((1, 2)), np.array([[0.0, 1.0]])
+    >>> result = lspi_finite(visits, visits[..., None], rewards, np.eye(2)[None], 0.5, ridge=1e-9)
+    >>> result.policy.tolist(), result.action_values.round(3).tolist()
+    ([1], [[1.0, 2.0]])
+    """
+    lead = visits.shape[:-2]
+    states, actions, dimension = features.shape
+    parameters = _finite(
+        visits.reshape(-1, states, actions),
+        moves.reshape(-1, states * actions, states),
+        rewards.reshape(-1, states, actions),
+        features,
+        gamma,
+        ridge,
+        iterations,
+    ).reshape(*lead, dimension)
+    action_values = np.einsum("xad,...d->...xa", features, parameters)
+    return FiniteResult(parameters, action_values, action_values.argmax(-1))
+
+
+@in_float64
+def _finite(visits, moves, rewards, features, gamma, ridge, iterations: int):
+    flat = jnp.asarray(features).reshape(-1, features.shape[-1])
+
+    def one(visits, moves, rewards):
+        total = visits.sum()
+        left = flat.T * (visits.ravel() / total)
+        gram = left @ flat + ridge * jnp.eye(flat.shape[1])
+        onward = flat.T @ (moves / total)
+        target = flat.T @ (rewards.ravel() / total)
+
+        def greedy(theta):
+            return jnp.argmax(features @ theta, -1)
+
+        def iterate(carry):
+            theta, policy, _, iteration = carry
+            followed = jnp.take_along_axis(features, policy[:, None, None], 1)[:, 0]
+            theta = jnp.linalg.solve(gram - gamma * onward @ followed, target)
+            following = greedy(theta)
+            return theta, following, (following != policy).any(), iteration + 1
+
+        # Once the policy repeats, further iterations repeat too.
+        start = jnp.zeros(flat.shape[1])
+        carry = (start, greedy(start), jnp.array(True), 0)
+        return jax.lax.while_loop(lambda c: c[2] & (c[3] < iterations), iterate, carry)[0]
+
+    features = jnp.asarray(features)
+    return jax.vmap(one)(visits, moves, rewards)
+
+
+def simplex_features(
+    states: Float[Array, "*batch entities"], allocations: Float[Array, "*batch entities"]
+) -> Float[Array, "*batch dimension"]:
+    """{x_i a_i}, {-a_i log a_i}, {a_i - 1/m} for each entity i, and a bias: 3m + 1 features."""
+    m = states.shape[-1]
+    bias = jnp.ones((*states.shape[:-1], 1), states.dtype)
+    entropy = jax.scipy.special.entr(allocations)
+    return jnp.concatenate([states * allocations, entropy, allocations - 1 / m, bias], -1)
+
+
+def separate_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
+    """Every entity has parameters of its own."""
+    return np.eye(3 * entities + 1)
+
+
+def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
+    """All entities share their parameters: the equivariant model, {x a}, {-a log a} and the bias."""
+    basis = np.zeros((3 * entities + 1, 3))
+    basis[:entities, 0] = basis[entities : 2 * entities, 1] = basis[-1, 2] = 1
+    return basis
+
+
+def simplex_greedy(
+    parameters: Float[Array, " features"], state: Float[Array, " entities"]
+) -> Float[Array, " entities"]:
+    """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
+    m = state.shape[0]
+    weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
+    return entropic_allocation(
+        weight * state + offset, jnp.maximum(temperature, _LEAST_TEMPERATURE)
+    )
+
+
+def lspi_simplex(
+    examples: Examples,
+    basis: Float[Array, "features dimension"],
+    gamma: float,
+    *,
+    iterations: int = 5,
+    ridge: float = 1e-4,
+) -> Float[Array, " features"]:
+    """LSTD-Q policy iteration over allocations, from theta = 0; traceable, one run.
+
+    The ridge weighs every feature's parameter but the bias, on the LSTD-Q matrix normalised by the
+    number of examples; tied parameters are weighed once for each entity that shares them.
+    """
+    taken = simplex_features(examples.states, examples.allocations) @ basis
+    count = taken.shape[0]
+    penalty = ridge * basis[:-1].T @ basis[:-1]
+    gram = taken.T @ taken / count + penalty
+    target = taken.T @ examples.rewards / count
+
+    def iterate(theta, _):
+        allocations = jax.vmap(simplex_greedy, in_axes=(None, 0))(theta, examples.next_states)
+        following = simplex_features(examples.next_states, allocations) @ basis
+        return basis @ jnp.linalg.solve(gram - gamma * taken.T @ following / count, target), None
+
+    start = jnp.zeros(basis.shape[0], taken.dtype)
+    return jax.lax.scan(iterate, start, length=iterations)[0]

@@ -1,0 +1,217 @@
+"""A real Flower simulation: ten client processes' worth of training, and clients that fail."""
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+pytest.importorskip("flwr")
+pytest.importorskip("ray")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower_app"))
+
+import server_app
+from faulty_clients import (
+    DEADLY,
+    DIES,
+    HOPELESS,
+    RAISES,
+    SENDS_NAN,
+    SLEEPS,
+    SLEEPY,
+    app,
+)
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from apportion.problem import Observation
+from apportion.runs.policy_file import load_policy
+
+ROUNDS, TIMEOUT = 20, 4.0
+
+
+class Acquainted(FedAvg):
+    """FedAvg that takes note of which node is which client, for the tests to speak of clients."""
+
+    def __init__(self, nodes):
+        super().__init__(fraction_evaluate=0.0)
+        self.nodes = nodes
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        for reply in replies:
+            self.nodes[reply.metadata.src_node_id] = int(reply.content.pop("who")["client"])
+        return super().aggregate_train(server_round, replies)
+
+
+class Federation:
+    """One simulation, in which three federations are run one after the other."""
+
+    def __init__(self, folder):
+        self.tested, self.models, self.nodes = {}, [], {}
+        data = server_app.share_out(folder)
+        self.strategies = {
+            "fedavg": Acquainted(self.nodes),
+            "learned": server_app.learned(data),
+            "faults": server_app.learned(data),
+        }
+        server = ServerApp()
+
+        @server.main()
+        def main(grid, context):
+            for name, strategy in self.strategies.items():
+                faults = name == "faults"
+                self.tested[name] = server_app.federate(
+                    grid,
+                    strategy,
+                    folder,
+                    data,
+                    ROUNDS,
+                    TIMEOUT if faults else 120.0,
+                    self.models.append if faults else None,
+                    faults=faults,
+                    sleep=1.5 * TIMEOUT,
+                )
+
+        run_simulation(
+            server,
+            app,
+            num_supernodes=server_app.CLIENTS,
+            backend_config={
+                "init_args": {"num_cpus": 2, "log_to_driver": False},
+                # A killed process comes back after a while, as a supervised client would.
+                "client_resources": {"num_cpus": 0.5, "num_gpus": 0.0, "max_restarts": -1},
+            },
+        )
+
+    def outcomes(self, client):
+        """What became of a client's replies among the faults, by round; no entry if none came."""
+        seen = self.strategies["faults"].to_frame()
+        own = seen[seen["node"].map(self.nodes) == client]
+        return own.set_index("round")["outcome"]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return Federation(tmp_path_factory.mktemp("federation"))
+
+
+@pytest.mark.flower
+def test_learned_shares_beat_fedavg_at_the_same_round(federation):
+    learned, fedavg = (np.array(federation.tested[name]) for name in ("learned", "fedavg"))
+    assert len(learned) == len(fedavg) == ROUNDS + 1
+    assert (learned[5:] > fedavg[5:]).all()
+    assert learned[ROUNDS] > fedavg[ROUNDS] + 0.08
+    assert learned[1:].mean() > fedavg[1:].mean() + 0.08
+
+
+@pytest.mark.flower
+def test_every_client_fails_as_it_should(federation):
+    """Or else the next test would show nothing.
+
+    A killed process takes other clients' replies with it for some rounds, whose they are being
+    chance: each fault is asked for where nothing can hide it.
+    """
+    assert sorted(federation.nodes.values()) == list(range(server_app.CLIENTS))
+    others = sorted({*range(1, ROUNDS + 1)} - {HOPELESS})
+    assert (federation.outcomes(RAISES) == "failed").all()
+    assert len(federation.outcomes(RAISES)) >= ROUNDS - len(DEADLY)
+    slept, died = federation.outcomes(SLEEPS), federation.outcomes(DIES)
+    assert SLEEPY[0] not in slept.index
+    assert (died.reindex(DEADLY) == "failed").all()
+    assert "kept" not in set(slept.reindex(SLEEPY))
+    sent = federation.outcomes(SENDS_NAN)
+    assert set(sent) <= {"not finite", "failed"}
+    assert (sent == "not finite").sum() > ROUNDS / 2
+    # The sleeper and the one that died are back later.
+    for client, last in ((SLEEPS, SLEEPY[-1]), (DIES, DEADLY[-1])):
+        seen = federation.outcomes(client).reindex(others)
+        assert (seen[seen.index > last] == "kept").any()
+
+
+@pytest.mark.flower
+def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation):
+    models = federation.models
+    assert len(models) == ROUNDS + 1
+    assert all(np.isfinite(array).all() for model in models for array in model)
+    for n, (before, after) in enumerate(itertools.pairwise(models), start=1):
+        same = all((a == b).all() for a, b in zip(before, after, strict=True))
+        assert same == (n == HOPELESS)
+    seen = federation.strategies["faults"].to_frame()
+    kept = seen[seen["outcome"] == "kept"].groupby("round").size()
+    assert kept.index.tolist() == [n for n in range(1, ROUNDS + 1) if n != HOPELESS]
+    assert (seen.loc[seen["outcome"] != "kept", "share"] == 0).all()
+    assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [str(each.getsockname()[1]) for each in sockets]
+
+
+@pytest.fixture
+def superlink(tmp_path):
+    """The server that `flwr run` would start by itself and leave behind; returns the environment."""
+    runtime, control = free_ports(2)
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": runtime,
+        "FLWR_LOCAL_CONTROL_API_PORT": control,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = "flower-superlink --insecure --simulation --isolation subprocess --host 127.0.0.1"
+    addresses = ["--port", runtime, "--control-api-address", f"127.0.0.1:{control}"]
+    with subprocess.Popen([*command.split(), *addresses], env=environment) as server:
+        try:
+            health = f"http://127.0.0.1:{runtime}/health"
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
+                    break
+                time.sleep(0.2)
+            yield environment
+        finally:
+            server.terminate()
+
+
+@pytest.mark.slow
+def test_flwr_run_runs_the_example(superlink):
+    app = Path(server_app.__file__).parent
+    settings = ["--run-config", f"rounds=2 policy='{server_app.POLICY}'"]
+    federation = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
+    command = ["flwr", "run", str(app), "--stream", *settings, *federation]
+    done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
+    told = done.stdout + done.stderr
+    rows = [line.split() for line in told.splitlines()[-12:]]
+    assert ["round", "FedAvg", "learned"] in rows, told
+    assert [row[0] for row in rows if len(row) == 3 and row[0].isdigit()] == ["1", "2"]
+
+
+@pytest.mark.slow
+def test_the_example_s_policy_is_what_its_command_makes(tmp_path):
+    command = [*server_app.POLICY_COMMAND.split()[1:], "--out", str(tmp_path / "run"), "--quiet"]
+    # The suite's own flags compile fast and compute slowly; here it is the other way round.
+    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-m", "apportion", *command], check=True, env=plain)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["gain_final"]["value"] > 0.08
+    made, kept = (load_policy(folder) for folder in (tmp_path / "run", server_app.POLICY))
+    history = jnp.zeros((10, 5, 1)).at[8:].set(-0.8)
+    observation = Observation(history, jnp.full(10, 0.1))
+    shares = [policy(observation, jnp.ones(10, bool)) for policy in (made, kept)]
+    np.testing.assert_allclose(*shares, atol=0.05)

@@ -1,0 +1,472 @@
+"""LearnedAggregation among hand-made replies: who is let in, what the policy sees, what comes out."""
+
+import importlib
+import logging
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+pytest.importorskip("flwr")
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp.strategy import FedAvg
+
+from apportion.bridges.flower import LearnedAggregation
+from apportion.domains.federated.digits import CLASSES, Digits
+from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.model import Perceptron
+from apportion.domains.federated.partitions import paper_split
+from apportion.domains.federated.states import client_state
+from apportion.errors import InputError
+from apportion.policy import Recurrent
+from apportion.runs.policy_file import save_policy
+from apportion.simplex import Head
+from apportion.tasks import Tasks
+
+APP = Path(__file__).parents[2] / "examples" / "flower_app"
+LABELS = np.arange(60) % 3
+TRUTH = np.eye(3, dtype=np.float32)[LABELS]
+
+
+class NoNodes:
+    """A grid that sends nothing: the strategy only takes note of the model."""
+
+    def get_node_ids(self):
+        return []
+
+
+def opinionated(channels=1, sign=1, **options):
+    """An untrained policy whose shares depend strongly on what it sees."""
+    policy = Recurrent(channels, 4, key=jax.random.key(0), **options)
+    scale = sign * jnp.array([90.0, -60.0, 80.0, 50.0])
+    return jax.tree.map(lambda x: x * scale if x.shape == (4,) else x, policy)
+
+
+def strategy_of(policy=None, predict=None, labels=LABELS, **options):
+    """By default a model is a table of scores, one row for each of the server's samples."""
+    return LearnedAggregation(
+        opinionated() if policy is None else policy,
+        (lambda arrays: arrays["scores"].numpy()) if predict is None else predict,
+        labels,
+        **({"min_train_nodes": 0, "min_available_nodes": 0} | options),
+    )
+
+
+def message(node, content=None, error=None):
+    facts = Metadata(1, "", node, 1, "x", "", 0.0, 60.0, "train")
+    return Message(content=content, error=error, metadata=facts)
+
+
+def reply(node, scores, examples=10, **arrays):
+    arrays = {"scores": Array(np.asarray(scores, np.float32)), **arrays}
+    metrics = MetricRecord({"num-examples": examples, "loss": 0.5})
+    return message(node, RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}))
+
+
+def models(count, seed=0):
+    """Tables that are right on some samples: a different part for each client."""
+    rng = np.random.default_rng(seed)
+    wrong = np.roll(TRUTH, 1, axis=1)
+    tables = [
+        np.where(rng.random((60, 1)) < 0.4 + 0.5 * i / count, TRUTH, wrong) for i in range(count)
+    ]
+    return [table + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for table in tables]
+
+
+def begin(strategy, scores=None):
+    start = np.zeros_like(TRUTH) if scores is None else scores
+    record = ArrayRecord({"scores": Array(start)})
+    list(strategy.configure_train(1, record, ConfigRecord(), NoNodes()))
+    return strategy
+
+
+def shares_of(strategy, server_round=1):
+    seen = strategy.to_frame()
+    kept = seen[(seen["round"] == server_round) & (seen["outcome"] == "kept")]
+    return kept.set_index("node")["share"]
+
+
+def test_permuting_the_clients_permutes_the_shares():
+    tables, order = models(6), [3, 0, 5, 1, 4, 2]
+    plain, permuted = (begin(strategy_of(harm=None)) for _ in range(2))
+    for n in (1, 2):
+        plain.aggregate_train(n, [reply(i, tables[i]) for i in range(6)])
+        permuted.aggregate_train(n, [reply(i, tables[order[i]]) for i in range(6)])
+        expected = shares_of(plain, n).to_numpy()[order]
+        np.testing.assert_allclose(shares_of(permuted, n), expected, atol=1e-5)
+    assert np.ptp(shares_of(plain, 2)) > 0.05
+
+
+def test_the_order_in_which_replies_arrive_changes_nothing():
+    replies = [reply(i, table) for i, table in enumerate(models(5))]
+    first, _ = begin(strategy_of()).aggregate_train(1, replies)
+    second, _ = begin(strategy_of()).aggregate_train(1, replies[::-1])
+    assert (first["scores"].numpy() == second["scores"].numpy()).all()
+
+
+def test_the_aggregate_is_the_mean_by_the_shares_in_the_model_s_own_types():
+    tables, strategy = models(4), strategy_of(harm=None)
+    record = {"scores": Array(np.zeros_like(TRUTH)), "steps": Array(np.array(0))}
+    list(strategy.configure_train(1, ArrayRecord(record), ConfigRecord(), NoNodes()))
+    replies = [reply(i, table, steps=Array(np.array(7))) for i, table in enumerate(tables)]
+    made, metrics = strategy.aggregate_train(1, replies)
+    expected = np.tensordot(shares_of(strategy).to_numpy(), np.stack(tables), 1)
+    np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
+    assert made["scores"].numpy().dtype == np.float32
+    assert made["steps"].numpy() == 7
+    assert made["steps"].numpy().dtype == np.array(0).dtype
+    assert metrics["loss"] == pytest.approx(0.5)
+    assert metrics["clients-kept"] == 4
+
+
+def nan(table):
+    table = table.copy()
+    table[5, 1] = np.nan
+    return reply(9, table)
+
+
+FAULTY = {
+    "failed": lambda table: message(9, error=Error(1, "no disk left")),
+    "not finite": nan,
+    "huge": lambda table: reply(9, 1000 * table),
+    "misshapen, transposed": lambda table: reply(9, table.T),
+    "misshapen, one array more": lambda table: reply(9, table, other=Array(table)),
+    "misshapen, another name": lambda table: message(
+        9, RecordDict({"arrays": ArrayRecord({"other": Array(table)})})
+    ),
+    "misshapen, complex": lambda table: message(
+        9, RecordDict({"arrays": ArrayRecord({"scores": Array(table + 1j)})})
+    ),
+    "misshapen, no arrays": lambda table: message(9, RecordDict({"metrics": MetricRecord({"a": 1})})),
+    "misshapen, unreadable": lambda table: message(
+        9,
+        RecordDict(
+            {"arrays": ArrayRecord({"scores": Array("float32", (60, 3), "numpy.ndarray", b"junk")})}
+        ),
+    ),
+    "misshapen, pickled": lambda table: message(
+        9,
+        RecordDict(
+            {
+                "arrays": ArrayRecord(
+                    {"scores": Array("object", (1,), "numpy.ndarray", pickle.dumps(table))}
+                )
+            }
+        ),
+    ),
+    "not finite, beyond float32": lambda table: message(
+        9, RecordDict({"arrays": ArrayRecord({"scores": Array(1e300 * table.astype(float))})})
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.parametrize("sent", [True, False], ids=["start known", "start not known"])
+def test_a_faulty_reply_is_left_out_as_if_it_had_never_come(fault, sent):
+    tables = models(4)
+    good = [reply(i, table) for i, table in enumerate(tables)]
+    with_it, without = (begin(strategy_of()) if sent else strategy_of() for _ in range(2))
+    made, _ = with_it.aggregate_train(1, [FAULTY[fault](tables[0]), *good])
+    expected, _ = without.aggregate_train(1, good)
+    seen = with_it.to_frame().set_index("node").loc[9]
+    assert seen["outcome"] == fault.partition(",")[0]
+    assert seen["share"] == 0
+    assert (made["scores"].numpy() == expected["scores"].numpy()).all()
+
+
+def test_a_lone_huge_reply_is_known_by_the_rounds_before():
+    strategy, tables = begin(strategy_of()), models(3)
+    strategy.aggregate_train(1, [reply(i, table) for i, table in enumerate(tables)])
+    assert strategy.aggregate_train(2, [reply(7, 1000 * tables[0])]) == (None, None)
+    assert strategy.aggregate_train(3, [reply(7, tables[0])])[0] is not None
+
+
+def test_clients_that_send_back_what_they_got_make_nobody_huge():
+    start = models(1)[0]
+    strategy = begin(strategy_of(), start)
+    strategy.aggregate_train(1, [reply(i, start) for i in range(3)] + [reply(3, start + TRUTH)])
+    assert len(shares_of(strategy)) == 4
+
+
+@pytest.mark.parametrize("replies", [[], [message(1, error=Error(1, "gone"))]])
+def test_a_round_without_a_usable_reply_keeps_the_model(replies):
+    strategy = begin(strategy_of())
+    assert strategy.aggregate_train(1, replies) == (None, None)
+    made, _ = strategy.aggregate_train(2, [reply(i, t) for i, t in enumerate(models(3))])
+    assert np.isfinite(made["scores"].numpy()).all()
+
+
+def test_clients_come_and_go_and_are_remembered_by_their_node():
+    strategy, tables = begin(strategy_of(harm=None)), models(12)
+    rounds = [[0, 1, 2], [0, 1, 2, 3, 4], [4], list(range(12)), [0, 2]]
+    for n, nodes in enumerate(rounds, 1):
+        made, _ = strategy.aggregate_train(n, [reply(i, tables[i]) for i in nodes])
+        shares = shares_of(strategy, n)
+        assert shares.index.tolist() == nodes
+        assert shares.sum() == pytest.approx(1)
+        assert np.isfinite(made["scores"].numpy()).all()
+    fresh = begin(strategy_of(harm=None))
+    fresh.aggregate_train(1, [reply(i, tables[i]) for i in (0, 2)])
+    assert abs(shares_of(fresh)[0] - shares_of(strategy, 5)[0]) > 1e-3
+
+
+def test_a_second_run_remembers_nothing_of_the_first():
+    strategy, replies = begin(strategy_of()), [reply(i, t) for i, t in enumerate(models(4))]
+    first, _ = strategy.aggregate_train(1, replies)
+    strategy.aggregate_train(2, replies)
+    again, _ = begin(strategy).aggregate_train(1, replies)
+    assert (first["scores"].numpy() == again["scores"].numpy()).all()
+    assert strategy.to_frame()["round"].unique().tolist() == [1]
+
+
+@pytest.fixture
+def warnings(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.WARNING, "flwr")
+    return caplog
+
+
+def broken(arrays):
+    raise RuntimeError("the test set is gone")
+
+
+@pytest.mark.parametrize("predict", [broken, lambda arrays: [1, 2, 3]], ids=["raises", "too few"])
+def test_a_server_that_cannot_score_falls_back_to_fedavg_with_a_warning(predict, warnings):
+    tables = models(3)
+    strategy = begin(strategy_of(predict=predict))
+    made, _ = strategy.aggregate_train(1, [reply(i, t, 10 * (i + 1)) for i, t in enumerate(tables)])
+    expected = np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
+    np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
+    assert "FedAvg instead of learned shares" in warnings.text
+
+
+def test_in_the_fallback_nobody_takes_over_by_claiming_samples():
+    strategy, tables = begin(strategy_of(predict=broken)), models(4)
+    strategy.aggregate_train(
+        1, [reply(i, tables[i], 10) for i in range(3)] + [reply(3, tables[3], 10**15)]
+    )
+    assert shares_of(strategy)[3] == pytest.approx(10 / 13)
+    strategy.aggregate_train(2, [reply(0, tables[0], -5), reply(1, tables[1], 9)])
+    assert shares_of(strategy, 2).tolist() == [0.5, 0.5]
+
+
+def test_one_model_that_cannot_be_scored_does_not_cost_the_others_their_shares():
+    def predict(arrays):
+        scores = arrays["scores"].numpy()
+        return broken(arrays) if scores[0, 0] > 4 else scores
+
+    tables = models(4)
+    strategy = begin(strategy_of(predict=predict))
+    strategy.aggregate_train(
+        1, [reply(9, tables[0] + 5)] + [reply(i, t) for i, t in enumerate(tables)]
+    )
+    assert shares_of(strategy).index.tolist() == [0, 1, 2, 3]
+    assert strategy.to_frame().set_index("node").loc[9, "outcome"] == "not scored"
+
+
+def test_metrics_that_cannot_be_averaged_do_not_cost_the_round():
+    tables = models(3)
+    replies = [reply(0, tables[0]), *(
+        message(i, RecordDict({"arrays": ArrayRecord({"scores": Array(tables[i])})})) for i in (1, 2)
+    )]  # fmt: skip
+    made, metrics = begin(strategy_of()).aggregate_train(1, replies)
+    assert made is not None
+    assert metrics["clients-kept"] == 3
+
+
+def test_a_liar_of_ordinary_size_is_left_out_and_nobody_is_where_all_are_honest():
+    honest = [TRUTH + 0.3 * table for table in models(6)]
+    strategy = begin(strategy_of(opinionated(sign=-1)))  # it favours models that are often wrong
+    strategy.aggregate_train(1, [reply(i, table) for i, table in enumerate(honest)])
+    assert len(shares_of(strategy)) == 6
+    lie = reply(9, 4 * np.roll(TRUTH, 1, axis=1))
+    made, _ = begin(strategy).aggregate_train(
+        1, [*(reply(i, t) for i, t in enumerate(honest)), lie]
+    )
+    assert 9 not in shares_of(strategy).index
+    assert (made["scores"].numpy().argmax(1) == LABELS).all()
+
+
+@pytest.mark.parametrize("state", ["accuracy", "rich"])
+def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
+    rng = np.random.default_rng(0)
+    labels = np.arange(300, dtype=np.int32) % CLASSES
+    digits = Digits(
+        (0.1 * rng.random((300, 4, 4)) + labels[:, None, None] / 10).astype(np.float32),
+        labels,
+        np.arange(300) < 100,
+    )
+    partition = paper_split(digits, (4, 2), 20)
+    federation = Federation(
+        digits, partition, Perceptron(4, 6), rounds=3, batch=10, evaluation=60, test=20,
+        learning_rate=0.3, state=client_state(state),
+    )  # fmt: skip
+    policy = opinionated(federation.channels)
+    task = Tasks(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
+    parameters = federation.model.start(key=jax.random.key(0))
+    _, unravel = ravel_pytree(parameters)
+
+    def named(flat):
+        return {name: np.asarray(leaf) for name, leaf in unravel(flat).items()}
+
+    def predict(arrays):
+        leaves = {name: jnp.asarray(array.numpy()) for name, array in arrays.items()}
+        return federation.model.logits(leaves, federation.images[federation.evaluation])
+
+    own = np.asarray(federation.labels[federation.evaluation])
+    strategy = strategy_of(policy, predict, own, state=state, harm=None)
+    now = jax.jit(lambda: federation.reset(task, key=jax.random.key(1)))()
+    step = jax.jit(lambda now, shares, key: federation.step(task, now, shares, key=key).state)
+    for n in (1, 2, 3):
+        start = {name: Array(leaf) for name, leaf in named(now.aggregate).items()}
+        list(strategy.configure_train(n, ArrayRecord(start), ConfigRecord(), NoNodes()))
+        strategy.aggregate_train(
+            n,
+            [
+                message(i, RecordDict({"arrays": ArrayRecord(
+                    {name: Array(leaf) for name, leaf in named(model).items()}
+                )}))
+                for i, model in enumerate(now.models)
+            ],
+        )  # fmt: skip
+        shares = policy(federation.observe(task, now), task.mask)
+        np.testing.assert_allclose(shares_of(strategy, n), shares, atol=2e-4)
+        now = step(now, shares, jax.random.key(n))
+    assert np.ptp(np.asarray(shares)) > 0.02
+
+
+def test_a_saved_policy_brings_its_state_and_its_window(tmp_path):
+    policy = opinionated(6)  # three classes: accuracy, three accuracies by class, norm and cosine
+    save_policy(policy, tmp_path, {"job": "federated", "state": "rich", "window": 3})
+    plain = strategy_of(policy, state="rich", window=3)
+    loaded = LearnedAggregation.load(
+        tmp_path, plain.server.predict, LABELS, min_train_nodes=0, min_available_nodes=0
+    )
+    assert loaded.window == 3
+    replies = [reply(i, table) for i, table in enumerate(models(4))]
+    made, again = (begin(one).aggregate_train(1, replies)[0] for one in (plain, loaded))
+    assert (made["scores"].numpy() == again["scores"].numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "words"),
+    [
+        (lambda: opinionated(1), {"state": "rich"}, "it fits 'accuracy' or 'raw-accuracy'"),
+        (lambda: opinionated(5), {}, "it fits none of the states"),
+        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "another state"),
+        (lambda: opinionated(head=Head(cash=True)), {}, "no client is cash"),
+        (lambda: lambda observation, mask: mask, {}, "not a policy"),
+        (opinionated, {"state": "mood"}, "not known"),
+        (opinionated, {"labels": [0.5, 1.0]}, "labels"),
+        (opinionated, {"labels": []}, "labels"),
+        (opinionated, {"largest": 0.5}, "largest"),
+        (opinionated, {"harm": -1.0}, "harm"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_a_sentence(policy, options, words):
+    with pytest.raises(InputError, match=words) as caught:
+        strategy_of(policy(), **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("about", "asked", "words"),
+    [
+        ({"job": "portfolio", "window": 31}, {}, "for the job 'portfolio', not to aggregate"),
+        ({}, {}, "unknown state"),
+        ({"state": "accuracy"}, {"state": "raw-accuracy"}, "for the state 'accuracy', not for"),
+        ({"state": "geometry"}, {}, "another state"),
+    ],
+)
+def test_a_folder_with_another_policy_is_refused(about, asked, words, tmp_path):
+    save_policy(opinionated(), tmp_path, about)
+    with pytest.raises(InputError, match=words):
+        LearnedAggregation.load(tmp_path, lambda arrays: None, LABELS, **asked)
+
+
+def test_one_policy_serves_one_client_and_a_hundred():
+    strategy = begin(strategy_of(harm=None))
+    for n, count in ((1, 1), (2, 100)):
+        strategy.aggregate_train(n, [reply(i, t) for i, t in enumerate(models(count))])
+        assert shares_of(strategy, n).sum() == pytest.approx(1)
+
+
+def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
+    from flwr.cli.config_utils import load_and_validate
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+    config, warnings = load_and_validate(APP / "pyproject.toml")
+    assert not warnings
+    monkeypatch.syspath_prepend(APP)
+    parts = config["tool"]["flwr"]["app"]["components"]
+    for part, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
+        module, _, name = parts[part].partition(":")
+        assert isinstance(getattr(importlib.import_module(module), name), kind)
+
+
+class InProcess:
+    """The example's federation without Flower's processes, where some clients may lie."""
+
+    def __init__(self, folder):
+        sys.path.insert(0, str(APP))
+        import network
+        import server_app
+
+        self.network, self.app = network, server_app
+        self.data = server_app.share_out(folder)
+        self.own = [np.load(folder / f"client-{i}.npz") for i in range(server_app.CLIENTS)]
+
+    def run(self, strategy, flipped=(), rounds=20):
+        """Test accuracy after the last round; flipped clients call every digit d by 9 - d."""
+        images, labels = self.data["test"]
+        model = ArrayRecord(self.network.start(images.shape[1]))
+        for n in range(1, rounds + 1):
+            list(strategy.configure_train(n, model, ConfigRecord(), NoNodes()))
+            replies = []
+            for i, own in enumerate(self.own):
+                believed = 9 - own["labels"] if i in flipped else own["labels"]
+                arrays = self.network.trained(
+                    model.to_numpy_ndarrays(),
+                    own["images"],
+                    believed,
+                    np.random.default_rng([i, n]),
+                )
+                metrics = MetricRecord({"num-examples": len(believed)})
+                replies.append(message(
+                    i, RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+                ))  # fmt: skip
+            made, _ = strategy.aggregate_train(n, replies)
+            model = model if made is None else made
+        answers = self.network.logits(model.to_numpy_ndarrays(), images).argmax(1)
+        return float((answers == labels).mean())
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    return InProcess(tmp_path_factory.mktemp("clients"))
+
+
+@pytest.mark.parametrize("flipped", [(0,), (0, 1, 2)], ids=["one", "three"])
+def test_learned_shares_beat_fedavg_among_clients_with_flipped_labels(flipped, in_process):
+    nobody = {"min_train_nodes": 0, "min_available_nodes": 0}
+    learned = in_process.run(in_process.app.learned(in_process.data, **nobody), flipped)
+    fedavg = in_process.run(FedAvg(fraction_evaluate=0.0, **nobody), flipped)
+    assert learned > fedavg + 0.05

@@ -1,0 +1,302 @@
+"""Every command end to end, in a process of its own: exit code, standard output, standard error."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.portfolio.known_truth import KnownTruth
+from apportion.runs.settings_file import from_toml
+
+TINY = "--steps 6 --members 2 --window 8 --batch 16 --hidden 4 --tasks 4 --task-size 3 --chunk 3"
+FIELDS = {"wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover"}
+
+
+def apportion(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "apportion", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def one_object(done: subprocess.CompletedProcess[str]) -> dict:
+    """Standard output as the one JSON object it must be, and nothing else."""
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    content = json.loads(done.stdout)
+    assert isinstance(content, dict)
+    return content
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, nothing on standard output, one sentence without a traceback on the other."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.fixture(scope="session")
+def prices(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("prices") / "prices.csv"
+    KnownTruth.draw(universe=6, days=150).prices.to_frame().to_csv(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(prices, tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    days = pd.read_csv(prices)["date"]
+    done = apportion(
+        "train", "portfolio", "--prices", prices, "--out", folder, "--until", days[110],
+        "--json", "--tensorboard", *TINY.split(),
+    )  # fmt: skip
+    return folder, one_object(done)
+
+
+def test_training_writes_a_run_folder_and_one_json_object(trained):
+    folder, told = trained
+    assert told["folder"] == str(folder)
+    assert told["results"]["net"].keys() >= {"policy", "equal-crp", "buy-and-hold", "lazy-crp"}
+    assert len(pd.read_parquet(folder / "metrics.parquet")) == 2 * 6
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["data"]["fingerprint"]
+    assert environment["versions"]["jax"]
+    assert list((folder / "tensorboard").iterdir())
+
+
+def test_settings_of_a_run_run_it_again_to_the_bit(trained, tmp_path):
+    folder, _ = trained
+    done = apportion(
+        "train", "portfolio", "--config", folder / "settings.toml", "--out", tmp_path / "b"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "equal-crp" in done.stdout
+    assert "step 6 of 6" in done.stderr
+    for file in ("policy.safetensors", "settings.toml", "results.json"):
+        assert (tmp_path / "b" / file).read_bytes() == (folder / file).read_bytes()
+
+
+def test_backtest_keeps_to_its_contract(trained, prices):
+    folder, told = trained
+    days = pd.read_csv(prices)["date"]
+    done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
+    result = one_object(done)
+    assert set(result) == {"start", "end", "periods", "net", "gross"}
+    assert (result["start"], result["end"]) == (days[110], days.iloc[-1])
+    assert result["periods"] == len(days) - 110
+    for side in ("net", "gross"):
+        assert {"policy", "equal-crp", "buy-and-hold"} <= set(result[side])
+        assert all(set(metrics) == FIELDS for metrics in result[side].values())
+    assert result == told["results"]
+
+
+def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, prices, tmp_path):
+    folder, _ = trained
+    tickers = list(pd.read_csv(prices).columns[1:])
+    holdings = tmp_path / "today.csv"
+    pd.DataFrame({"ticker": tickers[:1], "share": [1.0]}).to_csv(holdings, index=False)
+    given = ("allocate", folder, "--prices", prices, "--holdings", holdings, "--json")
+    result = one_object(apportion(*given))
+    assert set(result) == {"date", "allocation"}
+    assert result["date"] == pd.read_csv(prices)["date"].iloc[-1]
+    assert list(result["allocation"]) == tickers
+    assert abs(sum(result["allocation"].values()) - 1) < 1e-9
+    # A tenth of the way is traded in a day, so most is still where it was.
+    assert 0.85 < result["allocation"][tickers[0]] < 0.95
+    holdings.write_text("ticker,share\nNOBODY,1.0\n")
+    assert_refused(apportion(*given), str(holdings), "NOBODY")
+
+
+def test_a_run_has_a_report(trained):
+    folder, _ = trained
+    told = one_object(apportion("report", folder, "--json"))
+    assert told == {"report": str(folder / "report.html")}
+    assert "</html>" in (folder / "report.html").read_text()
+
+
+def test_a_finished_run_resumes_to_what_it_was(trained):
+    folder, told = trained
+    assert one_object(apportion("resume", folder, "--json")) == told
+
+
+def test_an_ensemble_cut_short_resumes_to_the_same_bits(trained, tmp_path):
+    folder, _ = trained
+    cut = tmp_path / "cut"
+    shutil.copytree(folder, cut)
+    for left in ("results.json", "policy.safetensors", "checkpoints/step-000000006.safetensors"):
+        (cut / left).unlink()
+    done = apportion("resume", cut)
+    assert done.returncode == 0, done.stderr
+    assert "continuing after step 3" in done.stderr
+    assert f"wrote {cut}" in done.stdout
+    for file in ("policy.safetensors", "results.json", "checkpoints/step-000000006.safetensors"):
+        assert (cut / file).read_bytes() == (folder / file).read_bytes()
+    rows = [pd.read_parquet(run / "metrics.parquet") for run in (folder, cut)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+
+
+def test_a_study_writes_its_folder_and_verdicts(tmp_path):
+    told = one_object(apportion("study", "should-pool", "--out", tmp_path, "--json", "--quiet"))
+    verdicts = told["studies"]["should-pool"]
+    assert {"claim", "holds", "estimate", "interval", "n"} <= set(verdicts[0])
+    for file in ("table.csv", "figure.png", "verdict.json", "report.html"):
+        assert (tmp_path / file).stat().st_size > 0
+    assert json.loads((tmp_path / "verdict.json").read_text()) == verdicts
+
+
+def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
+    file = tmp_path / "tasks.csv"
+    rows = [f"{t},{n % 3},{n % 2},{(n % 3) * 0.1},{(n + 1) % 3}" for t in "ab" for n in range(60)]
+    file.write_text("\n".join(["task,state,action,reward,next_state", *rows]) + "\n")
+    asked = ("study", "should-pool", "--transitions", file, "--gamma", "0.5")
+    told = one_object(apportion(*asked, "--out", tmp_path / "out", "--json", "--quiet"))
+    assert told["studies"]["should-pool"]
+    settings = json.loads((tmp_path / "out" / "study.json").read_text())["settings"]
+    assert (settings["file"], settings["gamma"]) == ("tasks.csv", 0.5)
+    wrong = apportion("study", "fig1", "--transitions", file, "--out", tmp_path / "no")
+    assert wrong.returncode == 2
+    assert "leave --transitions out" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
+    small = (
+        "--steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
+        "--task-sizes 3 1 --tasks 3 --unseen 2 --pooling 4 --model perceptron --epochs 1 "
+        "--test 100 --evaluation 50"
+    )
+    folder = tmp_path / "run"
+    told = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
+    results = told["results"]
+    assert results["gain_final"]["n"] == results["gain_mean_over_rounds"]["n"] == 2
+    difference = results["final_accuracy"] - results["final_accuracy_fedavg"]
+    assert results["gain_final"]["value"] == pytest.approx(difference, abs=1e-6)
+    again = from_toml(folder / "settings.toml", "federated", FederatedSettings)
+    assert again.task_sizes == (3, 1)
+
+
+@pytest.mark.slow
+def test_a_study_runs_on_ray(tmp_path):
+    told = one_object(apportion("study", "should-pool", "--on", "ray", "--out", tmp_path, "--json"))
+    assert json.loads((tmp_path / "verdict.json").read_text()) == told["studies"]["should-pool"]
+
+
+def test_the_demo_says_what_held_and_where_its_report_is(tmp_path):
+    small = ["--experiments", "2", "--steps", "10", "--tasks", "3"]
+    done = apportion("demo", "--out", tmp_path / "demo", *small)
+    assert done.returncode == 0, done.stderr
+    report = Path(done.stdout.splitlines()[-1].removeprefix("wrote "))
+    assert report.is_file()
+    assert "What held:" in done.stdout
+    assert "What did not" in done.stdout
+    assert "policies at once" in done.stderr
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
+    folder = tmp_path / "run"
+    long = ["--steps", "1000000", "--chunk", "20", "--universe", "12", "--held-out", "4"]
+    command = [sys.executable, "-m", "apportion", "train", "budget", "--out", str(folder), *long]
+    command += ["--task-size", "3", "--quiet"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        deadline = time.monotonic() + 300
+        while not list(folder.glob("checkpoints/step-*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(run.pid, signal.SIGINT)
+        out, err = run.communicate(timeout=120)
+    assert run.returncode == 2
+    assert out == ""
+    assert f"apportion resume {folder}" in err
+    steps = pd.read_parquet(folder / "metrics.parquet")["step"]
+    newest = max(folder.glob("checkpoints/step-*"))
+    assert int(newest.stem.removeprefix("step-")) == steps.max()
+
+
+def test_check_and_help_answer_at_once_and_start_no_jax(prices):
+    import_guard = (
+        "import sys, apportion.cli\n"
+        "try:\n    apportion.cli.main(sys.argv[1:])\n"
+        "finally:\n    assert 'jax' not in sys.modules\n"
+    )
+    for arguments in (["--help"], ["check", "--json"], ["train", "portfolio", "--help"]):
+        begun = os.times().children_user
+        done = subprocess.run(
+            [sys.executable, "-c", import_guard, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        # Time on the processor, so that a busy machine fails nobody.
+        assert os.times().children_user - begun < 1.0
+    told = one_object(apportion("check", "--prices", prices, "--json"))
+    assert told["prices"]["tickers"] == 6
+    assert set(told["extras"]) >= {"market", "federated", "cluster", "report"}
+
+
+def test_a_bug_exits_with_1_and_a_traceback():
+    broken = (
+        "import sys, apportion.cli, apportion.runs.environment as e\n"
+        "e.devices = lambda: 1 / 0\n"
+        "apportion.cli.main(['check'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", broken], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], ["did you mean train?"]),
+        (["train", "portfoli"], ["did you mean portfolio?"]),
+        (["train", "budget"], ["--out"]),
+        (["train", "budget", "--out", "x", "--taskz", "3"], ["--taskz", "did you mean --tasks?"]),
+        (["train", "budget", "--out", "x", "--tasks", "many"], ["--tasks", "many"]),
+        (["train", "budget", "--out", "x", "--method", "ptml"], ["ptml", "pmtl"]),
+        (["train", "budget", "--out", "x", "--tasks", "0"], ["tasks is 0", "at least 1"]),
+        (["train", "budget", "--out", "x", "--config", "no.toml"], ["no.toml", "no such file"]),
+        (["resume", "nowhere"], ["nowhere", "no such folder"]),
+        (["backtest", "nowhere", "--json"], ["nowhere", "no such folder"]),
+        (["allocate"], ["DIR"]),
+        (["study", "fig9", "--out", "x"], ["fig9", "did you mean fig"]),
+        (["report", "nowhere"], ["nowhere", "no such folder"]),
+        (["check", "--prices", "no.csv"], ["no.csv", "no such file"]),
+    ],
+    ids=lambda value: " ".join(value[:3]),
+)
+def test_mistakes_are_told_in_one_sentence_with_exit_code_2(arguments, words, capfd):
+    from apportion.cli import main
+
+    # In this process, for speed: the same `main`, down to the file descriptors.
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    out, err = capfd.readouterr()
+    assert_refused(subprocess.CompletedProcess(arguments, left.value.code, out, err), *words)
+
+
+def test_prices_that_are_wrong_are_refused_before_anything_is_made(prices, tmp_path, capfd):
+    from apportion.cli import main
+
+    table = pd.read_csv(prices)
+    table.iloc[5, 2] = -1.0
+    table.to_csv(tmp_path / "bad.csv", index=False)
+    arguments = ["--prices", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as left:
+        main(["train", "portfolio", *arguments])
+    assert left.value.code == 2
+    assert "negative" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()

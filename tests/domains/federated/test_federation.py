@@ -1,0 +1,168 @@
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from apportion.domains.federated.aggregators import UNIFORM, Chosen, Fixed, follow, follow_all
+from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.model import Convolutional, Perceptron
+from apportion.domains.federated.partitions import paper_split, skewed_tasks
+from apportion.domains.federated.states import STATES, Submission, client_state
+from apportion.errors import InputError
+from apportion.policy import Recurrent
+from apportion.problem import check_problem, equal_shares
+from apportion.tasks import Tasks
+
+KEY = jax.random.key(0)
+
+
+def made_up_digits(count=1200, side=6):
+    """Ten noisy patterns, so that the tests need no data."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 10
+    patterns = rng.random((10, side, side))
+    images = np.clip(patterns[labels] + 0.3 * rng.normal(size=(count, side, side)), 0, 1)
+    return Digits(images.astype(np.float32), labels.astype(np.int32), np.arange(count) >= 900)
+
+
+DIGITS = made_up_digits()
+PARTITION = paper_split(DIGITS, (16, 8), 30)
+
+
+def federation(**changes):
+    settings = {"rounds": 4, "epochs": 2, "batch": 10, "learning_rate": 0.3,
+                "evaluation": 100, "test": 150, "block": 40}  # fmt: skip
+    model = changes.pop("model", Perceptron(6, 16))
+    return Federation(DIGITS, changes.pop("partition", PARTITION), model, **(settings | changes))
+
+
+TRAINING, UNSEEN = skewed_tasks(PARTITION, 3, 2, seen=(8, 5))
+
+
+def steep(key):
+    policy = Recurrent(1, 6, key=key)
+    return jax.tree.map(lambda leaf: 10 * leaf, policy)
+
+
+def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
+    problem, task = federation(), TRAINING[0]
+    order = np.random.default_rng(0).permutation(10)
+    aggregator = Chosen(steep(KEY))
+    run = jax.jit(lambda task: follow(problem, aggregator, task, key=KEY))
+    here, there = run(task), run(task[order])
+    assert float(jnp.ptp(here.shares)) > 0.05
+    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-5)
+    assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
+
+
+def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
+    course = follow_all(federation(), Chosen(Recurrent(1, 10, key=KEY)), TRAINING, key=KEY)
+    assert float(jnp.abs(course.shares - 0.1).max()) < 0.01
+
+
+def test_clients_without_the_digits_of_the_others_gain_from_a_share_for_the_minority():
+    problem = federation()
+    informed = follow_all(problem, Fixed.minority(0.45), TRAINING, key=KEY).tested[:, -1].mean()
+    averaged = follow_all(problem, UNIFORM, TRAINING, key=KEY).tested[:, -1].mean()
+    assert float(informed) > float(averaged) + 0.02
+
+
+def test_padding_takes_no_part():
+    problem, task = federation(), TRAINING[0]
+    padded = Tasks.of([np.asarray(task.members).tolist()], width=12)[0]
+    choose = Chosen(steep(KEY))
+    here = follow(problem, choose, task, key=KEY)
+    there = follow(problem, choose, padded, key=KEY)
+    assert (there.shares[:, 10:] == 0).all()
+    assert np.asarray(there.shares[:, :10]) == pytest.approx(np.asarray(here.shares), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(STATES))
+def test_every_client_state_keeps_the_interface(name):
+    problem = federation(state=client_state(name), model=Convolutional(6, 2, 3))
+    check_problem(problem, TRAINING)
+    observation = problem.observe(TRAINING[0], problem.reset(TRAINING[0], key=KEY))
+    assert observation.history.shape == (10, 5, problem.channels)
+    assert float(jnp.ptp(observation.history[:, -1], axis=0).min()) > 0
+
+
+def test_the_convolution_is_a_convolution():
+    model = Convolutional(6, 3, 3)
+    parameters = model.start(key=KEY)
+    images = jax.random.uniform(KEY, (2, 6, 6))
+    kernel = parameters["filter"].reshape(3, 3, 1, 3)
+    same = jax.lax.conv_general_dilated(
+        images[..., None], kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    hidden = jax.nn.relu(same).transpose(0, 3, 1, 2).reshape(2, -1)
+    expected = hidden @ parameters["out"].reshape(-1, 10)
+    assert np.asarray(model.logits(parameters, images)) == pytest.approx(
+        np.asarray(expected), abs=1e-5
+    )
+
+
+def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
+    problem = federation()
+    first, unravel = ravel_pytree(problem.model.start(key=KEY))
+    trained = problem.train(first, jnp.asarray(3), key=KEY)
+
+    def loss(flat):
+        logits = problem.model.logits(unravel(flat), problem.images[problem.index[3]])
+        own = jax.nn.log_softmax(logits)[jnp.arange(30), problem.believed[3]]
+        return float(-own.mean())
+
+    assert loss(trained) < loss(first) - 0.1
+    counts = PARTITION.counts.copy()
+    counts[3] = 15
+    fewer = federation(partition=replace(PARTITION, counts=counts))
+    wrong = fewer.believed.at[3, 15:].set(0)
+    poisoned = jax.tree.map(lambda leaf: wrong if leaf is fewer.believed else leaf, fewer)
+    here = fewer.train(first, jnp.asarray(3), key=KEY)
+    there = poisoned.train(first, jnp.asarray(3), key=KEY)
+    assert bool((here == there).all())
+
+
+def test_blocks_change_memory_and_not_the_score():
+    models = jnp.stack(
+        [ravel_pytree(Perceptron(6, 16).start(key=key))[0] for key in jax.random.split(KEY, 3)]
+    )
+    scores = [
+        np.asarray(problem.correct(models, problem.evaluation))
+        for problem in (federation(block=100), federation(block=7))
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
+    assert scores[0].shape == (3, 10)
+
+
+def test_the_reward_is_the_accuracy_of_the_average():
+    problem, task = federation(), TRAINING[0]
+    state = problem.reset(task, key=KEY)
+    shares = equal_shares(problem.observe(task, state), task.mask)
+    step = problem.step(task, state, shares, key=KEY)
+    right = problem.correct(state.models.mean(0)[None], problem.evaluation).sum()
+    assert float(step.reward) == pytest.approx(float(right), abs=1e-6)
+    assert not bool(step.terminated)
+    assert not bool(step.truncated)
+
+
+def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed():
+    apart, papers = federation(), federation(sets="paper")
+    assert not set(np.asarray(apart.evaluation)) & set(np.asarray(apart.test))
+    assert set(np.asarray(papers.evaluation)) <= set(np.asarray(papers.test))
+    with pytest.raises(InputError, match="ask for fewer"):
+        federation(evaluation=250)
+
+
+def test_a_geometry_tells_the_direction_of_the_update():
+    updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
+    ones = jnp.ones((3, 2)) / 2
+    submission = Submission(ones, jnp.ones(2) / 2, updates, jnp.ones(3, bool))
+    norm, cosine = np.asarray(STATES["geometry"](submission))[:, 1:].T
+    assert norm[2] > norm[0] == norm[1]
+    assert cosine[0] == cosine[1]
+    with pytest.raises(InputError, match="choose one of"):
+        client_state("colour")

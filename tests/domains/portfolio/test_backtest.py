@@ -1,0 +1,171 @@
+"""The backtest against plain accounting, the contract of its JSON, and its metrics."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.portfolio import Costs, KnownTruth, Market, metrics
+from apportion.domains.portfolio.backtest import account, backtest
+from apportion.domains.portfolio.walk import walk_policy, walk_tasks
+from apportion.errors import InputError
+from apportion.policy import Recurrent
+from apportion.problem import rollout
+from apportion.tasks import draw_tasks
+
+PRICES = KnownTruth.draw(universe=5, days=120, seed=4).prices
+POLICY = Recurrent(3, 6, key=jax.random.key(1))
+LAZY = PartialTrading(EqualShares(), 0.1)
+START = str(PRICES.dates[50])
+
+
+def first_only(y):
+    return jnp.eye(1, y.shape[1])[jnp.zeros(len(y), int)]
+
+
+RESULT = backtest(
+    PRICES,
+    {"policy": POLICY, "lazy-equal-crp": LAZY, "buy-and-hold": PartialTrading(EqualShares(), 0.0)},
+    baselines={"first": first_only},
+    start=START,
+    window=8,
+    cost=0.0025,
+)
+
+
+def by_hand(eta: float, c: float) -> np.ndarray:
+    """Wealth of moving `eta` of the way to equal shares each day, one Python step at a time."""
+    y = PRICES.relatives()[50:]
+    held, wealth, path = np.full(5, 0.2), 1.0, []
+    for relatives in y:
+        a = held + eta * (0.2 - held)
+        mu = 1.0
+        for _ in range(60):
+            mu = 1 - (2 * c - c**2) * np.maximum(held - mu * a, 0).sum()
+        wealth *= mu * (a @ relatives)
+        held = a * relatives / (a @ relatives)
+        path.append(wealth)
+    return np.array(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "eta"), [("equal-crp", 1.0), ("lazy-equal-crp", 0.1), ("buy-and-hold", 0.0)]
+)
+def test_wealth_is_that_of_plain_accounting(name, eta):
+    np.testing.assert_allclose(np.cumprod(1 + RESULT.net[name]), by_hand(eta, 0.0025), rtol=1e-7)
+    np.testing.assert_allclose(np.cumprod(1 + RESULT.gross[name]), by_hand(eta, 0.0), rtol=1e-7)
+
+
+def test_the_parallel_walk_is_the_rollout_of_the_problem():
+    market = Market.of(PRICES, window=8, costs=Costs(0.0025))
+    task = draw_tasks(5, 3, 2, seed=0)[1]
+    walk = walk_policy(POLICY, market, task, chunk=7)
+    path = rollout(market, POLICY, task, key=jax.random.key(0))
+    np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
+    np.testing.assert_allclose(walk.allocations, path.allocations, atol=1e-6)
+
+
+def test_many_tasks_walk_as_each_would_alone():
+    market = Market.of(PRICES, window=8)
+    tasks = draw_tasks(5, 3, 4, seed=2)
+    together = walk_tasks(LAZY, market, tasks)
+    alone = walk_policy(LAZY, market, tasks[2])
+    np.testing.assert_allclose(together.growth[2], alone.growth, rtol=1e-6)
+
+
+def test_net_equals_gross_without_commission():
+    free = backtest(PRICES, {"policy": POLICY}, window=8, cost=0.0)
+    for name in free.net:
+        np.testing.assert_allclose(free.net[name], free.gross[name], atol=1e-12)
+
+
+@given(st.floats(0, 0.05), st.integers(0, 1000))
+def test_net_is_never_above_gross_and_scale_of_prices_does_not_matter(cost, seed):
+    rng = np.random.default_rng(seed)
+    a = rng.dirichlet(np.ones(4), 20)
+    y = np.exp(0.02 * rng.standard_normal((20, 4)))
+    growth, keep, turnover = account(a, y, cost)
+    assert (keep <= 1 + 1e-12).all()
+    assert (keep >= 1 - 2 * cost).all()
+    assert (turnover <= 2).all()
+    assert growth == pytest.approx((a * y).sum(1))
+
+
+def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start():
+    assert RESULT.dates[0] == np.datetime64(START)
+    assert RESULT.net["first"][0] == pytest.approx(
+        (1 - 2 * 0.0025 * 0.8) * PRICES.relatives()[50, 0] - 1, abs=1e-5
+    )
+
+
+def test_earlier_rows_serve_as_history_only():
+    """Cutting off rows that no window reaches changes nothing."""
+    cut = type(PRICES)(
+        PRICES.dates[42:], PRICES.tickers, PRICES.close[42:], PRICES.high[42:], PRICES.low[42:]
+    )
+    again = backtest(cut, {"policy": POLICY}, start=START, window=8)
+    np.testing.assert_allclose(again.net["policy"], RESULT.net["policy"], atol=1e-6)
+
+
+def test_permuting_columns_permutes_shares_and_leaves_wealth():
+    order = [3, 1, 4, 0, 2]
+    moved = backtest(
+        PRICES.select([PRICES.tickers[i] for i in order]), {"policy": POLICY}, start=START, window=8
+    )
+    np.testing.assert_allclose(
+        moved.allocations["policy"], RESULT.allocations["policy"][:, order], atol=1e-6
+    )
+    np.testing.assert_allclose(moved.net["policy"], RESULT.net["policy"], atol=1e-6)
+
+
+def test_json_is_the_contract():
+    told = json.loads(json.dumps(RESULT.to_json()))
+    assert set(told) == {"start", "end", "periods", "net", "gross"}
+    assert (told["start"], told["periods"]) == (START, 70)
+    keys = {"wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover"}
+    for side in ("net", "gross"):
+        assert set(told[side]) == {"policy", "lazy-equal-crp", "buy-and-hold", "first", "equal-crp"}
+        assert all(set(values) == keys for values in told[side].values())
+
+
+def test_the_result_shows_itself():
+    assert "lazy-equal-crp" in RESULT.summary()
+    frame = RESULT.to_frame().set_index("strategy")
+    assert (frame.wealth_low <= frame.wealth).all()
+    assert (frame.wealth <= frame.wealth_high).all()
+    assert frame.loc["equal-crp", "hit_rate"] == 0
+    assert len(RESULT.plot().axes[0].lines) == 5
+    assert RESULT.against("equal-crp").value == 0
+
+
+def test_metrics_of_a_known_path():
+    returns = np.array([0.1, -0.2, 0.05, 0.3])
+    assert metrics.wealth(returns) == pytest.approx(1.1 * 0.8 * 1.05 * 1.3)
+    assert metrics.annual_return(returns) == pytest.approx(metrics.wealth(returns) ** 63 - 1)
+    assert metrics.max_drawdown(returns) == pytest.approx(0.2)
+    assert metrics.volatility(returns) == pytest.approx(returns.std(ddof=1) * 252**0.5)
+    assert metrics.sharpe(returns) == pytest.approx(returns.mean() / returns.std(ddof=1) * 252**0.5)
+    assert metrics.sortino(returns) == pytest.approx(returns.mean() * 252**0.5 / 0.1)
+    assert np.isnan(metrics.sharpe(np.zeros(5)))
+
+
+def test_the_block_bootstrap_covers_the_mean_of_a_dependent_series():
+    """Blocks keep the dependence that single days would lose: the interval widens."""
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(3000)
+    series = np.convolve(noise, np.ones(15) / 15, "valid") * 0.01
+    single, blocked = (
+        metrics.intervals(series, series * 0, series * 0, block=b, resamples=400)["log_growth"]
+        for b in (1, 21)
+    )
+    assert blocked.high - blocked.low > 2 * (single.high - single.low)
+
+
+def test_a_baseline_off_the_simplex_is_named():
+    with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
+        backtest(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)

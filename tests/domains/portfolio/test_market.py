@@ -1,0 +1,116 @@
+"""The market as a problem: its accounting, its windows, and that it never looks ahead."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.domains.portfolio import Costs, KnownTruth, Market
+from apportion.errors import InputError
+from apportion.policy import Recurrent
+from apportion.problem import check_problem, equal_shares, rollout
+from apportion.tasks import Tasks, draw_tasks
+
+KEY = jax.random.key(0)
+TRUTH = KnownTruth.draw(universe=6, days=60, seed=3)
+TASKS = draw_tasks(6, 4, 5, seed=1)
+
+
+def test_the_market_keeps_the_interface():
+    check_problem(Market.of(TRUTH.prices, window=8), TASKS)
+    padded = Tasks.of([[0, 1], [2, 3, 4, 5]])
+    check_problem(Market.of(TRUTH.prices, window=8), padded)
+
+
+def test_a_window_ends_at_the_close_before_its_period():
+    market = Market.of(TRUTH.prices, window=8)
+    task = TASKS[0]
+    seen = np.asarray(market.windows(task, jnp.array(5)))
+    members = np.asarray(task.members)
+    values = TRUTH.prices.values()[5:13][:, members].swapaxes(0, 1)
+    last = TRUTH.prices.close[12, members][:, None, None]
+    np.testing.assert_allclose(seen, 10 * (values / last - 1), atol=2e-4)
+    y = np.asarray(market.relatives(task, jnp.array(5)))
+    close = TRUTH.prices.close[:, members]
+    np.testing.assert_allclose(y, close[13] / close[12], rtol=1e-5)
+
+
+def test_a_step_rewards_log_growth_after_costs_and_drifts():
+    market = Market.of(TRUTH.prices, window=8, costs=Costs(0.01))
+    task = TASKS[0]
+    state = market.reset(task, key=KEY)
+    a = jnp.array([0.7, 0.1, 0.1, 0.1])
+    step = market.step(task, state, a, key=KEY)
+    y = np.asarray(market.relatives(task, state.n))
+    growth = float((a * y).sum())
+    keep = 1 - 0.01 * (0.45 + 3 * 0.15)
+    assert float(step.reward) == pytest.approx(np.log(keep * growth), abs=1e-6)
+    np.testing.assert_allclose(step.state.held, np.asarray(a) * y / growth, rtol=1e-5)
+    assert int(step.state.n) == 1
+
+
+def test_rewards_of_an_episode_add_up_to_log_wealth():
+    market = Market.of(TRUTH.prices, window=8, costs=Costs(0.0))
+    path = rollout(market, equal_shares, TASKS[1], key=KEY)
+    y = TRUTH.prices.relatives()[8:][:, np.asarray(TASKS[1].members)]
+    assert float(path.rewards.sum()) == pytest.approx(np.log(y.mean(1)).sum(), abs=1e-5)
+    assert bool(path.alive.all())
+
+
+def test_the_tracking_penalty_is_nothing_at_equal_shares_and_grows_with_distance():
+    plain = Market.of(TRUTH.prices, window=8)
+    strict = Market.of(TRUTH.prices, window=8, tracking=15.0)
+    task, state = TASKS[0], plain.reset(TASKS[0], key=KEY)
+
+    def gap(a):
+        a = jnp.array(a)
+        rewards = [m.step(task, state, a, key=KEY).reward for m in (plain, strict)]
+        return float(rewards[0] - rewards[1])
+
+    assert gap([0.25] * 4) == pytest.approx(0, abs=1e-9)
+    y = np.asarray(plain.relatives(task, state.n))
+    behind = np.log(y[0]) - np.log(y.mean())
+    assert gap([1.0, 0, 0, 0]) == pytest.approx(15 * behind**2, rel=1e-3)
+
+
+def test_cash_is_a_constant_price_that_pays_no_commission():
+    market = Market.of(TRUTH.prices, window=8, costs=Costs(0.01, cash=True))
+    tasks = TASKS.with_entity(market.universe - 1)
+    assert market.universe == 7
+    state = market.reset(tasks[0], key=KEY)
+    cash = jnp.array([1.0, 0, 0, 0, 0])
+    step = market.step(tasks[0], state, cash, key=KEY)
+    assert float(step.reward) == pytest.approx(np.log(1 - 0.01 * 0.8), abs=1e-6)
+    assert np.asarray(market.windows(tasks[0], state.n))[0] == pytest.approx(0)
+
+
+def test_an_episode_may_be_shorter_than_the_horizon():
+    market = Market.of(TRUTH.prices, window=8)
+    short = eqx.tree_at(lambda m: m.length, market, jnp.array(3, jnp.int32))
+    assert int(rollout(short, equal_shares, TASKS[0], key=KEY).alive.sum()) == 3
+
+
+def test_decisions_never_depend_on_later_prices():
+    prices = TRUTH.prices
+    later = prices.close.copy()
+    later[30:] *= np.random.default_rng(0).uniform(0.5, 2, later[30:].shape)
+    touched = type(prices)(prices.dates, prices.tickers, later, prices.high, prices.low)
+    policy = Recurrent(3, 6, key=KEY)
+    policy = eqx.tree_at(lambda p: p.score.of_features, policy, jnp.ones(6))
+    paths = [rollout(Market.of(p, window=8), policy, TASKS[0], key=KEY) for p in (prices, touched)]
+    # Period n closes on row 8 + n and was decided at row 7 + n, so row 30 moves period 23 first.
+    same = np.asarray(paths[0].allocations == paths[1].allocations).all(-1)
+    assert same[:23].all()
+    assert not same[23]
+
+
+def test_impossible_periods_are_refused():
+    with pytest.raises(InputError, match="leave no period after a window of 60"):
+        Market.of(TRUTH.prices, window=60)
+    with pytest.raises(InputError, match="5 days of history"):
+        Market.of(TRUTH.prices, window=8, start=TRUTH.prices.dates[5])
+    with pytest.raises(InputError, match="after the last day"):
+        Market.of(TRUTH.prices, window=8, start="2030-01-01")
+    with pytest.raises(InputError, match="no trading day lies between"):
+        Market.of(TRUTH.prices, window=8, start="2000-02-10", end="2000-02-01")

@@ -1,0 +1,159 @@
+"""Walk-forward: shares are carried over, nothing looks ahead, and trust must be earned."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.portfolio import KnownTruth
+from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.validation import pick
+from apportion.domains.portfolio.walk_forward import Years, walk_forward
+from apportion.errors import InputError
+
+PRICES = KnownTruth.draw(universe=5, days=1000, seed=2).prices
+TINY = PortfolioSettings(
+    tasks=3,
+    task_size=3,
+    steps=6,
+    members=2,
+    window=6,
+    batch=12,
+    hidden=4,
+    learning_rate=1e-2,
+    k=1.0,
+    eta=0.5,
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return walk_forward(PRICES, TINY, years=[2001, 2002])
+
+
+def test_drifted_shares_are_carried_from_year_to_year(result):
+    """Lazy rebalancing has no memory but its shares: in parts it must be what it is in one piece."""
+    whole = backtest(
+        PRICES, {"lazy": PartialTrading(EqualShares(), 0.1)}, start="2001-01-01", window=6
+    )
+    days = len(result.dates)
+    np.testing.assert_allclose(result.net["lazy-equal-crp"], whole.net["lazy"][:days], atol=1e-6)
+    np.testing.assert_allclose(result.net["equal-crp"], whole.net["equal-crp"][:days], atol=1e-9)
+
+
+def test_a_year_never_depends_on_later_prices(result):
+    later = PRICES.close.copy()
+    cut = PRICES.row("2002-01-01")
+    later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
+    touched = walk_forward(replace(PRICES, close=later), TINY, years=[2001, 2002])
+    first_year = cut - PRICES.row("2001-01-01")
+    # The first day of 2002 is decided at the last close of 2001, by a policy trained before 2002.
+    same = np.isclose(touched.allocations["policy"], result.allocations["policy"], atol=1e-6).all(1)
+    assert same[: first_year + 1].all()
+    assert not same[first_year + 1 :].all()
+
+
+def test_years_without_history_are_refused():
+    with pytest.raises(InputError, match="walk-forward year 2000: 0 days before it"):
+        Years.of(PRICES, [2000], before=10)
+    with pytest.raises(InputError, match="walk-forward year 2010"):
+        Years.of(PRICES, [2010], before=10)
+
+
+def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
+    rows = [
+        (k, 0.1, 100, year, gain)
+        for k, gains in ((0.0, equal), (0.5, learned))
+        for year, gain in enumerate(gains)
+    ]
+    return pd.DataFrame(rows, columns=["k", "eta", "steps", "year", "sharpe_gain"])
+
+
+def test_a_learned_policy_is_chosen_when_it_wins_most_years():
+    assert pick(votes([0.3, 0.2, 0.1], [0.02, 0.03, 0.2])).k == 0.5
+
+
+def test_equal_shares_are_trained_least():
+    """They learn nothing: which checkpoint they are read at says nothing."""
+    table = pd.concat([votes([-1.0] * 3, [0.1] * 3).assign(steps=s) for s in (100, 200, 300)])
+    table.loc[table.steps == 300, "sharpe_gain"] += 1e-7
+    choice = pick(table)
+    assert (choice.k, choice.steps) == (0.0, 100)
+    assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
+
+
+def test_one_lucky_year_does_not_earn_trust():
+    assert pick(votes([2.0, -0.1, -0.1], [0.02, 0.03, 0.02])).k == 0.0
+
+
+def test_equal_shares_are_kept_where_they_are_best():
+    assert pick(votes([-0.1, 0.0, 0.1], [0.2, 0.2, 0.2])).k == 0.0
+
+
+@pytest.fixture(scope="module")
+def trained():
+    settings = replace(TINY, method="pmtl", held_out=1, protocol="per-task", steps=2)
+    return train_portfolio(PRICES, settings)
+
+
+def test_training_leaves_held_out_instruments_alone(trained):
+    assert len(trained.unseen) == 1
+    assert trained.unseen[0] not in np.asarray(trained.tasks.members)
+    assert trained.fingerprint == PRICES.fingerprint
+
+
+def test_the_paper_protocol_gives_updates_for_each_task(trained):
+    """Two for each of three tasks; a single-task policy has one task, and gets its two."""
+    assert np.asarray(trained.training.state.step).tolist() == [6, 6]
+    alone = train_portfolio(PRICES, replace(trained.settings, method="stl"))
+    assert len(alone.tasks) == 1
+    assert np.asarray(alone.training.state.step).tolist() == [2, 2]
+    assert len(alone.training.metrics) == 2 * 2
+
+
+def test_the_next_allocation_follows_the_columns_of_the_file(trained):
+    plain = np.asarray(next_allocation(trained.policy, PRICES, window=6))
+    order = [4, 2, 0, 3, 1]
+    moved = PRICES.select([PRICES.tickers[i] for i in order])
+    np.testing.assert_allclose(
+        next_allocation(trained.policy, moved, window=6), plain[order], atol=1e-6
+    )
+    fewer = next_allocation(trained.policy, PRICES.select(PRICES.tickers[:3]), window=6)
+    assert fewer.shape == (3,)
+    assert float(fewer.sum()) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_next_allocation_is_what_a_backtest_does_next(trained):
+    """Tomorrow's shares from a file cut today are those of a backtest that has tomorrow."""
+    day = PRICES.dates[700]
+    cut = PRICES.until(day)
+    ahead = backtest(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
+    np.testing.assert_allclose(
+        next_allocation(trained.policy, cut, window=6), ahead.allocations["policy"][0], atol=1e-6
+    )
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(InputError, match="k is 1.5"):
+        PortfolioSettings(k=1.5)
+    with pytest.raises(InputError, match="method 'sgd'"):
+        PortfolioSettings(method="sgd")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="task_size 9: only 5 instruments"):
+        train_portfolio(PRICES, replace(TINY, task_size=9))
+    with pytest.raises(InputError, match="a batch has 5000"):
+        train_portfolio(PRICES, replace(TINY, batch=5000))
+    with pytest.raises(InputError, match="choose one of max-deviation"):
+        train_portfolio(PRICES, replace(TINY, scorer="beauty"))
+
+
+def test_protocols_count_updates_differently():
+    assert PortfolioSettings.paper(method="stl", protocol="per-task", steps=300).updates == 300
+    assert (
+        PortfolioSettings.paper(method="mtl", protocol="per-task", steps=300, tasks=30).updates
+        == 9000
+    )
+    assert PortfolioSettings.paper(method="mtl", steps=300, tasks=30).updates == 300

@@ -1,0 +1,97 @@
+"""The synthetic problem: its reward, its closed-form optimum, its augmentation."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.domains.synthetic import (
+    Synthetic,
+    draw_examples,
+    entropic_allocation,
+    permute_examples,
+    reward,
+    spaced_betas,
+)
+from apportion.errors import InputError
+from apportion.problem import check_problem, evaluate
+from apportion.tasks import Tasks
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_the_closed_form_allocation_equals_bisection(scale):
+    rng = np.random.default_rng(0)
+    scores = scale * rng.normal(size=(3000, 10))
+    temperatures = np.maximum(rng.normal(size=(3000, 10)), 0.02)
+    low = (scores - temperatures).max(-1, keepdims=True)
+    high = low + temperatures.max() * np.log(10) + 1
+    for _ in range(100):
+        middle = (low + high) / 2
+        above = np.exp((scores - middle) / temperatures - 1).sum(-1, keepdims=True) > 1
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    expected = np.exp((scores - middle) / temperatures - 1)
+    with jax.enable_x64(True):
+        found = jax.jit(jax.vmap(entropic_allocation))(
+            jnp.asarray(scores), jnp.asarray(temperatures)
+        )
+    assert np.abs(np.asarray(found) - expected).max() < 1e-8
+
+
+def test_equal_temperatures_make_it_a_softmax():
+    scores = jnp.array([0.3, -1.0, 2.0])
+    found = entropic_allocation(scores, jnp.full(3, 0.5))
+    np.testing.assert_allclose(found, jax.nn.softmax(scores / 0.5), atol=1e-6)
+
+
+def test_examples_have_the_rewards_of_the_problem_up_to_their_noise():
+    betas = jnp.asarray(spaced_betas(10, 0.8), jnp.float32)
+    drawn = eqx.filter_jit(draw_examples)((4000,), betas, key=jax.random.key(0))
+    shocks = drawn.rewards - reward(drawn.states, drawn.allocations, betas)
+    assert abs(float(shocks.std()) - 0.02) < 0.001
+    np.testing.assert_allclose(drawn.allocations.sum(-1), 1, atol=1e-5)
+    # Dirichlet(1) on 10 entities: mean .1, variance .9 / 110.
+    assert abs(float(drawn.allocations.var()) - 0.09 / 11) < 5e-4
+    assert abs(float(drawn.states.mean()) - 0.5) < 0.01
+
+
+def test_augmentation_keeps_the_real_examples_and_permutes_copies_of_them():
+    betas = jnp.asarray(spaced_betas(5, 0.0), jnp.float32)
+    real = eqx.filter_jit(draw_examples)((2, 8), betas, noise=0.0, key=jax.random.key(1))
+    more = eqx.filter_jit(permute_examples)(real, 100, key=jax.random.key(2))
+    assert more.states.shape == (2, 100, 5)
+    assert (more.states[:, :8] == real.states).all()
+    # With equal betas a permuted example keeps its reward, if x and a moved together.
+    np.testing.assert_allclose(
+        reward(more.states, more.allocations, betas), more.rewards, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        np.sort(more.states[0, 50]),
+        np.sort(real.states[0])[(real.rewards[0] == more.rewards[0, 50]).argmax()],
+    )
+
+
+def test_it_is_a_problem_and_the_best_allocation_beats_equal_shares():
+    problem = Synthetic(universe=6, spread=0.6)
+    tasks = Tasks.of([[0, 2, 4], [1, 3, 5]])
+    check_problem(problem, tasks)
+    task = tasks[0]
+
+    def best(observation, mask):
+        return problem.best(task, observation.history[:, 0, 0])
+
+    def equal(observation, mask):
+        return jnp.full(3, 1 / 3)
+
+    key = jax.random.key(0)
+    one = Tasks.of([[0, 2, 4]])
+    gain = (
+        evaluate(problem, best, one, key=key, episodes=4).mean_reward
+        - evaluate(problem, equal, one, key=key, episodes=4).mean_reward
+    )
+    assert (gain > 0).all()
+
+
+def test_a_range_of_betas_that_reaches_zero_is_refused():
+    with pytest.raises(InputError, match="every beta must stay above 0"):
+        spaced_betas(10, 1.0)

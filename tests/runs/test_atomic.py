@@ -1,0 +1,86 @@
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.errors import InputError
+from apportion.runs.atomic import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
+
+ARRAYS = {
+    "parameters/of_held": np.float32(0.5),
+    "memory/periods": np.arange(6, dtype=np.int32).reshape(2, 3).T,
+    "mask": np.array([True, False]),
+    "key": np.array([7, 2**32 - 1], np.uint32),
+    "none": np.zeros((0, 3), np.float32),
+}
+RAW = pack(ARRAYS, {"step": 3, "note": '{"sha256": "' + "0" * 64 + '"}'})
+
+
+def test_what_is_packed_comes_back_with_its_types_and_shapes():
+    arrays, about = unpack(RAW, "x")
+    assert about == {"step": 3, "note": '{"sha256": "' + "0" * 64 + '"}'}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].shape == array.shape
+        np.testing.assert_array_equal(arrays[name], array)
+
+
+def test_the_same_content_gives_the_same_bytes():
+    assert pack(dict(reversed(ARRAYS.items())), unpack(RAW, "x")[1]) == RAW
+
+
+def test_a_file_cut_at_any_byte_is_detected():
+    for length in range(len(RAW)):
+        with pytest.raises(InputError, match=r"^x: "):
+            unpack(RAW[:length], "x")
+
+
+def test_any_flipped_byte_is_detected():
+    for place in range(len(RAW)):
+        broken = bytearray(RAW)
+        broken[place] ^= 1 << place % 8
+        with pytest.raises(InputError, match=r"^x: "):
+            unpack(bytes(broken), "x")
+
+
+@given(st.binary(max_size=200), st.integers(0, len(RAW)), st.integers(0, 40))
+def test_any_stretch_of_foreign_bytes_is_detected(foreign, start, length):
+    broken = RAW[:start] + foreign + RAW[start + length :]
+    if broken != RAW:
+        with pytest.raises(InputError, match=r"^x: "):
+            unpack(broken, "x")
+
+
+def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "state.safetensors"
+    write_arrays(path, ARRAYS, {"step": 1})
+
+    def crash(*_):
+        raise OSError("power cut")
+
+    for fault in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fault, crash)
+            with pytest.raises(OSError, match="power cut"):
+                write_arrays(path, {}, {"step": 2})
+    assert read_arrays(path)[1] == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path):
+    write_atomic(tmp_path / "a" / "b" / "c.txt", b"x")
+    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == b"x"
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
+    write_json(
+        tmp_path / "x.json", {"interval": [float("-inf"), 1.5], "deep": [{"x": float("nan")}]}
+    )
+    assert json.loads((tmp_path / "x.json").read_text()) == {
+        "interval": [None, 1.5],
+        "deep": [{"x": None}],
+    }

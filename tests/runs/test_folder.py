@@ -1,0 +1,191 @@
+import json
+import warnings
+from functools import cache
+
+import equinox as eqx
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import apportion
+from apportion.algorithm import begin
+from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.errors import InputError
+from apportion.domains.budget.settings import BudgetSettings
+from apportion.domains.portfolio.settings import PortfolioJob
+from apportion.studies.portfolio.demo_settings import DemoSettings
+from apportion.learners.direct import Direct
+from apportion.policy import Recurrent
+from apportion.domains.budget.problem import Budget
+from apportion.runs.folder import KEPT, Run, load_run
+from apportion.runs.atomic import read_arrays
+from apportion.runs.settings_file import from_mapping, from_toml, to_toml
+from apportion.tasks import draw_tasks
+from apportion.training import assemble
+
+KEY = jax.random.key(7)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run.create(tmp_path / "run", "budget", BudgetSettings(seed=3), {"seed": 3})
+
+
+def _rows(first: int, last: int) -> pd.DataFrame:
+    steps = np.arange(first, last + 1)
+    return pd.DataFrame({"step": steps, "reward": steps / 10, "deviation": 0.1})
+
+
+@cache
+def _state(hidden: int = 4):
+    problem, policy = Budget.simulate(8, 20), Recurrent(2, hidden, key=KEY)
+    algorithm = assemble(problem, draw_tasks(8, 3, 5), policy, Direct(4))
+    return eqx.filter_jit(begin)(algorithm, policy, KEY)
+
+
+def test_a_folder_holds_one_run_only(run):
+    with pytest.raises(InputError, match="already holds a run"):
+        Run.create(run.folder, "budget", BudgetSettings(), {})
+
+
+def test_what_is_no_run_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load_run(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="holds no run"):
+        apportion.load_run(tmp_path)
+
+
+def test_an_unfinished_run_says_how_to_go_on(run):
+    with pytest.raises(InputError, match="apportion resume"):
+        _ = load_run(run.folder).policy
+    assert "not finished" in run.summary()
+
+
+def test_rows_grow_chunk_by_chunk_and_pandas_opens_them(run):
+    for last in (2, 4, 6):
+        run.write_rows("metrics", last, _rows(last - 1, last))
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert len(pd.read_parquet(run.folder / "metrics.parquet")) == 6
+    assert "6 steps" in run.summary()
+    assert run.plot().axes
+
+
+def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
+    for last in (2, 4, 6):
+        run.write_rows("metrics", last, _rows(last - 1, last))
+        run.write_checkpoint(last, {"x": np.zeros(2)}, {})
+    (run.folder / ".torn.1.part").write_bytes(b"half")
+    run.cut_back(4)
+    run.write_rows("metrics", 6, _rows(5, 6))
+    assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert run.newest_checkpoint()[0] == 4
+    assert not list(run.folder.rglob(".*.part"))
+
+
+def test_only_the_newest_checkpoints_are_kept(run):
+    for step in range(1, 8):
+        run.write_checkpoint(step, {"x": np.arange(step)}, {})
+    assert len(list((run.folder / "checkpoints").iterdir())) == KEPT
+    assert run.newest_checkpoint()[0] == 7
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw[:90] + b"?" + raw[91:]])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(run, damage):
+    for step in (5, 10):
+        run.write_checkpoint(step, {"x": np.arange(step)}, {})
+    newest = run.folder / "checkpoints" / "step-000000010.safetensors"
+    newest.write_bytes(damage(newest.read_bytes()))
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        step, arrays, _ = run.newest_checkpoint()
+    assert step == 5
+    np.testing.assert_array_equal(arrays["x"], np.arange(5))
+
+
+def test_settings_changed_behind_a_checkpoint_are_noticed(run):
+    run.write_checkpoint(5, {"x": np.zeros(1)}, {})
+    file = run.folder / "settings.toml"
+    file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
+    with pytest.raises(InputError, match="was changed since"):
+        run.newest_checkpoint()
+
+
+def test_two_processes_cannot_train_in_one_folder(run):
+    with run.alone(), pytest.raises(InputError, match="another process"), run.alone():
+        pass
+
+
+def test_a_state_comes_back_to_the_bit_keys_included(run):
+    state = _state()
+    run.write_checkpoint(0, *to_arrays(state))
+    _, arrays, about = run.newest_checkpoint()
+    again = from_arrays(_state(), arrays, about, "run")
+    same = jax.tree.map(
+        lambda a, b: (
+            a.dtype == b.dtype
+            and np.array_equal(*(to_arrays_of(x) for x in (a, b)), equal_nan=False)
+        ),
+        state,
+        again,
+    )
+    assert all(jax.tree.leaves(same))
+    assert jax.random.key_impl(again.key) == jax.random.key_impl(state.key)
+
+
+def to_arrays_of(leaf):
+    is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_by_name():
+    arrays, about = to_arrays(_state(hidden=4))
+    with pytest.raises(InputError, match=r"/recurrence/.* does not fit this run"):
+        from_arrays(_state(hidden=5), arrays, about, "run")
+    with pytest.raises(InputError, match="no checkpoint"):
+        from_arrays(_state(), arrays, {"format": "other"}, "run")
+
+
+@pytest.mark.parametrize(
+    ("job", "settings"),
+    [
+        ("budget", BudgetSettings(method="mtl", noise=0.25, seed=9)),
+        ("portfolio", PortfolioJob(until="2019-01-01", learning_rate=1e-5)),
+        ("demo", DemoSettings(steps=7)),
+    ],
+)
+def test_settings_survive_their_file(job, settings, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text(to_toml(settings, job))
+    assert from_toml(file, job, type(settings)) == settings
+    assert "# Decides" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"taks": 3}, r"no setting is called 'taks'; did you mean tasks\?"),
+        ({"method": "pmlt"}, r"method is 'pmlt'; it is one of pmtl, mtl, stl; did you mean pmtl\?"),
+        ({"tasks": 3.5}, "tasks is 3.5; it must be of type int"),
+        ({"tasks": True}, "tasks is True; it must be of type int"),
+        ({"noise": "loud"}, "noise is 'loud'; it must be of type float"),
+        ({"tasks": 0}, "tasks is 0; it must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_sentence(content, message):
+    with pytest.raises(InputError, match=message):
+        from_mapping(content, BudgetSettings, "x.toml")
+
+
+def test_a_setting_that_is_a_name_with_odd_characters_survives(tmp_path):
+    odd = PortfolioJob(until='quote " back \\ tab \t é \x7f')
+    (tmp_path / "s.toml").write_text(to_toml(odd, "portfolio"))
+    assert from_toml(tmp_path / "s.toml", "portfolio", PortfolioJob).until == odd.until
+
+
+def test_reading_a_checkpoint_warns_of_nothing_when_all_is_well(run):
+    run.write_checkpoint(1, {"x": np.zeros(3)}, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run.newest_checkpoint()[0] == 1
+    assert read_arrays(run.folder / "checkpoints" / "step-000000001.safetensors")[1]["step"] == 1
+    assert json.loads((run.folder / "environment.json").read_text()) == {"seed": 3}

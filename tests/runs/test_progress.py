@@ -1,0 +1,89 @@
+import io
+import sys
+
+import pytest
+
+from apportion.runs.progress import Lines, Live, Quiet, Standing, collapse, describe, open_progress
+
+
+def _standing(step: int, warning: str = "") -> Standing:
+    return Standing(step, 100, 0.25, 0.02, ("3 (40%)", "1 (20%)"), warning)
+
+
+@pytest.mark.parametrize(
+    ("deviation", "width", "done", "words"),
+    [
+        (0.0, 10, 0.5, "equal shares"),
+        (0.0, 10, 0.05, ""),
+        (0.2, 10, 0.5, ""),
+        (0.899, 10, 0.01, "one entity"),
+        (0.0, 1, 0.9, ""),
+    ],
+)
+def test_a_collapsed_policy_is_warned_of(deviation, width, done, words):
+    warning = collapse(deviation, width, done)
+    assert words in warning
+    assert bool(warning) == bool(words)
+
+
+def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
+    line = describe(_standing(50, "watch out"), 10.0)
+    for part in (
+        "step 50 of 100",
+        "10 steps/s",
+        "5 s left",
+        "0.25",
+        "0.02",
+        "3 (40%)",
+        "watch out",
+    ):
+        assert part in line
+
+
+def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
+    lines = Lines(seconds=3600)
+    for step in range(10, 101, 10):
+        lines.training(_standing(step))
+    lines.note("a note")
+    out, err = capsys.readouterr()
+    assert out == ""
+    said = err.splitlines()
+    assert len(said) == 3
+    assert "step 10 of 100" in said[0]
+    assert "step 100 of 100" in said[1]
+    assert said[2] == "a note"
+
+
+def test_a_new_warning_is_told_at_once_and_once(capsys):
+    lines = Lines(seconds=3600)
+    for step in (10, 20, 30):
+        lines.training(_standing(step, "" if step == 10 else "it collapsed"))
+    assert capsys.readouterr().err.count("it collapsed") == 1
+
+
+def test_quiet_says_nothing(capsys):
+    with open_progress(quiet=True) as progress:
+        progress.training(_standing(1))
+        progress.stage("words", 0.5)
+        progress.note("words")
+    assert isinstance(progress, Quiet)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_live_display_with_everything_on_it(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    with open_progress() as progress:
+        assert isinstance(progress, Live)
+        progress.stage("compiling")
+        progress.training(_standing(50, "it collapsed"), "P-MTL [bold]")
+        progress.note("a [note]")
+    shown = terminal.getvalue()
+    for part in ("step 50 of 100", "0.25", "3 (40%)", "it collapsed", "P-MTL [bold]", "a [note]"):
+        assert part in shown

@@ -1,0 +1,36 @@
+"""Multi-task against single-task LSPI."""
+
+import numpy as np
+import pytest
+
+from apportion.studies.theory import crossover
+
+
+def check(study):
+    verdicts = {verdict.claim.split(" (")[0]: verdict for verdict in study.verdicts}
+    assert all(verdict.holds for verdict in study.verdicts), study.summary()
+    assert -0.65 <= verdicts["the pool's Q error falls like 1/sqrt(NT)"].estimate <= -0.40
+    table = study.table.set_index(["spread", "samples"])
+    late = table.multi.loc[[(s, 9216) for s in (0.1, 0.2, 0.4, 0.8)]]
+    assert (np.diff(late) > 0).all()
+    assert table.multi[0.0, 144] < table.single[0.0, 144] / 4
+    assert table.single[0.4, 9216] < table.multi[0.4, 9216] / 10
+
+
+def test_pooling_wins_early_and_near_and_loses_late_and_far():
+    study = crossover.run(families=20)
+    check(study)
+    assert len(study.plot().axes) == 3
+
+
+@pytest.mark.slow
+def test_the_crossover_holds_over_a_hundred_families():
+    check(crossover.run(scale="paper"))
+
+
+def test_the_crossing_is_read_between_sizes():
+    sizes = np.array(crossover.SIZES, float)
+    falling, level = (1 / sizes)[:, None], np.full((len(sizes), 1), 1 / 500)
+    np.testing.assert_allclose(crossover.crossing(falling, level), 500)
+    assert crossover.crossing(falling, level / 1e6) == np.inf
+    assert crossover.crossing(falling, level * 1e6) == 0
