@@ -22,9 +22,16 @@ from apportion.simplex import Allocation, Head, Mask, Scores
 History = Float[Array, "entities window channels"]
 Features = Float[Array, "entities hidden"]
 
+_LARGEST_SIZE = 2**20
+
 
 class Policy(eqx.Module):
-    """Anything that apportions: history to features, features and held shares to an allocation."""
+    """Anything that apportions: history to features, features and held shares to an allocation.
+
+    To be saved (`save_policy`), a policy keeps every argument of its constructor in a field of the
+    same name, except the random `key`: numbers and text as static fields, arrays and other policies
+    as ordinary ones.
+    """
 
     @abstractmethod
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
@@ -106,10 +113,14 @@ class Recurrent(ScoringPolicy):
     recurrence: Recurrence
     score: Score
     head: Head
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
 
     def __init__(
         self, channels: int, hidden: int = 25, *, head: Head | None = None, key: PRNGKeyArray
     ):
+        _check_sizes(channels=channels, hidden=hidden)
+        self.channels, self.hidden = channels, hidden
         recurrence_key, score_key = jax.random.split(key)
         self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
         self.score = Score(hidden, key=score_key)
@@ -131,6 +142,10 @@ class Convolutional(ScoringPolicy):
     long: eqx.nn.Linear
     score: Score
     head: Head
+    channels: int = eqx.field(static=True)
+    window: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
+    filters: int = eqx.field(static=True)
     span: int = eqx.field(static=True)
 
     def __init__(
@@ -143,6 +158,8 @@ class Convolutional(ScoringPolicy):
         head: Head | None = None,
         key: PRNGKeyArray,
     ):
+        _check_sizes(channels=channels, window=window, hidden=hidden, filters=filters)
+        self.channels, self.window, self.hidden, self.filters = channels, window, hidden, filters
         short_key, long_key, score_key = jax.random.split(key, 3)
         self.span = min(3, window)
         self.short = eqx.nn.Linear(self.span * channels, filters, key=short_key)
@@ -175,6 +192,9 @@ class Attention(ScoringPolicy):
     mix: Float[Array, "heads size hidden"]
     score: Score
     head: Head
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
+    heads: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -185,6 +205,8 @@ class Attention(ScoringPolicy):
         head: Head | None = None,
         key: PRNGKeyArray,
     ):
+        _check_sizes(channels=channels, hidden=hidden, heads=heads)
+        self.channels, self.hidden, self.heads = channels, hidden, heads
         recurrence_key, q, k, v, o, score_key = jax.random.split(key, 6)
         size = max(hidden // heads, 1)
         glorot = jax.nn.initializers.glorot_uniform(batch_axis=0)
@@ -208,6 +230,15 @@ class Attention(ScoringPolicy):
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
         return self.score(features, held)
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        whole = isinstance(size, int | np.integer) and not isinstance(size, bool)
+        if not whole or not 1 <= size <= _LARGEST_SIZE:
+            raise InputError(
+                f"{name} is {size!r}; it must be a whole number from 1 to {_LARGEST_SIZE}"
+            )
 
 
 def assert_equivariant(
