@@ -25,7 +25,7 @@ from hypothesis import settings
 settings.register_profile("apportion", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("apportion")
 
-LONG = ("test_resume.py", "test_flower_simulation.py", "test_known_truth.py", "test_cli.py")
+LONG = ("test_resume.py", "test_simulation.py", "test_simulated.py", "test_cli.py")
 
 
 def pytest_collection_modifyitems(items):

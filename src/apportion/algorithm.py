@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion import memory as replay
+from apportion import memory as memories
 from apportion.errors import InputError
 from apportion.learners.learner import Learner
-from apportion.memory import Memory, read_apart
+from apportion.memory import Batch, Memory, Replay, read_before_write
 from apportion.policy import Policy, ScoringPolicy
-from apportion.priority import Selection
-from apportion.problem import Problem
-from apportion.scorers import Evidence, Scorer, mean_deviation
-from apportion.simplex import Exploration
-from apportion.tasks import Tasks
+from apportion.priority import Drawn, Priority, Selection
+from apportion.problem import Problem, State
+from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
+from apportion.simplex import Exploration, on_simplex
+from apportion.tasks import Task, Tasks
 
 Index = Int[Array, ""]
 
@@ -65,19 +65,12 @@ class Algorithm(eqx.Module):
 
     Parameters
     ----------
-    acting
-        n_e, the periods acted in the drawn task after each update; 0 for a learner that makes its
-        own rollouts.
     explore
-        Noise of those periods; none acts greedily.
-    history
-        States a task's memory keeps.
-    slots
-        Tasks that have memory at one time.
-    warm_up
-        States of each task seen under equal shares before the first step.
-    recency
-        How strongly batches favour recent states (see `memory.recall`).
+        Noise of the periods acted after an update; none acts greedily.
+    skeleton
+        The policy without its arrays.
+    replay
+        How memory is filled and read, its length filled in (`Replay.fitted`).
     """
 
     problem: Problem
@@ -87,37 +80,46 @@ class Algorithm(eqx.Module):
     explore: Exploration | None
     skeleton: PyTree = eqx.field(static=True)
     scorer: Scorer = eqx.field(static=True)
-    acting: int = eqx.field(static=True)
-    history: int = eqx.field(static=True)
-    slots: int = eqx.field(static=True)
-    warm_up: int = eqx.field(static=True)
-    recency: float = eqx.field(static=True)
+    replay: Replay = eqx.field(static=True)
 
     def __check_init__(self):
-        least = max(self.learner.periods, self.acting)
-        if self.acting < 0:
-            raise InputError(f"acting is {self.acting}; it counts periods and must be >= 0")
-        if self.history < least:
-            raise InputError(
-                f"history is {self.history}; memory must hold a batch ({self.learner.periods}) and "
-                f"the periods acted ({self.acting})"
-            )
-        if self.warm_up > self.history:
-            raise InputError(f"warm_up is {self.warm_up}; memory holds only {self.history} states")
-        if not 0 <= self.recency < 1:
-            raise InputError(f"recency is {self.recency}; it must be in [0, 1)")
-        if self.slots < 1:
-            raise InputError(f"slots is {self.slots}; at least one task needs memory")
-        if self.warm_up and self.slots < len(self.tasks):
+        if self.replay.warm_up and self.replay.slots < len(self.tasks):
             raise InputError(
                 f"warm_up needs a slot for each of the {len(self.tasks)} tasks, but slots is "
-                f"{self.slots}"
+                f"{self.replay.slots}"
             )
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        tasks: Tasks,
+        policy: Policy,
+        learner: Learner,
+        *,
+        selection: Selection | None = None,
+        scorer: Scorer = max_deviation,
+        explore: Exploration | None = None,
+        replay: Replay | None = None,
+        horizon: int | None = None,
+    ) -> "Algorithm":
+        """The algorithm with the paper's defaults; `horizon` is the problem's where it is stacked."""
+        horizon = problem.horizon if horizon is None else horizon
+        return cls(
+            problem,
+            tasks,
+            learner,
+            Priority() if selection is None else selection,
+            explore,
+            eqx.filter(policy, eqx.is_array, inverse=True),
+            scorer,
+            (replay or Replay()).fitted(horizon=horizon, batch=learner.periods),
+        )
 
     @property
     def remembers(self) -> bool:
         """Whether there is any use for memory."""
-        return self.learner.periods > 0 or self.acting > 0
+        return self.learner.periods > 0 or self.replay.act_periods > 0
 
     def policy(self, state: RunState) -> Policy:
         """The policy as it is at `state`."""
@@ -126,21 +128,22 @@ class Algorithm(eqx.Module):
 
 def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     """The state before the first step."""
-    tasks, chosen = algorithm.tasks, None
+    tasks, replay, empty = algorithm.tasks, algorithm.replay, None
     if algorithm.remembers:
-        chosen = replay.start(
+        assert replay.length is not None, "an algorithm's replay is fitted"
+        empty = memories.start(
             algorithm.problem,
             tasks,
-            slots=min(algorithm.slots, len(tasks)),
-            history=algorithm.history,
-            warm_up=algorithm.warm_up,
+            slots=min(replay.slots, len(tasks)),
+            length=replay.length,
+            warm_up=replay.warm_up,
             key=jax.random.fold_in(key, _BEFORE),
         )
     return RunState(
         eqx.filter(policy, eqx.is_array),
         algorithm.learner.start(policy),
         algorithm.selection.start(len(tasks)),
-        chosen,
+        empty,
         key,
         jnp.zeros((), jnp.int32),
         jnp.zeros(3, jnp.int32),
@@ -169,32 +172,21 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     """One round of the paper's loop."""
     problem, learner, selection = algorithm.problem, algorithm.learner, algorithm.selection
     # The step's number makes its keys: a resumed run needs no other memory of its randomness.
-    draw_key, claim_key, recall_key, update_key, act_key = jax.random.split(
+    draw_key, reset_key, sample_key, update_key, act_key = jax.random.split(
         jax.random.fold_in(state.key, state.step), 5
     )
     policy = algorithm.policy(state)
 
-    chances, memory, batch = state.selection, state.memory, None
-    drawn = read_apart(lambda number: selection.draw(chances, number, key=draw_key), state.step)
+    chances, memory, slot, batch = state.selection, state.memory, None, None
+    drawn = read_before_write(
+        lambda number: selection.draw(chances, number, key=draw_key), state.step
+    )
     t = drawn.task
     task = algorithm.tasks[t]
     if memory is not None:
-        place = read_apart(lambda t, memory=memory: replay.locate(memory, t), t)
-        fresh = problem.reset(task, key=claim_key)
-        memory = replay.claim(memory, place, t, fresh, state.step)
-    if memory is not None and learner.periods:
-
-        def recall(slot, memory=memory):
-            return replay.recall(
-                memory,
-                slot,
-                learner.periods,
-                horizon=problem.horizon,
-                recency=algorithm.recency,
-                key=recall_key,
-            )
-
-        batch = read_apart(recall, place.slot)
+        fresh = problem.reset(task, key=reset_key)
+        memory, slot = _claim(memory, t, fresh, state.step)
+        batch = _sample(algorithm, memory, slot, sample_key) if learner.periods else None
     update = learner.update(
         problem, task, batch, policy, state.learner, drawn.weight, key=update_key
     )
@@ -204,26 +196,15 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     sound = (kind == 0) & (state.fault[0] == 0)
     policy = _keep_if(sound, update.policy, policy)
     # A faulty value is replaced by the task's own score, which leaves that score as it was.
-    value = jnp.where(sound, value, drawn.score)
-    chances = selection.update(chances, drawn, value)
+    chances = selection.update(chances, drawn, jnp.where(sound, value, drawn.score))
 
-    if memory is not None and batch is not None and update.arrived is not None:
-        memory = replay.rewrite(memory, place.slot, batch, update.arrived, sound)
-    if memory is not None and algorithm.acting:
-        memory = _act(algorithm, policy, task, memory, place.slot, sound, act_key)
+    if memory is not None and slot is not None:
+        if batch is not None and update.new_states is not None:
+            memory = memories.rewrite(memory, slot, batch, update.new_states, sound)
+        if algorithm.replay.act_periods:
+            memory = _act(algorithm, policy, task, memory, slot, sound, act_key)
 
-    evidence = update.evidence
-    metrics = Metrics(
-        t,
-        evidence.loss,
-        evidence.mean(evidence.rewards),
-        drawn.score,
-        drawn.probability,
-        drawn.weight,
-        mean_deviation(evidence),
-        evidence.gradient_norm,
-    )
-    first = jnp.where(
+    first_fault = jnp.where(
         (state.fault[0] == 0) & (kind > 0), jnp.stack([kind, state.step, t]), state.fault
     )
     following = RunState(
@@ -233,15 +214,50 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
         memory,
         state.key,
         state.step + 1,
-        first,
+        first_fault,
     )
-    return following, metrics
+    return following, _metrics(drawn, update.evidence)
+
+
+def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
+    return Metrics(
+        drawn.task,
+        evidence.loss,
+        evidence.mean(evidence.rewards),
+        drawn.score,
+        drawn.probability,
+        drawn.weight,
+        mean_deviation(evidence),
+        evidence.gradient_norm,
+    )
+
+
+def _claim(memory: Memory, t: Index, fresh: State, step: Index) -> tuple[Memory, Index]:
+    """Memory in which the drawn task has a slot, and that slot."""
+    slot = read_before_write(lambda t: memories.find_slot(memory, t), t)
+    return memories.assign_slot(memory, slot, t, fresh, step), slot.index
+
+
+def _sample(algorithm: Algorithm, memory: Memory, slot: Index, key: PRNGKeyArray) -> Batch:
+    """The batch B_t out of the drawn task's memory."""
+
+    def read(slot):
+        return memories.sample(
+            memory,
+            slot,
+            algorithm.learner.periods,
+            horizon=algorithm.problem.horizon,
+            recency=algorithm.replay.recency,
+            key=key,
+        )
+
+    return read_before_write(read, slot)
 
 
 def _act(
     algorithm: Algorithm,
     policy: Policy,
-    task: Tasks,
+    task: Task,
     memory: Memory,
     slot: Index,
     sound: Bool[Array, ""],
@@ -261,22 +277,22 @@ def _act(
     def period(carry, key):
         state, n = carry
         noise_key, step_key = jax.random.split(key)
-        following = replay.advance(problem, task, state, n, choose(state, noise_key), step_key)
+        following = memories.advance(problem, task, state, n, choose(state, noise_key), step_key)
         return following, following
 
-    here = read_apart(lambda slot: (memory.current(slot), memory.position(slot)), slot)
-    _, (states, periods) = jax.lax.scan(period, here, jax.random.split(key, algorithm.acting))
-    return replay.store(memory, slot, states, periods, sound)
+    here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)
+    keys = jax.random.split(key, algorithm.replay.act_periods)
+    _, (states, periods) = jax.lax.scan(period, here, keys)
+    return memories.store(memory, slot, states, periods, sound)
 
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
     """Which of FAULTS a step ran into, the root cause first."""
-    shares = jnp.where(evidence.valid[:, None], evidence.allocations, evidence.mask[None, :])
-    totals = jnp.where(evidence.valid, shares.sum(-1), 1.0)
+    sound = on_simplex(evidence.allocations, evidence.mask) | ~evidence.valid
     found = jnp.stack(
         [
             ~(jnp.isfinite(evidence.loss) & jnp.isfinite(evidence.gradient_norm)),
-            (jnp.abs(totals - 1) > 1e-4).any() | (shares < -1e-5).any(),
+            ~sound.all(),
             ~jnp.isfinite(value),
             value < 0,
         ]

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from apportion.errors import InputError
 from apportion.policy import History, Policy
-from apportion.simplex import Allocation, Mask
+from apportion.simplex import Allocation, Mask, equal_shares
+from apportion.trees import stack
 
 
 class EqualShares(Policy):
@@ -23,7 +26,7 @@ class EqualShares(Policy):
         return ()
 
     def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        return mask.astype(held.dtype) / mask.sum().astype(held.dtype)
+        return equal_shares(mask, held.dtype)
 
 
 class PartialTrading(Policy):
@@ -70,7 +73,7 @@ class ShrunkToEqual(Policy):
 
     def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
         wanted = self.policy.allocate(features, held, mask)
-        equal = mask.astype(held.dtype) / mask.sum().astype(held.dtype)
+        equal = equal_shares(mask, held.dtype)
         return equal + self.k.astype(held.dtype) * (wanted - equal)
 
 
@@ -91,13 +94,11 @@ class Ensemble(Policy):
         """Stack policies of one structure."""
         if not policies:
             raise InputError("Ensemble: no policies were given; it needs at least one")
-        arrays = [eqx.partition(policy, eqx.is_array)[0] for policy in policies]
-        rest = eqx.partition(policies[0], eqx.is_array)[1]
-        if len({jax.tree.structure(a) for a in arrays}) > 1:
+        if len({jax.tree.structure(policy) for policy in policies}) > 1:
             raise InputError(
                 "Ensemble: the policies differ in structure; give policies of one kind"
             )
-        return cls(eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), rest))
+        return cls(stack(policies))
 
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return eqx.filter_vmap(lambda policy: policy.encode(history, mask))(self.members)
@@ -110,6 +111,8 @@ class Ensemble(Policy):
 
 
 def _fraction(name: str, value: float | Array) -> Array:
-    if not isinstance(value, jax.Array) and not 0 <= value <= 1:
-        raise InputError(f"{name} is {value}; it must be between 0 and 1")
+    if not isinstance(value, Tracer):
+        known = np.asarray(value)
+        if not np.all((known >= 0) & (known <= 1)):
+            raise InputError(f"{name} is {value}; it must be between 0 and 1")
     return jnp.asarray(value, jnp.float32)

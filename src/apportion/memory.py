@@ -1,22 +1,72 @@
 """Replay R_1..R_T: for each task the states it has seen, kept compactly, never as observations.
 
-A slot is one task's ring of `history` states; its last row is where the task's episode stands, so
+A slot is one task's ring of `length` states; its last row is where the task's episode stands, so
 n_t is that row's period. With fewer slots than tasks the least recently used slot goes to a task
 that has none, and a task that comes back starts afresh: a million tasks cost 4 bytes each plus the
-slots. Where `history` is the whole episode, rows are periods.
+slots. Where `length` is the whole episode, rows are periods.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from apportion.problem import Problem, State, equal_shares
-from apportion.tasks import Tasks
+from apportion.errors import InputError
+from apportion.problem import Problem, State
+from apportion.simplex import equal_shares
+from apportion.tasks import Task, Tasks
 
 Index = Int[Array, ""]
+
+
+LONGEST = 1024
+"""States a task's memory keeps where an episode is longer and nothing else was asked for."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How each task's memory is filled and read: step 2 and step 5 of Algorithm 1.
+
+    Examples
+    --------
+    >>> Replay(warm_up=50, act_periods=0).fitted(horizon=50, batch=32).length
+    50
+    """
+
+    length: int | None = None
+    """States a task's memory keeps; by default an episode's, at most 1,024."""
+    slots: int = 4096
+    """Tasks that have memory at one time."""
+    warm_up: int = 0
+    """States of each task seen under equal shares before the first step."""
+    recency: float = 0.0
+    """How strongly batches favour recent states (see `sample`)."""
+    act_periods: int = 1
+    """n_e, the periods acted in the drawn task after each update; 0 for a learner that makes its own
+    rollouts."""
+
+    def fitted(self, *, horizon: int, batch: int) -> "Replay":
+        """With the length filled in and everything checked, for batches of so many periods."""
+        needed = max(batch, self.act_periods, 1)
+        default = max(min(horizon, LONGEST), needed, self.warm_up)
+        length = default if self.length is None else self.length
+        if self.act_periods < 0:
+            raise InputError(f"act_periods is {self.act_periods}; it counts periods, so >= 0")
+        if length < needed:
+            raise InputError(
+                f"memory length is {length}; memory must hold a batch ({batch}) and the periods "
+                f"acted ({self.act_periods})"
+            )
+        if self.warm_up > length:
+            raise InputError(f"warm_up is {self.warm_up}; memory holds only {length} states")
+        if not 0 <= self.recency < 1:
+            raise InputError(f"recency is {self.recency}; it must be in [0, 1)")
+        if self.slots < 1:
+            raise InputError(f"slots is {self.slots}; at least one task needs memory")
+        return replace(self, length=length)
 
 
 class Batch(eqx.Module):
@@ -34,8 +84,8 @@ class Memory(eqx.Module):
     """All tasks' replay, and where each task's episode stands."""
 
     states: State
-    """(slots, history, ...) in every leaf."""
-    periods: Int[Array, "slots history"]
+    """(slots, length, ...) in every leaf."""
+    periods: Int[Array, "slots length"]
     count: Int[Array, " slots"]
     """States ever stored in a slot since its task took it."""
     slot_of: Int[Array, " tasks"]
@@ -43,7 +93,8 @@ class Memory(eqx.Module):
     used: Int[Array, " slots"]
 
     @property
-    def history(self) -> int:
+    def length(self) -> int:
+        """States a slot keeps."""
         return self.periods.shape[1]
 
     def position(self, slot: Index) -> Index:
@@ -56,11 +107,11 @@ class Memory(eqx.Module):
         return jax.tree.map(lambda leaf: leaf[slot, row], self.states)
 
     def _last(self, slot: Index) -> Index:
-        return (self.count[slot] - 1) % self.history
+        return (self.count[slot] - 1) % self.length
 
 
 def start(
-    problem: Problem, tasks: Tasks, *, slots: int, history: int, warm_up: int, key: PRNGKeyArray
+    problem: Problem, tasks: Tasks, *, slots: int, length: int, warm_up: int, key: PRNGKeyArray
 ) -> Memory:
     """Empty memory for T tasks; with a slot for each, every one starts at its own first state.
 
@@ -69,15 +120,15 @@ def start(
     total = len(tasks)
     if slots < total:
         shape = jax.eval_shape(lambda: problem.reset(tasks[0], key=key))
-        states = jax.tree.map(lambda s: jnp.zeros((slots, history, *s.shape), s.dtype), shape)
+        states = jax.tree.map(lambda s: jnp.zeros((slots, length, *s.shape), s.dtype), shape)
         free = jnp.full((slots,), -1, jnp.int32)
-        periods = jnp.zeros((slots, history), jnp.int32)
+        periods = jnp.zeros((slots, length), jnp.int32)
         count = jnp.zeros(slots, jnp.int32)
         return Memory(states, periods, count, jnp.full((total,), -1, jnp.int32), free, free)
     keys = jax.random.split(key, total)
-    seen = jax.vmap(lambda task, key: _walk(problem, task, max(warm_up, 1), key))(tasks, keys)
+    seen = jax.vmap(lambda task, key: _walk(problem, task, max(warm_up, 1), key))(tasks.each, keys)
     states, periods = jax.tree.map(
-        lambda s: jnp.zeros((total, history, *s.shape[2:]), s.dtype).at[:, : s.shape[1]].set(s),
+        lambda s: jnp.zeros((total, length, *s.shape[2:]), s.dtype).at[:, : s.shape[1]].set(s),
         seen,
     )
     everyone = jnp.arange(total, dtype=jnp.int32)
@@ -85,13 +136,12 @@ def start(
     return Memory(states, periods, count, everyone, everyone, jnp.zeros(total, jnp.int32))
 
 
-def _walk(problem: Problem, task: Tasks, length: int, key: PRNGKeyArray):
+def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
     """The first `length` states of a task under equal shares, episode after episode."""
 
     def period(carry, key):
         state, n = carry
-        shares = equal_shares(problem.observe(task, state), task.mask)
-        following = advance(problem, task, state, n, shares, key)
+        following = advance(problem, task, state, n, equal_shares(task.mask), key)
         return following, (state, n)
 
     first_key, walk_key = jax.random.split(key)
@@ -100,7 +150,7 @@ def _walk(problem: Problem, task: Tasks, length: int, key: PRNGKeyArray):
     return seen
 
 
-def advance(problem: Problem, task: Tasks, state: State, n: Index, allocation, key):
+def advance(problem: Problem, task: Task, state: State, n: Index, allocation, key):
     """Step once; at the end of the episode go back to a first state and period 0."""
     step_key, reset_key = jax.random.split(key)
     step = problem.step(task, state, allocation, key=step_key)
@@ -110,69 +160,69 @@ def advance(problem: Problem, task: Tasks, state: State, n: Index, allocation, k
     return state, jnp.where(ended, 0, n + 1)
 
 
-class Place(eqx.Module):
+class Slot(eqx.Module):
     """Where a task's memory is, or is going to be."""
 
-    slot: Index
+    index: Index
     absent: Bool[Array, ""]
     """The task has no slot yet, and takes this one over."""
-    loser: Index
-    """Who had it before, or -1."""
+    evicted: Index
+    """The task that had it before, or -1."""
     first: PyTree[Array]
     """The slot's first state and its period, and how many states it has stored."""
 
 
-def locate(memory: Memory, task: Index) -> Place:
+def find_slot(memory: Memory, task: Index) -> Slot:
     """The slot of a task, or else the least recently used one."""
     if memory.owner.shape[0] == memory.slot_of.shape[0]:
-        return Place(task, jnp.array(False), task, ())
+        return Slot(task, jnp.array(False), task, ())
     known = memory.slot_of[task]
     absent = known < 0
     slot = jnp.where(absent, jnp.argmin(memory.used).astype(known.dtype), known)
     state = jax.tree.map(lambda leaf: leaf[slot, 0], memory.states)
     first = (state, memory.periods[slot, 0], memory.count[slot])
-    return Place(slot, absent, memory.owner[slot], first)
+    return Slot(slot, absent, memory.owner[slot], first)
 
 
-def claim(memory: Memory, place: Place, task: Index, fresh: State, step: Index) -> Memory:
-    """Give the located slot to the task; a task that had none starts there at its `fresh` state."""
+def assign_slot(memory: Memory, slot: Slot, task: Index, fresh: State, step: Index) -> Memory:
+    """Give the slot to the task; a task that had none starts there at its `fresh` state."""
     if memory.owner.shape[0] == memory.slot_of.shape[0]:
         return memory
-    slot = place.slot
+    index = slot.index
     afresh = (fresh, jnp.zeros((), jnp.int32), jnp.ones((), jnp.int32))
     state, period, count = jax.tree.map(
-        lambda new, old: jnp.where(place.absent, new, old), afresh, place.first
+        lambda new, old: jnp.where(slot.absent, new, old), afresh, slot.first
     )
     # An index outside is dropped: nobody is evicted.
-    evicted = jnp.where(place.absent & (place.loser >= 0), place.loser, memory.slot_of.shape[0])
+    evicted = jnp.where(slot.absent & (slot.evicted >= 0), slot.evicted, memory.slot_of.shape[0])
     return Memory(
-        jax.tree.map(lambda leaf, new: leaf.at[slot, 0].set(new), memory.states, state),
-        memory.periods.at[slot, 0].set(period),
-        memory.count.at[slot].set(count),
-        memory.slot_of.at[evicted].set(-1, mode="drop").at[task].set(slot),
-        memory.owner.at[slot].set(task),
-        memory.used.at[slot].set(step),
+        jax.tree.map(lambda leaf, new: leaf.at[index, 0].set(new), memory.states, state),
+        memory.periods.at[index, 0].set(period),
+        memory.count.at[index].set(count),
+        memory.slot_of.at[evicted].set(-1, mode="drop").at[task].set(index),
+        memory.owner.at[index].set(task),
+        memory.used.at[index].set(step),
     )
 
 
-def recall(
-    memory: Memory, slot: Index, length: int, *, horizon: int, recency: float, key: PRNGKeyArray
+def sample(
+    memory: Memory, slot: Index, periods: int, *, horizon: int, recency: float, key: PRNGKeyArray
 ) -> Batch:
-    """`length` consecutive states, their first drawn from a truncated geometric that favours the
+    """`periods` consecutive states, their first drawn from a truncated geometric that favours the
     recent: the chance falls by the factor 1 - recency for each period further back.
     """
-    history = memory.history
-    filled = jnp.minimum(memory.count[slot], history)
+    length = memory.length
+    filled = jnp.minimum(memory.count[slot], length)
     # A ring shorter than the episode is ordered by age; one that holds it whole, by period.
-    oldest = jnp.where(memory.count[slot] > history, memory.count[slot] % history, 0)
-    base = oldest if history < horizon else jnp.zeros_like(oldest)
-    latest = jnp.maximum(filled - length, 0)
+    oldest = jnp.where(memory.count[slot] > length, memory.count[slot] % length, 0)
+    base = oldest if length < horizon else jnp.zeros_like(oldest)
+    latest = jnp.maximum(filled - periods, 0)
     offset = latest - truncated_geometric(latest, recency, key=key)
-    places = offset + jnp.arange(length, dtype=jnp.int32)
-    rows = (base + places) % history
+    places = offset + jnp.arange(periods, dtype=jnp.int32)
+    rows = (base + places) % length
     valid = places < filled
-    periods = memory.periods[slot, rows]
-    follows = jnp.append(False, periods[1:] == periods[:-1] + 1)
+    seen = memory.periods[slot, rows]
+    follows = jnp.append(False, seen[1:] == seen[:-1] + 1)
     states = jax.tree.map(lambda leaf: leaf[slot, rows], memory.states)
     return Batch(states, rows, valid, valid & follows)
 
@@ -189,10 +239,10 @@ def truncated_geometric(highest: Index, recency: float, *, key: PRNGKeyArray) ->
 
 
 def rewrite(
-    memory: Memory, slot: Index, batch: Batch, states: State, wanted: Bool[Array, ""]
+    memory: Memory, slot: Index, batch: Batch, states: State, enabled: Bool[Array, ""]
 ) -> Memory:
     """Replace the batch's linked rows by the states that today's policy arrives at."""
-    rows = jnp.where(batch.linked & wanted, batch.rows, memory.history)
+    rows = jnp.where(batch.linked & enabled, batch.rows, memory.length)
     put = jax.tree.map(
         lambda leaf, new: leaf.at[slot, rows].set(new, mode="drop"), memory.states, states
     )
@@ -204,27 +254,28 @@ def store(
     slot: Index,
     states: State,
     periods: Int[Array, " time"],
-    wanted: Bool[Array, ""],
+    enabled: Bool[Array, ""],
 ) -> Memory:
     """Append states; the last of them is where the episode now stands."""
     count, length = memory.count[slot], periods.shape[0]
-    rows = (count + jnp.arange(length, dtype=jnp.int32)) % memory.history
-    rows = jnp.where(wanted, rows, memory.history)
+    rows = (count + jnp.arange(length, dtype=jnp.int32)) % memory.length
+    rows = jnp.where(enabled, rows, memory.length)
     put = jax.tree.map(
         lambda leaf, seen: leaf.at[slot, rows].set(seen, mode="drop"),
         (memory.states, memory.periods),
         (states, periods),
     )
-    count = memory.count.at[slot].add(jnp.where(wanted, length, 0))
+    count = memory.count.at[slot].add(jnp.where(enabled, length, 0))
     return eqx.tree_at(lambda m: (m.states, m.periods, m.count), memory, (*put, count))
 
 
-def read_apart(read: Callable[[Index], PyTree], index: Index) -> PyTree:
+def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
     """What `read(index)` gives, finished before anything that depends on it.
 
     Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
-    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). A loop
-    of one round, whose length and index it cannot foresee, keeps the reads where they are.
+    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). An
+    optimisation barrier does not help: it orders values, but is gone before buffers are assigned. A
+    loop of one round, whose length and index the compiler cannot foresee, keeps the reads in place.
     """
     blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
     rounds = jnp.where(index < 0, 2, 1)

@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares, on_simplex
+from apportion.tasks import Task, Tasks
 
 State = PyTree[Array]
 
@@ -50,16 +51,16 @@ class Problem(eqx.Module):
     horizon: eqx.AbstractVar[int]
 
     @abstractmethod
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> State:
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> State:
         """The first state of an episode of `task`."""
 
     @abstractmethod
-    def observe(self, task: Tasks, state: State) -> Observation:
+    def observe(self, task: Task, state: State) -> Observation:
         """What the policy sees of each entity, entity by entity in the task's order."""
 
     @abstractmethod
     def step(
-        self, task: Tasks, state: State, allocation: Float[Array, " entities"], *, key: PRNGKeyArray
+        self, task: Task, state: State, allocation: Float[Array, " entities"], *, key: PRNGKeyArray
     ) -> Step:
         """Apportion one period's resource, collect the reward, move on."""
 
@@ -85,7 +86,7 @@ class Trajectory(eqx.Module):
 def rollout(
     problem: Problem,
     choose: Choice,
-    task: Tasks,
+    task: Task,
     *,
     key: PRNGKeyArray,
     periods: int | None = None,
@@ -124,15 +125,7 @@ def evaluate(
     def one(task, key):
         return rollout(problem, choose, task, key=key)
 
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
-
-
-def equal_shares(
-    observation: Observation, mask: Bool[Array, " entities"]
-) -> Float[Array, " entities"]:
-    """The allocation that knows nothing: 1/m to each entity."""
-    shares = mask.astype(observation.held.dtype)
-    return shares / shares.sum()
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks.each, keys)
 
 
 def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = None) -> None:
@@ -155,16 +148,11 @@ def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = 
             f"tasks: entity {highest} is outside {name}'s universe of {problem.universe} entities"
         )
     key = jax.random.key(0) if key is None else key
-    flat = (
-        tasks
-        if tasks.members.ndim == 2
-        else jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tasks)
-    )
-    for task in (flat[0], flat[len(flat) - 1]):
+    for task in (tasks[0], tasks[len(tasks) - 1]):
         _check_period(problem, task, name, key)
 
 
-def _check_period(problem: Problem, task: Tasks, name: str, key: PRNGKeyArray) -> None:
+def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) -> None:
     m = task.width
     state = problem.reset(task, key=key)
     _check_finite(state, f"{name}.reset", "state", task)
@@ -182,7 +170,7 @@ def _check_period(problem: Problem, task: Tasks, name: str, key: PRNGKeyArray) -
     if held.shape != (m,):
         raise InputError(f"{name}.observe: held has shape {held.shape}; it must be ({m},)")
     _check_finite(observation, f"{name}.observe", "observation", task)
-    step = problem.step(task, state, equal_shares(observation, task.mask), key=key)
+    step = problem.step(task, state, equal_shares(task.mask), key=key)
     if not isinstance(step, Step):
         raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
     for field in ("reward", "terminated", "truncated"):
@@ -208,13 +196,13 @@ def _signature(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _check_finite(tree: PyTree, method: str, what: str, task: Tasks) -> None:
+def _check_finite(tree: PyTree, method: str, what: str, task: Task) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         leaf = np.asarray(leaf)
         if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
             where = jax.tree_util.keystr(path).lstrip(".") or "value"
             first = tuple(np.argwhere(~np.isfinite(leaf))[0].tolist())
-            entities = np.asarray(task.members)[np.asarray(task.mask)].tolist()
+            entities = task.entities
             raise InputError(
                 f"{method}: {what} {where} is {leaf[first]} at place {first} "
                 f"for the task of entities {entities}; it must be finite"
@@ -230,9 +218,9 @@ def check_allocation(
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
     if not np.isfinite(shares).all():
         raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
-    if (shares < -1e-6).any() or abs(shares.sum() - 1) > 1e-5 or (shares[~real] != 0).any():
+    if not on_simplex(jnp.asarray(allocation), mask) or (shares[~real] != 0).any():
         raise InputError(
             f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
-            f"(sum {shares.sum():.6g}, least {shares.min():.6g}); shares must be >= 0, sum to 1 "
+            f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to 1 "
             "and be 0 where the mask is False"
         )

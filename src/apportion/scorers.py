@@ -11,6 +11,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from apportion.simplex import equal_shares
+
 
 class Evidence(eqx.Module):
     """What an update learnt from a batch: the paper's B_t as scorers and metrics read it."""
@@ -35,8 +37,7 @@ Scorer = Callable[[Evidence], Float[Array, ""]]
 
 def deviations(evidence: Evidence) -> Float[Array, " batch"]:
     """Sup-norm distance of each allocation from equal shares."""
-    equal = evidence.mask / evidence.mask.sum()
-    gaps = jnp.abs(evidence.allocations - equal[None, :]).max(-1)
+    gaps = jnp.abs(evidence.allocations - equal_shares(evidence.mask)[None, :]).max(-1)
     return jnp.where(evidence.valid, gaps, 0.0)
 
 

@@ -23,10 +23,34 @@ Scalar = Float[Array, ""]
 # Beyond e^-30 of the leader a score says only "last"; the clip keeps cap filling in float32's range.
 _SCORE_RANGE = 30.0
 
+TOLERANCE = 1e-4
+"""How far float32 may carry a sum of shares from 1, and a share below 0."""
+
 
 def masked_softmax(scores: Scores, mask: Mask) -> Allocation:
     """Softmax over the real entities; padding gets exactly 0."""
     return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), where=mask)
+
+
+def equal_shares(
+    mask: Bool[Array, "*stack entities"], dtype=float
+) -> Float[Array, "*stack entities"]:
+    """The allocation that knows nothing: 1/m to each real entity.
+
+    >>> equal_shares(jnp.array([True, True, False])).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    real = mask.astype(dtype)
+    return real / real.sum(-1, keepdims=True)
+
+
+def on_simplex(
+    shares: Float[Array, "*stack entities"], mask: Bool[Array, " entities"] | None = None
+) -> Bool[Array, "*stack"]:
+    """Whether shares are finite, >= 0, sum to 1 and are 0 where the mask is False, to rounding."""
+    padding = 0.0 if mask is None else jnp.where(mask, 0.0, jnp.abs(shares)).sum(-1)
+    fits = (jnp.abs(shares.sum(-1) - 1) <= TOLERANCE) & (shares >= -TOLERANCE).all(-1)
+    return jnp.isfinite(shares).all(-1) & fits & (padding <= TOLERANCE)
 
 
 class Head(eqx.Module):
@@ -121,23 +145,23 @@ def _real(values: Array, mask: Mask) -> Array:
 class GaussianScores(Exploration):
     """Noise on the scores, any head afterwards; the action is the noisy scores themselves."""
 
-    log_deviation: Scalar
+    log_noise_std: Scalar
     head: Head
 
-    def __init__(self, deviation: float = 0.5, head: Head | None = None):
-        self.log_deviation = jnp.log(jnp.asarray(deviation, float))
+    def __init__(self, noise_std: float = 0.5, head: Head | None = None):
+        self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
         self.head = Head() if head is None else head
 
     def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
         noise = jax.random.normal(key, scores.shape, scores.dtype)
-        return _real(scores + jnp.exp(self.log_deviation) * noise, mask)
+        return _real(scores + jnp.exp(self.log_noise_std) * noise, mask)
 
     def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
-        z = _real((action - scores) / jnp.exp(self.log_deviation), mask)
-        return -0.5 * (z**2).sum() - mask.sum() * (self.log_deviation + 0.5 * math.log(2 * math.pi))
+        z = _real((action - scores) / jnp.exp(self.log_noise_std), mask)
+        return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
 
     def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        return mask.sum() * (self.log_deviation + 0.5 * math.log(2 * math.pi * math.e))
+        return mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi * math.e))
 
     def share(self, action: Scores, mask: Mask) -> Allocation:
         return self.head(action, mask)
@@ -150,26 +174,26 @@ class LogisticNormal(Exploration):
     on the simplex, so the density is that of the m - 1 centred log-shares.
     """
 
-    log_deviation: Scalar
+    log_noise_std: Scalar
 
-    def __init__(self, deviation: float = 0.5):
-        self.log_deviation = jnp.log(jnp.asarray(deviation, float))
+    def __init__(self, noise_std: float = 0.5):
+        self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
 
     def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
         noise = jax.random.normal(key, scores.shape, scores.dtype)
-        noisy = jnp.where(mask, scores + jnp.exp(self.log_deviation) * noise, -jnp.inf)
+        noisy = jnp.where(mask, scores + jnp.exp(self.log_noise_std) * noise, -jnp.inf)
         return _real(noisy - jax.nn.logsumexp(noisy), mask)
 
     def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
         m = mask.sum()
         gap = _real(action - scores, mask)
         gap = _real(gap - gap.sum() / m, mask)
-        z = (gap / jnp.exp(self.log_deviation)) ** 2
+        z = (gap / jnp.exp(self.log_noise_std)) ** 2
         return self._constant(m) - 0.5 * z.sum() - _real(action, mask).sum()
 
     def entropy(self, scores: Scores, mask: Mask) -> Scalar:
         m = mask.sum()
-        level = _mean_logsumexp(scores, jnp.exp(self.log_deviation), mask)
+        level = _mean_logsumexp(scores, jnp.exp(self.log_noise_std), mask)
         mean_log_shares = _real(scores, mask).sum() - m * level
         return 0.5 * (m - 1) - self._constant(m) + mean_log_shares
 
@@ -177,13 +201,13 @@ class LogisticNormal(Exploration):
         return _real(jnp.exp(action), mask)
 
     def _constant(self, m: Array) -> Scalar:
-        return -(m - 1) * (self.log_deviation + 0.5 * math.log(2 * math.pi)) - 0.5 * jnp.log(
-            m.astype(self.log_deviation.dtype)
+        return -(m - 1) * (self.log_noise_std + 0.5 * math.log(2 * math.pi)) - 0.5 * jnp.log(
+            m.astype(self.log_noise_std.dtype)
         )
 
 
-def _mean_logsumexp(scores: Scores, deviation: Scalar, mask: Mask) -> Scalar:
-    """E[log sum exp(s_i)] for independent s_i ~ N(scores_i, deviation^2), by quadrature.
+def _mean_logsumexp(scores: Scores, noise_std: Scalar, mask: Mask) -> Scalar:
+    """E[log sum exp(s_i)] for independent s_i ~ N(scores_i, noise_std^2), by quadrature.
 
     Frullani: log Z = integral over t of exp(-e^t) - exp(-Z e^t); the expectation of the second term
     is a product over entities of one-dimensional integrals, and the trapezoid rule converges
@@ -192,7 +216,7 @@ def _mean_logsumexp(scores: Scores, deviation: Scalar, mask: Mask) -> Scalar:
     nodes, weights = np.polynomial.hermite_e.hermegauss(48)
     top = jnp.max(jnp.where(mask, scores, -jnp.inf))
     t = jnp.linspace(-40.0, 12.0, 1041, dtype=scores.dtype)
-    s = (scores - top)[:, None] + deviation * jnp.asarray(nodes, scores.dtype)
+    s = (scores - top)[:, None] + noise_std * jnp.asarray(nodes, scores.dtype)
     laplace = jnp.exp(-jnp.exp(t[:, None, None] + s)) @ jnp.asarray(
         weights / weights.sum(), scores.dtype
     )

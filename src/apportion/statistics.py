@@ -89,6 +89,38 @@ def compare(first: np.ndarray, second: np.ndarray, **options) -> Estimate:
     return bootstrap(first - second, **options)
 
 
+def over_rows_and_columns(table: np.ndarray, *, resamples: int = 4000, seed: int = 0) -> Estimate:
+    """The mean over a table of two crossed factors, such as experiments by years, both resampled."""
+    array = np.asarray(table, float)
+    rows, columns = array.shape
+    rng = np.random.default_rng(seed)
+    row = rng.integers(0, rows, (resamples, rows, 1))
+    column = rng.integers(0, columns, (resamples, 1, columns))
+    low, high = interval(array[row, column].mean((1, 2)))
+    if array.size == 1:
+        low, high = -np.inf, np.inf
+    return Estimate(float(array.mean()), low, high, array.size)
+
+
+def block_days(length: int, *, resamples: int = 1000, block: int = 21, seed: int = 0) -> np.ndarray:
+    """Days of each resample of a record: blocks of consecutive days, the last followed by the first."""
+    block = min(block, length)
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, length, (resamples, -(-length // block)))
+    days = (starts[..., None] + np.arange(block)) % length
+    return days.reshape(resamples, -1)[:, :length]
+
+
+def interval(drawn: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """Both ends of the middle part of resampled statistics; what is not finite is left out."""
+    finite = drawn[np.isfinite(drawn)]
+    if not len(finite):
+        return float("nan"), float("nan")
+    outside = (1 - confidence) / 2
+    low, high = np.quantile(finite, [outside, 1 - outside])
+    return float(low), float(high)
+
+
 def _clean(values: np.ndarray, what: str) -> np.ndarray:
     values = np.asarray(values, float)
     if values.ndim != 1 or len(values) == 0:

@@ -1,24 +1,51 @@
 """Tasks: subsets U_t of a universe U of M entities (Corollary 2 counts them, C(M, m)).
 
-A task is an index array into the universe. Tasks of different sizes are padded to the widest;
-`mask` marks the real entities and padding repeats the task's first entity, so that every index
+A `Task` is an index array into the universe, `Tasks` a stack of them, `TaskSets` a stack for each of
+several runs. Tasks of different sizes are padded to the widest; `mask` marks the real entities and padding repeats the task's first entity, so that every index
 stays valid inside compiled code.
 """
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from apportion.errors import InputError
+from apportion.trees import stack
+
+
+class Task(eqx.Module):
+    """One task: who takes part, and which places are only padding.
+
+    Where `vmap` maps over a task, its arrays have leading axes (see `Tasks.each`).
+    """
+
+    members: Int[Array, "*stack entities"]
+    mask: Bool[Array, "*stack entities"]
+
+    @property
+    def width(self) -> int:
+        """Places in the task, padding included (m for tasks of one size)."""
+        return self.members.shape[-1]
+
+    def names(self, universe: Sequence[str]) -> list[str]:
+        """Names of the task's entities."""
+        return [universe[i] for i in self.entities]
+
+    @property
+    def entities(self) -> list[int]:
+        """The real entities, as indices into the universe."""
+        return np.asarray(self.members)[np.asarray(self.mask)].tolist()
 
 
 class Tasks(eqx.Module):
-    """A task, or a stack of tasks: who takes part, and which places are only padding.
+    """A stack of tasks: `tasks[t]` is the task t, `tasks[:5]` are the first five.
 
     Examples
     --------
@@ -29,8 +56,8 @@ class Tasks(eqx.Module):
     ['b', 'e']
     """
 
-    members: Int[Array, "*tasks entities"]
-    mask: Bool[Array, "*tasks entities"]
+    members: Int[Array, "*stack tasks entities"]
+    mask: Bool[Array, "*stack tasks entities"]
 
     @classmethod
     def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Tasks":
@@ -39,17 +66,7 @@ class Tasks(eqx.Module):
         if not lists:
             raise InputError("tasks: none were given; at least one task is needed")
         for number, subset in enumerate(lists):
-            if not subset:
-                raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
-            if min(subset) < 0:
-                raise InputError(
-                    f"tasks: task {number} names entity {min(subset)}; indices are >= 0"
-                )
-            if len(set(subset)) < len(subset):
-                twice = next(i for i in subset if subset.count(i) > 1)
-                raise InputError(
-                    f"tasks: task {number} names entity {twice} twice; drop one of them"
-                )
+            _check_subset(subset, number)
         _refuse_repeats(lists)
         widest = max(map(len, lists))
         width = widest if width is None else width
@@ -61,11 +78,26 @@ class Tasks(eqx.Module):
         mask = [[place < len(subset) for place in range(width)] for subset in lists]
         return cls(jnp.asarray(members, jnp.int32), jnp.asarray(mask))
 
-    def __getitem__(self, index) -> "Tasks":
-        return Tasks(self.members[index], self.mask[index])
+    @overload
+    def __getitem__(self, index: slice | list[int] | np.ndarray) -> "Tasks": ...
+    @overload
+    def __getitem__(self, index: int | Int[Array, ""]) -> Task: ...
+    def __getitem__(self, index):
+        several = isinstance(index, slice) or np.ndim(index) > 0
+        kind = Tasks if several else Task
+        index = np.asarray(index) if isinstance(index, list) else index
+        return kind(self.members[index], self.mask[index])
 
     def __len__(self) -> int:
-        return self.members.shape[-2] if self.members.ndim > 1 else 1
+        return self.members.shape[-2]
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[t] for t in range(len(self)))
+
+    @property
+    def each(self) -> Task:
+        """The tasks as `vmap` takes them apart: `jax.vmap(function)(tasks.each)` maps over tasks."""
+        return Task(self.members, self.mask)
 
     @property
     def width(self) -> int:
@@ -73,14 +105,9 @@ class Tasks(eqx.Module):
         return self.members.shape[-1]
 
     @property
-    def size(self) -> Int[Array, "*tasks"]:
+    def size(self) -> Int[Array, "*stack tasks"]:
         """Real entities of each task."""
         return self.mask.sum(-1)
-
-    def names(self, universe: Sequence[str]) -> list[str]:
-        """Names of one task's entities."""
-        members, mask = np.asarray(self.members), np.asarray(self.mask)
-        return [universe[int(i)] for i in members[mask]]
 
     def with_entity(self, index: int) -> "Tasks":
         """Put one more entity, such as cash, in front of every task."""
@@ -89,6 +116,10 @@ class Tasks(eqx.Module):
         return Tasks(
             jnp.concatenate([front, self.members], -1), jnp.concatenate([there, self.mask], -1)
         )
+
+    def joined(self, others: "Tasks") -> "Tasks":
+        """These tasks, then others of the same width."""
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -2), self, others)
 
     def overlap(self) -> dict[str, float]:
         """How much the tasks share: overlapping tasks are dependent, which Corollary 2 sets aside.
@@ -118,6 +149,66 @@ class Tasks(eqx.Module):
             "most_used": float(used.max()),
             "least_used": float(used.min()),
         }
+
+
+class TaskSets(eqx.Module):
+    """A stack of tasks for each of several runs: `sets[run]` are that run's tasks.
+
+    Examples
+    --------
+    >>> sets = TaskSets.of([Tasks.of([[0, 1], [1, 2]]), Tasks.of([[3, 4], [4, 5]])])
+    >>> len(sets), len(sets[1]), sets[1][0].entities
+    (2, 2, [3, 4])
+    """
+
+    members: Int[Array, "runs tasks entities"]
+    mask: Bool[Array, "runs tasks entities"]
+
+    @classmethod
+    def of(cls, sets: Sequence[Tasks]) -> "TaskSets":
+        """Stack as many tasks of one width for each run."""
+        stacked = stack(sets)
+        return cls(stacked.members, stacked.mask)
+
+    def __getitem__(self, run: int) -> Tasks:
+        return Tasks(self.members[run], self.mask[run])
+
+    def __len__(self) -> int:
+        return self.members.shape[0]
+
+    @property
+    def each(self) -> Tasks:
+        """The sets as `vmap` takes them apart: each run is handed its own `Tasks`."""
+        return Tasks(self.members, self.mask)
+
+    @property
+    def flat(self) -> Tasks:
+        """All runs' tasks, one run after the other."""
+        width = self.members.shape[-1]
+        return Tasks(self.members.reshape(-1, width), self.mask.reshape(-1, width))
+
+    def first(self, count: int) -> "TaskSets":
+        """The first tasks of each run."""
+        return TaskSets(self.members[:, :count], self.mask[:, :count])
+
+    def repeated(self, times: int) -> "TaskSets":
+        """Each run's tasks for so many runs, one after the other."""
+        return TaskSets(*(jnp.repeat(leaf, times, 0) for leaf in (self.members, self.mask)))
+
+
+def single_tasks(tasks: Tasks) -> TaskSets:
+    """A run for each task, with that task alone: single-task learning of all of them at once."""
+    return TaskSets(tasks.members[:, None], tasks.mask[:, None])
+
+
+def _check_subset(subset: list[int], number: int) -> None:
+    if not subset:
+        raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
+    if min(subset) < 0:
+        raise InputError(f"tasks: task {number} names entity {min(subset)}; indices are >= 0")
+    if len(set(subset)) < len(subset):
+        twice = next(i for i in subset if subset.count(i) > 1)
+        raise InputError(f"tasks: task {number} names entity {twice} twice; drop one of them")
 
 
 def _refuse_repeats(lists: list[list[int]]) -> None:

@@ -5,6 +5,7 @@ every chunk's end there is room for evaluation, progress, checkpoints and stoppi
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -17,19 +18,42 @@ from jaxtyping import PRNGKeyArray, PyTree
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
 from apportion.errors import InputError
 from apportion.learners.learner import Learner
+from apportion.memory import Replay
 from apportion.policy import Policy
-from apportion.priority import Priority, Selection
+from apportion.priority import Selection
 from apportion.problem import Problem, check_allocation, check_problem
+from apportion.result import Chunk, TrainingResult, metrics_frame
 from apportion.scorers import Scorer, max_deviation
 from apportion.simplex import Exploration
-from apportion.tasks import Tasks
-from apportion.trained import Chunk, Training, metrics_frame
+from apportion.tasks import Tasks, TaskSets
+from apportion.trees import take
 
 OnChunk = Callable[[Chunk], bool | None]
 """Called at every chunk's end; returning True stops the run there."""
 
 Resume = Callable[[RunState], RunState]
 """Given a run's first state, the one to go on from: how a saved state finds its structure."""
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a run is cut into compiled pieces, and who looks in between."""
+
+    length: int = 500
+    """Steps compiled as one program and run without coming back to Python."""
+    record_every: int = 1
+    """Steps between two rows of the metrics; it divides the steps of the run."""
+    on_chunk: OnChunk | None = None
+    """Called at every chunk's end with a `Chunk`; returning True stops the run."""
+
+    def fitted(self, steps: int) -> int:
+        """The length of the chunks of a run: all of one length where possible, to compile once."""
+        if steps < 1 or self.length < 1 or self.record_every < 1:
+            raise InputError("steps, chunk length and record_every count steps; they must be >= 1")
+        if steps % self.record_every:
+            raise InputError(f"record_every {self.record_every} must divide steps {steps}")
+        even = -(-steps // -(-steps // self.length))
+        return -(-even // self.record_every) * self.record_every
 
 
 def train(
@@ -42,17 +66,11 @@ def train(
     selection: Selection | None = None,
     scorer: Scorer = max_deviation,
     explore: Exploration | None = None,
-    acting: int = 1,
-    history: int | None = None,
-    slots: int = 4096,
-    warm_up: int = 0,
-    recency: float = 0.0,
-    chunk: int = 500,
-    record_every: int = 1,
-    on_chunk: OnChunk | None = None,
+    replay: Replay | None = None,
+    chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
     key: PRNGKeyArray,
-) -> Training:
+) -> TrainingResult:
     """Train one policy over all tasks by Algorithm 1.
 
     Parameters
@@ -65,14 +83,12 @@ def train(
         `Priority()` by default: the paper's. `Priority(alpha=0)` is uniform MTL.
     scorer
         The difficulty of a task from its batch.
-    explore, acting, history, slots, warm_up, recency
-        See `Algorithm`; `history` is by default as long as an episode, at most 1,024 states.
-    chunk
-        Steps compiled as one program and run without coming back to Python.
-    record_every
-        Steps between two rows of the metrics; it divides `steps`.
-    on_chunk
-        Called at every chunk's end with a `Chunk`; returning True stops the run.
+    explore
+        Noise of the periods acted after an update; none acts greedily.
+    replay
+        How each task's memory is filled and read.
+    chunks
+        How the run is cut into compiled pieces, and who looks in between.
     state
         A state to go on from, of a run with the same settings, or a function from the first state
         to it.
@@ -95,7 +111,7 @@ def train(
     """
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
-    algorithm = assemble(
+    algorithm = Algorithm.of(
         problem,
         tasks,
         policy,
@@ -103,61 +119,65 @@ def train(
         selection=selection,
         scorer=scorer,
         explore=explore,
-        acting=acting,
-        history=history,
-        slots=slots,
-        warm_up=warm_up,
-        recency=recency,
+        replay=replay,
     )
     first = _first(state, lambda: _begin(algorithm, policy, key))
-    return _run(algorithm, first, _advance, steps, chunk, record_every, on_chunk)
+    return _run(algorithm, tasks, first, _advance, steps, Chunks() if chunks is None else chunks)
 
 
 def train_runs(
     problem: Problem,
-    tasks: Tasks,
+    tasks: Tasks | TaskSets,
     policies: Policy,
     learner: Learner,
     *,
     steps: int = 1000,
     selection: Selection | None = None,
-    chunk: int = 500,
-    record_every: int = 1,
-    on_chunk: OnChunk | None = None,
+    scorer: Scorer = max_deviation,
+    explore: Exploration | None = None,
+    replay: Replay | None = None,
+    chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
     problem_axes: PyTree = None,
     keys: PRNGKeyArray,
-    **settings: Any,
-) -> Training:
+) -> TrainingResult:
     """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
 
     `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
-    so are `keys`. `tasks` with a leading axis of runs gives each run its own; leaves of
-    `selection` and `learner` with one differ by run too; `problem_axes` says which leaves of the
-    problem do (as for `eqx.filter_vmap`). The other settings are those of `train`.
+    so are `keys`. `TaskSets` give each run its own tasks; leaves of `selection` and `learner` with a
+    leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
+    `eqx.filter_vmap`). The other arguments are those of `train`.
     """
-    own_tasks = tasks.members.ndim == 3
-    some = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, policies)
+    some = take(policies, 0)
     one_problem = jax.tree.map(
-        lambda axis, sub: jax.tree.map(lambda leaf: leaf[0], sub) if axis == 0 else sub,
+        lambda axis, sub: take(sub, 0) if axis == 0 else sub,
         problem_axes,
         problem,
         is_leaf=lambda x: x is None,
     )
-    check_problem(one_problem, tasks[0] if own_tasks else tasks)
-    _check_policy(one_problem, tasks[0] if own_tasks else tasks, some)
-    algorithm = assemble(
-        problem, tasks, some, learner, selection=selection, horizon=one_problem.horizon, **settings
+    own = isinstance(tasks, TaskSets)
+    some_tasks = tasks[0] if own else tasks
+    check_problem(one_problem, some_tasks)
+    _check_policy(one_problem, some_tasks, some)
+    algorithm = Algorithm.of(
+        problem,
+        tasks.each if own else tasks,
+        some,
+        learner,
+        selection=selection,
+        scorer=scorer,
+        explore=explore,
+        replay=replay,
+        horizon=one_problem.horizon,
     )
-    axes = jax.tree.map(lambda _: None, algorithm)
     axes = eqx.tree_at(
         lambda a: (a.problem, a.tasks, a.selection, a.learner),
-        axes,
+        jax.tree.map(lambda _: None, algorithm),
         (
             problem_axes,
-            0 if own_tasks else None,
-            jax.tree.map(_by_run, algorithm.selection),
-            jax.tree.map(_by_run, algorithm.learner),
+            0 if own else None,
+            jax.tree.map(_axis_of_runs, algorithm.selection),
+            jax.tree.map(_axis_of_runs, algorithm.learner),
         ),
         is_leaf=lambda x: x is None,
     )
@@ -167,47 +187,11 @@ def train_runs(
     def forward(algorithm, state, steps, record_every):
         return _advance_runs(algorithm, axes, state, steps, record_every)
 
-    return _run(algorithm, first, forward, steps, chunk, record_every, on_chunk)
+    return _run(algorithm, tasks, first, forward, steps, Chunks() if chunks is None else chunks)
 
 
-def _by_run(leaf: Any) -> int | None:
+def _axis_of_runs(leaf: Any) -> int | None:
     return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
-
-
-def assemble(
-    problem: Problem,
-    tasks: Tasks,
-    policy: Policy,
-    learner: Learner,
-    *,
-    selection: Selection | None = None,
-    scorer: Scorer = max_deviation,
-    explore: Exploration | None = None,
-    acting: int = 1,
-    history: int | None = None,
-    slots: int = 4096,
-    warm_up: int = 0,
-    recency: float = 0.0,
-    horizon: int | None = None,
-) -> Algorithm:
-    """Algorithm 1 with defaults filled in."""
-    horizon = problem.horizon if horizon is None else horizon
-    least = max(learner.periods, acting, warm_up, 1)
-    default = max(min(horizon, 1024), least)
-    return Algorithm(
-        problem,
-        tasks,
-        learner,
-        Priority() if selection is None else selection,
-        explore,
-        eqx.filter(policy, eqx.is_array, inverse=True),
-        scorer,
-        acting,
-        default if history is None else history,
-        slots,
-        warm_up,
-        recency,
-    )
 
 
 @eqx.filter_jit
@@ -245,55 +229,44 @@ def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> Ru
 
 def _run(
     algorithm: Algorithm,
+    tasks: Tasks | TaskSets,
     state: RunState,
     forward: Callable,
     steps: int,
-    chunk: int,
-    record_every: int,
-    on_chunk: OnChunk | None,
-) -> Training:
+    chunks: Chunks,
+) -> TrainingResult:
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
-    if steps < 1 or chunk < 1 or record_every < 1:
-        raise InputError("steps, chunk and record_every count steps; they must be >= 1")
-    if steps % record_every:
-        raise InputError(f"record_every {record_every} must divide steps {steps}")
-    # Chunks of one length compile once.
-    chunk = -(-steps // -(-steps // chunk))
-    chunk = -(-chunk // record_every) * record_every
+    length = chunks.fitted(steps)
     # The given state stays the caller's: chunks donate their own copy to the next.
     state = jax.tree.map(jnp.copy, state)
     frames = []
     done = int(np.max(np.asarray(state.step)))
     while done < steps:
-        now = min(chunk, steps - done)
-        state, metrics = forward(algorithm, state, now, record_every)
-        _raise_fault(algorithm, state)
-        frames.append(metrics_frame(metrics, done, record_every))
+        now = min(length, steps - done)
+        state, metrics = forward(algorithm, state, now, chunks.record_every)
+        _raise_fault(algorithm, tasks, state)
+        frames.append(metrics_frame(metrics, done, chunks.record_every))
         done += now
         here = Chunk(algorithm, state, done, steps, frames[-1])
-        if on_chunk is not None and on_chunk(here):
+        if chunks.on_chunk is not None and chunks.on_chunk(here):
             break
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    return Training(algorithm.policy(state), table, state, algorithm)
+    return TrainingResult(algorithm.policy(state), table, state, algorithm)
 
 
-def _raise_fault(algorithm: Algorithm, state: RunState) -> None:
+def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState) -> None:
     faults = np.asarray(state.fault).reshape(-1, 3)
     bad = np.flatnonzero(faults[:, 0])
     if len(bad) == 0:
         return
     run = int(bad[0])
     kind, step, t = (int(x) for x in faults[run])
-    members = np.asarray(algorithm.tasks.members)
-    mask = np.asarray(algorithm.tasks.mask)
-    if members.ndim == 3:
-        members, mask = members[run], mask[run]
+    task = (tasks[run] if isinstance(tasks, TaskSets) else tasks)[t]
     whose = f" of run {run}" if len(faults) > 1 else ""
     source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""
     raise InputError(
-        f"step {step}{whose}, task {t} (entities {members[t][mask[t]].tolist()}): "
-        f"{FAULTS[kind]}{source}; training stopped there, and scores and policy were left as "
-        "before that step"
+        f"step {step}{whose}, task {t} (entities {task.entities}): {FAULTS[kind]}{source}; training "
+        "stopped there, and scores and policy were left as before that step"
     )
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.problem import Observation, Problem, Step
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task
 
 Signal = Float[Array, " entities"]
 
@@ -29,13 +30,13 @@ class Probe(Problem):
     """What all probes share: a signal for each period, and the last allocation held."""
 
     @abstractmethod
-    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         """What each entity shows for one period."""
 
     @abstractmethod
     def reward(
         self,
-        task: Tasks,
+        task: Task,
         state: ProbeState,
         allocation: Float[Array, " entities"],
         *,
@@ -44,19 +45,19 @@ class Probe(Problem):
         """What an allocation earns."""
 
     @abstractmethod
-    def best(self, task: Tasks) -> Float[Array, ""]:
+    def best(self, task: Task) -> Float[Array, ""]:
         """Mean reward a period of the best policy."""
 
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> ProbeState:
-        held = task.mask / task.mask.sum()
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> ProbeState:
+        held = equal_shares(task.mask)
         return ProbeState(jnp.zeros((), jnp.int32), self.signal(task, key=key), held)
 
-    def observe(self, task: Tasks, state: ProbeState) -> Observation:
+    def observe(self, task: Task, state: ProbeState) -> Observation:
         return Observation(state.signal[:, None, None], state.held)
 
     def step(
         self,
-        task: Tasks,
+        task: Task,
         state: ProbeState,
         allocation: Float[Array, " entities"],
         *,
@@ -75,14 +76,14 @@ class ConstantBest(Probe):
     universe: int = eqx.field(static=True, default=12)
     horizon: int = eqx.field(static=True, default=16)
 
-    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
         return jnp.where(task.mask, quality, 0.0)
 
     def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
         return (allocation * state.signal).sum()
 
-    def best(self, task: Tasks) -> Float[Array, ""]:
+    def best(self, task: Task) -> Float[Array, ""]:
         return jnp.max(self.signal(task, key=jax.random.key(0)))
 
 
@@ -92,14 +93,14 @@ class ShownBest(Probe):
     universe: int = eqx.field(static=True, default=12)
     horizon: int = eqx.field(static=True, default=16)
 
-    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         chosen = jax.random.categorical(key, jnp.where(task.mask, 0.0, -jnp.inf))
         return jax.nn.one_hot(chosen, task.width)
 
     def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
         return (allocation * state.signal).sum()
 
-    def best(self, task: Tasks) -> Float[Array, ""]:
+    def best(self, task: Task) -> Float[Array, ""]:
         return jnp.ones(())
 
 
@@ -113,14 +114,14 @@ class HeldPays(Probe):
     universe: int = eqx.field(static=True, default=12)
     horizon: int = eqx.field(static=True, default=16)
 
-    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
         return jnp.where(task.mask, quality, 0.0)
 
     def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
         return (jnp.minimum(state.held, allocation) * state.signal).sum()
 
-    def best(self, task: Tasks) -> Float[Array, ""]:
+    def best(self, task: Task) -> Float[Array, ""]:
         """All on the best entity, paid in full from the second period on."""
         quality = self.signal(task, key=jax.random.key(0))
         return quality.max() * (1 - (1 - 1 / task.mask.sum()) / self.horizon)
@@ -139,11 +140,11 @@ class SomeCarrySignal(Probe):
     quiet: float = eqx.field(static=True, default=0.1)
     noise: float = eqx.field(static=True, default=1.0)
 
-    def carries(self, task: Tasks) -> Bool[Array, " entities"]:
+    def carries(self, task: Task) -> Bool[Array, " entities"]:
         """Which of the task's entities carry signal."""
         return task.members < self.carriers
 
-    def signal(self, task: Tasks, *, key: PRNGKeyArray) -> Signal:
+    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
         shown = jax.random.uniform(key, (task.width,), minval=-1.0, maxval=1.0)
         return jnp.where(self.carries(task), shown, self.quiet * shown)
 
@@ -151,7 +152,7 @@ class SomeCarrySignal(Probe):
         luck = self.noise * jax.random.normal(key, (task.width,))
         return (allocation * jnp.where(self.carries(task), state.signal, luck)).sum()
 
-    def best(self, task: Tasks) -> Float[Array, ""]:
+    def best(self, task: Task) -> Float[Array, ""]:
         """The mean of the largest of k uniform numbers on [-1, 1], k carriers in the task."""
         k = (self.carries(task) & task.mask).sum()
         return jnp.where(k > 0, (k - 1) / (k + 1), 0.0)

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task
 
 _NEWTON_STEPS = 14
 
@@ -148,16 +149,15 @@ class Synthetic(Problem):
         self.universe = universe
         self.horizon = horizon
 
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> _State:
-        equal = task.mask / task.mask.sum()
-        return _State(jax.random.uniform(key, task.members.shape), equal.astype(jnp.float32))
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> _State:
+        return _State(jax.random.uniform(key, task.members.shape), equal_shares(task.mask))
 
-    def observe(self, task: Tasks, state: _State) -> Observation:
+    def observe(self, task: Task, state: _State) -> Observation:
         return Observation(state.x[:, None, None], state.held)
 
     def step(
         self,
-        task: Tasks,
+        task: Task,
         state: _State,
         allocation: Float[Array, " entities"],
         *,
@@ -170,6 +170,6 @@ class Synthetic(Problem):
         never = jnp.array(False)
         return Step(following, gained + shock, never, never)
 
-    def best(self, task: Tasks, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
+    def best(self, task: Task, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
         """The optimal allocation at x, for a task without padding: today's choice moves no later state."""
         return entropic_allocation(x, self.betas[task.members])

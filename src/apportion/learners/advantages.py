@@ -135,14 +135,14 @@ class Critic(Baseline):
 
 
 def generalised_advantages(
-    seen: Experience, values: Float[Array, "rollouts after"], gamma: Scalar, trace: Scalar
+    seen: Experience, values: Float[Array, "rollouts after"], gamma: Scalar, gae_lambda: Scalar
 ) -> Float[Array, "rollouts time"]:
     """GAE; a truncated episode is worth what V says of the state it was cut at, a terminated one 0."""
 
     def back(later, period):
         reward, value, following, terminated, ended = period
         surprise = reward + gamma * jnp.where(terminated, 0.0, following) - value
-        here = surprise + gamma * trace * jnp.where(ended, 0.0, later)
+        here = surprise + gamma * gae_lambda * jnp.where(ended, 0.0, later)
         return here, here
 
     ended = seen.terminated | seen.truncated
@@ -156,7 +156,7 @@ def generalised_advantages(
     return jnp.where(seen.alive, advantages.T, 0.0)
 
 
-def mean_over(values: Array, wanted: Array, axis: int | None = None) -> Array:
-    """Mean over the wanted places; 0 where there are none."""
-    kept = jnp.where(wanted, values, 0.0).sum(axis)
-    return kept / jnp.maximum(wanted.sum(axis), 1)
+def mean_over(values: Array, included: Array, axis: int | None = None) -> Array:
+    """Mean over the included places; 0 where there are none."""
+    kept = jnp.where(included, values, 0.0).sum(axis)
+    return kept / jnp.maximum(included.sum(axis), 1)

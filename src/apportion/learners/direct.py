@@ -18,26 +18,27 @@ from apportion.errors import InputError
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Batch
 from apportion.policy import Policy
-from apportion.problem import Problem, State, equal_shares
+from apportion.problem import Problem, State
 from apportion.scorers import Evidence
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task, Tasks
 
 
-class Passage(eqx.Module):
-    """A policy's way through a batch: where it arrived, what it did, what it earned."""
+class BatchRollout(eqx.Module):
+    """A policy rolled out over a batch: the states it reaches, what it does, what it earns."""
 
-    arrived: State
+    new_states: State
     allocations: Float[Array, "batch entities"]
     rewards: Float[Array, " batch"]
     valid: Bool[Array, " batch"]
 
 
-Objective = Callable[[Problem, Tasks, Policy, Batch, PRNGKeyArray], Passage]
+Objective = Callable[[Problem, Tasks, Policy, Batch, PRNGKeyArray], BatchRollout]
 
 
 def lookback(
-    problem: Problem, task: Tasks, policy: Policy, batch: Batch, key: PRNGKeyArray
-) -> Passage:
+    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
+) -> BatchRollout:
     """All periods at once: observe the remembered states, act, and take each reward in the state that
     the policy's own previous allocation leads to (as EIIE does); only a batch's first period and
     those after a gap start from memory itself.
@@ -57,14 +58,14 @@ def lookback(
         linked = batch.linked.reshape((-1,) + (1,) * (remembered.ndim - 1))
         return jnp.where(linked, jnp.roll(after, 1, axis=0), remembered)
 
-    arrived = jax.tree.map(arrive, batch.states, following)
-    rewards = jax.vmap(step)(arrived, allocations, keys).reward
-    return Passage(arrived, allocations, rewards, batch.valid)
+    new_states = jax.tree.map(arrive, batch.states, following)
+    rewards = jax.vmap(step)(new_states, allocations, keys).reward
+    return BatchRollout(new_states, allocations, rewards, batch.valid)
 
 
 def unroll(
-    problem: Problem, task: Tasks, policy: Policy, batch: Batch, key: PRNGKeyArray
-) -> Passage:
+    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
+) -> BatchRollout:
     """Walk from the batch's first state and differentiate the whole walk."""
 
     def period(carry, key):
@@ -76,8 +77,10 @@ def unroll(
 
     first = jax.tree.map(lambda leaf: leaf[0], batch.states)
     keys = jax.random.split(key, batch.rows.shape[0])
-    _, (arrived, allocations, rewards, alive) = jax.lax.scan(period, (first, jnp.array(True)), keys)
-    return Passage(arrived, allocations, rewards, alive)
+    _, (new_states, allocations, rewards, alive) = jax.lax.scan(
+        period, (first, jnp.array(True)), keys
+    )
+    return BatchRollout(new_states, allocations, rewards, alive)
 
 
 class Direct(Learner):
@@ -131,7 +134,7 @@ class Direct(Learner):
     def update(
         self,
         problem: Problem,
-        task: Tasks,
+        task: Task,
         batch: Batch | None,
         policy: Policy,
         state: PyTree[Array],
@@ -143,27 +146,27 @@ class Direct(Learner):
 
         @eqx.filter_value_and_grad(has_aux=True)
         def loss(policy):
-            passage = self.objective(problem, task, policy, batch, key)
-            valid = passage.valid
-            mean = jnp.where(valid, passage.rewards, 0.0).sum() / jnp.maximum(valid.sum(), 1)
-            return -mean, passage
+            rollout = self.objective(problem, task, policy, batch, key)
+            valid = rollout.valid
+            mean = jnp.where(valid, rollout.rewards, 0.0).sum() / jnp.maximum(valid.sum(), 1)
+            return -mean, rollout
 
-        (value, passage), gradient = loss(policy)
+        (value, rollout), gradient = loss(policy)
         weighted = jax.tree.map(lambda g: weight * g, gradient)
         trainable = eqx.filter(policy, eqx.is_inexact_array)
         direction, state = self.transform.update(weighted, state, trainable)
         step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
         evidence = Evidence(
-            passage.allocations,
-            passage.rewards,
-            _equal_rewards(problem, task, passage.arrived, key),
-            passage.valid,
+            rollout.allocations,
+            rollout.rewards,
+            _equal_rewards(problem, task, rollout.new_states, key),
+            rollout.valid,
             task.mask,
             weight * value,
             optax.tree.norm(gradient),
         )
-        arrived = passage.arrived if self.refresh else None
-        return Update(eqx.apply_updates(policy, step), state, evidence, arrived)
+        refreshed = rollout.new_states if self.refresh else None
+        return Update(eqx.apply_updates(policy, step), state, evidence, refreshed)
 
 
 # One object for all learners that ask for no other, so that equal settings compile once.
@@ -171,13 +174,12 @@ _ADAM = optax.scale_by_adam()
 
 
 def _equal_rewards(
-    problem: Problem, task: Tasks, arrived: State, key: PRNGKeyArray
+    problem: Problem, task: Task, states: State, key: PRNGKeyArray
 ) -> Float[Array, " batch"]:
     """What equal shares would have earned where the policy arrived; compiled away when unread."""
 
     def reward(state, key):
-        shares = equal_shares(problem.observe(task, state), task.mask)
-        return problem.step(task, state, shares, key=key).reward
+        return problem.step(task, state, equal_shares(task.mask), key=key).reward
 
-    length = jax.tree.leaves(arrived)[0].shape[0]
-    return jax.vmap(reward)(arrived, jax.random.split(key, length))
+    length = jax.tree.leaves(states)[0].shape[0]
+    return jax.vmap(reward)(states, jax.random.split(key, length))

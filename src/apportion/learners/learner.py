@@ -11,7 +11,7 @@ from apportion.memory import Batch
 from apportion.policy import Policy
 from apportion.problem import Problem, State
 from apportion.scorers import Evidence
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 
 class Update(eqx.Module):
@@ -20,7 +20,7 @@ class Update(eqx.Module):
     policy: Policy
     state: PyTree[Array]
     evidence: Evidence
-    arrived: State | None = None
+    new_states: State | None = None
     """The states that today's policy arrives at in place of the batch's, to refresh memory with."""
 
 
@@ -41,7 +41,7 @@ class Learner(eqx.Module):
     def update(
         self,
         problem: Problem,
-        task: Tasks,
+        task: Task,
         batch: Batch | None,
         policy: Policy,
         state: PyTree[Array],

@@ -24,10 +24,10 @@ from apportion.learners.advantages import (
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Batch
 from apportion.policy import Policy, ScoringPolicy
-from apportion.problem import Observation, Problem, equal_shares
+from apportion.problem import Observation, Problem
 from apportion.scorers import Evidence
-from apportion.simplex import GaussianScores
-from apportion.tasks import Tasks
+from apportion.simplex import GaussianScores, equal_shares
+from apportion.tasks import Task
 
 
 class PPOState(eqx.Module):
@@ -39,15 +39,15 @@ class PPOState(eqx.Module):
 
 
 class PPO(Learner):
-    """PPO with Gaussian noise on the scores, of one learned deviation.
+    """PPO with Gaussian noise on the scores, of one learned standard deviation.
 
     Parameters
     ----------
     rollouts
         K, paired episodes of the drawn task in an update.
-    learning_rate, gamma, trace, clip, gradient_clip, deviation
+    learning_rate, gamma, gae_lambda, clip, gradient_clip, noise_std
         Adam's step, the discount, GAE's lambda, the ratio's clip, the largest gradient norm and
-        the first deviation of the noise; all leaves, so that runs can differ in them.
+        the first standard deviation of the noise; all leaves, so that runs can differ in them.
     epochs, minibatches
         Passes over an update's periods, and pieces of a pass (what does not divide is left out of
         that pass).
@@ -62,10 +62,10 @@ class PPO(Learner):
 
     learning_rate: Float[Array, "*runs"]
     gamma: Float[Array, "*runs"]
-    trace: Float[Array, "*runs"]
+    gae_lambda: Float[Array, "*runs"]
     clip: Float[Array, "*runs"]
     gradient_clip: Float[Array, "*runs"]
-    deviation: Float[Array, "*runs"]
+    noise_std: Float[Array, "*runs"]
     baseline: Baseline
     rollouts: int = eqx.field(static=True)
     epochs: int = eqx.field(static=True)
@@ -78,10 +78,10 @@ class PPO(Learner):
         learning_rate: float | Array = 1e-2,
         *,
         gamma: float | Array = 0.9,
-        trace: float | Array = 1.0,
+        gae_lambda: float | Array = 1.0,
         clip: float | Array = 0.2,
         gradient_clip: float | Array = 0.5,
-        deviation: float | Array = 0.5,
+        noise_std: float | Array = 0.5,
         epochs: int = 8,
         minibatches: int = 4,
         baseline: Baseline | None = None,
@@ -94,10 +94,10 @@ class PPO(Learner):
         self.rollouts, self.epochs, self.minibatches = rollouts, epochs, minibatches
         self.learning_rate = jnp.asarray(learning_rate, float)
         self.gamma = jnp.asarray(gamma, float)
-        self.trace = jnp.asarray(trace, float)
+        self.gae_lambda = jnp.asarray(gae_lambda, float)
         self.clip = jnp.asarray(clip, float)
         self.gradient_clip = jnp.asarray(gradient_clip, float)
-        self.deviation = jnp.asarray(deviation, float)
+        self.noise_std = jnp.asarray(noise_std, float)
         self.periods = 0
 
     def start(self, policy: Policy) -> PPOState:
@@ -106,7 +106,7 @@ class PPO(Learner):
                 f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
             )
         explore = GaussianScores(head=policy.head)
-        explore = eqx.tree_at(lambda e: e.log_deviation, explore, jnp.log(self.deviation))
+        explore = eqx.tree_at(lambda e: e.log_noise_std, explore, jnp.log(self.noise_std))
         baseline = self.baseline.start()
         trained = (eqx.filter(policy, eqx.is_inexact_array), explore, baseline)
         return PPOState(explore, baseline, _ADAM.init(trained))
@@ -114,7 +114,7 @@ class PPO(Learner):
     def update(
         self,
         problem: Problem,
-        task: Tasks,
+        task: Task,
         batch: Batch | None,
         policy: Policy,
         state: PPOState,
@@ -126,7 +126,7 @@ class PPO(Learner):
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
         values = self.baseline.values(state.baseline, seen, task.mask, self.gamma)
-        advantages = generalised_advantages(seen, values, self.gamma, self.trace)
+        advantages = generalised_advantages(seen, values, self.gamma, self.gae_lambda)
         targets = advantages + values[:, :-1]
         advantages = _standard(self.baseline.scale(advantages, seen.alive), seen.alive)
 
@@ -192,7 +192,7 @@ _ADAM = optax.scale_by_adam()
 
 def roll_out(
     problem: Problem,
-    task: Tasks,
+    task: Task,
     policy: ScoringPolicy,
     explore: GaussianScores,
     rollouts: int,
@@ -213,10 +213,9 @@ def roll_out(
         shares = explore.share(action, task.mask)
         step = problem.step(task, state, shares, key=keys[1])
         # Compiled away where no scorer reads it.
-        equal = equal_shares(observation, task.mask)
-        equal_reward = problem.step(task, state, equal, key=keys[1]).reward
+        equal = problem.step(task, state, equal_shares(task.mask), key=keys[1])
         row = (
-            action, log_prob, shares, step.reward, equal_reward, step.terminated, step.truncated,
+            action, log_prob, shares, step.reward, equal.reward, step.terminated, step.truncated,
             alive,
         )  # fmt: skip
         return (step.state, alive & ~(step.terminated | step.truncated)), (observation, row)
@@ -235,8 +234,8 @@ def _scores(policy: ScoringPolicy, observation: Observation, mask: Mask):
     return policy.scores(policy.encode(observation.history, mask), observation.held, mask)
 
 
-def _standard(values: Array, wanted: Array) -> Array:
-    """Zero mean and unit deviation over the wanted places."""
-    centred = values - mean_over(values, wanted)
-    deviation = jnp.sqrt(mean_over(centred**2, wanted))
-    return jnp.where(wanted, centred / (deviation + 1e-8), 0.0)
+def _standard(values: Array, included: Array) -> Array:
+    """Zero mean and unit deviation over the included places."""
+    centred = values - mean_over(values, included)
+    deviation = jnp.sqrt(mean_over(centred**2, included))
+    return jnp.where(included, centred / (deviation + 1e-8), 0.0)

@@ -16,8 +16,7 @@ from pathlib import Path
 import jax
 import pandas as pd
 
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import load_prices
+from apportion.domains.portfolio.prices import Prices, load_prices
 from apportion.studies.portfolio import (
     fig2,
     fig3,

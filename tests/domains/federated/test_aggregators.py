@@ -57,8 +57,8 @@ def test_samples_weigh():
 
 def test_krum_chooses_a_model_of_the_crowd_whatever_the_liars_send():
     crowd = np.ones((6, 4)) + 0.01 * np.random.default_rng(1).normal(size=(6, 4))
-    liars = np.array([[50.0] * 4, [-9.0] * 4])
-    model, shares = Krum(2)(received(np.vstack([crowd, liars])))
+    byzantine = np.array([[50.0] * 4, [-9.0] * 4])
+    model, shares = Krum(2)(received(np.vstack([crowd, byzantine])))
     assert float(jnp.abs(model - 1).max()) < 0.1
     assert int(shares.argmax()) < 6
     assert float(shares.max()) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from apportion.domains.federated.aggregators import UNIFORM, Chosen, Fixed, follow, follow_all
+from apportion.domains.federated.aggregators import UNIFORM, PolicyAggregator, Fixed, run_episode, run_episodes
 from apportion.domains.federated.digits import Digits
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Convolutional, Perceptron
@@ -51,8 +51,8 @@ def steep(key):
 def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
     problem, task = federation(), TRAINING[0]
     order = np.random.default_rng(0).permutation(10)
-    aggregator = Chosen(steep(KEY))
-    run = jax.jit(lambda task: follow(problem, aggregator, task, key=KEY))
+    aggregator = PolicyAggregator(steep(KEY))
+    run = jax.jit(lambda task: run_episode(problem, aggregator, task, key=KEY))
     here, there = run(task), run(task[order])
     assert float(jnp.ptp(here.shares)) > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-5)
@@ -60,23 +60,23 @@ def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
 
 
 def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
-    course = follow_all(federation(), Chosen(Recurrent(1, 10, key=KEY)), TRAINING, key=KEY)
+    course = run_episodes(federation(), PolicyAggregator(Recurrent(1, 10, key=KEY)), TRAINING, key=KEY)
     assert float(jnp.abs(course.shares - 0.1).max()) < 0.01
 
 
 def test_clients_without_the_digits_of_the_others_gain_from_a_share_for_the_minority():
     problem = federation()
-    informed = follow_all(problem, Fixed.minority(0.45), TRAINING, key=KEY).tested[:, -1].mean()
-    averaged = follow_all(problem, UNIFORM, TRAINING, key=KEY).tested[:, -1].mean()
+    informed = run_episodes(problem, Fixed.minority(0.45), TRAINING, key=KEY).tested[:, -1].mean()
+    averaged = run_episodes(problem, UNIFORM, TRAINING, key=KEY).tested[:, -1].mean()
     assert float(informed) > float(averaged) + 0.02
 
 
 def test_padding_takes_no_part():
     problem, task = federation(), TRAINING[0]
     padded = Tasks.of([np.asarray(task.members).tolist()], width=12)[0]
-    choose = Chosen(steep(KEY))
-    here = follow(problem, choose, task, key=KEY)
-    there = follow(problem, choose, padded, key=KEY)
+    choose = PolicyAggregator(steep(KEY))
+    here = run_episode(problem, choose, task, key=KEY)
+    there = run_episode(problem, choose, padded, key=KEY)
     assert (there.shares[:, 10:] == 0).all()
     assert np.asarray(there.shares[:, :10]) == pytest.approx(np.asarray(here.shares), abs=1e-5)
 
@@ -112,15 +112,15 @@ def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
 
     def loss(flat):
         logits = problem.model.logits(unravel(flat), problem.images[problem.index[3]])
-        own = jax.nn.log_softmax(logits)[jnp.arange(30), problem.believed[3]]
+        own = jax.nn.log_softmax(logits)[jnp.arange(30), problem.local_labels[3]]
         return float(-own.mean())
 
     assert loss(trained) < loss(first) - 0.1
     counts = PARTITION.counts.copy()
     counts[3] = 15
     fewer = federation(partition=replace(PARTITION, counts=counts))
-    wrong = fewer.believed.at[3, 15:].set(0)
-    poisoned = jax.tree.map(lambda leaf: wrong if leaf is fewer.believed else leaf, fewer)
+    wrong = fewer.local_labels.at[3, 15:].set(0)
+    poisoned = jax.tree.map(lambda leaf: wrong if leaf is fewer.local_labels else leaf, fewer)
     here = fewer.train(first, jnp.asarray(3), key=KEY)
     there = poisoned.train(first, jnp.asarray(3), key=KEY)
     assert bool((here == there).all())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, KnownTruth, Market, metrics
+from apportion.domains.portfolio import Costs, SimulatedMarket, Market, metrics
 from apportion.domains.portfolio.backtest import account, backtest
 from apportion.domains.portfolio.walk import walk_policy, walk_tasks
 from apportion.errors import InputError
@@ -18,7 +18,7 @@ from apportion.policy import Recurrent
 from apportion.problem import rollout
 from apportion.tasks import draw_tasks
 
-PRICES = KnownTruth.draw(universe=5, days=120, seed=4).prices
+PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
 POLICY = Recurrent(3, 6, key=jax.random.key(1))
 LAZY = PartialTrading(EqualShares(), 0.1)
 START = str(PRICES.dates[50])

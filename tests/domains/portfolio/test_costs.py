@@ -32,7 +32,7 @@ def residual(mu, w, a, c, cash: bool):
 def test_the_exact_factor_solves_its_equation_to_1e_12(cash, held, wanted, rate):
     w, a = simplex(held), simplex(wanted)
     with jax.enable_x64(True):
-        mu = float(Costs(rate, exact=True, cash=cash).keep(jnp.asarray(w), jnp.asarray(a)))
+        mu = float(Costs(rate, exact=True, cash=cash).cost_factor(jnp.asarray(w), jnp.asarray(a)))
     assert abs(residual(mu, w, a, rate, cash)) <= 1e-12
     assert 0 < mu <= 1 + 1e-12
 
@@ -42,7 +42,7 @@ def test_money_is_conserved_by_the_exact_factor(held, wanted):
     """What is left after selling, buying and both commissions is the wealth it says."""
     w, a, c = simplex(held), simplex(wanted), 0.01
     with jax.enable_x64(True):
-        mu = float(Costs(c, exact=True).keep(jnp.asarray(w), jnp.asarray(a)))
+        mu = float(Costs(c, exact=True).cost_factor(jnp.asarray(w), jnp.asarray(a)))
     proceeds = (1 - c) * np.maximum(w - mu * a, 0).sum()
     bought = np.maximum(mu * a - w, 0).sum()
     np.testing.assert_allclose((1 - c) * proceeds, bought, atol=1e-12)
@@ -54,23 +54,23 @@ def test_the_approximation_errs_by_at_most_two_c_squared(held, wanted, rate):
     with jax.enable_x64(True):
         costs = Costs(rate)
         w, a = jnp.asarray(w), jnp.asarray(a)
-        gap = abs(float(costs.keep(w, a) - costs.exactly().keep(w, a)))
+        gap = abs(float(costs.cost_factor(w, a) - costs.exactly().cost_factor(w, a)))
     assert gap <= 2 * rate**2 + 1e-15
 
 
 def test_nothing_traded_costs_nothing_and_no_commission_keeps_all():
     w, a = jnp.array([0.2, 0.3, 0.5]), jnp.array([0.6, 0.3, 0.1])
     for exact in (False, True):
-        assert float(Costs(0.0025, exact=exact).keep(w, w)) == pytest.approx(1, abs=1e-7)
-        assert float(Costs(0.0, exact=exact).keep(w, a)) == pytest.approx(1, abs=1e-7)
+        assert float(Costs(0.0025, exact=exact).cost_factor(w, w)) == pytest.approx(1, abs=1e-7)
+        assert float(Costs(0.0, exact=exact).cost_factor(w, a)) == pytest.approx(1, abs=1e-7)
 
 
 def test_moving_to_cash_pays_one_commission_only():
     cash, stock = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
     costs = Costs(0.01, exact=True, cash=True)
-    assert float(costs.keep(stock, cash)) == pytest.approx(0.99, abs=1e-6)
-    assert float(costs.keep(cash, stock)) == pytest.approx(0.99, abs=1e-6)
-    assert float(Costs(0.01, exact=True).keep(cash, stock)) == pytest.approx(0.99**2, abs=1e-6)
+    assert float(costs.cost_factor(stock, cash)) == pytest.approx(0.99, abs=1e-6)
+    assert float(costs.cost_factor(cash, stock)) == pytest.approx(0.99, abs=1e-6)
+    assert float(Costs(0.01, exact=True).cost_factor(cash, stock)) == pytest.approx(0.99**2, abs=1e-6)
 
 
 @pytest.mark.parametrize("cash", [False, True])
@@ -78,11 +78,11 @@ def test_the_exact_factors_gradient_is_that_of_finite_differences(cash):
     w, a = simplex([0.3, 0.1, 0.4, 0.2]), simplex([0.1, 0.35, 0.15, 0.4])
     with jax.enable_x64(True):
         costs = Costs(0.02, exact=True, cash=cash)
-        gradient = jax.grad(lambda a: costs.keep(jnp.asarray(w), a))(jnp.asarray(a))
+        gradient = jax.grad(lambda a: costs.cost_factor(jnp.asarray(w), a))(jnp.asarray(a))
         for i in range(4):
             step = np.eye(4)[i] * 1e-6
             up, down = (
-                float(costs.keep(jnp.asarray(w), jnp.asarray(a + s))) for s in (step, -step)
+                float(costs.cost_factor(jnp.asarray(w), jnp.asarray(a + s))) for s in (step, -step)
             )
             assert float(gradient[i]) == pytest.approx((up - down) / 2e-6, abs=1e-8)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from apportion.domains.portfolio.variants import SPEEDS, TRUSTS
 
-from apportion.domains.portfolio import KnownTruth, job, validation
+from apportion.domains.portfolio import SimulatedMarket, job, validation
 from apportion.domains.portfolio.job import prepare
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.validation import (
@@ -19,7 +20,6 @@ from apportion.domains.portfolio.validation import (
     validation_tasks,
     validation_years,
 )
-from apportion.domains.portfolio.variants import SPEEDS, TRUSTS
 from apportion.errors import InputError
 from apportion.report.folders import write_report
 from apportion.runs.folder import load_run
@@ -27,7 +27,7 @@ from apportion.runs.policy_file import load_policy
 from apportion.runs.progress import Quiet, Standing
 from apportion.runs.runner import Stopped, resume_in, train_in
 
-PRICES = KnownTruth.draw(universe=6, days=1100, seed=3).prices
+PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 UNTIL = "2002-12-15"
 TINY = PortfolioJob(
     until=UNTIL,

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.portfolio import Costs, KnownTruth, Market
+from apportion.domains.portfolio import Costs, SimulatedMarket, Market
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, equal_shares, rollout
 from apportion.tasks import Tasks, draw_tasks
 
 KEY = jax.random.key(0)
-TRUTH = KnownTruth.draw(universe=6, days=60, seed=3)
+TRUTH = SimulatedMarket.draw(universe=6, days=60, seed=3)
 TASKS = draw_tasks(6, 4, 5, seed=1)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import KnownTruth
+from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
@@ -15,7 +15,7 @@ from apportion.domains.portfolio.validation import pick
 from apportion.domains.portfolio.walk_forward import Years, walk_forward
 from apportion.errors import InputError
 
-PRICES = KnownTruth.draw(universe=5, days=1000, seed=2).prices
+PRICES = SimulatedMarket.draw(universe=5, days=1000, seed=2).prices
 TINY = PortfolioSettings(
     tasks=3,
     task_size=3,

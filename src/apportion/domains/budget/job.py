@@ -11,64 +11,54 @@ import jax
 import numpy as np
 import pandas as pd
 
+from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.domains.budget.settings import BudgetSettings
-from apportion.errors import InputError
+from apportion.domains.training import averaged, train_members
 from apportion.learners.direct import Direct
+from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority
-from apportion.problem import equal_shares, evaluate
+from apportion.problem import evaluate
 from apportion.runs.job import Outcome, Work
-from apportion.runs.settings_file import suggest
-from apportion.scorers import SCORERS
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
-from apportion.training import OnChunk, Resume, train
+from apportion.training import Chunks, OnChunk, Resume
 
 
 def prepare(settings: BudgetSettings) -> Work:
     """Simulate the market and draw the tasks."""
-    if settings.scorer not in SCORERS:
-        known = ", ".join(SCORERS)
-        near = suggest(settings.scorer, SCORERS)
-        raise InputError(f"scorer {settings.scorer!r}: choose one of {known}{near}")
     problem = Budget.simulate(
         settings.universe, settings.periods, noise=settings.noise, seed=settings.seed
     )
     seen, unseen = split_entities(settings.universe, settings.held_out, seed=settings.seed)
-    own = _draw(seen, settings)
-    fresh = _draw(unseen, settings) if settings.held_out else None
+    own = _sample_tasks(seen, settings)
+    fresh = _sample_tasks(unseen, settings) if settings.held_out else None
     digest = hashlib.sha256(np.asarray(problem.efficiency).tobytes()).hexdigest()[:16]
     data = {"source": "simulated", "campaigns": settings.universe, "fingerprint": digest}
 
     def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
-        policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
-        alpha = settings.alpha if settings.method == "pmtl" else 0.0
-        training = train(
+        training = train_members(
             problem,
-            own[:1] if settings.method == "stl" else own,
-            Recurrent(channels=2, hidden=settings.hidden, key=policy_key),
+            own,
+            lambda key: Recurrent(channels=2, hidden=settings.hidden, key=key),
             Direct(settings.batch, settings.learning_rate),
-            steps=settings.steps,
-            selection=Priority(alpha, settings.beta, settings.smoothing),
-            scorer=SCORERS[settings.scorer],
-            warm_up=problem.horizon,
-            chunk=settings.chunk,
-            on_chunk=on_chunk,
+            settings,
+            replay=Replay(warm_up=problem.horizon),
+            chunks=Chunks(settings.chunk, on_chunk=on_chunk),
             state=resume,
-            key=run_key,
         )
-        return judge(problem, training.policy, own, fresh, settings)
+        policy = averaged(training.policy, settings.members)
+        return evaluate_policy(problem, policy, own, fresh, settings)
 
     return Work(data, work)
 
 
-def _draw(entities: np.ndarray, settings: BudgetSettings) -> Tasks:
+def _sample_tasks(entities: np.ndarray, settings: BudgetSettings) -> Tasks:
     count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
     return draw_tasks(entities, settings.task_size, count, seed=settings.seed)
 
 
-def judge(
+def evaluate_policy(
     problem: Budget, policy: Policy, own: Tasks, fresh: Tasks | None, settings: BudgetSettings
 ) -> Outcome:
     """The policy against equal shares, task by task."""
@@ -77,7 +67,7 @@ def judge(
     for name, tasks in (("own tasks, the record trained on", own), ("held-out campaigns", fresh)):
         if tasks is not None:
             learned = evaluate(problem, policy, tasks, key=key).mean_reward[:, 0]
-            equal = evaluate(problem, equal_shares, tasks, key=key).mean_reward[:, 0]
+            equal = evaluate(problem, EqualShares(), tasks, key=key).mean_reward[:, 0]
             gains[name] = compare(np.asarray(learned / equal - 1), np.zeros(len(tasks)))
     shown = own if fresh is None else fresh
     allocations = np.asarray(evaluate(problem, policy, shown[:1], key=key).allocations)[0, 0]

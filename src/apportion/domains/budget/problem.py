@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task
 
 
 class BudgetState(eqx.Module):
@@ -27,14 +28,15 @@ class BudgetState(eqx.Module):
 class Budget(Problem):
     """Share one period's budget over the campaigns of a task, for as long as the record lasts.
 
-    Examples
-    --------
-    >>> from apportion.tasks import Tasks
-    >>> problem = Budget.simulate(universe=20, periods=60, seed=0)
-    >>> task = Tasks.of([[0, 1, 2]])[0]
-    >>> state = problem.reset(task, key=jax.random.key(0))
-    >>> problem.observe(task, state).history.shape
-    (3, 8, 2)
+        Examples
+        --------
+        >>> from apportion.simplex import equal_shares
+    from apportion.tasks import Task
+        >>> problem = Budget.simulate(universe=20, periods=60, seed=0)
+        >>> task = Tasks.of([[0, 1, 2]])[0]
+        >>> state = problem.reset(task, key=jax.random.key(0))
+        >>> problem.observe(task, state).history.shape
+        (3, 8, 2)
     """
 
     efficiency: Float[Array, "universe time"]
@@ -85,13 +87,13 @@ class Budget(Problem):
             rng.uniform(0.0, 0.6, universe),
         )
 
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> BudgetState:
-        shares = task.mask / task.mask.sum()
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> BudgetState:
+        shares = equal_shares(task.mask)
         # Goodwill starts where equal shares would have brought it.
         goodwill = shares / (1 - self.carry[task.members])
         return BudgetState(jnp.zeros((), jnp.int32), goodwill, shares)
 
-    def observe(self, task: Tasks, state: BudgetState) -> Observation:
+    def observe(self, task: Task, state: BudgetState) -> Observation:
         """The last `window` measurements before the period, with goodwill beside each."""
         places = state.n + jnp.arange(self.window, dtype=jnp.int32)
         record = self.measured[task.members[:, None], places[None, :]]
@@ -100,7 +102,7 @@ class Budget(Problem):
 
     def step(
         self,
-        task: Tasks,
+        task: Task,
         state: BudgetState,
         allocation: Float[Array, " entities"],
         *,

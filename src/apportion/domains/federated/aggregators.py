@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from apportion.composition import EqualShares
 from apportion.domains.federated.federation import Federation, Model, Models, average
-from apportion.problem import Choice, Observation, equal_shares
-from apportion.tasks import Tasks
+from apportion.problem import Choice, Observation
+from apportion.tasks import Task, Tasks
 
 Shares = Float[Array, " entities"]
 
@@ -45,8 +46,8 @@ class BySamples(Aggregator):
         return average(shares, received.models), shares
 
 
-class Chosen(Aggregator):
-    """Shares by any choice of (observation, mask): a learned policy, or `equal_shares` (FedAvg)."""
+class PolicyAggregator(Aggregator):
+    """Shares by any choice of (observation, mask): a learned policy, or `EqualShares()` (FedAvg)."""
 
     choose: Choice
 
@@ -55,7 +56,7 @@ class Chosen(Aggregator):
         return average(shares, received.models), shares
 
 
-UNIFORM = Chosen(equal_shares)
+UNIFORM = PolicyAggregator(EqualShares())
 """FedAvg with equal shares."""
 
 
@@ -110,9 +111,9 @@ def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Share
 
 
 class Krum(Aggregator):
-    """The one model nearest to its m - f - 2 nearest neighbours, f being the liars to be borne."""
+    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine to be borne."""
 
-    liars: int = eqx.field(static=True, default=2)
+    byzantine: int = eqx.field(static=True, default=2)
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         mask, models = received.mask, received.models
@@ -125,13 +126,13 @@ class Krum(Aggregator):
         )
         apart = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
         ordered = jnp.sort(jnp.where(apart, distances, jnp.inf), axis=-1)
-        near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.liars - 2, 1)
+        near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.byzantine - 2, 1)
         score = jnp.where(mask, jnp.where(near, ordered, 0.0).sum(-1), jnp.inf)
         chosen = jnp.argmin(score)
         return models[chosen], jax.nn.one_hot(chosen, len(mask))
 
 
-class Course(eqx.Module):
+class EpisodeRecord(eqx.Module):
     """How a federation went: accuracies of the aggregate and shares, round by round."""
 
     evaluated: Float[Array, "*batch time"]
@@ -139,9 +140,9 @@ class Course(eqx.Module):
     shares: Float[Array, "*batch time entities"]
 
 
-def follow(
-    federation: Federation, aggregator: Aggregator, task: Tasks, *, key: PRNGKeyArray
-) -> Course:
+def run_episode(
+    federation: Federation, aggregator: Aggregator, task: Task, *, key: PRNGKeyArray
+) -> EpisodeRecord:
     """One episode under an aggregator, tested every round; the same key gives the same batches."""
     reset_key, walk_key = jax.random.split(key)
 
@@ -159,13 +160,15 @@ def follow(
     first = federation.reset(task, key=reset_key)
     keys = jax.random.split(walk_key, federation.horizon)
     _, (evaluated, tested, shares) = jax.lax.scan(one_round, first, keys)
-    return Course(evaluated, tested, shares)
+    return EpisodeRecord(evaluated, tested, shares)
 
 
 @eqx.filter_jit
-def follow_all(
+def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
-) -> Course:
+) -> EpisodeRecord:
     """One episode of every task, each with its own key: arrays (tasks, time, ...)."""
     keys = jax.random.split(key, len(tasks))
-    return jax.vmap(lambda task, key: follow(federation, aggregator, task, key=key))(tasks, keys)
+    return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
+        tasks.each, keys
+    )

@@ -21,7 +21,8 @@ from apportion.domains.federated.partitions import Partition
 from apportion.domains.federated.states import Accuracy, ClientState, Submission
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
@@ -65,7 +66,7 @@ class Federation(Problem):
     images: Float[Array, "samples side side"]
     labels: Int[Array, " samples"]
     index: Int[Array, "universe owned"]
-    believed: Int[Array, "universe owned"]
+    local_labels: Int[Array, "universe owned"]
     counts: Int[Array, " universe"]
     evaluation: Int[Array, " evaluation"]
     test: Int[Array, " test"]
@@ -105,7 +106,7 @@ class Federation(Problem):
         self.images = jnp.asarray(digits.images, precision)
         self.labels = jnp.asarray(digits.labels, jnp.int32)
         self.index = jnp.asarray(partition.index, jnp.int32)
-        self.believed = jnp.asarray(partition.labels, jnp.int32)
+        self.local_labels = jnp.asarray(partition.labels, jnp.int32)
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         chosen = _server_sets(digits, evaluation, test, sets, seed)
         self.evaluation, self.test = (jnp.asarray(part, jnp.int32) for part in chosen)
@@ -121,19 +122,19 @@ class Federation(Problem):
         """Channels of the history that the policy reads."""
         return self.state.channels(CLASSES)
 
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> FederationState:
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> FederationState:
         model_key, train_key = jax.random.split(key)
         first, _ = ravel_pytree(self.model.start(key=model_key))
         history = jnp.zeros((task.width, self.window, self.channels))
-        held = task.mask / task.mask.sum()
+        held = equal_shares(task.mask)
         return self._round(task, jnp.zeros((), jnp.int32), first, history, held, train_key)
 
-    def observe(self, task: Tasks, state: FederationState) -> Observation:
+    def observe(self, task: Task, state: FederationState) -> Observation:
         return Observation(state.history, state.held)
 
     def step(
         self,
-        task: Tasks,
+        task: Task,
         state: FederationState,
         allocation: Float[Array, " entities"],
         *,
@@ -144,7 +145,7 @@ class Federation(Problem):
 
     def continue_from(
         self,
-        task: Tasks,
+        task: Task,
         state: FederationState,
         aggregate: Model,
         shares: Float[Array, " entities"],
@@ -208,7 +209,7 @@ class Federation(Problem):
         def descend(parameters, batch):
             order, weight = batch
             images = self.images[self.index[client, order]]
-            gradient = slope(parameters, images, self.believed[client, order], weight)
+            gradient = slope(parameters, images, self.local_labels[client, order], weight)
             step = self.learning_rate
             return jax.tree.map(lambda p, g: p - step * g, parameters, gradient), None
 

@@ -10,66 +10,56 @@ import jax
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import UNIFORM, Course, follow_all
+from apportion.domains.federated.aggregators import UNIFORM, EpisodeRecord, run_episodes
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import build, draw, read_digits, stack, try_policies
-from apportion.errors import InputError
+from apportion.domains.federated.training import build, read_digits, sample_tasks, try_policies
+from apportion.domains.training import averaged, train_members
 from apportion.learners.ppo import PPO
+from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority
 from apportion.runs.job import Outcome, Work
-from apportion.runs.settings_file import suggest
-from apportion.scorers import SCORERS
 from apportion.statistics import Estimate, compare
-from apportion.tasks import Tasks
-from apportion.training import OnChunk, Resume, train
+from apportion.tasks import Tasks, TaskSets
+from apportion.training import Chunks, OnChunk, Resume
+from apportion.trees import copies
 
 
 def prepare(settings: FederatedSettings) -> Work:
     """Read the digits, deal them out to the clients and draw the tasks."""
-    if settings.scorer not in SCORERS:
-        near = suggest(settings.scorer, SCORERS)
-        raise InputError(f"scorer {settings.scorer!r}: choose one of {', '.join(SCORERS)}{near}")
     digits = read_digits(settings)
     federation, partition = build(settings, digits)
-    own, fresh = draw(settings, partition, settings.seed)
+    own, fresh = sample_tasks(settings, partition, settings.seed)
     digest = hashlib.sha256(digits.images.tobytes()).hexdigest()[:16]
     source = "embedded digits" if settings.mnist is None else str(settings.mnist)
     data = {"source": source, "clients": partition.universe, "fingerprint": digest}
 
     def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
-        policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
-        alpha = settings.alpha if settings.method == "pmtl" else 0.0
-        training = train(
+        training = train_members(
             federation,
-            own[:1] if settings.method == "stl" else own,
-            Recurrent(federation.channels, settings.hidden, key=policy_key),
+            own,
+            lambda key: Recurrent(federation.channels, settings.hidden, key=key),
             PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
-            steps=settings.steps,
-            selection=Priority(alpha, settings.beta, settings.smoothing),
-            scorer=SCORERS[settings.scorer],
-            acting=0,
-            chunk=settings.chunk,
-            on_chunk=on_chunk,
+            settings,
+            replay=Replay(act_periods=0),
+            chunks=Chunks(settings.chunk, on_chunk=on_chunk),
             state=resume,
-            key=run_key,
         )
-        return judge(federation, training.policy, fresh, settings)
+        policy = averaged(training.policy, settings.members)
+        return evaluate_policy(federation, policy, fresh, settings)
 
     return Work(data, work)
 
 
-def judge(
+def evaluate_policy(
     federation: Federation, policy: Policy, tasks: Tasks, settings: FederatedSettings
 ) -> Outcome:
     """The policy against FedAvg on unseen tasks."""
     key = jax.random.key(settings.seed)
     keys = jax.random.split(key, len(tasks))
-    stacked = jax.tree.map(lambda leaf: leaf[None], policy)
-    learned = try_policies(federation, stacked, stack([tasks]), keys[None])
+    learned = try_policies(federation, copies(policy, 1), TaskSets.of([tasks]), keys[None])
     learned = jax.tree.map(lambda leaf: np.asarray(leaf[0]), learned)
-    fedavg = jax.tree.map(np.asarray, follow_all(federation, UNIFORM, tasks, key=key))
+    fedavg = jax.tree.map(np.asarray, run_episodes(federation, UNIFORM, tasks, key=key))
     last = compare(learned.tested[:, -1], fedavg.tested[:, -1])
     mean = compare(learned.tested.mean(1), fedavg.tested.mean(1))
     results = {
@@ -102,14 +92,14 @@ def judge(
     )
 
 
-def _accuracies(learned: Course, fedavg: Course) -> pd.DataFrame:
+def _accuracies(learned: EpisodeRecord, fedavg: EpisodeRecord) -> pd.DataFrame:
     curves = {"learned": learned.tested.mean(0), "fedavg": fedavg.tested.mean(0)}
     table = pd.DataFrame({name: np.asarray(curve) for name, curve in curves.items()})
     table.insert(0, "round", np.arange(1, len(table) + 1))
     return table
 
 
-def _shares(learned: Course, tasks: Tasks) -> pd.DataFrame:
+def _shares(learned: EpisodeRecord, tasks: Tasks) -> pd.DataFrame:
     names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
     table = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
     return table.rename_axis("period").reset_index()

@@ -5,8 +5,8 @@ uniform multi-task learning is alpha = 0. Results are plain arrays, so that the 
 one machine and looked at on another.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -15,8 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
-from apportion.domains.federated.aggregators import Chosen, Course, Fixed, follow
+from apportion.algorithm import RunState
+from apportion.domains.federated.aggregators import (
+    EpisodeRecord,
+    Fixed,
+    PolicyAggregator,
+    run_episode,
+)
 from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import ClientModel, Convolutional, Perceptron
@@ -24,12 +29,12 @@ from apportion.domains.federated.partitions import Partition, paper_split, skewe
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.states import client_state
 from apportion.domains.settings import Method
-from apportion.errors import InputError
 from apportion.learners.ppo import PPO
+from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority
-from apportion.scorers import SCORERS
-from apportion.tasks import Tasks
+from apportion.tasks import Tasks, TaskSets
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
+from apportion.trees import stack
 
 
 def read_digits(settings: FederatedSettings) -> Digits:
@@ -68,7 +73,9 @@ def build(
     return federation, partition
 
 
-def draw(settings: FederatedSettings, partition: Partition, seed: int) -> tuple[Tasks, Tasks]:
+def sample_tasks(
+    settings: FederatedSettings, partition: Partition, seed: int
+) -> tuple[Tasks, Tasks]:
     """Training and unseen tasks of one seed."""
     return skewed_tasks(
         partition,
@@ -80,21 +87,6 @@ def draw(settings: FederatedSettings, partition: Partition, seed: int) -> tuple[
     )
 
 
-def stack(trees: Sequence[Any]) -> Any:
-    """PyTrees of one structure as one, with a leading axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Policies of all runs, stacked, with the metrics of each step."""
-
-    policies: Policy
-    reward: np.ndarray
-    deviation: np.ndarray
-    tasks: np.ndarray
-
-
 def train_policies(
     settings: FederatedSettings,
     federation: Federation,
@@ -102,99 +94,63 @@ def train_policies(
     methods: Sequence[Method],
     seeds: Sequence[int],
     *,
-    chunk: int = 4,
-    progress: Callable[[int, int], None] | None = None,
-) -> Trained:
+    on_chunk: OnChunk | None = None,
+    state: RunState | Resume | None = None,
+) -> TrainingResult:
     """One run for each (tasks, method, seed) triple, all in one `vmap`.
 
-    `progress` hears of it after every `chunk` updates, or after fewer where that would leave a rest.
+    Single-task learning is a run whose tasks are all the same one, so that methods share a program.
     """
     first = np.zeros(settings.tasks, int)
-    own_tasks = [
-        own[first] if method == "stl" else own for own, method in zip(tasks, methods, strict=True)
-    ]
-    alphas = jnp.array([settings.alpha if method == "pmtl" else 0.0 for method in methods])
+    own = [t[first] if method == "stl" else t for t, method in zip(tasks, methods, strict=True)]
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-
-    def network(key):
-        return Recurrent(federation.channels, settings.hidden, key=key)
-
-    shape = eqx.filter_eval_shape(network, jax.random.key(0))
-    algorithm = Algorithm(
-        federation,
-        tasks[0],
-        PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
-        Priority(settings.alpha, settings.beta, settings.smoothing),
-        None,
-        eqx.filter(shape, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct), inverse=True),
-        SCORERS[settings.scorer],
-        acting=0,
-        history=1,
-        slots=1,
-        warm_up=0,
-        recency=0.0,
-    )
-
-    def own(algorithm: Algorithm, tasks: Tasks, alpha: Float[Array, ""]) -> Algorithm:
-        return eqx.tree_at(lambda a: (a.tasks, a.selection.alpha), algorithm, (tasks, alpha))
-
-    @eqx.filter_jit
-    def start(algorithm, tasks, alphas, keys):
-        def run(tasks, alpha, key):
-            policy_key, run_key = jax.random.split(key)
-            return begin(own(algorithm, tasks, alpha), network(policy_key), run_key)
-
-        return jax.vmap(run)(tasks, alphas, keys)
-
-    @eqx.filter_jit
-    def forward(algorithm, tasks, alphas, states, steps) -> tuple[RunState, Metrics]:
-        def run(tasks, alpha, state):
-            return advance(own(algorithm, tasks, alpha), state, steps)
-
-        return jax.vmap(run)(tasks, alphas, states)
-
-    runs = stack(own_tasks)
-    states, rows = start(algorithm, runs, alphas, keys), []
+    policy_keys, run_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+    policies = eqx.filter_vmap(
+        lambda key: Recurrent(federation.channels, settings.hidden, key=key)
+    )(policy_keys)
     # A rest would be another program, and compiling costs as much as many updates.
-    length = max(n for n in range(1, chunk + 1) if settings.steps % n == 0)
-    for done in range(length, settings.steps + 1, length):
-        states, metrics = forward(algorithm, runs, alphas, states, length)
-        rows.append(jax.tree.map(np.asarray, metrics))
-        _check(states)
-        if progress is not None:
-            progress(done, settings.steps)
-    joined = jax.tree.map(lambda *parts: np.concatenate(parts, -1), *rows)
-    policies = eqx.combine(states.parameters, algorithm.skeleton)
-    return Trained(policies, joined.reward, joined.deviation, joined.task)
-
-
-def _check(states: RunState) -> None:
-    faults = np.asarray(states.fault).reshape(-1, 3)
-    for run, (kind, step, task) in enumerate(faults):
-        if kind:
-            raise InputError(f"run {run}, step {step}, task {task}: {FAULTS[kind]}")
+    length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
+    return train_runs(
+        federation,
+        TaskSets.of(own),
+        policies,
+        PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
+        steps=settings.steps,
+        selection=stack([replace(settings, method=method).selection() for method in methods]),
+        scorer=settings.scorer_function(),
+        replay=Replay(act_periods=0),
+        chunks=Chunks(length, on_chunk=on_chunk),
+        state=state,
+        keys=run_keys,
+    )
 
 
 @eqx.filter_jit
 def try_shares(
     federation: Federation, totals: Float[Array, " totals"], tasks: Tasks, keys: Any
-) -> Course:
+) -> EpisodeRecord:
     """Fixed totals on the minority on every task: arrays (totals, tasks, time, ...)."""
     sizes = (tasks.width - 2, 2)
 
     def one(total, task, key):
-        return follow(federation, Fixed.minority(total, sizes), task, key=key)
+        return run_episode(federation, Fixed.minority(total, sizes), task, key=key)
 
     over_tasks = jax.vmap(one, in_axes=(None, 0, 0))
-    return jax.vmap(over_tasks, in_axes=(0, None, None))(totals, tasks, keys)
+    return jax.vmap(over_tasks, in_axes=(0, None, None))(totals, tasks.each, keys)
 
 
 @eqx.filter_jit
-def try_policies(federation: Federation, policies: Policy, tasks: Tasks, keys: Any) -> Course:
+def try_policies(
+    federation: Federation, policies: Policy, tasks: TaskSets, keys: Any
+) -> EpisodeRecord:
     """Each of the stacked policies on its own row of tasks: arrays (runs, tasks, time, ...)."""
 
     def one(policy, task, key):
-        return follow(federation, Chosen(policy), task, key=key)
+        return run_episode(federation, PolicyAggregator(policy), task, key=key)
 
-    over_tasks = eqx.filter_vmap(one, in_axes=(None, 0, 0))
-    return eqx.filter_vmap(over_tasks)(policies, tasks, keys)
+    over_tasks = eqx.filter_vmap(
+        lambda policy, tasks, keys: eqx.filter_vmap(one, in_axes=(None, 0, 0))(
+            policy, tasks.each, keys
+        )
+    )
+    return over_tasks(policies, tasks.each, keys)

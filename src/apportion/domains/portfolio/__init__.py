@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Prices": "price_table",
+    "Prices": "prices",
     "load_prices": "prices",
     "embedded_prices": "prices",
     "Costs": "costs",
     "Market": "market",
-    "KnownTruth": "known_truth",
+    "SimulatedMarket": "simulated",
     "Backtest": "backtest",
 }
 

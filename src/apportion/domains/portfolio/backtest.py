@@ -16,21 +16,23 @@ import pandas as pd
 from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
-from apportion.composition import EqualShares
+from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import metrics
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.walk import walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.statistics import Estimate
+from apportion.simplex import on_simplex
+from apportion.statistics import Estimate, block_days, interval
 from apportion.tasks import Tasks
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
 
-EQUAL = "equal-crp"
+EQUAL, LAZY = "equal-crp", "lazy-crp"
+"""Equal shares restored every day, and the same a tenth of the way each day."""
 CONTRACT = ("wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover")
 
 
@@ -72,9 +74,9 @@ class Backtest:
     def against(self, name: str, other: str = EQUAL, *, resamples: int = 1000) -> Estimate:
         """Difference of two strategies' net log growth a year, on the same resampled days."""
         gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
-        days = metrics.block_days(len(gap), resamples=resamples, block=metrics.BLOCK, seed=0)
-        low, high = np.quantile(gap[days].mean(-1) * metrics.DAYS, [0.025, 0.975])
-        return Estimate(float(gap.mean() * metrics.DAYS), float(low), float(high), len(gap))
+        days = block_days(len(gap), resamples=resamples)
+        ends = interval(gap[days].mean(-1) * metrics.TRADING_DAYS)
+        return Estimate(float(gap.mean() * metrics.TRADING_DAYS), *ends, len(gap))
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each strategy: net metrics, their interval ends, and gross wealth."""
@@ -145,6 +147,11 @@ class Backtest:
         return figure
 
 
+def lazy_rebalancing(eta: float = 0.1) -> Policy:
+    """Equal shares that learn nothing and trade little: each day the fraction `eta` of the way back."""
+    return PartialTrading(EqualShares(), eta)
+
+
 def backtest(
     prices: Prices,
     policies: Mapping[str, Policy],
@@ -173,8 +180,8 @@ def backtest(
 
     Examples
     --------
-    >>> from apportion.domains.portfolio import KnownTruth
-    >>> result = backtest(KnownTruth.draw(universe=4, days=80).prices, {}, window=8)
+    >>> from apportion.domains.portfolio import SimulatedMarket
+    >>> result = backtest(SimulatedMarket.draw(universe=4, days=80).prices, {}, window=8)
     >>> list(result.net)
     ['equal-crp']
     """
@@ -201,7 +208,7 @@ def backtest(
         prices.tickers,
         cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
-        {name: growth * keep - 1 for name, (growth, keep, _) in accounts.items()},
+        {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         {name: np.asarray(walk.allocations) for name, walk in walks.items()},
     )
@@ -226,19 +233,19 @@ def account(
     before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
     w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
     with jax.enable_x64(True):
-        keep = np.asarray(_keep(Costs(cost, exact=True), jnp.asarray(w), jnp.asarray(a)))
-    return growth, keep, np.abs(a - w).sum(-1)
+        factor = np.asarray(_cost_factor(Costs(cost, exact=True), jnp.asarray(w), jnp.asarray(a)))
+    return growth, factor, np.abs(a - w).sum(-1)
 
 
-_keep = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.keep)(w, a))
+_cost_factor = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.cost_factor)(w, a))
 _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
 
 
 def _check_targets(name: str, targets: np.ndarray) -> None:
-    off = np.abs(targets.sum(-1) - 1) > 1e-3
-    if not np.isfinite(targets).all() or off.any() or (targets < -1e-4).any():
-        row = int(np.argmax(off | ~np.isfinite(targets).all(-1) | (targets < -1e-4).any(-1)))
+    sound = np.asarray(on_simplex(jnp.asarray(targets)))
+    if not sound.all():
+        row = int(np.argmin(sound))
         raise InputError(
             f"baseline {name}: its allocation in period {row} is {targets[row].round(4).tolist()}; "
             "shares must be >= 0 and sum to 1"

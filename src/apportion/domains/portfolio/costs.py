@@ -27,7 +27,7 @@ class Costs(eqx.Module):
     --------
     >>> costs = Costs(0.0025)
     >>> held, wanted = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
-    >>> [round(float(c.keep(held, wanted)), 6) for c in (costs, costs.exactly())]
+    >>> [round(float(c.cost_factor(held, wanted)), 6) for c in (costs, costs.exactly())]
     [0.995, 0.995006]
     """
 
@@ -51,7 +51,7 @@ class Costs(eqx.Module):
         """The same commission with the exact factor."""
         return Costs(self.rate, exact=True, cash=self.cash)
 
-    def keep(self, held: Shares, allocation: Shares) -> Scalar:
+    def cost_factor(self, held: Shares, allocation: Shares) -> Scalar:
         """The fraction of wealth left after trading from `held` to `allocation`."""
         cash = 1 if self.cash else 0
         rate = self.rate.astype(held.dtype)

@@ -13,17 +13,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.backtest import EQUAL, Backtest, backtest
+from apportion.domains.portfolio.backtest import (
+    EQUAL,
+    LAZY,
+    Backtest,
+    backtest,
+    lazy_rebalancing,
+)
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices, load_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices, load_prices
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
 from apportion.domains.portfolio.validation import (
     Choice,
-    choose,
     no_validation_year,
+    select_variant,
     validation_tasks,
     validation_years,
 )
@@ -32,9 +36,7 @@ from apportion.policy import Policy
 from apportion.runs.environment import installed
 from apportion.runs.job import Outcome, Work
 from apportion.tasks import Tasks
-from apportion.training import OnChunk, Resume
-
-LAZY = "lazy-crp"
+from apportion.training import Chunks, OnChunk, Resume
 
 
 def read_prices(path: Path | None) -> Prices:
@@ -53,9 +55,9 @@ def prepare(settings: PortfolioJob) -> Work:
     # Told now, before a folder is made, if the settings do not fit the data.
     choose_tasks(len(known.tickers), settings)
     training_market(known, settings)
-    apart = None
+    held_apart = None
     if settings.validation_instruments:
-        apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
+        held_apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
     data = {
         "source": "embedded" if settings.prices is None else str(settings.prices),
         "tickers": len(known.tickers),
@@ -64,22 +66,22 @@ def prepare(settings: PortfolioJob) -> Work:
         "fingerprint": known.fingerprint,
     }
 
-    def look(on_chunk: OnChunk) -> dict[str, Any]:
+    def choose(on_chunk: OnChunk) -> dict[str, Any]:
         few = replace(settings, members=settings.validation_members)
-        return choose(
+        return select_variant(
             known,
             few,
             years=settings.validation,
-            tasks=apart,
-            chunk=settings.chunk,
+            tasks=held_apart,
+            every=settings.chunk,
             on_chunk=on_chunk,
         ).to_dict()
 
-    def work(on_chunk: OnChunk, resume: Resume, made: dict[str, Any] | None = None) -> Outcome:
+    def train(on_chunk: OnChunk, resume: Resume, made: dict[str, Any] | None = None) -> Outcome:
         choice = None if made is None else Choice.from_dict(made)
         applied = settings if choice is None else choice.applied(settings)
         done = train_portfolio(
-            known, applied, chunk=settings.chunk, on_chunk=on_chunk, state=resume
+            known, applied, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
         )
         about = {
             "job": "portfolio",
@@ -88,21 +90,21 @@ def prepare(settings: PortfolioJob) -> Work:
             "cost": settings.cost,
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
-            "chosen": _told(known, settings, choice, apart),
+            "chosen": _describe_choice(known, settings, choice, held_apart),
         }
         if len(prices.dates) == len(known.dates):
             outcome = _untested(done.policy, about, settings)
         else:
-            judged = judge(done.policy, about, prices, start=settings.until)
+            judged = backtest_policy(done.policy, about, prices, start=settings.until)
             outcome = _tested(judged, done.policy, about)
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
-    return Work(data, work, look if some else None)
+    return Work(data, train, choose if some else None)
 
 
-def _told(
-    prices: Prices, settings: PortfolioJob, choice: Choice | None, apart: Tasks | None
+def _describe_choice(
+    prices: Prices, settings: PortfolioJob, choice: Choice | None, held_apart: Tasks | None
 ) -> str:
     """How k, eta and the number of updates came about, in a sentence."""
     if choice is None:
@@ -110,11 +112,11 @@ def _told(
             f"k = {settings.k:g}, eta = {settings.eta:g} and {settings.updates:,} updates as given"
         )
         return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
-    told = f"chosen: {choice.summary()}"
-    if apart is None:
-        return told
-    names = [prices.tickers[i] for i in np.unique(np.asarray(apart.members))]
-    return f"{told}, on {', '.join(names)}, kept from training for it"
+    described = f"chosen: {choice.summary()}"
+    if held_apart is None:
+        return described
+    names = [prices.tickers[i] for i in np.unique(np.asarray(held_apart.members))]
+    return f"{described}, on {', '.join(names)}, kept from training for it"
 
 
 def _with_choice(outcome: Outcome, choice: Choice) -> Outcome:
@@ -128,9 +130,9 @@ def _with_choice(outcome: Outcome, choice: Choice) -> Outcome:
 
 def _untested(policy: Policy, about: dict[str, Any], settings: PortfolioJob) -> Outcome:
     words = f"trained on every day up to {about['last']}; judge it with apportion backtest on later days"
-    told = [words, about["chosen"]]
-    headline = {"title": "A portfolio", "subtitle": settings.method, "words": told}
-    return Outcome(policy, {"trained_until": about["last"]}, "\n".join(told), about, headline)
+    notes = [words, about["chosen"]]
+    headline = {"title": "A portfolio", "subtitle": settings.method, "words": notes}
+    return Outcome(policy, {"trained_until": about["last"]}, "\n".join(notes), about, headline)
 
 
 def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
@@ -159,7 +161,7 @@ def tables(result: Backtest) -> dict[str, pd.DataFrame]:
     }
 
 
-def judge(
+def backtest_policy(
     policy: Policy,
     about: dict[str, Any],
     prices: Prices,
@@ -176,7 +178,7 @@ def judge(
     start, end
         First and last day; by default all days after those it was trained on.
     """
-    prices = fitting(prices, about)
+    prices = accepted_data(prices, about)
     after = str(np.datetime64(about["last"]) + 1)
     if start is None and prices.row(after) < len(prices.dates):
         start = after
@@ -191,7 +193,7 @@ def judge(
     left_out = {EQUAL, *WITHOUT_HISTORY, *absent}
     return backtest(
         prices,
-        {"policy": policy, LAZY: PartialTrading(EqualShares(), 0.1)},
+        {"policy": policy, LAZY: lazy_rebalancing()},
         baselines={name: b for name, b in BASELINES.items() if name not in left_out},
         hindsight={name: BASELINES[name] for name in BASELINES if name in WITHOUT_HISTORY},
         start=start,
@@ -201,7 +203,7 @@ def judge(
     )
 
 
-def fitting(prices: Prices, about: dict[str, Any]) -> Prices:
+def accepted_data(prices: Prices, about: dict[str, Any]) -> Prices:
     """The prices with the series the policy was trained to read."""
     if about.get("job") != "portfolio":
         raise InputError(

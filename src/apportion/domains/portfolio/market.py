@@ -1,7 +1,7 @@
 """The market as an allocation problem: wealth shared out among the instruments of a task, daily.
 
 State of a task: the period n and the drifted allocation w_{n-1}; windows of prices are gathered
-when asked for. R(x_n, a_n) = ln[keep(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
+when asked for. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
 """
 
 import equinox as eqx
@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.price_table import Prices, as_day
+from apportion.domains.portfolio.prices import Prices, as_day
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task
 
 WINDOW = 31
 SCALE = 10.0
@@ -32,8 +33,8 @@ class Market(Problem):
 
     Examples
     --------
-    >>> from apportion.domains.portfolio import KnownTruth
-    >>> market = Market.of(KnownTruth.draw(universe=6, days=60).prices, window=8)
+    >>> from apportion.domains.portfolio import SimulatedMarket
+    >>> market = Market.of(SimulatedMarket.draw(universe=6, days=60).prices, window=8)
     >>> market.universe, market.horizon
     (6, 52)
     """
@@ -104,27 +105,27 @@ class Market(Problem):
             universe=values.shape[1],
         )
 
-    def reset(self, task: Tasks, *, key: PRNGKeyArray) -> Holding:
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
-        return Holding(jnp.zeros((), jnp.int32), equal(task))
+        return Holding(jnp.zeros((), jnp.int32), equal_shares(task.mask))
 
-    def observe(self, task: Tasks, state: Holding) -> Observation:
+    def observe(self, task: Task, state: Holding) -> Observation:
         return Observation(self.windows(task, state.n), state.held)
 
-    def windows(self, task: Tasks, n: Int[Array, ""]) -> Float[Array, "entities window channels"]:
+    def windows(self, task: Task, n: Int[Array, ""]) -> Float[Array, "entities window channels"]:
         """What is known of each entity when period n begins: its last `window` days, scaled."""
         rows = self.first + n - self.window + jnp.arange(self.window)
         history = self.prices[rows[None, :], task.members[:, None]]
         return SCALE * (history / history[:, -1:, :1] - 1)
 
-    def relatives(self, task: Tasks, n: Int[Array, ""]) -> Float[Array, " entities"]:
+    def relatives(self, task: Task, n: Int[Array, ""]) -> Float[Array, " entities"]:
         """Price relatives y_n of period n."""
         row = self.first + n
         return self.prices[row, task.members, 0] / self.prices[row - 1, task.members, 0]
 
     def step(
         self,
-        task: Tasks,
+        task: Task,
         state: Holding,
         allocation: Float[Array, " entities"],
         *,
@@ -133,17 +134,11 @@ class Market(Problem):
         y = self.relatives(task, state.n)
         grown = allocation * y
         growth = grown.sum()
-        ahead = jnp.log(growth) - jnp.log((equal(task) * y).sum())
-        reward = jnp.log(self.costs.keep(state.held, allocation) * growth)
+        ahead = jnp.log(growth) - jnp.log((equal_shares(task.mask) * y).sum())
+        reward = jnp.log(self.costs.cost_factor(state.held, allocation) * growth)
         reward = reward - self.tracking.astype(reward.dtype) * ahead**2
         after = Holding(state.n + 1, grown / growth)
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
-
-
-def equal(task: Tasks) -> Float[Array, " entities"]:
-    """1/m for each real entity of a task."""
-    real = task.mask.astype(jnp.float32)
-    return real / real.sum()
 
 
 def rows_between(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from apportion.statistics import Estimate
+from apportion.statistics import Estimate, block_days, interval
 
-DAYS = 252
-BLOCK = 21
+TRADING_DAYS = 252
+"""Trading days a year."""
 
 
 def wealth(returns: np.ndarray) -> np.ndarray:
@@ -30,13 +30,13 @@ def annual_return(returns: np.ndarray) -> np.ndarray:
 
 def log_growth(returns: np.ndarray) -> np.ndarray:
     """Log growth a year: additive over periods, as the reward is."""
-    return np.log1p(returns).mean(-1) * DAYS
+    return np.log1p(returns).mean(-1) * TRADING_DAYS
 
 
 def volatility(returns: np.ndarray) -> np.ndarray:
     """Standard deviation of returns, a year's."""
     return (
-        returns.std(-1, ddof=1) * np.sqrt(DAYS)
+        returns.std(-1, ddof=1) * np.sqrt(TRADING_DAYS)
         if returns.shape[-1] > 1
         else np.nan * wealth(returns)
     )
@@ -44,13 +44,13 @@ def volatility(returns: np.ndarray) -> np.ndarray:
 
 def sharpe(returns: np.ndarray) -> np.ndarray:
     """Mean return over its standard deviation, a year's, with no interest on cash."""
-    return _ratio(returns.mean(-1) * DAYS, volatility(returns))
+    return _ratio(returns.mean(-1) * TRADING_DAYS, volatility(returns))
 
 
 def sortino(returns: np.ndarray) -> np.ndarray:
     """Mean return over the root mean square of the losses, a year's."""
-    downside = np.sqrt((np.minimum(returns, 0) ** 2).mean(-1) * DAYS)
-    return _ratio(returns.mean(-1) * DAYS, downside)
+    downside = np.sqrt((np.minimum(returns, 0) ** 2).mean(-1) * TRADING_DAYS)
+    return _ratio(returns.mean(-1) * TRADING_DAYS, downside)
 
 
 def max_drawdown(returns: np.ndarray) -> np.ndarray:
@@ -98,33 +98,18 @@ def intervals(
     benchmark: np.ndarray,
     *,
     resamples: int = 1000,
-    block: int = BLOCK,
     seed: int = 0,
 ) -> dict[str, Estimate]:
     """Every metric with a 95 % interval; all strategies share the resampled blocks of days."""
     points = measure(returns, turnover, benchmark)
-    days = block_days(len(returns), resamples=resamples, block=block, seed=seed)
+    days = block_days(len(returns), resamples=resamples, seed=seed)
     drawn = {name: metric(returns[days]) for name, metric in METRICS.items()}
     drawn["turnover"] = turnover[days].mean(-1)
     drawn["hit_rate"] = (returns > benchmark)[days].mean(-1)
-    return {name: _estimate(points[name], drawn[name], len(returns)) for name in points}
-
-
-def block_days(length: int, *, resamples: int, block: int, seed: int) -> np.ndarray:
-    """Days of each resample: blocks of consecutive days, the last followed by the first."""
-    block = min(block, length)
-    rng = np.random.default_rng(seed)
-    starts = rng.integers(0, length, (resamples, -(-length // block)))
-    days = (starts[..., None] + np.arange(block)) % length
-    return days.reshape(resamples, -1)[:, :length]
-
-
-def _estimate(point: float, drawn: np.ndarray, n: int) -> Estimate:
-    finite = drawn[np.isfinite(drawn)]
-    if not len(finite):
-        return Estimate(point, float("nan"), float("nan"), n)
-    low, high = np.quantile(finite, [0.025, 0.975])
-    return Estimate(point, float(low), float(high), n)
+    return {
+        name: Estimate(point, *interval(drawn[name]), len(returns))
+        for name, point in points.items()
+    }
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

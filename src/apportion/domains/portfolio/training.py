@@ -1,30 +1,34 @@
-"""From prices to a policy: Algorithm 1 with the direct gradient on the market's tasks.
+"""From prices to policies: Algorithm 1 with the direct gradient on the market's tasks.
 
-STL, MTL and P-MTL are settings of it; the seeds of an ensemble are one `vmap`. Memory holds w_{n-1}
-for every period of every task, refreshed by each batch's own drifted allocations.
+`train_policies` is the one trainer behind every portfolio policy: runs differ in seed, method, tasks or
+days, and are one `vmap`. Memory holds w_{n-1} for every period of every task, refreshed by each
+batch's own drifted allocations.
 """
 
+import math
 from dataclasses import dataclass
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market, equal
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
+from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority
-from apportion.scorers import SCORERS
-from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
-from apportion.training import OnChunk, Resume, Training, train_runs
+from apportion.priority import Selection
+from apportion.simplex import equal_shares
+from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks, split_entities
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
+from apportion.trees import repeat
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class PortfolioTraining:
 
     policy: Policy
     """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
-    training: Training
+    training: TrainingResult
     settings: PortfolioSettings
     tasks: Tasks
     seen: np.ndarray
@@ -47,8 +51,7 @@ def train_portfolio(
     prices: Prices,
     settings: PortfolioSettings | None = None,
     *,
-    chunk: int = 500,
-    on_chunk: OnChunk | None = None,
+    chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
 ) -> PortfolioTraining:
     """Train on all rows of `prices`.
@@ -58,40 +61,118 @@ def train_portfolio(
     prices
         Everything the policy may learn from; cut it with `prices.until` to keep a test period.
     settings
-        Defaults to the policy worth having.
-    chunk, on_chunk, state
-        As in `apportion.training.train`: steps between visits of `on_chunk`, and a state to go on
-        from.
+        Defaults to the practical policy.
+    chunks, state
+        As in `apportion.training.train`.
 
     Examples
     --------
-    >>> from apportion.domains.portfolio import KnownTruth
+    >>> from apportion.domains.portfolio import SimulatedMarket
     >>> settings = PortfolioSettings(
     ...     tasks=4, task_size=3, steps=10, members=2, window=8, batch=16, hidden=4)
-    >>> done = train_portfolio(KnownTruth.draw(universe=6, days=80).prices, settings)
+    >>> done = train_portfolio(SimulatedMarket.draw(universe=6, days=80).prices, settings)
     >>> int(done.training.state.step.max())
     10
     """
     settings = PortfolioSettings() if settings is None else settings
     seen, unseen, tasks = choose_tasks(len(prices.tickers), settings)
-    market = training_market(prices, settings)
-    key = jax.random.key(settings.seed)
-    policy_key, run_key = jax.random.split(key)
-    training = train_runs(
-        market,
+    policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    training = train_policies(
+        training_market(prices, settings),
         tasks,
-        first_policies(settings, market, jax.random.split(policy_key, settings.members)),
-        learner(settings),
-        steps=settings.updates,
-        selection=selection(settings),
-        chunk=chunk,
-        on_chunk=on_chunk,
+        settings,
+        policy_keys=jax.random.split(policy_key, settings.members),
+        run_keys=jax.random.split(run_key, settings.members),
+        chunks=chunks,
         state=state,
-        keys=jax.random.split(run_key, settings.members),
-        **algorithm_settings(settings, market),
     )
     policy = compose(training.policy, settings)
     return PortfolioTraining(policy, training, settings, tasks, seen, unseen, prices.fingerprint)
+
+
+def train_policies(
+    market: Market,
+    tasks: Tasks | TaskSets,
+    settings: PortfolioSettings,
+    *,
+    policy_keys: PRNGKeyArray,
+    run_keys: PRNGKeyArray,
+    selection: Selection | None = None,
+    lengths: Int[Array, " runs"] | None = None,
+    market_axes: PyTree = None,
+    chunks: Chunks | None = None,
+    state: RunState | Resume | None = None,
+) -> TrainingResult:
+    """Independent runs in one `vmap`, each from its own first parameters.
+
+    Parameters
+    ----------
+    tasks
+        One stack for all runs, or one for each.
+    policy_keys, run_keys
+        One of each for every run: what makes its first parameters, and its randomness.
+    selection
+        Where runs differ in method: selections stacked by run. By default the settings'.
+    lengths
+        How many of the market's periods each run may learn from.
+    market_axes
+        Which leaves of the market differ by run, for markets that are stacked.
+    """
+    channels = market.prices.shape[-1]
+    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(policy_keys)
+    if lengths is not None:
+        shared = jax.tree.map(lambda _: None, market)
+        market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
+        market = eqx.tree_at(lambda m: m.length, market, lengths)
+    return train_runs(
+        market,
+        tasks,
+        first,
+        Direct(settings.batch, settings.learning_rate),
+        steps=settings.updates,
+        selection=settings.selection() if selection is None else selection,
+        scorer=settings.scorer_function(),
+        # Memory of the whole period, full from the start.
+        replay=Replay(
+            length=market.horizon,
+            warm_up=market.horizon,
+            recency=settings.recency,
+            act_periods=settings.act_periods,
+        ),
+        chunks=chunks,
+        state=state,
+        problem_axes=market_axes,
+        keys=run_keys,
+    )
+
+
+def train_ensembles(
+    market: Market,
+    lengths: Int[Array, " ensembles"],
+    tasks: Tasks | TaskSets,
+    settings: PortfolioSettings,
+    *,
+    every: int,
+    on_chunk: OnChunk,
+    key: PRNGKeyArray,
+) -> None:
+    """Train `settings.members` policies for each of several stretches of the market's first days.
+
+    `tasks` are one stack for all ensembles, or one for each. `on_chunk` is called every so many steps
+    and sees policies ordered by ensemble, then by member.
+    """
+    members = settings.members
+    runs = lengths.shape[0] * members
+    policy_key, run_key = jax.random.split(key)
+    train_policies(
+        market,
+        repeat(tasks, members) if isinstance(tasks, TaskSets) else tasks,
+        settings,
+        policy_keys=jax.random.split(policy_key, runs),
+        run_keys=jax.random.split(run_key, runs),
+        lengths=jnp.repeat(lengths, members),
+        chunks=Chunks(every, math.gcd(every, settings.updates), on_chunk),
+    )
 
 
 def choose_tasks(
@@ -112,7 +193,7 @@ def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Tasks:
     # A small universe has few subsets: then all of them are the tasks.
     count = min(settings.tasks, count_tasks(len(instruments), settings.task_size))
     tasks = draw_tasks(instruments, settings.task_size, count, seed=settings.seed)
-    return tasks[:1] if settings.method == "stl" else tasks
+    return settings.trained_tasks(tasks)
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
@@ -128,46 +209,9 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     return market
 
 
-def first_policies(settings: PortfolioSettings, market: Market, keys: PRNGKeyArray) -> Policy:
-    """Untrained policies, stacked, one for each key; each gives nearly equal shares."""
-    channels = market.prices.shape[-1]
-    return eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
-
-
-def learner(settings: PortfolioSettings) -> Direct:
-    """The direct policy gradient over batches of consecutive days."""
-    return Direct(settings.batch, settings.learning_rate)
-
-
-def selection(settings: PortfolioSettings) -> Priority:
-    """Prioritised, or with alpha = 0 uniform."""
-    alpha = settings.alpha if settings.method == "pmtl" else 0.0
-    return Priority(alpha, settings.beta, settings.smoothing, 1 - 1 / settings.task_size)
-
-
-def algorithm_settings(settings: PortfolioSettings, market: Market) -> dict:
-    """Algorithm 1's other settings: memory of the whole period, full from the start."""
-    if settings.scorer not in SCORERS:
-        raise InputError(f"scorer {settings.scorer!r}: choose one of {', '.join(SCORERS)}")
-    return {
-        "scorer": SCORERS[settings.scorer],
-        "acting": settings.acting,
-        "history": market.horizon,
-        "warm_up": market.horizon,
-        "recency": settings.recency,
-    }
-
-
 def compose(members: Policy, settings: PortfolioSettings) -> Policy:
     """Stacked policies as one: averaged, shrunk to equal shares, trading part of the way."""
     return PartialTrading(ShrunkToEqual(Ensemble(members), settings.k), settings.eta)
-
-
-def blank_policy(settings: PortfolioSettings, channels: int) -> Policy:
-    """A composed policy of the right structure, to load saved numbers into."""
-    keys = jax.random.split(jax.random.key(0), settings.members)
-    members = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
-    return compose(members, settings)
 
 
 def next_allocation(
@@ -180,6 +224,6 @@ def next_allocation(
         )
     market = Market.ending(prices, window=window)
     task = Tasks.of([range(len(prices.tickers))])[0]
-    shares = equal(task) if held is None else jnp.asarray(held, jnp.float32)
+    shares = equal_shares(task.mask) if held is None else jnp.asarray(held, jnp.float32)
     history = market.windows(task, jnp.zeros((), jnp.int32))
     return policy.allocate(policy.encode(history, task.mask), shares, task.mask)

@@ -8,26 +8,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jaxtyping import Array, Float, Int
 
+from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import choose_tasks, tasks_among, training_market
-from apportion.domains.portfolio.variants import SPEEDS, TRUSTS, score_variants
-from apportion.domains.portfolio.walk_forward import Years, by_cell, train_cells
+from apportion.domains.portfolio.training import (
+    choose_tasks,
+    tasks_among,
+    train_ensembles,
+    training_market,
+)
+from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
+from apportion.domains.portfolio.walk_forward import Years
 from apportion.errors import InputError
-from apportion.tasks import Tasks, count_tasks, draw_tasks
+from apportion.policy import Policy
+from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks
 from apportion.training import OnChunk
+from apportion.trees import grouped
 
-HALF_A_YEAR = 126
+K_GRID = (0.0, 0.25, 0.5, 1.0)
+ETA_GRID = (0.05, 0.1, 0.3, 1.0)
+"""The k and eta that are looked at."""
+HALF_A_YEAR = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be judged on: fewer say too little."""
-_JUDGED = 10
-"""Tasks the choice is judged on, at most."""
+_TESTED = 10
+"""Tasks the choice is tested on, at most."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +96,44 @@ class Choice:
         return float(self.table[same].sharpe_gain.iloc[0])
 
 
+@eqx.filter_jit
+def score_variants(
+    members: Policy,
+    market: Market,
+    starts: Int[Array, " cells"],
+    days: Int[Array, " cells"],
+    tasks: TaskSets,
+    ks: Float[Array, " variants"],
+    etas: Float[Array, " variants"],
+) -> tuple[Float[Array, "cells variants tasks"], Float[Array, "cells variants tasks"]]:
+    """Net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
+
+    Features are computed once for all variants: k and eta come after them.
+    """
+    arrays, rest = eqx.partition(members, eqx.is_array)
+
+    def one(cell):
+        arrays, start, days, tasks = cell
+        here = eqx.tree_at(lambda m: m.first, market, start)
+        team = Ensemble(eqx.combine(arrays, rest))
+
+        def variant(task, k, eta):
+            return walk_policy(PartialTrading(ShrunkToEqual(team, k), eta), here, task).log_return
+
+        across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
+        log = across(tasks.each, ks, etas).swapaxes(0, 1)
+        return growth_and_sharpe(log, days)
+
+    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=16)
+
+
 def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
     """The last `years` calendar years that are long enough and have enough days before them.
 
     Examples
     --------
-    >>> from apportion.domains.portfolio import KnownTruth
-    >>> prices = KnownTruth.draw(universe=4, days=700).prices
+    >>> from apportion.domains.portfolio import SimulatedMarket
+    >>> prices = SimulatedMarket.draw(universe=4, days=700).prices
     >>> validation_years(prices, PortfolioSettings(), 3)
     [2001]
     """
@@ -101,7 +146,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
 
 
 def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Tasks:
-    """Tasks of so many of the instruments to train on, drawn by the seed, for `choose(tasks=...)`."""
+    """Tasks of so many of the instruments to train on, drawn by the seed, for `select_variant(tasks=...)`."""
     seen, *_ = choose_tasks(universe, settings)
     if instruments < 2 or instruments > len(seen) - settings.task_size:
         raise InputError(
@@ -111,20 +156,20 @@ def validation_tasks(universe: int, settings: PortfolioSettings, instruments: in
         )
     apart = np.random.default_rng([settings.seed, 1]).permutation(seen)[:instruments]
     size = min(settings.task_size, instruments)
-    count = min(_JUDGED, count_tasks(instruments, size))
+    count = min(_TESTED, count_tasks(instruments, size))
     return draw_tasks(np.sort(apart), size, count, seed=settings.seed)
 
 
-def choose(
+def select_variant(
     prices: Prices,
     settings: PortfolioSettings | None = None,
     *,
     years: int = 3,
     checkpoints: int = 3,
-    trusts: Sequence[float] = TRUSTS,
-    speeds: Sequence[float] = SPEEDS,
+    ks: Sequence[float] = K_GRID,
+    etas: Sequence[float] = ETA_GRID,
     tasks: Tasks | None = None,
-    chunk: int | None = None,
+    every: int | None = None,
     on_chunk: OnChunk | None = None,
 ) -> Choice:
     """Choose k, eta and the checkpoint by the Sharpe ratio of the last `years` years of `prices`.
@@ -143,13 +188,13 @@ def choose(
         As many as `validation_years` finds, so many at most.
     checkpoints
         Numbers of updates to look at, evenly spaced.
-    trusts, speeds
+    ks, etas
         The k and eta to look at.
     tasks
         Those the choice is judged on, such as `validation_tasks`; their instruments are then kept
         from training here. By default the first of the trained ones.
-    chunk, on_chunk
-        Steps between two visits of `on_chunk`, for progress.
+    every, on_chunk
+        Steps between two calls of `on_chunk`, for progress.
     """
     settings = PortfolioSettings() if settings is None else settings
     calendar = validation_years(prices, settings, years)
@@ -160,19 +205,18 @@ def choose(
     seen, _, own = choose_tasks(len(prices.tickers), settings)
     if tasks is not None:
         own = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
-    judged = own[: min(len(own), _JUDGED)] if tasks is None else tasks
-    shape = (len(calendar),)
-    judged = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), judged)
+    judged = own[: min(len(own), _TESTED)] if tasks is None else tasks
+    judged = TaskSets.of([judged] * len(calendar))
     costs = Costs(settings.cost, exact=True)
     test = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
-    pairs = [(k, eta) for k in trusts for eta in speeds]
+    pairs = [(k, eta) for k in ks for eta in etas]
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*[*pairs, (0.0, 1.0)], strict=True)]
     rows: list[pd.DataFrame] = []
 
     def visit(chunk):
         passed = chunk.step * checkpoints // chunk.steps
         if passed > len(rows) // len(calendar):
-            teams = by_cell(chunk.policy, settings.members)
+            teams = grouped(chunk.policy, settings.members)
             spot = (jnp.asarray(spans.firsts, jnp.int32), jnp.asarray(spans.days, jnp.int32))
             _, sharpe = score_variants(teams, test, *spot, judged, *grid)
             gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
@@ -182,16 +226,16 @@ def choose(
         if on_chunk is not None:
             on_chunk(chunk)
 
-    train_cells(
+    train_ensembles(
         past,
-        jnp.asarray([first - settings.window for first in spans.firsts], jnp.int32),
+        spans.known(settings.window),
         own,
         settings,
-        chunk=max(settings.updates // checkpoints, 1) if chunk is None else chunk,
+        every=max(settings.updates // checkpoints, 1) if every is None else every,
         on_chunk=visit,
         key=jax.random.key(settings.seed),
     )
-    return pick(pd.concat(rows, ignore_index=True))
+    return best_variant(pd.concat(rows, ignore_index=True))
 
 
 def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
@@ -203,7 +247,7 @@ def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
     )
 
 
-def pick(table: Any) -> Choice:
+def best_variant(table: Any) -> Choice:
     """The best variant on average, or equal shares at their best eta where trust is not earned."""
     columns = ["k", "eta", "steps"]
     by_year = table.pivot_table(index=columns, columns="year", values="sharpe_gain")

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from apportion.domains.portfolio.market import Market, equal
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
-from apportion.tasks import Tasks
+from apportion.simplex import equal_shares
+from apportion.tasks import Task, Tasks
 
-YEAR = 252
-"""Trading days a year."""
 _CHUNK = 64
 """Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
 
@@ -27,7 +27,7 @@ class Walk(eqx.Module):
     allocations: Float[Array, "*batch time entities"]
     growth: Float[Array, "*batch time"]
     """a_n . y_n, before costs."""
-    keep: Float[Array, "*batch time"]
+    cost_factor: Float[Array, "*batch time"]
     turnover: Float[Array, "*batch time"]
     """sum |a_n - w_{n-1}|."""
     held: Float[Array, "*batch entities"]
@@ -36,13 +36,13 @@ class Walk(eqx.Module):
     @property
     def log_return(self) -> Float[Array, "*batch time"]:
         """Net log return of each period."""
-        return jnp.log(self.growth * self.keep)
+        return jnp.log(self.growth * self.cost_factor)
 
 
 def walk_policy(
     policy: Policy,
     market: Market,
-    task: Tasks,
+    task: Task,
     *,
     held: Float[Array, " entities"] | None = None,
     chunk: int = _CHUNK,
@@ -66,13 +66,13 @@ def growth_and_sharpe(
     simple = jnp.where(real, jnp.expm1(log_return), 0.0)
     mean = simple.sum(-1) / days
     variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
-    return growth * YEAR, mean / jnp.sqrt(variance) * YEAR**0.5
+    return growth * TRADING_DAYS, mean / jnp.sqrt(variance) * TRADING_DAYS**0.5
 
 
 def walk_targets(
     targets: Float[Array, "time entities"],
     market: Market,
-    task: Tasks,
+    task: Task,
     *,
     held: Float[Array, " entities"] | None = None,
 ) -> Walk:
@@ -85,26 +85,26 @@ def walk_targets(
 
 
 def _walk(
-    allocate: Callable, features: PyTree, market: Market, task: Tasks, held: Array | None
+    allocate: Callable, features: PyTree, market: Market, task: Task, held: Array | None
 ) -> Walk:
-    start = equal(task) if held is None else held
+    start = equal_shares(task.mask) if held is None else held
 
     def period(held, day):
         n, features = day
         allocation = allocate(features, held, task.mask)
         grown = allocation * market.relatives(task, n)
         growth = grown.sum()
-        keep = market.costs.keep(held, allocation)
+        factor = market.costs.cost_factor(held, allocation)
         turnover = jnp.abs(allocation - held).sum()
-        return grown / growth, (allocation, growth, keep, turnover)
+        return grown / growth, (allocation, growth, factor, turnover)
 
-    last, (allocations, growth, keep, turnover) = jax.lax.scan(
+    last, (allocations, growth, factor, turnover) = jax.lax.scan(
         period, start, (jnp.arange(market.horizon), features)
     )
-    return Walk(allocations, growth, keep, turnover, last)
+    return Walk(allocations, growth, factor, turnover, last)
 
 
 @eqx.filter_jit
 def walk_tasks(policy: Policy, market: Market, tasks: Tasks, *, chunk: int = _CHUNK) -> Walk:
     """One policy over many tasks at once."""
-    return jax.vmap(lambda task: walk_policy(policy, market, task, chunk=chunk))(tasks)
+    return jax.vmap(lambda task: walk_policy(policy, market, task, chunk=chunk))(tasks.each)

@@ -4,7 +4,6 @@ Runs differ in how many periods of the same market their episodes have. The drif
 year's end are what the next year's policy starts from.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,81 +11,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Int
 
-from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.backtest import EQUAL, Backtest, account
+from apportion.composition import EqualShares
+from apportion.domains.portfolio.backtest import EQUAL, LAZY, Backtest, account, lazy_rebalancing
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
-    algorithm_settings,
     choose_tasks,
     compose,
-    first_policies,
-    learner,
-    selection,
+    train_ensembles,
     training_market,
 )
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.tasks import Tasks
-from apportion.training import OnChunk, train_runs
-
-LAZY = "lazy-equal-crp"
-
-
-def train_cells(
-    market: Market,
-    lengths: Int[Array, " cells"],
-    tasks: Tasks,
-    settings: PortfolioSettings,
-    *,
-    chunk: int,
-    on_chunk: OnChunk,
-    key: PRNGKeyArray,
-) -> None:
-    """Train `settings.members` policies for each cell, a cell being a stretch of the market's days.
-
-    `lengths` says how many of the market's periods a cell may learn from; `tasks` are one set for
-    all cells, or stacked by cell. `on_chunk` sees policies stacked as cells x members.
-    """
-    members = settings.members
-    runs = lengths.shape[0] * members
-    of_problem = eqx.tree_at(
-        lambda m: m.length, jax.tree.map(lambda _: None, market), 0, is_leaf=lambda x: x is None
-    )
-    policy_key, run_key = jax.random.split(key)
-    own = tasks.members.ndim == 3
-    train_runs(
-        eqx.tree_at(lambda m: m.length, market, jnp.repeat(lengths, members)),
-        jax.tree.map(lambda leaf: jnp.repeat(leaf, members, 0), tasks) if own else tasks,
-        first_policies(settings, market, jax.random.split(policy_key, runs)),
-        learner(settings),
-        steps=settings.updates,
-        selection=selection(settings),
-        chunk=chunk,
-        record_every=math.gcd(chunk, settings.updates),
-        on_chunk=on_chunk,
-        problem_axes=of_problem,
-        keys=jax.random.split(run_key, runs),
-        **algorithm_settings(settings, market),
-    )
-
-
-def by_cell(policies: Policy, members: int) -> Policy:
-    """Stacked runs as cells x members."""
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(-1, members, *leaf.shape[1:]) if eqx.is_array(leaf) else leaf,
-        policies,
-    )
-
-
-def member_of(policies: Policy, place: int) -> Policy:
-    """One of a stack."""
-    return jax.tree.map(lambda leaf: leaf[place] if eqx.is_array(leaf) else leaf, policies)
+from apportion.tasks import Task, Tasks
+from apportion.trees import grouped, take
 
 
 @dataclass(frozen=True)
@@ -113,6 +56,10 @@ class Years:
                 )
         return cls(tuple(years), tuple(firsts), tuple(days))
 
+    def known(self, window: int) -> Int[Array, " years"]:
+        """Periods before each year, the first window left out: those that may be learned from."""
+        return jnp.asarray([first - window for first in self.firsts], jnp.int32)
+
 
 def walk_forward(
     prices: Prices, settings: PortfolioSettings | None = None, *, years: Sequence[int]
@@ -126,17 +73,16 @@ def walk_forward(
     past = training_market(prices.until(prices.dates[spans.firsts[-1]]), settings)
     *_, tasks = choose_tasks(len(prices.tickers), settings)
     last: list[Policy] = []
-    train_cells(
+    train_ensembles(
         past,
-        jnp.asarray([first - settings.window for first in spans.firsts], jnp.int32),
+        spans.known(settings.window),
         tasks,
         settings,
-        chunk=settings.updates,
-        on_chunk=lambda chunk: last.append(by_cell(chunk.policy, settings.members)),
+        every=settings.updates,
+        on_chunk=lambda chunk: last.append(grouped(chunk.policy, settings.members)),
         key=jax.random.key(settings.seed),
     )
-    teams = [compose(member_of(last[0], place), settings) for place in range(len(years))]
-    lazy = PartialTrading(EqualShares(), 0.1)
+    teams = [compose(take(last[0], place), settings) for place in range(len(years))]
     costs = Costs(settings.cost, exact=True)
     whole = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
     everyone = Tasks.of([range(len(prices.tickers))])[0]
@@ -146,7 +92,7 @@ def walk_forward(
         name: _carry(policies, whole, spans, everyone, prices.relatives())
         for name, policies in {
             "policy": teams,
-            LAZY: [lazy] * len(years),
+            LAZY: [lazy_rebalancing()] * len(years),
             EQUAL: [EqualShares()] * len(years),
         }.items()
     }
@@ -156,14 +102,14 @@ def walk_forward(
         prices.tickers,
         settings.cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
-        {name: growth * keep - 1 for name, (growth, keep, _) in accounts.items()},
+        {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
     )
 
 
 def _carry(
-    policies: list[Policy], market: Market, spans: Years, task: Tasks, relatives: np.ndarray
+    policies: list[Policy], market: Market, spans: Years, task: Task, relatives: np.ndarray
 ) -> np.ndarray:
     """Allocations over all years; each starts from what the year before drifted to."""
     held = np.full(task.width, 1 / task.width, np.float32)

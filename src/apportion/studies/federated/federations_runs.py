@@ -19,7 +19,7 @@ from apportion.domains.federated.aggregators import (
     Krum,
     Median,
     TrimmedMean,
-    follow_all,
+    run_episodes,
 )
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.federation import Federation
@@ -141,7 +141,7 @@ def defend(federation: Federation, aggregator: Aggregator, tasks: Sequence[Tasks
     """The same under an aggregator that learns nothing, with the same batches."""
     return stack(
         [
-            follow_all(federation, aggregator, own, key=jax.random.key(1000 + place)).tested
+            run_episodes(federation, aggregator, own, key=jax.random.key(1000 + place)).tested
             for place, own in enumerate(tasks)
         ]
     )

@@ -19,8 +19,7 @@ from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.job import LAZY, tables
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
     algorithm_settings,

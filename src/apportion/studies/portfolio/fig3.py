@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.studies.portfolio.grid import Progress, compute
 from apportion.studies.portfolio.scale import PAPER, QUICK, SURVIVORSHIP, describe
 from apportion.studies.portfolio.tables import (

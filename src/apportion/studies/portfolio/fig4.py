@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.studies.portfolio.grid import Progress, compute
 from apportion.studies.portfolio.scale import PAPER, QUICK, SURVIVORSHIP, describe
 from apportion.studies.portfolio.tables import cells, interquartile, judge, reading, task_counts

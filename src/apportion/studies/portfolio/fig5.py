@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from apportion.composition import EqualShares
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
     algorithm_settings,

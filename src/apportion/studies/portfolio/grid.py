@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import SCALE, Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.policy import History, Policy

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.known_truth import KnownTruth
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
@@ -175,7 +175,7 @@ def _world(
     volatility = rng.uniform(0.01, 0.02, len(informative))
     if case.quiet_others:
         volatility = np.where(informative, volatility, QUIET)
-    truth = KnownTruth.draw(
+    truth = SimulatedMarket.draw(
         universe=len(informative),
         days=DAYS,
         seed=seed,

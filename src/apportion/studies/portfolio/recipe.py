@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.price_table import Prices
-from apportion.domains.portfolio.prices import embedded_prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.validation import pick
 from apportion.studies.portfolio.grid import Progress
 from apportion.studies.portfolio.recipe_runs import (

@@ -16,7 +16,7 @@ import pandas as pd
 
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.variants import SPEEDS, TRUSTS, score_variants

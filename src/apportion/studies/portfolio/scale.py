@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.errors import InputError
 

@@ -31,7 +31,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingResult:
     """What training gives: the policy, the metrics, and the state to go on from."""
 
     policy: Policy
@@ -42,16 +42,16 @@ class Training:
     @property
     def probabilities(self) -> np.ndarray:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
-        return np.asarray(self._look(lambda a, s: a.selection.probabilities(s.selection)))
+        return np.asarray(self._peek(lambda a, s: a.selection.probabilities(s.selection)))
 
     @property
     def scores(self) -> np.ndarray:
         """Each task's score."""
-        return np.asarray(self._look(lambda a, s: a.selection.scores(s.selection)))
+        return np.asarray(self._peek(lambda a, s: a.selection.scores(s.selection)))
 
-    def _look(self, function: Callable) -> Any:
-        look = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
-        return look(self.algorithm, self.state)
+    def _peek(self, function: Callable) -> Any:
+        peek = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
+        return peek(self.algorithm, self.state)
 
     def to_frame(self) -> pd.DataFrame:
         """The metrics: one row a recorded step."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import Costs, KnownTruth, Market
+from apportion.domains.portfolio import Costs, SimulatedMarket, Market
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
 from apportion.domains.portfolio.walk import walk_policy
@@ -31,7 +31,7 @@ class Experiment:
     """Four markets side by side: prices, own and held-out tasks, and what Equal CRP makes of them."""
 
     def __init__(self):
-        self.truths = [KnownTruth.draw(universe=40, days=DAYS, seed=seed) for seed in range(SEEDS)]
+        self.truths = [SimulatedMarket.draw(universe=40, days=DAYS, seed=seed) for seed in range(SEEDS)]
         split = [split_entities(40, 10, seed=seed) for seed in range(SEEDS)]
         self.own = stack([draw_tasks(a, 5, 8, seed=seed) for seed, (a, _) in enumerate(split)])
         self.held_out = stack([draw_tasks(b, 5, 8, seed=seed) for seed, (_, b) in enumerate(split)])

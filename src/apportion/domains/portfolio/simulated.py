@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 
 DRIFT, FACTOR, REGIME, DURATION, REVERSAL = 0.0003, 0.008, 0.001, 30, -0.2
 VOLATILITY = (0.01, 0.02)
@@ -17,12 +17,12 @@ _OVERNIGHT = 0.3
 
 
 @dataclass(frozen=True, eq=False)
-class KnownTruth:
+class SimulatedMarket:
     """Prices together with the mean of each day's log return, given all that came before.
 
     Examples
     --------
-    >>> truth = KnownTruth.draw(universe=4, days=50, seed=1)
+    >>> truth = SimulatedMarket.draw(universe=4, days=50, seed=1)
     >>> truth.prices.close.shape, truth.means.shape
     ((50, 4), (50, 4))
     """
@@ -40,7 +40,7 @@ class KnownTruth:
         seed: int = 0,
         informative: np.ndarray | None = None,
         volatility: np.ndarray | None = None,
-    ) -> "KnownTruth":
+    ) -> "SimulatedMarket":
         """Simulate a market.
 
         Parameters

@@ -1,0 +1,60 @@
+"""From a problem and settings to trained policies: the members of an ensemble in one `vmap`."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from apportion.algorithm import RunState
+from apportion.composition import Ensemble
+from apportion.domains.settings import TrainingSettings
+from apportion.learners.learner import Learner
+from apportion.memory import Replay
+from apportion.policy import Policy
+from apportion.problem import Problem
+from apportion.tasks import Tasks
+from apportion.training import Chunks, Resume, TrainingResult, train_runs
+from apportion.trees import take
+
+
+def train_members(
+    problem: Problem,
+    tasks: Tasks,
+    network: Callable[[PRNGKeyArray], Policy],
+    learner: Learner,
+    settings: TrainingSettings,
+    *,
+    replay: Replay,
+    chunks: Chunks | None = None,
+    state: RunState | Resume | None = None,
+) -> TrainingResult:
+    """Train `settings.members` policies of one kind; `network` makes an untrained one from a key."""
+    policy_keys, run_keys = member_keys(settings)
+    return train_runs(
+        problem,
+        settings.trained_tasks(tasks),
+        eqx.filter_vmap(network)(policy_keys),
+        learner,
+        steps=settings.steps,
+        selection=settings.selection(),
+        scorer=settings.scorer_function(),
+        replay=replay,
+        chunks=chunks,
+        state=state,
+        keys=run_keys,
+    )
+
+
+def member_keys(settings: TrainingSettings) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+    """Keys of the members' first parameters, and of their runs; the first member's are the seed's."""
+    first = jax.random.key(settings.seed)
+    others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]
+    keys = jax.vmap(jax.random.split)(jnp.stack([first, *others]))
+    return keys[:, 0], keys[:, 1]
+
+
+def averaged(members: Policy, count: int) -> Policy:
+    """Stacked policies as one: a single one as it is, several averaged."""
+    return take(members, 0) if count == 1 else Ensemble(members)

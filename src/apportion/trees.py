@@ -1,0 +1,48 @@
+"""PyTrees of one structure, stacked: many runs, policies or tasks as one, and one out of many."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+Tree = TypeVar("Tree")
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure as one, with a leading axis; what is no array is taken from the first.
+
+    >>> stack([{"x": jnp.zeros(2)}, {"x": jnp.ones(2)}])["x"].shape
+    (2, 2)
+    """
+    return jax.tree.map(
+        lambda *leaves: jnp.stack(leaves) if eqx.is_array(leaves[0]) else leaves[0], *trees
+    )
+
+
+def take(tree: Tree, index) -> Tree:
+    """One of a stack, or some of it: `index` applied to the leading axis of every array."""
+    return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, tree)
+
+
+def repeat(tree: Tree, times: int) -> Tree:
+    """Each of a stack so many times, one after the other."""
+    return jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, times, 0) if eqx.is_array(leaf) else leaf, tree
+    )
+
+
+def copies(tree: Tree, count: int) -> Tree:
+    """One tree as a stack of equal ones."""
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)) if eqx.is_array(leaf) else leaf,
+        tree,
+    )
+
+
+def grouped(tree: Tree, size: int) -> Tree:
+    """A stack as a stack of groups of `size`."""
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]) if eqx.is_array(leaf) else leaf, tree
+    )
