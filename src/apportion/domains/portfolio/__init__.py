@@ -1,23 +1,8 @@
 """Portfolios: share wealth out among instruments, period after period.
 
-The names below are loaded when first asked for, so that checking a price file starts no compiler.
+The names of `__init__.pyi` are imported on first use, so that checking a price file imports no JAX.
 """
 
-from importlib import import_module
-from typing import Any
+import lazy_loader
 
-_HOMES = {
-    "Prices": "prices",
-    "load_prices": "prices",
-    "embedded_prices": "prices",
-    "Costs": "costs",
-    "Market": "market",
-    "SimulatedMarket": "simulated",
-    "Backtest": "backtest",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
