@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -69,6 +70,24 @@ def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch)
                 write_arrays(path, {}, {"step": 2})
     assert read_arrays(path)[1] == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("a folder cannot be opened on Windows")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError):
+        write_atomic(tmp_path / "x.txt", b"x")
+    monkeypatch.setattr(sys, "platform", "win32")
+    write_atomic(tmp_path / "x.txt", b"y")
+    assert (tmp_path / "x.txt").read_bytes() == b"y"
+
+
+@pytest.mark.parametrize("about", [None, 3, "text"])
+def test_a_description_that_is_no_object_is_refused(about):
+    with pytest.raises(InputError, match=r"^x: not a file that apportion wrote"):
+        unpack(pack({}, about), "x")
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):

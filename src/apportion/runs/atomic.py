@@ -1,14 +1,16 @@
-"""Files that are whole or not there: named arrays with their description, written at one stroke.
+"""Files written atomically: JSON, and named arrays with a description and a checksum.
 
-A save is written beside its place, synced, then renamed over it, so that a crash leaves the old file
-or the new one. The SHA-256 of the whole file stands in its header, so that a torn or flipped byte is
-found when it is read. The files are ordinary safetensors; nothing in them is ever executed.
+A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
+or the new one. Files of arrays carry the SHA-256 of the whole file in their header, so that a
+truncated or changed file is detected when it is read. They are ordinary safetensors; nothing in them
+is ever executed.
 """
 
 import hashlib
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,23 +27,25 @@ _DIGEST = rb"{\"sha256\": \""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file at one stroke, safe against a crash at any moment."""
+    """Write a file atomically: a crash at any moment leaves the old content or the new."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    # The rename itself is only safe once the folder that holds the name is on disk.
+    # The rename is on disk once the folder is. Windows has no such call: it cannot open a folder.
+    if sys.platform == "win32":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -50,7 +54,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """Strict JSON: a number that is not finite, which JSON has no word for, becomes null.
+    """Strict JSON: a number that is not finite, which JSON cannot express, becomes null.
 
     >>> to_json({"low": float("-inf"), "n": 1})
     '{"low": null, "n": 1}'
@@ -67,7 +71,7 @@ def _finite(content: Any) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON at one stroke."""
+    """Write JSON atomically."""
     write_atomic(path, (to_json(content, indent=1) + "\n").encode())
 
 
@@ -77,23 +81,23 @@ def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     metadata = {"apportion": json.dumps({"sha256": _BLANK.decode(), "about": about})}
     # Safetensors writes what lies in memory, so every array must be in C order.
     raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    head, place, tail = raw.partition(_DIGEST + _BLANK)
-    assert place, "the header holds the place of the checksum"
+    head, found, tail = raw.partition(_DIGEST + _BLANK)
+    assert found, "the header has room for the checksum"
     return head + _DIGEST + hashlib.sha256(raw).hexdigest().encode() + tail
 
 
 def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and description out of the bytes of `pack`.
+    """Arrays and description from the bytes of `pack`.
 
     Raises
     ------
     InputError
-        The bytes are torn, changed, or were made by something else.
+        The bytes are incomplete, changed, or were made by something else.
     """
     size = int.from_bytes(raw[:8], "little")
     try:
         note = json.loads(json.loads(raw[8 : 8 + size])["__metadata__"]["apportion"])
-        digest, about = note["sha256"].encode(), note["about"]
+        digest, about = note["sha256"].encode(), dict(note["about"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
             f"{source}: not a file that apportion wrote, or its header is damaged; "
@@ -112,7 +116,7 @@ def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, An
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-    """Save named arrays with a description, at one stroke.
+    """Save named arrays with a description, atomically.
 
     Examples
     --------
@@ -127,7 +131,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read what `write_arrays` wrote, refusing a file that is not exactly that."""
+    """Read what `write_arrays` wrote; any other content is refused."""
     try:
         raw = Path(path).read_bytes()
     except FileNotFoundError:
