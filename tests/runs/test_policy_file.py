@@ -1,21 +1,62 @@
+"""A saved policy comes back to the bit; a file that is not one is refused in one sentence."""
+
+import json
+import sys
+
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import Array, Float
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.errors import InputError
 from apportion.policy import Attention, Convolutional, Policy, Recurrent
-from apportion.runs.policy_file import load_about, load_policy, save_policy
-from apportion.runs.atomic import write_arrays
+from apportion.runs import policy_file
+from apportion.runs.atomic import write_arrays, write_json
+from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
 
 KEY = jax.random.key(0)
+KEYS = jax.random.split(KEY, 3)
 
 
-def _team() -> Ensemble:
-    keys = jax.random.split(KEY, 3)
-    return Ensemble(eqx.filter_vmap(lambda key: Recurrent(1, 4, key=key))(keys))
+def _ensemble() -> Ensemble:
+    return Ensemble(eqx.filter_vmap(lambda key: Recurrent(1, 4, key=key))(KEYS))
+
+
+class Own(Policy):
+    """A user's policy, with every kind of argument: size, array, text, policy, list, optional."""
+
+    slope: Float[Array, " channels"]
+    inner: Policy
+    temperature: Float[Array, ""]
+    channels: int = eqx.field(static=True)
+    name: str = eqx.field(static=True)
+    limits: tuple[float, ...] = eqx.field(static=True)
+    others: list[Policy]
+    note: str | None = eqx.field(static=True, default=None)
+
+    def __init__(self, channels, inner, temperature=1.0, *, name, limits, others, note=None, key):
+        self.slope = jax.random.normal(key, (channels,))
+        self.inner, self.others = inner, others
+        self.temperature = jnp.asarray(temperature, float)
+        self.channels, self.name, self.limits, self.note = channels, name, limits, note
+
+    def encode(self, history, mask):
+        return history[:, -1] @ self.slope
+
+    def allocate(self, features, held, mask):
+        return Head()(features / self.temperature, mask)
+
+
+def _own() -> Own:
+    inner = PartialTrading(EqualShares(), 0.25)
+    others = [ShrunkToEqual(EqualShares(), 0.75)]
+    return Own(2, inner, 0.5, name="own", limits=(0.1, 0.9), others=others, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -23,40 +64,152 @@ def _team() -> Ensemble:
     [
         Recurrent(3, 5, head=Head(cap=0.5), key=KEY),
         Convolutional(2, 8, 4, head=Head(floor=0.01, cash=True), key=KEY),
-        Convolutional(2, 2, 4, key=KEY),
+        Convolutional(2, 2, 4, filters=3, key=KEY),
         Attention(3, 8, heads=4, key=KEY),
+        Attention(3, 7, heads=3, key=KEY),
         EqualShares(),
-        PartialTrading(ShrunkToEqual(_team(), 0.5), 0.1),
+        PartialTrading(ShrunkToEqual(_ensemble(), 0.5), 0.1),
+        Ensemble(
+            eqx.filter_vmap(lambda k: PartialTrading(EqualShares(), k))(jnp.array([0.1, 0.9]))
+        ),
     ],
     ids=lambda policy: type(policy).__name__,
 )
 def test_a_saved_policy_comes_back_the_same_to_the_bit(policy, tmp_path):
     save_policy(policy, tmp_path, {"entities": ["A", "B"]})
-    assert eqx.tree_equal(load_policy(tmp_path), policy)
-    assert load_about(tmp_path) == {"entities": ["A", "B"]}
+    for place in (tmp_path, tmp_path / ARRAYS, tmp_path / DESCRIPTION):
+        assert eqx.tree_equal(load_policy(place), policy)
+        assert load_about(place) == {"entities": ["A", "B"]}
 
 
 def test_a_policy_stacked_over_runs_keeps_its_leading_axis(tmp_path):
-    policies = _team().members
+    policies = _ensemble().members
     save_policy(policies, tmp_path)
     assert eqx.tree_equal(load_policy(tmp_path), policies)
 
 
-class Own(Policy):
-    def encode(self, history, mask):
-        return history[:, -1, :1]
+def test_the_description_holds_every_argument_of_the_constructor(tmp_path):
+    save_policy(PartialTrading(Convolutional(2, 8, 4, filters=3, key=KEY), 0.5), tmp_path)
+    assert json.loads((tmp_path / DESCRIPTION).read_text())["policy"] == {
+        "class": "apportion.composition.PartialTrading",
+        "arguments": {
+            "policy": {
+                "class": "apportion.policy.Convolutional",
+                "arguments": {
+                    "channels": 2,
+                    "window": 8,
+                    "hidden": 4,
+                    "filters": 3,
+                    "head": {
+                        "class": "apportion.simplex.Head",
+                        "arguments": {"floor": 0.0, "cap": 1.0, "cash": False},
+                    },
+                },
+            },
+            "eta": {"array": "eta"},
+        },
+    }
 
-    def allocate(self, features, held, mask):
-        return held
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        save_policy(_own(), tmp_path / name, {"x": 1})
+    for file in (ARRAYS, DESCRIPTION):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_a_policy_of_an_unknown_class_is_refused_by_name(tmp_path):
-    with pytest.raises(InputError, match="Own: only the package's own policies"):
-        save_policy(Own(), tmp_path)
+@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: PartialTrading(p, 0.5)])
+def test_a_users_own_policy_comes_back_where_its_class_is_given(wrap, tmp_path):
+    policy = wrap(_own())
+    save_policy(policy, tmp_path, {"x": 1})
+    assert eqx.tree_equal(load_policy(tmp_path, kind=Own), policy)
+    assert eqx.tree_equal(load_policy(tmp_path, kind=(Own, EqualShares)), policy)
+    assert load_about(tmp_path) == {"x": 1}
+
+
+def test_a_class_from_outside_is_refused_by_name_unless_it_is_given(tmp_path):
+    save_policy(PartialTrading(_own(), 0.5), tmp_path)
+    for kind in ((), Recurrent):
+        with pytest.raises(InputError, match=rf"class {__name__}\.Own, .*kind=Own\)"):
+            load_policy(tmp_path, kind=kind)
+
+
+def test_no_module_is_imported_because_a_file_names_it(tmp_path, monkeypatch):
+    (tmp_path / "unsafe_module.py").write_text("class Own: pass\nraise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _forge(tmp_path, {"class": "unsafe_module.Own", "arguments": {}}, {})
+    with pytest.raises(InputError, match=r"unsafe_module\.Own, which is not part of apportion"):
+        load_policy(tmp_path)
+    assert "unsafe_module" not in sys.modules
+
+
+def test_a_class_that_has_moved_to_another_module_is_found_by_its_name(tmp_path, monkeypatch):
+    policy = _own()
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, "__module__", "where.it.was")
+        save_policy(policy, tmp_path)
+    assert eqx.tree_equal(load_policy(tmp_path, kind=Own), policy)
+
+
+class Forgetful(Own):
+    def __init__(self, channels, width, *, key):
+        super().__init__(channels, EqualShares(), name="", limits=(), others=[], key=key)
+
+
+class Doubling(EqualShares):
+    size: int = eqx.field(static=True)
+
+    def __init__(self, size):
+        self.size = 2 * size
+
+
+class Shaped(EqualShares):
+    size: int = eqx.field(static=True)
+    values: Array
+
+    def __init__(self, size):
+        self.size, self.values = size, jnp.zeros(size)
+
+
+class Holding(EqualShares):
+    value: object = eqx.field(static=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            Forgetful(2, 3, key=KEY),
+            "Forgetful: its constructor takes 'width', which it does not keep",
+        ),
+        (Doubling(2), "Doubling: made again from its own fields it differs"),
+        (
+            eqx.tree_at(lambda p: p.values, Shaped(2), jnp.zeros(3)),
+            r"array values is float32\[3\], expected float32\[2\]",
+        ),
+        (Holding(print), "value is of type builtin_function_or_method, which cannot be saved"),
+        (Holding(float("inf")), "value is inf, which is not finite"),
+        (
+            eqx.tree_at(lambda p: p.eta, PartialTrading(EqualShares(), 0.5), jnp.asarray(jnp.nan)),
+            "eta is nan; it must be between 0 and 1",
+        ),
+        (
+            eqx.tree_at(
+                lambda p: p.recurrence.bias, Recurrent(1, 2, key=KEY), jnp.array([0, jnp.inf])
+            ),
+            "array recurrence/bias has values that are not finite",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_policy_that_could_not_be_loaded_again_is_not_saved(policy, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        save_policy(policy, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_made_for_something_else_is_refused_in_one_sentence(tmp_path):
-    file = tmp_path / "policy.safetensors"
+    file = tmp_path / ARRAYS
     with pytest.raises(InputError, match="no such file"):
         load_policy(tmp_path)
     file.write_bytes(b"\x80\x04K\x01.")
@@ -67,23 +220,135 @@ def test_a_file_made_for_something_else_is_refused_in_one_sentence(tmp_path):
         load_policy(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "description",
-    [
-        {"class": "Popen", "args": "true"},
-        {"class": "Recurrent"},
-        {"class": "Recurrent", "channels": -3, "hidden": 5, "head": {}},
-        {"class": "Recurrent", "channels": 3, "hidden": 5, "head": {"cap": 7.0}},
-        {"class": "Recurrent", "channels": 4, "hidden": 5, "head": {}},
-        {"class": "Convolutional", "channels": 1, "window": 8, "hidden": 5, "head": {}},
-    ],
-    ids=["class", "nothing", "size", "head", "shape", "other"],
-)
-def test_a_description_that_does_not_fit_its_arrays_makes_no_policy(description, tmp_path):
-    from apportion.runs import policy_file
+def test_a_file_of_the_older_format_is_named_as_such(tmp_path):
+    older = {"format": "apportion policy 1", "policy": {"class": "EqualShares"}, "about": {}}
+    write_arrays(tmp_path / ARRAYS, {}, older)
+    with pytest.raises(
+        InputError, match="of the older format 'apportion policy 1'.*train it again"
+    ):
+        load_policy(tmp_path)
 
-    policy = Recurrent(3, 5, key=KEY)
-    about = {"format": policy_file._FORMAT, "policy": description, "about": {}}
-    write_arrays(tmp_path / policy_file.FILE, policy_file._named(policy), about)
-    with pytest.raises(InputError, match="does not make a policy"):
+
+def test_the_two_files_must_be_of_one_save(tmp_path):
+    save_policy(Recurrent(1, 4, key=KEY), tmp_path / "one")
+    save_policy(Recurrent(1, 5, key=KEY), tmp_path / "two")
+    (tmp_path / "one" / DESCRIPTION).write_bytes((tmp_path / "two" / DESCRIPTION).read_bytes())
+    with pytest.raises(InputError, match=r"policy\.json: was changed, or belongs to another"):
+        load_policy(tmp_path / "one")
+    (tmp_path / "one" / DESCRIPTION).unlink()
+    with pytest.raises(InputError, match=r"policy\.json: no such file; it belongs beside"):
+        load_about(tmp_path / "one")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    save_policy(PartialTrading(EqualShares(), 0.5), folder, {"entities": ["A", "B"]})
+    return folder
+
+
+@given(st.binary(max_size=20), st.integers(0, 400), st.integers(0, 40))
+def test_foreign_bytes_in_the_description_are_detected(saved, foreign, start, length):
+    file = saved / DESCRIPTION
+    raw = file.read_bytes()
+    broken = raw[:start] + foreign + raw[start + length :]
+    try:
+        file.write_bytes(broken)
+        # What reads the same is the same, such as other white space.
+        if _says(broken) != json.loads(raw):
+            with pytest.raises(InputError, match=r"policy\.json: "):
+                load_policy(saved)
+    finally:
+        file.write_bytes(raw)
+
+
+def _says(raw: bytes):
+    try:
+        return json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _forge(folder, described, arrays) -> None:
+    """A policy's files with checksums that match, whatever they say."""
+    content = {"format": policy_file._FORMAT, "policy": described, "about": {}}
+    header = {"format": policy_file._FORMAT, "description": policy_file._digest(content)}
+    write_json(folder / DESCRIPTION, content)
+    write_arrays(folder / ARRAYS, arrays, header)
+
+
+def _call(cls: str, **arguments) -> dict:
+    return {"class": f"apportion.{cls}", "arguments": arguments}
+
+
+def _recurrent(**changes) -> dict:
+    head = _call("simplex.Head", floor=0.0, cap=1.0, cash=False)
+    return _call("policy.Recurrent", **({"channels": 3, "hidden": 5, "head": head} | changes))
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        (_call("policy.Popen", args="true"), "has no policy apportion.policy.Popen"),
+        (_call("errors.InputError"), "has no policy apportion.errors.InputError"),
+        (_call("runs.runner.start_run"), "has no policy"),
+        (_call("policy.Policy"), "abstract"),
+        (_call("nowhere.Recurrent"), "nowhere"),
+        (_call("policy.Recurrent"), "channels"),
+        (_call("simplex.Head"), "Head is not a policy"),
+        (_recurrent(channels=-3), "channels is -3; it must be a whole number"),
+        (_recurrent(channels=0), "channels is 0"),
+        (_recurrent(hidden=2**40), "hidden is 1099511627776"),
+        (_recurrent(hidden=5.0), "hidden is 5.0"),
+        (_recurrent(hidden=True), "hidden is True"),
+        (_recurrent(hidden="5"), "hidden is '5'"),
+        (_recurrent(hidden={"array": "nowhere"}), "nowhere"),
+        (_recurrent(hidden={"eval": "5"}), "describes nothing"),
+        (_recurrent(surprise=1), "surprise"),
+        (_recurrent(head=_call("simplex.Head", cap=7.0)), "floor 0.0 and cap 7.0"),
+        (_recurrent(head=_call("simplex.Head", floor=-0.1)), "floor -0.1 and cap 1.0"),
+        (_recurrent(head=_call("simplex.Head", floor="0")), "floor is '0'"),
+        (_recurrent(head=_call("simplex.Head", cash=1)), "cash is 1"),
+        (_recurrent(channels=4), r"array recurrence/from_input is float32\[3, 5\], expected"),
+        (
+            _call("policy.Convolutional", channels=1, window=8, hidden=5, head=None),
+            "array .* is missing|not expected",
+        ),
+        ({}, "describes nothing"),
+        (None, "NoneType is not a policy"),
+        ([], "list is not a policy"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "",
+)
+def test_a_description_that_does_not_fit_its_arrays_makes_no_policy(described, reason, tmp_path):
+    _forge(tmp_path, described, policy_file._named_arrays(Recurrent(3, 5, key=KEY)))
+    with pytest.raises(InputError, match=rf"does not make a policy \(.*({reason})"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["eta", "k"])
+@pytest.mark.parametrize("value", [5.0, -0.1, float("nan"), float("inf")])
+def test_a_fraction_outside_0_and_1_is_refused(name, value, tmp_path):
+    wrapper = {"eta": "composition.PartialTrading", "k": "composition.ShrunkToEqual"}[name]
+    described = _call(wrapper, policy=_call("composition.EqualShares"), **{name: {"array": name}})
+    for array in (np.float32(value), np.array([0.5, value], np.float32)):
+        _forge(tmp_path, described, {name: array})
+        with pytest.raises(InputError, match=rf"{name} is .*; it must be between 0 and 1"):
+            load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_arrays_with_numbers_that_are_not_finite_are_refused(value, tmp_path):
+    arrays = policy_file._named_arrays(Recurrent(3, 5, key=KEY))
+    arrays["recurrence/bias"] = np.array([0, 0, value, 0, 0], np.float32)
+    _forge(tmp_path, _recurrent(), arrays)
+    with pytest.raises(InputError, match="array recurrence/bias has values that are not finite"):
+        load_policy(tmp_path)
+
+
+def test_numbers_json_does_not_know_are_refused(tmp_path):
+    save_policy(Recurrent(1, 2, key=KEY), tmp_path)
+    file = tmp_path / DESCRIPTION
+    file.write_text(file.read_text().replace("0.0", "NaN"))
+    with pytest.raises(InputError, match=r"not valid JSON \(NaN is no number\)"):
         load_policy(tmp_path)

@@ -1,7 +1,7 @@
 """A run's state as named arrays: parameters, optimiser, scores, memory, positions, key and step.
 
-Arrays are named by their path in the state. A state is rebuilt into the structure of the run's own
-first state, so that a checkpoint holds numbers only, and one of another run is refused.
+Arrays are named by their path in the state. A state is rebuilt in the structure of the run's own
+first state, so a checkpoint holds only numbers, and a checkpoint of another run is refused.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def to_arrays(state: RunState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The state's arrays by path, and which of them are random keys of which kind."""
     arrays, keys = {}, {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        name = _name(path)
+        name = leaf_name(path)
         if _is_key(leaf):
             keys[name] = str(jax.random.key_impl(leaf))
             leaf = jax.random.key_data(leaf)
@@ -40,19 +40,19 @@ def from_arrays(
     """
     if about.get("format") != _FORMAT:
         raise InputError(f"{source}: holds no checkpoint; give the folder of a run")
-    places = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(first)}
-    odd = sorted(places.keys() ^ arrays.keys())
-    for name in odd or sorted(places):
-        if odd or _signature(places[name]) != (arrays[name].shape, str(arrays[name].dtype)):
+    expected = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(first)}
+    odd = sorted(expected.keys() ^ arrays.keys())
+    for name in odd or sorted(expected):
+        if odd or _signature(expected[name]) != (arrays[name].shape, str(arrays[name].dtype)):
             raise InputError(
                 f"{source}: {name} does not fit this run; its settings or the version of apportion "
                 "have changed since it was saved, so train anew in another folder"
             )
 
     def fill(path: tuple, leaf: Any) -> Any:
-        array = jax.numpy.asarray(arrays[_name(path)])
+        array = jax.numpy.asarray(arrays[leaf_name(path)])
         return (
-            jax.random.wrap_key_data(array, impl=about["keys"][_name(path)])
+            jax.random.wrap_key_data(array, impl=about["keys"][leaf_name(path)])
             if _is_key(leaf)
             else array
         )
@@ -69,5 +69,6 @@ def _is_key(leaf: PyTree) -> bool:
     return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _name(path: tuple) -> str:
+def leaf_name(path: tuple) -> str:
+    """The name of a leaf from its path in a tree, such as `policy/score/of_held`."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,12 +1,20 @@
-"""A trained policy as one file: its arrays as safetensors, its make as JSON.
+"""A saved policy: its arrays in `policy.safetensors`, its constructor call in `policy.json`.
 
-The description names one of the policy classes below and its constructor's arguments; loading builds
-that class anew and pours the arrays in, so a file can only ever become one of these policies.
+`policy.json` names the policy's class by import path and lists the constructor's arguments as plain
+JSON, policies inside policies included, so that nothing is guessed from array shapes. Loading calls
+the constructor, which checks its arguments, and fills in the arrays; nothing in the files is ever
+executed. Only classes of apportion are imported by name. Any other class is used only where the
+caller passes that class.
 """
 
-from collections.abc import Callable
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,190 +22,281 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.errors import InputError
-from apportion.policy import Attention, Convolutional, Policy, Recurrent
-from apportion.runs.atomic import read_arrays, write_arrays
+from apportion.policy import Policy
+from apportion.runs.atomic import read_arrays, to_json, write_arrays, write_json
+from apportion.runs.checkpoint import leaf_name
 from apportion.simplex import Head
 
-FILE = "policy.safetensors"
-_FORMAT = "apportion policy 1"
+ARRAYS = "policy.safetensors"
+DESCRIPTION = "policy.json"
+_FORMAT = "apportion policy 2"
+_OLDER_FORMAT = "apportion policy 1"
+
+_ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+"""What an argument annotated with a plain type may be."""
 
 
-class _Kind(NamedTuple):
-    """How one class of policies is described, and built from its description."""
-
-    describe: Callable[[Any], dict[str, Any]]
-    build: Callable[[dict[str, Any]], Policy]
-
-
-def _head(policy: Any) -> dict[str, Any]:
-    head = policy.head
-    return {"floor": head.floor, "cap": head.cap, "cash": head.cash}
-
-
-def _describe_recurrent(policy: Recurrent) -> dict[str, Any]:
-    channels, hidden = policy.recurrence.from_input.shape[-2:]
-    return {"channels": channels, "hidden": hidden, "head": _head(policy)}
-
-
-def _describe_convolutional(policy: Convolutional) -> dict[str, Any]:
-    filters, patch = policy.short.weight.shape[-2:]
-    hidden, flat = policy.long.weight.shape[-2:]
-    return {
-        "channels": patch // policy.span,
-        "window": flat // filters + policy.span - 1,
-        "hidden": hidden,
-        "filters": filters,
-        "head": _head(policy),
-    }
-
-
-def _describe_attention(policy: Attention) -> dict[str, Any]:
-    return _describe_recurrent(policy) | {"heads": policy.queries.shape[-3]}  # pyright: ignore[reportArgumentType]
-
-
-def _of_network(make: Callable[..., Policy]) -> Callable[[dict[str, Any]], Policy]:
-    def build(settings: dict[str, Any]) -> Policy:
-        sizes = {name: _whole(name, settings[name]) for name in settings if name != "head"}
-        return make(**sizes, head=Head(**settings["head"]), key=jax.random.key(0))
-
-    return build
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or not 1 <= value <= 2**20:
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-_KINDS: dict[type, _Kind] = {
-    Recurrent: _Kind(_describe_recurrent, _of_network(Recurrent)),
-    Convolutional: _Kind(_describe_convolutional, _of_network(Convolutional)),
-    Attention: _Kind(_describe_attention, _of_network(Attention)),
-    EqualShares: _Kind(lambda policy: {}, lambda settings: EqualShares()),
-    PartialTrading: _Kind(
-        lambda policy: {"policy": _describe(policy.policy)},
-        lambda settings: PartialTrading(_build(settings["policy"]), 0.0),
-    ),
-    ShrunkToEqual: _Kind(
-        lambda policy: {"policy": _describe(policy.policy)},
-        lambda settings: ShrunkToEqual(_build(settings["policy"]), 0.0),
-    ),
-    Ensemble: _Kind(
-        lambda policy: {"members": _describe(policy.members)},
-        lambda settings: Ensemble(_build(settings["members"])),
-    ),
-}
-
-
-def _describe(policy: Policy) -> dict[str, Any]:
-    kind = _KINDS.get(type(policy))
-    if kind is None:
-        known = ", ".join(cls.__name__ for cls in _KINDS)
-        raise InputError(
-            f"{type(policy).__name__}: only the package's own policies can be saved ({known}); "
-            "save your own with equinox.tree_serialise_leaves"
-        )
-    return {"class": type(policy).__name__, **kind.describe(policy)}
-
-
-def _build(settings: dict[str, Any]) -> Policy:
-    settings = dict(settings)
-    name = settings.pop("class")
-    return {cls.__name__: kind for cls, kind in _KINDS.items()}[name].build(settings)
+class _OutsideClass(InputError):
+    """The description names a class that neither apportion has nor the caller gave."""
 
 
 def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None = None) -> Path:
-    """Save a policy as `policy.safetensors` in a folder; returns the file.
+    """Save a policy as `policy.safetensors` and `policy.json` in a folder; returns the former.
 
     Parameters
     ----------
     policy
-        One of the package's policies, alone or wrapped (`Ensemble`, `PartialTrading`,
-        `ShrunkToEqual`), with or without leading axes of runs.
+        Any policy that keeps the arguments of its constructor in fields (see `Policy`), yours
+        included; alone or wrapped, with or without leading axes of runs.
     folder
-        Where to; it is made if it is not there.
+        Where to save it; created if needed.
     about
         Plain facts to keep with it, such as the entities it was trained on.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = tempfile.mkdtemp()
-    >>> policy = Recurrent(channels=1, hidden=4, key=jax.random.key(0))
-    >>> file = save_policy(policy, folder)
-    >>> bool((load_policy(folder).score.of_features == policy.score.of_features).all())
-    True
-    """
-    path = Path(folder) / FILE
-    description = {"format": _FORMAT, "policy": _describe(policy), "about": about or {}}
-    write_arrays(path, _named(policy), description)
-    return path
-
-
-def load_policy(folder: Path | str) -> Policy:
-    """The policy that `save_policy` put in a folder (or its file).
 
     Raises
     ------
     InputError
-        The file is missing, damaged, or was not made by `save_policy`.
+        The policy could not be loaded again, or has numbers that are not finite.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from apportion.policy import Recurrent
+    >>> folder = tempfile.mkdtemp()
+    >>> policy = Recurrent(channels=1, hidden=4, key=jax.random.key(0))
+    >>> file = save_policy(policy, folder)
+    >>> bool(eqx.tree_equal(load_policy(folder), policy))
+    True
     """
-    return _read(folder)[0]
+    folder, name = Path(folder), type(policy).__name__
+    arrays, classes = _named_arrays(policy), []
+    described = _describe(policy, "", classes)
+    # As it will be read back: the digest below is of what the file says.
+    content = {"format": _FORMAT, "policy": described, "about": about or {}}
+    content = json.loads(to_json(content))
+    again = _load(content, arrays, tuple(classes), name)
+    if _describe(again, "", []) != described:
+        raise InputError(
+            f"{name}: made again from its own fields it differs, so it cannot be saved; keep each "
+            "argument of the constructor as it was given, in a field of the same name"
+        )
+    write_json(folder / DESCRIPTION, content)
+    write_arrays(folder / ARRAYS, arrays, {"format": _FORMAT, "description": _digest(content)})
+    return folder / ARRAYS
+
+
+def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Policy:
+    """Load the policy that `save_policy` wrote to a folder (or to the file given).
+
+    Parameters
+    ----------
+    folder
+        The folder, or one of the two files in it.
+    kind
+        Your own class, or classes, where the policy is made of any: a class from outside apportion
+        is only used when it is given here.
+
+    Raises
+    ------
+    InputError
+        The files are missing, damaged, of an older format, or describe no valid policy.
+    """
+    content, arrays, source = _read(folder)
+    return _load(content, arrays, kind if isinstance(kind, tuple) else (kind,), source)
 
 
 def load_about(folder: Path | str) -> dict[str, Any]:
     """The facts kept with a saved policy."""
-    return _read(folder)[1]
+    return _read(folder)[0].get("about", {})
 
 
-def _read(folder: Path | str) -> tuple[Policy, dict[str, Any]]:
+def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
+    """Description, arrays and where they are from, once both files are seen to belong together."""
     path = Path(folder)
-    path = path / FILE if path.is_dir() else path
-    arrays, description = read_arrays(path)
-    if description.get("format") != _FORMAT:
+    folder = path.parent if path.name in (ARRAYS, DESCRIPTION) else path
+    arrays, header = read_arrays(folder / ARRAYS)
+    found = header.get("format")
+    if found == _OLDER_FORMAT:
         raise InputError(
-            f"{path}: holds {description.get('format', 'something')!r}, not a policy; "
+            f"{folder / ARRAYS}: is of the older format {found!r}, which this version of apportion "
+            "does not read; train it again, or save it again with this version"
+        )
+    if found != _FORMAT:
+        raise InputError(
+            f"{folder / ARRAYS}: holds {found or 'something'!r}, not a policy; "
             "give a folder written by save_policy"
         )
+    path = folder / DESCRIPTION
     try:
-        skeleton = eqx.filter_eval_shape(_build, description["policy"])
-        return _pour(skeleton, arrays), description["about"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; it belongs beside {ARRAYS}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid JSON ({error}); use another copy") from None
+    if not isinstance(content, dict) or _digest(content) != header.get("description"):
         raise InputError(
-            f"{path}: its description does not make a policy ({error}); save the policy again"
-        ) from None
+            f"{path}: was changed, or belongs to another {ARRAYS} than the one beside it; "
+            "use another copy of both"
+        )
+    return content, arrays, str(path)
 
 
-def _named(tree: PyTree) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
-    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+def _digest(content: dict[str, Any]) -> str:
+    """Of what the JSON says, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _pour(skeleton: PyTree, arrays: dict[str, np.ndarray]) -> Any:
-    """The skeleton with the arrays in their places; leading axes of runs may stand before them."""
-    places = jax.tree_util.tree_leaves_with_path(eqx.filter(skeleton, _is_place))
-    wanted = {_name(path): leaf for path, leaf in places}
-    if wanted.keys() != arrays.keys():
-        odd = sorted(wanted.keys() ^ arrays.keys())[0]
-        raise ValueError(f"array {odd} is missing or too many")
-    for name, place in wanted.items():
-        given = arrays[name]
-        end = given.ndim - len(place.shape)
-        if end < 0 or given.shape[end:] != place.shape or given.dtype != place.dtype:
-            raise ValueError(
-                f"array {name} is {given.dtype}{list(given.shape)}, "
-                f"{place.dtype}{list(place.shape)} is wanted"
-            )
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jnp.asarray(arrays[_name(path)]) if _is_place(leaf) else leaf, skeleton
+def _load(
+    content: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    kinds: tuple[type, ...],
+    source: str,
+) -> Policy:
+    try:
+        given = {name: jnp.asarray(array) for name, array in arrays.items()}
+        # Only shapes are computed, whatever sizes the description asks for.
+        skeleton = eqx.filter_eval_shape(lambda: _build(content["policy"], given, kinds))
+        if not isinstance(skeleton, Policy):
+            raise ValueError(f"{type(skeleton).__name__} is not a policy")
+        return _fill(skeleton, arrays)
+    except _OutsideClass as error:
+        raise InputError(f"{source}: {error}") from None
+    except Exception as error:
+        # A constructor may raise anything, and each of it means the same here.
+        raise InputError(
+            f"{source}: its description does not make a policy ({error}); save the policy again"
+        ) from error
+
+
+def _parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """The constructor's parameters."""
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    return {parameter.name: parameter for parameter in parameters}
+
+
+def _import_path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, Any]:
+    """The constructor call that makes a module; the classes it needs are appended to `classes`."""
+    cls = type(module)
+    classes.append(cls)
+    arguments = {}
+    for name in _parameters(cls):
+        if name == "key":
+            continue
+        try:
+            value = getattr(module, name)
+        except AttributeError:
+            raise InputError(
+                f"{cls.__name__}: its constructor takes {name!r}, which it does not keep, so it "
+                f"cannot be saved; keep the argument in a field of that name"
+            ) from None
+        arguments[name] = _to_plain(value, f"{path}{name}", classes)
+    return {"class": _import_path(cls), "arguments": arguments}
+
+
+def _to_plain(value: Any, path: str, classes: list[type]) -> Any:
+    """An argument as JSON; an array is named by its place among the policy's arrays."""
+    if isinstance(value, eqx.Module):
+        return _describe(value, f"{path}/", classes)
+    if eqx.is_array(value):
+        return {"array": path}
+    if isinstance(value, list | tuple):
+        items = [_to_plain(item, f"{path}/{i}", classes) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{path} is {value}, which is not finite, so it cannot be saved")
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise InputError(
+            f"{path} is of type {type(value).__name__}, which cannot be saved; the arguments of a "
+            "policy's constructor are numbers, text, arrays, other policies, or lists of these"
+        )
+    return value
+
+
+def _build(described: Any, arrays: Mapping[str, jax.Array], kinds: tuple[type, ...]) -> Any:
+    """The reverse of `_to_plain`."""
+    match described:
+        case {"class": str(path), "arguments": dict(arguments)}:
+            cls = _find_class(path, kinds)
+            values = {name: _build(value, arrays, kinds) for name, value in arguments.items()}
+            return _construct(cls, values)
+        case {"array": str(name)}:
+            return arrays[name]
+        case {"tuple": list(items)}:
+            return tuple(_build(item, arrays, kinds) for item in items)
+        case list(items):
+            return [_build(item, arrays, kinds) for item in items]
+        case None | bool() | int() | float() | str():
+            return described
+    raise ValueError(f"{described!r} describes nothing")
+
+
+def _construct(cls: type, arguments: dict[str, Any]) -> Any:
+    parameters = _parameters(cls)
+    for name, value in arguments.items():
+        accepted = _ACCEPTED.get(parameters[name].annotation) if name in parameters else None
+        if accepted and type(value) in _ACCEPTED and type(value) not in accepted:
+            raise ValueError(f"{name} is {value!r}, which is of type {type(value).__name__}")
+    # The arrays a key would make are replaced by the saved ones.
+    key = {"key": jax.random.key(0)} if "key" in parameters else {}
+    return cls(**arguments, **key)
+
+
+def _find_class(path: str, kinds: tuple[type, ...]) -> type:
+    module, _, name = path.rpartition(".")
+    if path.startswith("apportion."):
+        found = getattr(import_module(module), name, None)
+        if not isinstance(found, type) or not issubclass(found, Policy | Head):
+            raise ValueError(f"this version of apportion has no policy {path}")
+        return found
+    for kind in kinds:
+        # By name only: the class may have moved to another module since.
+        if path.endswith(f".{kind.__qualname__}"):
+            return kind
+    raise _OutsideClass(
+        f"holds a policy of class {path}, which is not part of apportion; "
+        f"if you trust it, pass the class itself: load_policy(folder, kind={name})"
     )
 
 
-def _is_place(leaf: Any) -> bool:
+def _named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {leaf_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _fill(skeleton: Policy, arrays: Mapping[str, np.ndarray]) -> Policy:
+    """The policy with its arrays in place; leading axes of runs may come before their shapes."""
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(skeleton, _is_shape))
+    expected = {leaf_name(path): leaf for path, leaf in leaves}
+    if expected.keys() != arrays.keys():
+        odd = min(expected.keys() ^ arrays.keys())
+        raise ValueError(f"array {odd} is {'missing' if odd in expected else 'not expected'}")
+    for name, leaf in expected.items():
+        given = arrays[name]
+        leading = given.ndim - len(leaf.shape)
+        if leading < 0 or given.shape[leading:] != leaf.shape or given.dtype != leaf.dtype:
+            raise ValueError(
+                f"array {name} is {given.dtype}{list(given.shape)}, "
+                f"expected {leaf.dtype}{list(leaf.shape)}"
+            )
+        if jnp.issubdtype(given.dtype, jnp.inexact) and not np.isfinite(given).all():
+            raise ValueError(f"array {name} has values that are not finite")
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.asarray(arrays[leaf_name(path)]) if _is_shape(leaf) else leaf,
+        skeleton,
+    )
+
+
+def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
