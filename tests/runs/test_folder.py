@@ -1,5 +1,8 @@
 import json
+import subprocess
+import sys
 import warnings
+from contextlib import contextmanager
 from functools import cache
 
 import equinox as eqx
@@ -9,20 +12,19 @@ import pandas as pd
 import pytest
 
 import apportion
-from apportion.algorithm import begin
-from apportion.runs.checkpoint import from_arrays, to_arrays
-from apportion.errors import InputError
+from apportion.algorithm import Algorithm, begin
+from apportion.domains.budget.problem import Budget
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.domains.portfolio.settings import PortfolioJob
-from apportion.studies.portfolio.demo_settings import DemoSettings
+from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
-from apportion.domains.budget.problem import Budget
-from apportion.runs.folder import KEPT, Run, load_run
 from apportion.runs.atomic import read_arrays
+from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.runs.folder import KEPT, Run, load_run
 from apportion.runs.settings_file import from_mapping, from_toml, to_toml
+from apportion.studies.portfolio.demo_settings import DemoSettings
 from apportion.tasks import draw_tasks
-from apportion.training import assemble
 
 KEY = jax.random.key(7)
 
@@ -40,7 +42,7 @@ def _rows(first: int, last: int) -> pd.DataFrame:
 @cache
 def _state(hidden: int = 4):
     problem, policy = Budget.simulate(8, 20), Recurrent(2, hidden, key=KEY)
-    algorithm = assemble(problem, draw_tasks(8, 3, 5), policy, Direct(4))
+    algorithm = Algorithm.of(problem, draw_tasks(8, 3, 5), policy, Direct(4))
     return eqx.filter_jit(begin)(algorithm, policy, KEY)
 
 
@@ -76,7 +78,7 @@ def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
         run.write_rows("metrics", last, _rows(last - 1, last))
         run.write_checkpoint(last, {"x": np.zeros(2)}, {})
     (run.folder / ".torn.1.part").write_bytes(b"half")
-    run.cut_back(4)
+    run.truncate_after(4)
     run.write_rows("metrics", 6, _rows(5, 6))
     assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert run.newest_checkpoint()[0] == 4
@@ -110,8 +112,58 @@ def test_settings_changed_behind_a_checkpoint_are_noticed(run):
         run.newest_checkpoint()
 
 
-def test_two_processes_cannot_train_in_one_folder(run):
-    with run.alone(), pytest.raises(InputError, match="another process"), run.alone():
+HOLD = """
+import sys
+from apportion.runs.folder import load_run
+with load_run(sys.argv[1]).lock():
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def _holder(run):
+    """Another process that holds the run's lock until it reads a line."""
+    command = [sys.executable, "-c", HOLD, str(run.folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_one_process_cannot_train_twice_in_one_folder(run):
+    with run.lock(), pytest.raises(InputError, match="another process"), run.lock():
+        pass
+    with run.lock():
+        pass
+
+
+def test_a_second_process_is_refused_and_a_killed_holder_lets_go(run):
+    with _holder(run) as process:
+        with pytest.raises(InputError, match="another process is training in it"), run.lock():
+            pass
+        process.kill()
+        process.wait()
+        with run.lock():
+            pass
+
+
+def test_a_holder_that_ends_lets_go(run):
+    with _holder(run) as process:
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        with run.lock():
+            pass
+
+
+def test_an_error_under_the_lock_lets_go(run):
+    with pytest.raises(KeyError), run.lock():
+        raise KeyError
+    with run.lock():
         pass
 
 

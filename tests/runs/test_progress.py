@@ -1,13 +1,22 @@
 import io
+import re
 import sys
 
 import pytest
 
-from apportion.runs.progress import Lines, Live, Quiet, Standing, collapse, describe, open_progress
+from apportion.runs.progress import (
+    Lines,
+    Live,
+    Quiet,
+    TrainingStatus,
+    collapse,
+    describe,
+    open_progress,
+)
 
 
-def _standing(step: int, warning: str = "") -> Standing:
-    return Standing(step, 100, 0.25, 0.02, ("3 (40%)", "1 (20%)"), warning)
+def _status(step: int, warning: str = "") -> TrainingStatus:
+    return TrainingStatus(step, 100, 0.25, 0.02, ("3 (40%)", "1 (20%)"), warning)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +36,7 @@ def test_a_collapsed_policy_is_warned_of(deviation, width, done, words):
 
 
 def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
-    line = describe(_standing(50, "watch out"), 10.0)
+    line = describe(_status(50, "watch out"), 10.0)
     for part in (
         "step 50 of 100",
         "10 steps/s",
@@ -43,7 +52,7 @@ def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
 def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
     lines = Lines(seconds=3600)
     for step in range(10, 101, 10):
-        lines.training(_standing(step))
+        lines.training(_status(step))
     lines.note("a note")
     out, err = capsys.readouterr()
     assert out == ""
@@ -57,20 +66,22 @@ def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
 def test_a_new_warning_is_told_at_once_and_once(capsys):
     lines = Lines(seconds=3600)
     for step in (10, 20, 30):
-        lines.training(_standing(step, "" if step == 10 else "it collapsed"))
+        lines.training(_status(step, "" if step == 10 else "it collapsed"))
     assert capsys.readouterr().err.count("it collapsed") == 1
 
 
 def test_quiet_says_nothing(capsys):
     with open_progress(quiet=True) as progress:
-        progress.training(_standing(1))
+        progress.training(_status(1))
         progress.stage("words", 0.5)
         progress.note("words")
     assert isinstance(progress, Quiet)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_live_display_with_everything_on_it(monkeypatch):
+def _terminal(monkeypatch) -> io.StringIO:
+    """Make standard error a terminal."""
+
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -79,11 +90,48 @@ def test_a_terminal_gets_a_live_display_with_everything_on_it(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
+    return terminal
+
+
+def test_a_terminal_gets_a_live_display_with_everything_on_it(monkeypatch):
+    terminal = _terminal(monkeypatch)
     with open_progress() as progress:
         assert isinstance(progress, Live)
         progress.stage("compiling")
-        progress.training(_standing(50, "it collapsed"), "P-MTL [bold]")
+        progress.training(_status(50, "it collapsed"), "P-MTL [bold]")
         progress.note("a [note]")
     shown = terminal.getvalue()
     for part in ("step 50 of 100", "0.25", "3 (40%)", "it collapsed", "P-MTL [bold]", "a [note]"):
         assert part in shown
+
+
+def test_the_live_display_shows_speed_and_time_left_from_the_second_chunk_on(monkeypatch):
+    _terminal(monkeypatch)
+    with open_progress() as progress:
+        progress.training(_status(10), "first")
+        assert "steps/s" not in _drawn(progress)
+        progress.training(_status(20), "first")
+        assert "steps/s" in _drawn(progress)
+        assert re.search(r"\d+:\d\d", _drawn(progress))
+        progress.training(_status(10), "second")
+        assert "steps/s" not in _drawn(progress)
+        assert "step 10 of 100" in _drawn(progress)
+
+
+def test_a_stage_shows_its_fraction_and_drops_the_numbers_of_training(monkeypatch):
+    _terminal(monkeypatch)
+    with open_progress() as progress:
+        progress.training(_status(50))
+        progress.stage("testing", 0.25)
+        assert "testing" in _drawn(progress)
+        assert "25%" in _drawn(progress)
+        assert "reward" not in _drawn(progress)
+        progress.stage("saving")
+        assert "25%" not in _drawn(progress)
+
+
+def _drawn(progress: Live) -> str:
+    """The display as it stands, without colours."""
+    with progress._console.capture() as capture:
+        progress._console.print(progress._live.renderable)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())

@@ -59,17 +59,17 @@ def _train(folder: Path, cache: Path, fault: str | None = None, after: int = 0) 
     """Begin the run, or continue it: what `apportion train` and `apportion resume` do."""
     import jax
 
-    from apportion.runs.runner import resume_in, train_in
     from apportion.runs.progress import Quiet
+    from apportion.runs.runner import resume_run, start_run
 
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if fault is not None:
         _break_save(fault, after)
     if (folder / "settings.toml").exists():
-        resume_in(folder, Quiet())
+        resume_run(folder, Quiet())
     else:
-        train_in(folder, "budget", SETTINGS, Quiet())
+        start_run(folder, "budget", SETTINGS, Quiet())
 
 
 def _live_and_die(folder: Path, cache: Path, rng: random.Random) -> None:
@@ -101,7 +101,7 @@ def _assert_same(one: Path, other: Path) -> None:
     for table in ("metrics", "probabilities"):
         pd.testing.assert_frame_equal(first.table(table), second.table(table), check_exact=True)
     last = f"checkpoints/step-{SETTINGS.steps:09d}.safetensors"
-    for file in ("policy.safetensors", "results.json", "settings.toml", last):
+    for file in ("policy.safetensors", "policy.json", "results.json", "settings.toml", last):
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
     assert not list(other.rglob(".*.part"))
 

@@ -1,4 +1,4 @@
-"""What a run was made with and on: versions, device, seed, data; known without starting JAX."""
+"""The environment of a run: versions, device, seed, data; found without importing JAX."""
 
 import os
 import platform
@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import apportion
 
 CORE = ("jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "pandas", "pyarrow", "safetensors")
 EXTRAS = {
@@ -26,13 +28,13 @@ def installed(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python, this package and what it computes with."""
-    own = {"python": platform.python_version(), "apportion": installed("apportion")}
+    """Versions of Python, apportion and the packages it computes with."""
+    own = {"python": platform.python_version(), "apportion": apportion.__version__}
     return own | {name: installed(name) for name in CORE}
 
 
 def devices() -> list[str]:
-    """What there is to compute on, seen from the operating system."""
+    """The processors and graphics cards the operating system sees."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = [f"{cores} CPU cores ({platform.machine()})"]
     for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -42,7 +44,7 @@ def devices() -> list[str]:
 
 
 def environment(*, seed: int, device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """What belongs in a run's `environment.json`."""
+    """The content of a run's `environment.json`."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),

@@ -1,19 +1,20 @@
 """A run as a folder: settings, environment, metrics, checkpoints, policy, results.
 
-    settings.toml         runs it again
-    environment.json      versions, device, seed, fingerprint of the data
-    choice.json           what a job chose before it trained, where it chooses
-    metrics.parquet/      a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
+    settings.toml           the settings, to run it again
+    environment.json        versions, device, seed, fingerprint of the data
+    choice.json             what a job chose before it trained, where it chooses
+    metrics.parquet/        a row for each recorded step; one part a chunk, `pandas.read_parquet` opens it
     probabilities.parquet/  each task's chance to be drawn, a row a chunk
-    checkpoints/          the newest states, each checked by its own SHA-256
-    policy.safetensors    the trained policy
-    results.json          what it is worth; written last, so a run that has it is finished
+    checkpoints/            the newest states, each checked by its own SHA-256
+    policy.safetensors      the trained policy's arrays
+    policy.json             the trained policy's class and constructor arguments
+    headline.json           the first lines of the report: title, subtitle, cards, text
+    results.json            the measured results; written last, so a run that has it is finished
 
-Rows are written before the checkpoint of the same step and cut back to the checkpoint that is
-resumed from, so that none is lost and none is there twice.
+Rows are written before the checkpoint of the same step. A resumed run first removes the rows after
+its checkpoint, so that none is lost and none is there twice.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -23,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from apportion.errors import InputError
 from apportion.runs.atomic import read_arrays, write_arrays, write_atomic, write_json
@@ -36,12 +39,12 @@ if TYPE_CHECKING:
     from apportion.policy import Policy
 
 KEPT = 3
-"""Checkpoints kept: should the newest be damaged, the one before it serves."""
+"""Checkpoints kept: where the newest is damaged, the one before it is used."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, to read and to write.
+    """A run's folder, for reading and writing.
 
     Examples
     --------
@@ -66,7 +69,7 @@ class Run:
             )
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; choose a folder")
-        # Settings come last: with them the folder is a run, and everything else is there.
+        # Settings come last: a folder that has them is a run, and has everything else.
         write_json(folder / "environment.json", environment)
         write_atomic(folder / "settings.toml", to_toml(settings, job).encode())
         return cls(folder)
@@ -89,13 +92,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether the run is complete."""
         return (self.folder / "results.json").exists()
 
     @property
     def results(self) -> dict[str, Any]:
-        """What the trained policy is worth, as the job measured it."""
-        self._demand_finished()
+        """The trained policy's results, as the job measured them."""
+        self._require_finished()
         return json.loads((self.folder / "results.json").read_text())
 
     @property
@@ -108,10 +111,10 @@ class Run:
         """The trained policy."""
         from apportion.runs.policy_file import load_policy
 
-        self._demand_finished()
+        self._require_finished()
         return load_policy(self.folder)
 
-    def _demand_finished(self) -> None:
+    def _require_finished(self) -> None:
         if not self.finished:
             raise InputError(
                 f"{self.folder}: the run is not finished; continue it with "
@@ -119,7 +122,7 @@ class Run:
             )
 
     def table(self, name: str) -> "pd.DataFrame":
-        """A table that grew chunk by chunk, its rows in the order of their steps."""
+        """A table written chunk by chunk, its rows in the order of their steps."""
         import pandas as pd
 
         parts = sorted((self.folder / f"{name}.parquet").glob("step-*.parquet"))
@@ -131,7 +134,7 @@ class Run:
         return self.metrics
 
     def summary(self) -> str:
-        """What is trained, how far, and how the last tenth of it went."""
+        """What is trained, how far it is, and the means over the last tenth of the steps."""
         metrics = self.metrics
         state = "finished" if self.finished else "not finished"
         if metrics.empty:
@@ -164,25 +167,25 @@ class Run:
         write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), buffer.getvalue())
 
     def write_choice(self, choice: dict[str, Any]) -> None:
-        """Keep what was chosen before training."""
+        """Save what was chosen before training."""
         write_json(
             self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
         )
 
     @property
     def choice(self) -> dict[str, Any] | None:
-        """What was chosen before training; None where nothing was yet."""
+        """What was chosen before training, or None."""
         path = self.folder / "choice.json"
         if not path.exists():
             return None
         kept = json.loads(path.read_text())
-        self._demand_settings_of(kept, path)
+        self._require_same_settings(kept, path)
         return kept["choice"]
 
     def write_checkpoint(
         self, step: int, arrays: "dict[str, np.ndarray]", about: dict[str, Any]
     ) -> None:
-        """Save a state, then drop the oldest beyond `KEPT`."""
+        """Save a state, then delete the oldest beyond `KEPT`."""
         about = about | {"step": step, "settings": self._settings_digest()}
         write_arrays(self._checkpoints / _part(step, "safetensors"), arrays, about)
         for old in sorted(self._checkpoints.glob("step-*.safetensors"))[:-KEPT]:
@@ -198,36 +201,42 @@ class Run:
             except InputError as error:
                 warnings.warn(f"skipped a damaged checkpoint: {error}", stacklevel=2)
                 continue
-            self._demand_settings_of(about, path)
+            self._require_same_settings(about, path)
             return about["step"], arrays, about
         return None
 
-    def cut_back(self, step: int) -> None:
-        """Forget everything after a step, and what a killed save left behind."""
-        grown = self.folder.glob("*.parquet/step-*.parquet")
-        for part in [*grown, *self._checkpoints.glob("step-*.safetensors")]:
+    def truncate_after(self, step: int) -> None:
+        """Remove everything after a step, and what a killed save left behind."""
+        tables = self.folder.glob("*.parquet/step-*.parquet")
+        for part in [*tables, *self._checkpoints.glob("step-*.safetensors")]:
             if int(part.stem.removeprefix("step-")) > step:
                 part.unlink()
-        for torn in self.folder.rglob(".*.part"):
-            torn.unlink()
+        for unfinished in self.folder.rglob(".*.part"):
+            unfinished.unlink()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the folder: a second process that trains in it is refused. A kill lets go of it."""
-        with open(self.folder / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(
-                    f"{self.folder}: another process is training in it; wait for it or stop it"
-                ) from None
+    def lock(self) -> Iterator[None]:
+        """Lock the folder: a second process that trains in it is refused.
+
+        The operating system releases the lock when its holder ends, however it ends.
+        """
+        lock = FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise InputError(
+                f"{self.folder}: another process is training in it; wait for it or stop it"
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     @property
     def _checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
-    def _demand_settings_of(self, saved: dict[str, Any], path: Path) -> None:
+    def _require_same_settings(self, saved: dict[str, Any], path: Path) -> None:
         if saved.get("settings") != self._settings_digest():
             raise InputError(
                 f"{self.folder / 'settings.toml'}: was changed since {path.name} was saved; "
@@ -243,7 +252,7 @@ def _part(step: int, suffix: str) -> str:
 
 
 def load_run(folder: Path | str) -> Run:
-    """A run's folder, to look at or to take its policy from.
+    """Open a run's folder, to inspect it or to use its policy.
 
     Raises
     ------
@@ -252,6 +261,6 @@ def load_run(folder: Path | str) -> Run:
     """
     folder = Path(folder)
     if not (folder / "settings.toml").is_file():
-        what = "holds no run" if folder.is_dir() else "no such folder"
-        raise InputError(f"{folder}: {what}; give a folder made by `apportion train`")
+        reason = "holds no run" if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: {reason}; give a folder made by `apportion train`")
     return Run(folder)

@@ -1,4 +1,4 @@
-"""What a job hands to whoever runs it: data to vouch for, a way to train, and what came out."""
+"""What a job gives to the runner: a description of its data, a function that trains, its outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A trained policy, what it is worth, and the tables its report shows."""
+    """A trained policy, its measured results, and the tables its report shows."""
 
     policy: "Policy"
     results: dict[str, Any]
     """Plain numbers, for `results.json` and `--json`."""
     summary: str
-    """The same for reading."""
+    """The same as text."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Facts to keep with the policy."""
+    """Facts to save with the policy."""
     headline: dict[str, Any] = field(default_factory=dict)
-    """The report's first lines: title, subtitle, cards, words."""
+    """The first lines of the report: title, subtitle, cards, text."""
     tables: "dict[str, pd.DataFrame]" = field(default_factory=dict)
     """Tables for the report, by name."""
 
 
 @dataclass(frozen=True)
-class Work:
+class PreparedJob:
     """A job with its data read and checked, ready to train."""
 
     data: dict[str, Any]
-    """What the data is, fingerprint included."""
+    """What the data is, with its fingerprint."""
     train: "Callable[..., Outcome]"
-    """Train with a visitor of chunks, from what a function makes of the first state, and with what was
-    chosen where there is a choice: train(on_chunk, resume) or train(on_chunk, resume, choice)."""
+    """Trains: `train(on_chunk, resume)`, or `train(on_chunk, resume, choice)` where there is a choice.
+    `on_chunk` is called at every chunk's end; `resume` turns the first state into the one to start from."""
     choose: "Callable[[OnChunk], dict[str, Any]] | None" = None
-    """What has to be chosen before training, by training of its own that a visitor may watch: plain
-    values, kept in the run's folder, so that a run chooses once."""
+    """Makes the choices that precede training, by training of its own: plain values, saved in the run's
+    folder, so that a run chooses once."""

@@ -1,12 +1,11 @@
-"""How long work shows that it is alive: steps a second, time left, reward, distance from equal shares.
+"""Progress of long-running work: steps a second, time left, reward, distance from equal shares.
 
-On a terminal it is a live display, elsewhere plain lines now and then; both on standard error.
+A live display on a terminal, plain lines now and then elsewhere; both on standard error.
 """
 
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ ONE_ABOVE = 0.98
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where training stands, in the numbers a display shows."""
+class TrainingStatus:
+    """How far training is, in the numbers a display shows."""
 
     step: int
     steps: int
@@ -31,8 +30,8 @@ class Standing:
     warning: str
 
     @classmethod
-    def of(cls, chunk: "Chunk") -> "Standing":
-        """Read a chunk: means over its steps, and the tasks drawn most often in it."""
+    def of(cls, chunk: "Chunk") -> "TrainingStatus":
+        """The status at a chunk's end: means over its steps, and the tasks drawn most often in it."""
         metrics = chunk.metrics
         share: Any = metrics["task"].value_counts(normalize=True).head(3)
         drawn = tuple(f"{int(task)} ({part:.0%})" for task, part in share.items())
@@ -44,7 +43,7 @@ class Standing:
 
 
 def collapse(deviation: float, width: int, done: float) -> str:
-    """What to warn of, from the mean deviation from equal shares over `width` entities.
+    """A warning, from the mean deviation from equal shares over `width` entities, or nothing.
 
     >>> collapse(0.89, 10, 0.5)
     'the policy puts nearly everything on one entity'
@@ -53,7 +52,7 @@ def collapse(deviation: float, width: int, done: float) -> str:
     """
     if width < 2:
         return ""
-    # An untrained policy is at equal shares by design; only one that stays there is worth a word.
+    # An untrained policy is at equal shares by design; only one that stays there deserves a warning.
     if deviation < EQUAL_BELOW and done > 0.2:
         return "the policy is at equal shares and has learnt nothing else"
     if deviation > ONE_ABOVE * (1 - 1 / width):
@@ -62,23 +61,23 @@ def collapse(deviation: float, width: int, done: float) -> str:
 
 
 class Progress(ABC):
-    """What long work reports to."""
+    """What long-running work reports its progress to."""
 
     @abstractmethod
-    def training(self, standing: Standing, title: str = "training") -> None:
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
         """A chunk of training is done."""
 
     @abstractmethod
-    def stage(self, words: str, done: float | None = None) -> None:
-        """Work other than training: what is going on, and which fraction is done if that is known."""
+    def stage(self, text: str, done: float | None = None) -> None:
+        """Work other than training: what it is, and the fraction done where that is known."""
 
     @abstractmethod
-    def note(self, words: str) -> None:
-        """Something to know."""
+    def note(self, text: str) -> None:
+        """A message to show once."""
 
     @abstractmethod
     def close(self) -> None:
-        """No more is to come."""
+        """End of the work."""
 
     def __enter__(self) -> "Progress":
         return self
@@ -88,15 +87,15 @@ class Progress(ABC):
 
 
 class Quiet(Progress):
-    """Says nothing."""
+    """Shows nothing."""
 
-    def training(self, standing: Standing, title: str = "training") -> None:
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
         pass
 
-    def stage(self, words: str, done: float | None = None) -> None:
+    def stage(self, text: str, done: float | None = None) -> None:
         pass
 
-    def note(self, words: str) -> None:
+    def note(self, text: str) -> None:
         pass
 
     def close(self) -> None:
@@ -104,40 +103,39 @@ class Quiet(Progress):
 
 
 @dataclass
-class _Clock:
-    """Speed and time left, from the steps seen so far."""
+class _Speed:
+    """Steps a second, from the first chunk's end: the first chunk also compiles."""
 
     first: tuple[float, int] | None = None
     last: tuple[float, int] | None = None
 
-    def tick(self, step: int) -> None:
+    def update(self, step: int) -> None:
         now = (time.monotonic(), step)
         if self.first is None or (self.last is not None and step < self.last[1]):
             self.first = now
         self.last = now
 
-    def speed(self) -> float | None:
-        """Steps a second; the first chunk, which compiles, is left out."""
+    def steps_a_second(self) -> float | None:
         if self.first is None or self.last is None or self.last[1] == self.first[1]:
             return None
         return (self.last[1] - self.first[1]) / max(self.last[0] - self.first[0], 1e-9)
 
 
-def describe(standing: Standing, speed: float | None) -> str:
-    """One line of where training stands.
+def describe(status: TrainingStatus, speed: float | None) -> str:
+    """One line on how far training is.
 
-    >>> describe(Standing(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
+    >>> describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
     'step 50 of 100, 25 steps/s, 2 s left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
     """
-    parts = [f"step {standing.step} of {standing.steps}"]
+    parts = [f"step {status.step} of {status.steps}"]
     if speed:
-        left = (standing.steps - standing.step) / speed
+        left = (status.steps - status.step) / speed
         parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
-    parts += [f"reward {standing.reward:.4g}", f"from equal {standing.deviation:.3g}"]
-    if standing.most_drawn:
-        parts.append(f"most drawn tasks {', '.join(standing.most_drawn)}")
-    if standing.warning:
-        parts.append(f"warning: {standing.warning}")
+    parts += [f"reward {status.reward:.4g}", f"from equal {status.deviation:.3g}"]
+    if status.most_drawn:
+        parts.append(f"most drawn tasks {', '.join(status.most_drawn)}")
+    if status.warning:
+        parts.append(f"warning: {status.warning}")
     return ", ".join(parts)
 
 
@@ -153,90 +151,102 @@ class Lines(Progress):
     """Plain lines, at most one every `seconds`, for logs and pipes."""
 
     seconds: float = 5.0
-    _clock: _Clock = field(default_factory=_Clock)
-    _said: float = -1e9
+    _speed: _Speed = field(default_factory=_Speed)
+    _printed: float = -1e9
     _warned: str = ""
 
-    def training(self, standing: Standing, title: str = "training") -> None:
-        self._clock.tick(standing.step)
-        fresh = standing.warning != self._warned
-        self._warned = standing.warning
-        line = f"{title}: {describe(standing, self._clock.speed())}"
-        self._say(line, always=fresh or standing.step == standing.steps)
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
+        self._speed.update(status.step)
+        fresh = status.warning != self._warned
+        self._warned = status.warning
+        line = f"{title}: {describe(status, self._speed.steps_a_second())}"
+        self._print(line, always=fresh or status.step == status.steps)
 
-    def stage(self, words: str, done: float | None = None) -> None:
-        self._say(words if done is None else f"{words} ({done:.0%})", always=False)
+    def stage(self, text: str, done: float | None = None) -> None:
+        self._print(text if done is None else f"{text} ({done:.0%})", always=False)
 
-    def note(self, words: str) -> None:
-        self._say(words, always=True)
+    def note(self, text: str) -> None:
+        self._print(text, always=True)
 
     def close(self) -> None:
         pass
 
-    def _say(self, line: str, *, always: bool) -> None:
+    def _print(self, line: str, *, always: bool) -> None:
         now = time.monotonic()
-        if always or now - self._said >= self.seconds:
-            self._said = now
+        if always or now - self._printed >= self.seconds:
+            self._printed = now
             print(line, file=sys.stderr, flush=True)
 
 
 class Live(Progress):
-    """A live display: a bar with the numbers beside it, redrawn in place."""
+    """A live display on a terminal: a bar with the numbers below it, redrawn in place."""
 
     def __init__(self) -> None:
+        from rich import progress
         from rich.console import Console
         from rich.live import Live as RichLive
 
         self._console = Console(stderr=True)
-        self._live = RichLive(console=self._console, refresh_per_second=8, transient=True)
+        # Speed is estimated over minutes, for a chunk may take that long.
+        self._bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}", style="bold", markup=False),
+            progress.BarColumn(bar_width=32),
+            progress.TextColumn("{task.fields[count]}", markup=False),
+            progress.TextColumn("{task.fields[speed]}", markup=False),
+            progress.TimeRemainingColumn(compact=True),
+            console=self._console,
+            speed_estimate_period=600,
+        )
+        self._task = self._bar.add_task("starting", total=None, count="", speed="")
+        self._live = RichLive(
+            self._bar, console=self._console, refresh_per_second=8, transient=True
+        )
         self._live.start()
-        self._clock = _Clock()
-        self.stage("starting")
 
-    def training(self, standing: Standing, title: str = "training") -> None:
-        self._clock.tick(standing.step)
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        task = self._bar.tasks[0]
+        if (task.description, task.total) != (title, status.steps) or status.step < task.completed:
+            self._restart(title, status.steps)
+        self._bar.update(
+            self._task, completed=status.step, count=f"step {status.step} of {status.steps}"
+        )
+        speed = self._bar.tasks[0].speed
+        self._bar.update(self._task, speed=f"{speed:.3g} steps/s" if speed else "")
         rows = [
-            ("reward", f"{standing.reward:.4g}"),
-            ("from equal shares", f"{standing.deviation:.4g}"),
-            ("most drawn tasks", ", ".join(standing.most_drawn)),
+            ("reward", f"{status.reward:.4g}", ""),
+            ("from equal shares", f"{status.deviation:.4g}", ""),
+            ("most drawn tasks", ", ".join(status.most_drawn), ""),
         ]
-        if standing.warning:
-            rows.append(("[yellow]warning[/yellow]", f"[yellow]{standing.warning}[/yellow]"))
-        speed = self._clock.speed()
-        ahead = f"step {standing.step} of {standing.steps}"
-        if speed:
-            left = (standing.steps - standing.step) / speed
-            ahead += f"  {speed:.3g} steps/s  {_duration(left)} left"
-        self._draw(title, standing.step / standing.steps, ahead, rows)
+        if status.warning:
+            rows.append(("warning", status.warning, "yellow"))
+        numbers = Table.grid(padding=(0, 2))
+        for name, value, style in rows:
+            numbers.add_row("", Text(name, style or "dim"), Text(value, style))
+        self._live.update(Group(self._bar, numbers))
 
-    def stage(self, words: str, done: float | None = None) -> None:
-        self._draw(words, done, "" if done is None else f"{done:.0%}", [])
+    def stage(self, text: str, done: float | None = None) -> None:
+        if self._bar.tasks[0].description != text:
+            # Without a known fraction the bar pulses.
+            self._restart(text, None if done is None else 1.0)
+        if done is not None:
+            self._bar.update(self._task, total=1.0, completed=done, count=f"{done:.0%}")
+        self._live.update(self._bar)
 
-    def note(self, words: str) -> None:
-        self._console.print(words, markup=False, highlight=False)
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         self._live.stop()
 
-    def _draw(
-        self, title: str, done: float | None, ahead: str, rows: Sequence[tuple[str, str]]
-    ) -> None:
-        from rich.console import Group
-        from rich.markup import escape
-        from rich.progress_bar import ProgressBar
-        from rich.spinner import Spinner
-        from rich.table import Table
-
-        head = Table.grid(padding=(0, 1))
-        # Without a known fraction the bar runs to and fro.
-        bar = ProgressBar(
-            total=None if done is None else 1.0, completed=min(max(done or 0.0, 0.0), 1.0), width=32
-        )
-        head.add_row(Spinner("dots"), f"[bold]{escape(title)}[/bold]", bar, ahead)
-        body = Table.grid(padding=(0, 2))
-        for name, value in rows:
-            body.add_row("", f"[dim]{name}[/dim]", value)
-        self._live.update(Group(head, body))
+    def _restart(self, title: str, total: float | None) -> None:
+        """Begin the bar again, forgetting the speed so far."""
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(title, total=total, count="", speed="")
 
 
 def open_progress(*, quiet: bool = False) -> Progress:

@@ -1,11 +1,11 @@
-"""The jobs `apportion train` knows, by name; each is imported when it is asked for."""
+"""The jobs of `apportion train` by name; each is imported when it is needed."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from apportion.errors import InputError
-from apportion.runs.job import Work
+from apportion.runs.job import PreparedJob
 from apportion.runs.settings_file import suggest
 
 _JOBS = {
@@ -31,7 +31,7 @@ def settings_of(job: str) -> type:
     return getattr(import_module(f"{domain}.settings"), name)
 
 
-def prepare(job: str, settings: Any) -> Work:
-    """Read and check a job's data; from here on there is JAX."""
-    preparer: Callable[[Any], Work] = import_module(f"{_entry(job)[0]}.job").prepare
+def prepare(job: str, settings: Any) -> PreparedJob:
+    """Read and check a job's data; this imports JAX."""
+    preparer: Callable[[Any], PreparedJob] = import_module(f"{_entry(job)[0]}.job").prepare
     return preparer(settings)

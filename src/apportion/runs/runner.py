@@ -1,8 +1,8 @@
-"""Running a job in a folder: chunk by chunk, saving as it goes, stopping when asked, resuming exactly.
+"""Running a job in a folder: chunk by chunk, saving as it goes, stopping on request, resuming exactly.
 
 At every chunk's end rows are written, then, when a save is due, the state. A save is due when the
-time since the last one is twenty times what that one took, so that saving costs at most a twentieth.
-What a job chooses before it trains is saved when it is whole.
+time since the last one is twenty times what that one took, so that saving takes at most a twentieth
+of the time. What a job chooses before it trains is saved once the choice is complete.
 """
 
 import json
@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,23 @@ import numpy as np
 import pandas as pd
 
 from apportion.algorithm import RunState
+from apportion.errors import InputError
+from apportion.runs.atomic import write_json
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.errors import InputError
-from apportion.runs.tensorboard import Events
-from apportion.runs.registry import prepare, settings_of
-from apportion.runs.job import Outcome, Work
-from apportion.runs.progress import Progress, Standing
 from apportion.runs.folder import Run, load_run
+from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.policy_file import save_policy
-from apportion.runs.atomic import write_json
+from apportion.runs.progress import Progress, TrainingStatus
+from apportion.runs.registry import prepare, settings_of
 from apportion.runs.settings_file import from_mapping
+from apportion.runs.tensorboard import Events
 from apportion.training import Chunk, OnChunk
 
-Choose = Callable[[OnChunk], dict[str, Any]]
-_REST = 20.0
-_SHOWN_TASKS = 1000
-"""Probabilities over time are kept for as many tasks as a picture can show."""
+_SAVE_AFTER = 20.0
+"""A save is due after this many times the seconds the last one took."""
+_MOST_TASKS = 1000
+"""Probabilities over time are saved for no more tasks than a plot can show."""
 
 
 class Stopped(InputError):
@@ -45,25 +45,25 @@ class Stopped(InputError):
 
 @dataclass
 class Stop:
-    """Whether someone asked to stop."""
+    """Whether the user has asked to stop."""
 
-    asked: bool = False
+    requested: bool = False
 
 
 @contextmanager
 def interrupts() -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask to stop at the next chunk's end; a second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM request a stop at the next chunk's end; a second Ctrl-C stops at once."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def ask(number: int, _: Any) -> None:
-        if stop.asked:
+    def request(number: int, _: Any) -> None:
+        if stop.requested:
             raise KeyboardInterrupt
-        stop.asked = True
+        stop.requested = True
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
@@ -71,7 +71,7 @@ def interrupts() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def train_in(
+def start_run(
     folder: Path, job: str, settings: Any, progress: Progress, *, tensorboard: bool = False
 ) -> Outcome:
     """Train a job in a new folder.
@@ -79,90 +79,109 @@ def train_in(
     Raises
     ------
     Stopped
-        Someone asked to stop; everything is saved.
+        The user asked to stop; everything is saved.
     """
-    work = prepare(job, settings)
+    prepared = prepare(job, settings)
     device = jax.devices()[0]
-    made_on = f"{device.platform}: {device.device_kind}"
-    facts = environment(seed=settings.seed, device=made_on, data=work.data)
+    device_name = f"{device.platform}: {device.device_kind}"
+    facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
     run = Run.create(folder, job, settings, facts)
-    return _train(run, work, progress, tensorboard)
+    return _train(run, prepared, progress, tensorboard)
 
 
-def resume_in(folder: Path, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:
+def resume_run(folder: Path, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:
     """Continue a run exactly where it stopped; None where it is finished already."""
     run = load_run(folder)
     if run.finished:
         return None
     source = str(run.folder / "settings.toml")
     settings = from_mapping(run.settings, settings_of(run.job), source)
-    work = prepare(run.job, settings)
+    prepared = prepare(run.job, settings)
     before = run.environment
-    if before["data"] != work.data:
+    if before["data"] != prepared.data:
         raise InputError(
             f"{folder}: the data is not what the run started with ({before['data']} then, "
-            f"{work.data} now); put it back, or train anew in another folder"
+            f"{prepared.data} now); put it back, or train anew in another folder"
         )
     changed = {k: v for k, v in versions().items() if before["versions"].get(k) != v}
     if changed:
         progress.note(f"warning: versions have changed since the run started, to {changed}")
-    return _train(run, work, progress, tensorboard)
+    return _train(run, prepared, progress, tensorboard)
 
 
-def _train(run: Run, work: Work, progress: Progress, tensorboard: bool) -> Outcome:
-    with run.alone(), interrupts() as stop:
-        found = run.newest_checkpoint()
-        begun = 0 if found is None else found[0]
-        run.cut_back(begun)
-        if begun:
-            progress.note(f"continuing after step {begun}")
+def finish(run: Run, outcome: Outcome) -> None:
+    """Write the outcome; `results.json` comes last, because it marks the run as finished."""
+    save_policy(outcome.policy, run.folder, outcome.about)
+    for name, table in outcome.tables.items():
+        table.to_csv(run.folder / f"{name}.csv", index=False)
+    write_json(run.folder / "headline.json", outcome.headline)
+    write_json(run.folder / "results.json", outcome.results)
+
+
+def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: bool) -> Outcome:
+    with run.lock(), interrupts() as stop:
+        saved = run.newest_checkpoint()
+        done = 0 if saved is None else saved[0]
+        run.truncate_after(done)
+        if done:
+            progress.note(f"continuing after step {done}")
         progress.stage("compiling")
-        events = Events(run.folder, begun) if tensorboard else None
-        due = 0.0
 
         def resume(first: RunState) -> RunState:
-            return first if found is None else from_arrays(first, *found[1:], str(run.folder))
+            return first if saved is None else from_arrays(first, *saved[1:], str(run.folder))
 
-        def on_chunk(chunk: Chunk) -> bool:
-            nonlocal due
-            run.write_rows("metrics", chunk.step, chunk.metrics)
-            if len(chunk.algorithm.tasks) <= _SHOWN_TASKS:
-                run.write_rows("probabilities", chunk.step, _probabilities(chunk))
-            start = time.monotonic()
-            if stop.asked or chunk.step >= chunk.steps or start >= due:
-                run.write_checkpoint(chunk.step, *to_arrays(chunk.state))
-                due = time.monotonic() + _REST * (time.monotonic() - start)
-            if events is not None:
-                events.write(chunk)
-            progress.training(Standing.of(chunk))
-            if stop.asked and chunk.step < chunk.steps:
-                raise Stopped(
-                    f"stopped after step {chunk.step} of {chunk.steps}, all saved; continue with "
-                    f"`apportion resume {run.folder}`"
-                )
-            return False
-
-        try:
-            chosen = () if work.choose is None else (_chosen(run, work.choose, progress, stop),)
-            outcome = work.train(on_chunk, resume, *chosen)
-        finally:
-            if events is not None:
-                events.close()
+        with closing(Events(run.folder, done)) if tensorboard else nullcontext() as events:
+            on_chunk = _Recorder(run, progress, stop, events)
+            choose = prepared.choose
+            chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
+            outcome = prepared.train(on_chunk, resume, *chosen)
         progress.stage("saving")
         finish(run, outcome)
     return outcome
 
 
-def _chosen(run: Run, choose: Choose, progress: Progress, stop: Stop) -> dict[str, Any]:
-    """What was chosen before, or is chosen now; only a finished choice is kept."""
-    kept = run.choice
-    if kept is not None:
-        return kept
+@dataclass
+class _Recorder:
+    """Called at every chunk's end: writes its rows, saves the state when due, reports, stops."""
+
+    run: Run
+    progress: Progress
+    stop: Stop
+    events: Events | None
+    save_due: float = 0.0
+
+    def __call__(self, chunk: Chunk) -> bool:
+        self.run.write_rows("metrics", chunk.step, chunk.metrics)
+        if len(chunk.algorithm.tasks) <= _MOST_TASKS:
+            self.run.write_rows("probabilities", chunk.step, _probabilities(chunk))
+        start = time.monotonic()
+        if self.stop.requested or chunk.step >= chunk.steps or start >= self.save_due:
+            self.run.write_checkpoint(chunk.step, *to_arrays(chunk.state))
+            now = time.monotonic()
+            self.save_due = now + _SAVE_AFTER * (now - start)
+        if self.events is not None:
+            self.events.write(chunk)
+        self.progress.training(TrainingStatus.of(chunk))
+        if self.stop.requested and chunk.step < chunk.steps:
+            raise Stopped(
+                f"stopped after step {chunk.step} of {chunk.steps}, all saved; continue with "
+                f"`apportion resume {self.run.folder}`"
+            )
+        return False
+
+
+def _load_or_choose(
+    run: Run, choose: Callable[[OnChunk], dict[str, Any]], progress: Progress, stop: Stop
+) -> dict[str, Any]:
+    """What the run chose before, or chooses now; only a complete choice is saved."""
+    saved = run.choice
+    if saved is not None:
+        return saved
 
     def on_chunk(chunk: Chunk) -> bool:
-        # Too few of its steps are recorded to say which tasks were drawn.
-        progress.training(replace(Standing.of(chunk), most_drawn=()), "choosing")
-        if stop.asked:
+        # Too few of its steps are recorded to show which tasks were drawn.
+        progress.training(replace(TrainingStatus.of(chunk), most_drawn=()), "choosing")
+        if stop.requested:
             raise Stopped(
                 f"stopped while choosing, after step {chunk.step} of {chunk.steps}, of which nothing "
                 f"is saved; begin the choice again with `apportion resume {run.folder}`"
@@ -172,26 +191,17 @@ def _chosen(run: Run, choose: Choose, progress: Progress, stop: Stop) -> dict[st
     choice = choose(on_chunk)
     run.write_choice(choice)
     progress.stage("compiling")
-    # As it reads when it is taken from the folder: a resumed run has the very same.
+    # As it reads from the file, so that a resumed run has exactly the same.
     return json.loads(json.dumps(choice))
-
-
-def finish(run: Run, outcome: Outcome) -> None:
-    """Write what came out; `results.json` last, for it says that all the rest is there."""
-    save_policy(outcome.policy, run.folder, outcome.about)
-    for name, table in outcome.tables.items():
-        table.to_csv(run.folder / f"{name}.csv", index=False)
-    write_json(run.folder / "headline.json", outcome.headline)
-    write_json(run.folder / "results.json", outcome.results)
 
 
 def _probabilities(chunk: Chunk) -> pd.DataFrame:
     """A row: the step and each task's chance to be drawn next, the mean over runs."""
 
-    def look(state: RunState) -> jax.Array:
+    def of_state(state: RunState) -> jax.Array:
         return chunk.algorithm.selection.probabilities(state.selection)
 
     several = chunk.state.step.ndim > 0
-    chances = np.asarray(jax.vmap(look)(chunk.state) if several else look(chunk.state))
+    chances = np.asarray(jax.vmap(of_state)(chunk.state) if several else of_state(chunk.state))
     means = chances.reshape(-1, chances.shape[-1]).mean(0)
     return pd.DataFrame({"step": [chunk.step]} | {f"task {t}": [p] for t, p in enumerate(means)})

@@ -1,4 +1,4 @@
-"""TensorBoard event files of a run: the means of every chunk, written beside the run's own tables."""
+"""TensorBoard event files of a run: the means of every chunk, in addition to the run's tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ class Events:
                 "TensorBoard event files need tensorboardX, which is not installed; "
                 "run pip install 'apportion[tensorboard]' or leave --tensorboard out"
             ) from None
-        # Steps after a resumed one that were written before the kill are purged by the reader.
+        # The reader drops steps after `step` that a killed run had written already.
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, chunk: "Chunk") -> None:

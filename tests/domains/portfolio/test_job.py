@@ -24,8 +24,8 @@ from apportion.errors import InputError
 from apportion.report.folders import write_report
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_policy
-from apportion.runs.progress import Quiet, Standing
-from apportion.runs.runner import Stopped, resume_in, train_in
+from apportion.runs.progress import Quiet, TrainingStatus
+from apportion.runs.runner import Stopped, resume_run, start_run
 
 PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 UNTIL = "2002-12-15"
@@ -53,8 +53,8 @@ class Watched(Quiet):
         self.seen: list[tuple[str, int]] = []
         self.title, self.act = title, act
 
-    def training(self, standing: Standing, title: str = "training") -> None:
-        self.seen.append((title, standing.step))
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
+        self.seen.append((title, status.step))
         if title == self.title and self.act is not None:
             self.act()
 
@@ -85,7 +85,7 @@ def without_slow_baselines():
 def whole(place):
     progress = Watched()
     settings = replace(TINY, prices=place / "prices.csv")
-    outcome = train_in(place / "whole", "portfolio", settings, progress)
+    outcome = start_run(place / "whole", "portfolio", settings, progress)
     return outcome, progress.seen
 
 
@@ -143,7 +143,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place):
     later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
     replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
     settings = replace(TINY, prices=place / "later.csv")
-    touched = train_in(place / "later", "portfolio", settings, Quiet())
+    touched = start_run(place / "later", "portfolio", settings, Quiet())
     assert touched.results["net"] != whole[0].results["net"]
     for file in ("choice.csv", "policy.safetensors"):
         assert (place / "later" / file).read_bytes() == (place / "whole" / file).read_bytes()
@@ -163,13 +163,13 @@ def test_a_run_stopped_while_choosing_and_killed_after_ends_the_same(whole, plac
     folder = place / "broken"
     settings = replace(TINY, prices=place / "prices.csv")
     with pytest.raises(Stopped, match="stopped while choosing, after step 3 of 6"):
-        train_in(folder, "portfolio", settings, Watched("choosing", interrupt))
+        start_run(folder, "portfolio", settings, Watched("choosing", interrupt))
     assert load_run(folder).choice is None
     with pytest.raises(SystemError):
-        resume_in(folder, Watched("training", die))
+        resume_run(folder, Watched("training", die))
     assert load_run(folder).choice == load_run(place / "whole").choice
     last = Watched()
-    resume_in(folder, last)
+    resume_run(folder, last)
     assert "choosing" not in {title for title, _ in last.seen}
     for file in ("choice.json", "choice.csv", "policy.safetensors", "results.json"):
         assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes(), file

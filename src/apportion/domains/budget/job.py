@@ -19,13 +19,13 @@ from apportion.learners.direct import Direct
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.problem import evaluate
-from apportion.runs.job import Outcome, Work
+from apportion.runs.job import Outcome, PreparedJob
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume
 
 
-def prepare(settings: BudgetSettings) -> Work:
+def prepare(settings: BudgetSettings) -> PreparedJob:
     """Simulate the market and draw the tasks."""
     problem = Budget.simulate(
         settings.universe, settings.periods, noise=settings.noise, seed=settings.seed
@@ -50,7 +50,7 @@ def prepare(settings: BudgetSettings) -> Work:
         policy = averaged(training.policy, settings.members)
         return evaluate_policy(problem, policy, own, fresh, settings)
 
-    return Work(data, work)
+    return PreparedJob(data, work)
 
 
 def _sample_tasks(entities: np.ndarray, settings: BudgetSettings) -> Tasks:

@@ -18,14 +18,14 @@ from apportion.domains.training import averaged, train_members
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.runs.job import Outcome, Work
+from apportion.runs.job import Outcome, PreparedJob
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks, TaskSets
 from apportion.training import Chunks, OnChunk, Resume
 from apportion.trees import copies
 
 
-def prepare(settings: FederatedSettings) -> Work:
+def prepare(settings: FederatedSettings) -> PreparedJob:
     """Read the digits, deal them out to the clients and draw the tasks."""
     digits = read_digits(settings)
     federation, partition = build(settings, digits)
@@ -48,7 +48,7 @@ def prepare(settings: FederatedSettings) -> Work:
         policy = averaged(training.policy, settings.members)
         return evaluate_policy(federation, policy, fresh, settings)
 
-    return Work(data, work)
+    return PreparedJob(data, work)
 
 
 def evaluate_policy(

@@ -34,7 +34,7 @@ from apportion.domains.portfolio.validation import (
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.environment import installed
-from apportion.runs.job import Outcome, Work
+from apportion.runs.job import Outcome, PreparedJob
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 
@@ -44,7 +44,7 @@ def read_prices(path: Path | None) -> Prices:
     return embedded_prices() if path is None else load_prices(path)
 
 
-def prepare(settings: PortfolioJob) -> Work:
+def prepare(settings: PortfolioJob) -> PreparedJob:
     """Read and check the prices, and cut off what is not to be trained on."""
     prices = read_prices(settings.prices)
     known = prices if settings.until is None else prices.until(settings.until)
@@ -100,7 +100,7 @@ def prepare(settings: PortfolioJob) -> Work:
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
-    return Work(data, train, choose if some else None)
+    return PreparedJob(data, train, choose if some else None)
 
 
 def _describe_choice(

@@ -4,7 +4,8 @@ Every experiment holds other stocks out. All policies get equal updates on the d
 walk through 2018 to 2022, net of 25 bp; comparisons are paired by experiment and year.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -14,35 +15,32 @@ import numpy as np
 import pandas as pd
 
 from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.backtest import Backtest, backtest
+from apportion.domains.portfolio.backtest import LAZY, Backtest, backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.job import LAZY, tables
+from apportion.domains.portfolio.job import tables
 from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    algorithm_settings,
-    first_policies,
-    learner,
-    training_market,
-)
+from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.settings import METHOD_NAMES, Method
 from apportion.policy import Policy
-from apportion.priority import Priority
 from apportion.runs.job import Outcome
-from apportion.runs.progress import Progress, Standing
+from apportion.runs.progress import Progress, TrainingStatus
 from apportion.studies.portfolio.demo_settings import DemoSettings
+from apportion.studies.portfolio.experiments import Splits
 from apportion.studies.portfolio.findings import Gains, claims_of, headline_of, sentences
-from apportion.tasks import Tasks, draw_tasks, split_entities
-from apportion.training import Chunk, Training, train_runs
+from apportion.tasks import Tasks, TaskSets, single_tasks
+from apportion.training import Chunk, Chunks, TrainingResult
+from apportion.trees import repeat, stack, take
 
 FIRST, TEST = "2008-01-01", "2018-01-01"
 HELD_OUT = 8
 SHOWN = 3
 """Tasks of each experiment that are tested; each has its single-task policy."""
-ETA, TRUST = 0.1, 0.5
-DAYS = 252
+K, ETA = 0.5, 0.1
 _BASELINES = ("exponentiated-gradient", "momentum", "inverse-volatility", "volatility-tilt")
 
 
@@ -57,7 +55,7 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
-    """Train, test, and say what held."""
+    """Train, test, and report what held."""
     prices = embedded_prices().since(FIRST)
     known = prices.until(TEST)
     s = PortfolioSettings.paper(
@@ -70,14 +68,24 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
         steps=settings.steps,
         seed=settings.seed,
     )
-    splits = _splits(len(prices.tickers), s, settings.experiments)
+    splits = Splits.draw(
+        len(prices.tickers),
+        s.task_size,
+        seeds=[s.seed + experiment for experiment in range(settings.experiments)],
+        held_out=HELD_OUT,
+        own=max(s.tasks, SHOWN),
+        shown=SHOWN,
+    )
     progress.note(
         f"{len(prices.tickers)} stocks; {settings.experiments} experiments hold {HELD_OUT} of them "
         f"out; training on {known.dates[0]} to {known.dates[-1]}, testing until {prices.dates[-1]}"
     )
     several, seen = _train(known, s, splits, ("pmtl", "mtl"), progress)
     alone, _ = _train(known, s, splits, ("stl",), progress)
-    policies = {"pmtl": _every(several.policy, 0, 2), "mtl": _every(several.policy, 1, 2)}
+    policies = {
+        method: take(several.policy, slice(place, None, 2))
+        for place, method in enumerate(("pmtl", "mtl"))
+    }
     policies |= {"careful": _careful(policies["pmtl"]), "stl": alone.policy}
     claims = claims_of(_gains(policies, splits, prices, s, progress))
     progress.stage("backtesting on held-out stocks")
@@ -92,7 +100,7 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     }
     return Demo(
         Outcome(
-            _first(policies["careful"]),
+            take(policies["careful"], 0),
             {"claims": claims, "backtest": record.to_json()},
             sentences(claims),
             about,
@@ -105,83 +113,50 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Splits:
-    """Stocks seen and unseen, and tasks of both, stacked by experiment."""
-
-    seen: list[np.ndarray]
-    unseen: list[np.ndarray]
-    own: Tasks
-    fresh: Tasks
-
-
-def _splits(universe: int, s: PortfolioSettings, experiments: int) -> _Splits:
-    seeds = [s.seed + number for number in range(experiments)]
-    halves = [split_entities(universe, HELD_OUT, seed=seed) for seed in seeds]
-
-    def tasks(half: int, count: int) -> Tasks:
-        drawn = [
-            draw_tasks(entities[half], s.task_size, count, seed=seed)
-            for entities, seed in zip(halves, seeds, strict=True)
-        ]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
-
-    seen, unseen = [half[0] for half in halves], [half[1] for half in halves]
-    return _Splits(seen, unseen, tasks(0, max(s.tasks, SHOWN)), tasks(1, SHOWN))
-
-
 def _train(
     known: Prices,
     s: PortfolioSettings,
-    splits: _Splits,
-    methods: tuple[str, ...],
+    splits: Splits,
+    methods: tuple[Method, ...],
     progress: Progress,
-) -> tuple[Training, list[dict[str, float]]]:
+) -> tuple[TrainingResult, list[dict[str, float]]]:
     """All policies of these methods in one vmap: by experiment, then by method or single task."""
     single = methods == ("stl",)
-    each = SHOWN if single else len(methods)
-    runs = len(splits.seen) * each
     if single:
-        tasks = jax.tree.map(lambda a: a[:, :SHOWN].reshape(runs, 1, -1), splits.own)
+        tasks = single_tasks(splits.own.first(SHOWN).flat)
     else:
-        tasks = jax.tree.map(lambda a: jnp.repeat(a[:, : s.tasks], each, 0), splits.own)
-    names = " and ".join(method.upper().replace("PMTL", "P-MTL") for method in methods)
+        tasks = splits.own.first(s.tasks).repeated(len(methods))
+    experiments, runs = len(splits.seen), len(tasks)
+    names = " and ".join(METHOD_NAMES[method] for method in methods)
     title = f"{names}: {runs} policies at once"
     progress.stage(f"{title}, compiling")
     seen: list[dict[str, float]] = []
 
     def on_chunk(chunk: Chunk) -> None:
-        progress.training(Standing.of(chunk), title)
-        state = jax.tree.map(lambda leaf: leaf[0], chunk.state.selection)
-        chances = np.asarray(_first(chunk.algorithm.selection).probabilities(state))
+        progress.training(TrainingStatus.of(chunk), title)
+        first = take(chunk.algorithm.selection, 0)
+        chances = np.asarray(first.probabilities(take(chunk.state.selection, 0)))
         row = {f"task {t}": float(p) for t, p in enumerate(chances)}
         seen.append({"step": float(chunk.step), **row})
 
-    market = training_market(known, s)
-    alphas = [s.alpha if method == "pmtl" else 0.0 for method in methods]
+    selections = [replace(s, method=methods[run % len(methods)]).selection() for run in range(runs)]
     # Methods of one experiment start from the same parameters and differ by method alone.
-    starts = jnp.repeat(jax.random.split(jax.random.key(s.seed), len(splits.seen)), each)
-    training = train_runs(
-        market,
+    starts = jax.random.split(jax.random.key(s.seed), experiments)
+    training = train_policies(
+        training_market(known, s),
         tasks,
-        first_policies(s, market, starts),
-        learner(s),
-        steps=s.steps,
-        selection=Priority(
-            jnp.resize(jnp.asarray(alphas), (runs,)), s.beta, s.smoothing, 1 - 1 / s.task_size
-        ),
-        chunk=100,
-        record_every=int(np.gcd(s.steps, 5)),
-        on_chunk=on_chunk,
-        keys=jax.random.split(jax.random.key(s.seed + 1), runs),
-        **algorithm_settings(s, market),
+        s,
+        policy_keys=jnp.repeat(starts, runs // experiments),
+        run_keys=jax.random.split(jax.random.key(s.seed + 1), runs),
+        selection=stack(selections),
+        chunks=Chunks(100, math.gcd(s.steps, 5), on_chunk),
     )
     return training, seen
 
 
 def _gains(
     policies: dict[str, Policy],
-    splits: _Splits,
+    splits: Splits,
     prices: Prices,
     s: PortfolioSettings,
     progress: Progress,
@@ -194,51 +169,48 @@ def _gains(
     def yearly(log_returns: jax.Array) -> np.ndarray:
         log = np.asarray(log_returns).reshape(experiments, -1, len(years)).mean(1)
         means = [log[:, years == year].mean(-1) for year in np.unique(years)]
-        return 100 * DAYS * np.stack(means, -1)
+        return 100 * TRADING_DAYS * np.stack(means, -1)
 
     gains: Gains = {}
-    own = jax.tree.map(lambda a: a[:, :SHOWN], splits.own)
-    for number, (kind, tasks) in enumerate({"own": own, "held-out": splits.fresh}.items()):
+    own = splits.own.first(SHOWN)
+    for number, (kind, tasks) in enumerate({"own": own, "held-out": splits.held_out}.items()):
         progress.stage(f"testing on {kind} tasks", number / 2)
-        equal = yearly(_walk_all(EqualShares(), market, tasks))
-        gains[LAZY, kind] = yearly(_walk_all(_lazy(), market, tasks)) - equal
+        equal = yearly(_walk_all(EqualShares(), market, tasks.flat))
+        gains[LAZY, kind] = yearly(_walk_all(lazy_rebalancing(), market, tasks.flat)) - equal
         for name in ("pmtl", "mtl", "careful"):
             gains[name, kind] = yearly(_walk_each(policies[name], market, tasks)) - equal
         # A single-task policy has one task of its own, and every held-out one.
-        if kind == "own":
-            tasks = jax.tree.map(lambda a: a.reshape(experiments * SHOWN, 1, -1), tasks)
-        else:
-            tasks = jax.tree.map(lambda a: jnp.repeat(a, SHOWN, 0), tasks)
-        gains["stl", kind] = yearly(_walk_each(policies["stl"], market, tasks)) - equal
+        alone = single_tasks(tasks.flat) if kind == "own" else repeat(tasks, SHOWN)
+        gains["stl", kind] = yearly(_walk_each(policies["stl"], market, alone)) - equal
     return gains
 
 
 @eqx.filter_jit
-def _walk_each(policies: Policy, market: Market, tasks: Tasks) -> jax.Array:
+def _walk_each(policies: Policy, market: Market, tasks: TaskSets) -> jax.Array:
     """Net log returns of stacked policies, each on its own tasks, (runs, tasks, time)."""
-    return eqx.filter_vmap(lambda policy, own: _walk_all(policy, market, own))(policies, tasks)
+    walk = eqx.filter_vmap(lambda policy, own: _walk_all(policy, market, own))
+    return walk(policies, tasks.each)
 
 
 @eqx.filter_jit
 def _walk_all(policy: Policy, market: Market, tasks: Tasks) -> jax.Array:
-    """Net log returns of one policy on tasks stacked in any way."""
-    flat = jax.tree.map(lambda a: a.reshape(-1, a.shape[-1]), tasks)
-    return jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(flat)
+    """Net log returns of one policy on each of some tasks."""
+    return jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(tasks.each)
 
 
 def _backtest(
-    policies: dict[str, Policy], splits: _Splits, prices: Prices, s: PortfolioSettings
+    policies: dict[str, Policy], splits: Splits, prices: Prices, s: PortfolioSettings
 ) -> Backtest:
     """The first experiment's policies on the stocks it held out."""
     unseen = prices.select([prices.tickers[i] for i in splits.unseen[0]])
     return backtest(
         unseen,
         {
-            "policy": _first(policies["careful"]),
-            "p-mtl": _first(policies["pmtl"]),
-            "mtl": _first(policies["mtl"]),
-            "stl": _first(policies["stl"]),
-            LAZY: _lazy(),
+            "policy": take(policies["careful"], 0),
+            "p-mtl": take(policies["pmtl"], 0),
+            "mtl": take(policies["mtl"], 0),
+            "stl": take(policies["stl"], 0),
+            LAZY: lazy_rebalancing(),
         },
         baselines={name: BASELINES[name] for name in _BASELINES},
         hindsight={name: BASELINES[name] for name in ("buy-and-hold", "best-crp")},
@@ -248,27 +220,14 @@ def _backtest(
     )
 
 
-def _lazy() -> Policy:
-    return PartialTrading(EqualShares(), ETA)
-
-
 def _careful(policies: Policy) -> Policy:
     """Half of the way from equal shares to the policy, a tenth of that traded each day."""
-    return eqx.filter_vmap(lambda policy: PartialTrading(ShrunkToEqual(policy, TRUST), ETA))(
+    return eqx.filter_vmap(lambda policy: PartialTrading(ShrunkToEqual(policy, K), ETA))(
         policies
     )
 
 
-def _first(stacked: Any) -> Any:
-    """The first of stacked things; numbers they share stay as they are."""
-    return jax.tree.map(lambda a: a[0] if eqx.is_array(a) and a.ndim else a, stacked)
-
-
-def _every(stacked: Policy, start: int, step: int) -> Policy:
-    return jax.tree.map(lambda a: a[start::step] if eqx.is_array(a) else a, stacked)
-
-
-def _metrics(training: Training, methods: tuple[str, ...]) -> pd.DataFrame:
+def _metrics(training: TrainingResult, methods: tuple[str, ...]) -> pd.DataFrame:
     """The rows of training, each with its method."""
     table = training.metrics
     return table.assign(method=np.asarray(methods)[table["run"].to_numpy() % len(methods)])
