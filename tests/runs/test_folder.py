@@ -223,7 +223,7 @@ def test_settings_survive_their_file(job, settings, tmp_path):
         ({"tasks": 0}, "tasks is 0; it must be at least 1"),
     ],
 )
-def test_wrong_settings_are_told_in_one_sentence(content, message):
+def test_wrong_settings_are_described_in_one_sentence(content, message):
     with pytest.raises(InputError, match=message):
         from_mapping(content, BudgetSettings, "x.toml")
 

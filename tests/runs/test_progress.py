@@ -63,7 +63,7 @@ def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
     assert said[2] == "a note"
 
 
-def test_a_new_warning_is_told_at_once_and_once(capsys):
+def test_a_new_warning_is_shown_at_once_and_once(capsys):
     lines = Lines(seconds=3600)
     for step in (10, 20, 30):
         lines.training(_status(step, "" if step == 10 else "it collapsed"))

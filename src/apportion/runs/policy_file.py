@@ -72,7 +72,7 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
     folder, name = Path(folder), type(policy).__name__
     arrays, classes = _named_arrays(policy), []
     described = _describe(policy, "", classes)
-    # As it will be read back: the digest below is of what the file says.
+    # As it will be read back: the digest is of the parsed JSON.
     content = {"format": _FORMAT, "policy": described, "about": about or {}}
     content = json.loads(to_json(content))
     again = _load(content, arrays, tuple(classes), name)
@@ -149,7 +149,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Of what the JSON says, however it is laid out."""
+    """SHA-256 of the content; white space and the order of names do not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
