@@ -1,4 +1,6 @@
-"""The synthetic problem: its reward, its closed-form optimum, its augmentation."""
+"""The synthetic problem: its reward, its closed-form optimum, its augmentation, its LSPI."""
+
+from itertools import permutations
 
 import equinox as eqx
 import jax
@@ -7,14 +9,21 @@ import numpy as np
 import pytest
 
 from apportion.domains.synthetic import (
+    Examples,
     Synthetic,
     draw_examples,
     entropic_allocation,
+    lspi_simplex,
     permute_examples,
     reward,
+    separate_basis,
+    simplex_features,
+    simplex_greedy,
     spaced_betas,
+    tied_basis,
 )
 from apportion.errors import InputError
+from apportion.precision import in_float64
 from apportion.problem import check_problem, evaluate
 from apportion.tasks import Tasks
 
@@ -95,3 +104,55 @@ def test_it_is_a_problem_and_the_best_allocation_beats_equal_shares():
 def test_a_range_of_betas_that_reaches_zero_is_refused():
     with pytest.raises(InputError, match="every beta must stay above 0"):
         spaced_betas(10, 1.0)
+
+
+def examples(count, betas, seed):
+    """Draws of the synthetic problem, in NumPy."""
+    rng = np.random.default_rng(seed)
+    states, following = rng.uniform(size=(2, count, len(betas)))
+    shares = rng.dirichlet(np.ones(len(betas)), count)
+    rewards = (states * shares - betas * shares * np.log(shares)).sum(-1)
+    return Examples(states, shares, rewards + 0.02 * rng.normal(size=count), following)
+
+
+def orbit(real):
+    """All orderings of the entities of every example."""
+    orders = np.array(list(permutations(range(real.states.shape[1]))))
+    return Examples(
+        np.concatenate([real.states[:, order] for order in orders]),
+        np.concatenate([real.allocations[:, order] for order in orders]),
+        np.tile(real.rewards, len(orders)),
+        np.concatenate([real.next_states[:, order] for order in orders]),
+    )
+
+
+learn = in_float64(lambda real, basis: lspi_simplex(real, jnp.asarray(basis), 0.5))
+
+
+def test_the_tied_model_is_the_average_over_all_orderings():
+    real = examples(20, spaced_betas(5, 0.6), seed=1)
+    tied = learn(real, tied_basis(5))
+    averaged = learn(orbit(real), separate_basis(5))
+    assert np.abs(tied - averaged).max() < 1e-8
+
+
+def test_tied_parameters_make_an_equivariant_policy():
+    theta = learn(examples(20, spaced_betas(5, 0.4), seed=2), tied_basis(5))
+    greedy = in_float64(simplex_greedy)
+    x = np.random.default_rng(3).uniform(size=5)
+    order = np.array([3, 1, 0, 2, 4])
+    np.testing.assert_allclose(greedy(theta, x[order]), greedy(theta, x)[order], atol=1e-12)
+
+
+def test_the_greedy_allocation_has_the_largest_q_on_the_simplex():
+    rng = np.random.default_rng(0)
+    theta = np.concatenate([rng.normal(size=4), rng.uniform(0.1, 1, 4), rng.normal(size=5)])
+    x = rng.uniform(size=4)
+
+    @in_float64
+    def values(theta, x, others):
+        best = simplex_features(x, simplex_greedy(theta, x)) @ theta
+        return best, simplex_features(jnp.broadcast_to(x, others.shape), others) @ theta
+
+    best, others = values(theta, x, rng.dirichlet(np.ones(4), 3000))
+    assert others.max() <= best + 1e-12

@@ -1,30 +1,11 @@
-"""LSPI in its three forms, against plain NumPy and closed forms."""
-
-from itertools import permutations
+"""LSPI on finite MDPs in both its forms, against plain NumPy and closed forms."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from apportion.domains.synthetic import Examples, spaced_betas
+from apportion.precision import in_float64
 from apportion.theory import MDP, draw_counts, random_family
-from apportion.theory.lspi import (
-    in_float64,
-    lspi_finite,
-    lspi_paths,
-    lspi_simplex,
-    pathwise_lstd,
-    separate_basis,
-    simplex_features,
-    simplex_greedy,
-    tied_basis,
-)
-
-
-def test_precision_is_double_inside_and_untouched_outside():
-    before = jnp.ones(2).dtype
-    assert in_float64(lambda x: x / 3)(np.ones(2)).dtype == np.float64
-    assert jnp.ones(2).dtype == before == jnp.float32
+from apportion.theory.lspi import lspi_finite, lspi_paths, pathwise_lstd
 
 
 def test_pathwise_lstd_is_the_formula_with_nothing_after_the_last_sample():
@@ -96,58 +77,6 @@ def test_more_samples_bring_the_action_values_closer_at_the_root_rate():
         found = lspi_finite(counts.visits, counts.moves, counts.rewards, features, 0.7)
         errors.append(np.sqrt(((found.action_values - best) ** 2).mean()))
     assert 3 < errors[0] / errors[1] < 5
-
-
-def examples(count, betas, seed):
-    """Draws of the synthetic problem, in NumPy."""
-    rng = np.random.default_rng(seed)
-    states, following = rng.uniform(size=(2, count, len(betas)))
-    shares = rng.dirichlet(np.ones(len(betas)), count)
-    rewards = (states * shares - betas * shares * np.log(shares)).sum(-1)
-    return Examples(states, shares, rewards + 0.02 * rng.normal(size=count), following)
-
-
-def orbit(real):
-    """All orderings of the entities of every example."""
-    orders = np.array(list(permutations(range(real.states.shape[1]))))
-    return Examples(
-        np.concatenate([real.states[:, order] for order in orders]),
-        np.concatenate([real.allocations[:, order] for order in orders]),
-        np.tile(real.rewards, len(orders)),
-        np.concatenate([real.next_states[:, order] for order in orders]),
-    )
-
-
-learn = in_float64(lambda real, basis: lspi_simplex(real, jnp.asarray(basis), 0.5))
-
-
-def test_the_tied_model_is_the_average_over_all_orderings():
-    real = examples(20, spaced_betas(5, 0.6), seed=1)
-    tied = learn(real, tied_basis(5))
-    averaged = learn(orbit(real), separate_basis(5))
-    assert np.abs(tied - averaged).max() < 1e-8
-
-
-def test_tied_parameters_make_an_equivariant_policy():
-    theta = learn(examples(20, spaced_betas(5, 0.4), seed=2), tied_basis(5))
-    greedy = in_float64(simplex_greedy)
-    x = np.random.default_rng(3).uniform(size=5)
-    order = np.array([3, 1, 0, 2, 4])
-    np.testing.assert_allclose(greedy(theta, x[order]), greedy(theta, x)[order], atol=1e-12)
-
-
-def test_the_greedy_allocation_has_the_largest_q_on_the_simplex():
-    rng = np.random.default_rng(0)
-    theta = np.concatenate([rng.normal(size=4), rng.uniform(0.1, 1, 4), rng.normal(size=5)])
-    x = rng.uniform(size=4)
-
-    @in_float64
-    def values(theta, x, others):
-        best = simplex_features(x, simplex_greedy(theta, x)) @ theta
-        return best, simplex_features(jnp.broadcast_to(x, others.shape), others) @ theta
-
-    best, others = values(theta, x, rng.dirichlet(np.ones(4), 3000))
-    assert others.max() <= best + 1e-12
 
 
 def test_values_are_clipped_at_their_bound():

@@ -1,7 +1,8 @@
 """The paper's synthetic problem: R(x, a) = sum_i x_i a_i - beta_i a_i log a_i, with x_i ~ U[0, 1].
 
 The betas are evenly spaced around 1/2 over a range eps, the stand-in for the distance between the
-orderings of the entities. The best allocation is in closed form up to one multiplier.
+orderings of the entities. The best allocation is in closed form up to one multiplier, and so is the
+greedy step of `lspi_simplex`, the LSPI of Figure 1.
 """
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from apportion.simplex import equal_shares
 from apportion.tasks import Task
 
 _NEWTON_STEPS = 14
+_MINIMUM_TEMPERATURE = 0.02
 
 
 def entropic_allocation(
@@ -119,6 +121,67 @@ def permute_examples(real: Examples, count: int, *, key: PRNGKeyArray) -> Exampl
         jnp.concatenate([real.rewards, rewards], -1),
         move(real.next_states),
     )
+
+
+def simplex_features(
+    states: Float[Array, "*batch entities"], allocations: Float[Array, "*batch entities"]
+) -> Float[Array, "*batch dimension"]:
+    """{x_i a_i}, {-a_i log a_i}, {a_i - 1/m} for each entity i, and a bias: 3m + 1 features."""
+    m = states.shape[-1]
+    bias = jnp.ones((*states.shape[:-1], 1), states.dtype)
+    entropy = jax.scipy.special.entr(allocations)
+    return jnp.concatenate([states * allocations, entropy, allocations - 1 / m, bias], -1)
+
+
+def separate_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
+    """Every entity has parameters of its own."""
+    return np.eye(3 * entities + 1)
+
+
+def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
+    """All entities share their parameters: the equivariant model, {x a}, {-a log a} and the bias."""
+    basis = np.zeros((3 * entities + 1, 3))
+    basis[:entities, 0] = basis[entities : 2 * entities, 1] = basis[-1, 2] = 1
+    return basis
+
+
+def simplex_greedy(
+    parameters: Float[Array, " features"], state: Float[Array, " entities"]
+) -> Float[Array, " entities"]:
+    """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
+    m = state.shape[0]
+    weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
+    return entropic_allocation(
+        weight * state + offset, jnp.maximum(temperature, _MINIMUM_TEMPERATURE)
+    )
+
+
+def lspi_simplex(
+    examples: Examples,
+    basis: Float[Array, "features dimension"],
+    gamma: float,
+    *,
+    iterations: int = 5,
+    ridge: float = 1e-4,
+) -> Float[Array, " features"]:
+    """LSTD-Q policy iteration over allocations, from theta = 0; traceable, one run.
+
+    The ridge weighs every feature's parameter but the bias, on the LSTD-Q matrix normalised by the
+    number of examples; tied parameters are weighed once for each entity that shares them.
+    """
+    taken = simplex_features(examples.states, examples.allocations) @ basis
+    count = taken.shape[0]
+    penalty = ridge * basis[:-1].T @ basis[:-1]
+    gram = taken.T @ taken / count + penalty
+    target = taken.T @ examples.rewards / count
+
+    def iterate(theta, _):
+        allocations = jax.vmap(simplex_greedy, in_axes=(None, 0))(theta, examples.next_states)
+        following = simplex_features(examples.next_states, allocations) @ basis
+        return basis @ jnp.linalg.solve(gram - gamma * taken.T @ following / count, target), None
+
+    start = jnp.zeros(basis.shape[0], taken.dtype)
+    return jax.lax.scan(iterate, start, length=iterations)[0]
 
 
 class _State(eqx.Module):

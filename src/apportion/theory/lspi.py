@@ -1,12 +1,11 @@
-"""Least-squares policy iteration (LSPI) in the three forms the theory and Figure 1 need.
+"""Least-squares policy iteration (LSPI) on finite MDPs, in the two forms the theory needs.
 
-Pathwise LSTD of V with a greedy step in the model, as in Theorem 1; LSTD of Q with ridge on a finite
-MDP's counts; and LSTD of Q on the simplex, whose greedy step is in closed form. All run in float64
-over any number of independent runs at once, and leave the caller's JAX settings alone.
+Pathwise LSTD of V with a greedy step in the model, as in Theorem 1; and LSTD of Q with ridge on a
+finite MDP's counts. Both run in float64 over any number of independent runs at once, and leave the
+caller's JAX settings alone.
 """
 
-from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -14,25 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from apportion.domains.synthetic import Examples, entropic_allocation
-
-_LEAST_TEMPERATURE = 0.02
-
-
-def in_float64(function: Callable) -> Callable:
-    """Compile and run in float64, give back NumPy arrays; the caller's precision stays as it was.
-
-    >>> in_float64(lambda x: x / 3)(1.0).dtype, jnp.ones(1).dtype
-    (dtype('float64'), dtype('float32'))
-    """
-    compiled = eqx.filter_jit(function)
-
-    @wraps(function)
-    def call(*args, **options):
-        with jax.enable_x64(True):
-            return jax.tree.map(np.asarray, compiled(*args, **options))
-
-    return call
+from apportion.precision import in_float64
 
 
 def pathwise_lstd(
@@ -206,64 +187,3 @@ def _finite(visits, moves, rewards, features, gamma, ridge, iterations: int):
 
     features = jnp.asarray(features)
     return jax.vmap(one)(visits, moves, rewards)
-
-
-def simplex_features(
-    states: Float[Array, "*batch entities"], allocations: Float[Array, "*batch entities"]
-) -> Float[Array, "*batch dimension"]:
-    """{x_i a_i}, {-a_i log a_i}, {a_i - 1/m} for each entity i, and a bias: 3m + 1 features."""
-    m = states.shape[-1]
-    bias = jnp.ones((*states.shape[:-1], 1), states.dtype)
-    entropy = jax.scipy.special.entr(allocations)
-    return jnp.concatenate([states * allocations, entropy, allocations - 1 / m, bias], -1)
-
-
-def separate_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
-    """Every entity has parameters of its own."""
-    return np.eye(3 * entities + 1)
-
-
-def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
-    """All entities share their parameters: the equivariant model, {x a}, {-a log a} and the bias."""
-    basis = np.zeros((3 * entities + 1, 3))
-    basis[:entities, 0] = basis[entities : 2 * entities, 1] = basis[-1, 2] = 1
-    return basis
-
-
-def simplex_greedy(
-    parameters: Float[Array, " features"], state: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
-    """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
-    m = state.shape[0]
-    weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
-    return entropic_allocation(
-        weight * state + offset, jnp.maximum(temperature, _LEAST_TEMPERATURE)
-    )
-
-
-def lspi_simplex(
-    examples: Examples,
-    basis: Float[Array, "features dimension"],
-    gamma: float,
-    *,
-    iterations: int = 5,
-    ridge: float = 1e-4,
-) -> Float[Array, " features"]:
-    """LSTD-Q policy iteration over allocations, from theta = 0; traceable, one run.
-
-    The ridge weighs every feature's parameter but the bias, on the LSTD-Q matrix normalised by the
-    number of examples; tied parameters are weighed once for each entity that shares them.
-    """
-    taken = simplex_features(examples.states, examples.allocations) @ basis
-    count = taken.shape[0]
-    penalty = ridge * basis[:-1].T @ basis[:-1]
-    gram = taken.T @ taken / count + penalty
-    target = taken.T @ examples.rewards / count
-
-    def iterate(theta, _):
-        allocations = jax.vmap(simplex_greedy, in_axes=(None, 0))(theta, examples.next_states)
-        following = simplex_features(examples.next_states, allocations) @ basis
-        return basis @ jnp.linalg.solve(gram - gamma * taken.T @ following / count, target), None
-
-    start = jnp.zeros(basis.shape[0], taken.dtype)
-    return jax.lax.scan(iterate, start, length=iterations)[0]
