@@ -2,8 +2,9 @@
 
 A `Plan` lists its cells, computes those it is handed and turns the rows of all of them into a `Study`.
 Cells that share a program are computed as one batch, a `vmap` over cells; several devices share a
-batch. Every cell's rows are saved when they are there, so that a study that was stopped goes on.
+batch. Every cell's rows are saved as soon as it is finished, so that a study that was stopped goes on.
 
+    cells.json           which plan the cells are of
     cells/NAME.parquet   the rows of a finished cell, while others are missing
     rows.parquet         the rows of all cells
 """
@@ -11,24 +12,28 @@ batch. Every cell's rows are saved when they are there, so that a study that was
 import hashlib
 import io
 import json
+import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 import pandas as pd
+from filelock import FileLock
 
 from apportion.errors import InputError
-from apportion.runs.atomic import write_atomic
+from apportion.runs.atomic import write_atomic, write_json
 
 if TYPE_CHECKING:
     from apportion.studies.study import Study
 
 Progress = Callable[[str, float], None]
-"""Called with what was just done and the fraction of all work done so far."""
+"""Called with what was just done and the fraction of all work done so far; it may raise to stop."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Cell:
 
 
 Rows = Iterator[tuple[Cell, pd.DataFrame]]
+Save = Callable[[Cell, pd.DataFrame], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Plan:
     conclude: "Callable[[pd.DataFrame, dict[str, Any]], Study]"
     """Figure and verdicts from the rows of all cells, in the plan's order, and the settings."""
     settings: dict[str, Any]
-    """Everything needed to run it again, in plain values; cells of other settings are refused."""
+    """Everything needed to run it again, in plain values; cells of other settings are refused. Under
+    `data`, where there is any, what the data is, with its fingerprint."""
     family: str = ""
     """Studies of one family and equal settings share their cells."""
 
@@ -83,6 +90,18 @@ class Plan:
         content = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
+    def run(self, progress: Progress = lambda what, fraction: None) -> "Study":
+        """Compute all cells on this machine and conclude, without a folder."""
+        found: dict[str, pd.DataFrame] = {}
+        compute_here(
+            self,
+            self.cells,
+            lambda cell, rows: found.update({cell.name: rows.assign(cell=cell.name)}),
+            progress,
+        )
+        rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
+        return self.conclude(rows, self.settings)
+
 
 @dataclass(frozen=True)
 class CellStore:
@@ -93,32 +112,38 @@ class CellStore:
 
     def open(self) -> "CellStore":
         """Make the folder this plan's; one that holds cells of other settings is refused."""
-        mark = self.folder / "cells.json"
-        if mark.exists() and json.loads(mark.read_text()).get("digest") != self.plan.digest:
+        self.check()
+        content = {"study": self.plan.study, "digest": self.plan.digest}
+        write_json(self.folder / "cells.json", content)
+        return self
+
+    def check(self) -> None:
+        """Refuse a folder that holds cells of other settings."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: is a file; choose a folder")
+        if _digest_in(self.folder) not in (None, self.plan.digest):
             raise InputError(
                 f"{self.folder}: holds cells of a study with other settings or data; choose another "
                 "folder, or give the settings it was begun with"
             )
-        content = {"study": self.plan.study, "digest": self.plan.digest}
-        write_atomic(mark, (json.dumps(content, indent=1) + "\n").encode())
-        return self
 
-    def adopt(self, others: Sequence[Path]) -> None:
-        """Take the finished rows of a sibling study that computes the very same cells."""
+    def adopt(self, others: Sequence[Path]) -> Path | None:
+        """Take the finished rows of a sibling study that computes the very same cells; say whose."""
         if (self.folder / "rows.parquet").exists():
-            return
+            return None
         for other in others:
-            mark, rows = other / "cells.json", other / "rows.parquet"
-            if mark.exists() and rows.exists():
-                if json.loads(mark.read_text()).get("digest") == self.plan.digest:
-                    write_atomic(self.folder / "rows.parquet", rows.read_bytes())
-                    return
+            rows = other / "rows.parquet"
+            if rows.exists() and _digest_in(other) == self.plan.digest:
+                self.open()
+                write_atomic(self.folder / "rows.parquet", rows.read_bytes())
+                return other
+        return None
 
     def missing(self) -> list[Cell]:
         """Cells whose rows are not there yet, in the plan's order."""
-        if (self.folder / "rows.parquet").exists():
-            return []
-        return [cell for cell in self.plan.cells if not self._file(cell).exists()]
+        missing = [cell for cell in self.plan.cells if not self._file(cell).exists()]
+        # Looked for last, because another process may just have put the cells together.
+        return [] if (self.folder / "rows.parquet").exists() else missing
 
     def save(self, cell: Cell, rows: pd.DataFrame) -> None:
         """Keep a finished cell's rows, at one stroke."""
@@ -127,21 +152,30 @@ class CellStore:
     def rows(self) -> pd.DataFrame:
         """The rows of all cells, in the plan's order; once all are there they are one file."""
         whole = self.folder / "rows.parquet"
-        if not whole.exists():
-            missing = self.missing()
-            if missing:
-                raise InputError(
-                    f"{self.folder}: {len(missing)} of {len(self.plan.cells)} cells are missing "
-                    f"(first: {missing[0].name}); compute them with the same command without --draw"
-                )
-            frames = [pd.read_parquet(self._file(cell)) for cell in self.plan.cells]
-            write_atomic(whole, _parquet(pd.concat(frames, ignore_index=True)))
-        for cell in self.plan.cells:
-            self._file(cell).unlink(missing_ok=True)
+        missing = self.missing()
+        if missing:
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(self.plan.cells)} cells are missing "
+                f"(first: {missing[0].name}); compute them with the same command without --draw"
+            )
+        with self.lock():
+            if not whole.exists():
+                frames = [pd.read_parquet(self._file(cell)) for cell in self.plan.cells]
+                write_atomic(whole, _parquet(pd.concat(frames, ignore_index=True)))
+            shutil.rmtree(self.folder / "cells", ignore_errors=True)
         return pd.read_parquet(whole)
+
+    def lock(self) -> FileLock:
+        """Held while files are rewritten, for several processes may compute cells in one folder."""
+        return FileLock(self.folder / ".lock")
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{cell.name}.parquet"
+
+
+def _digest_in(folder: Path) -> str | None:
+    mark = folder / "cells.json"
+    return json.loads(mark.read_text()).get("digest") if mark.exists() else None
 
 
 def _parquet(rows: pd.DataFrame) -> bytes:
@@ -154,52 +188,114 @@ def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
     """The I-th of N shares of the cells, as `--cells I/N` names it, programs kept together.
 
     >>> [cell.name for cell in share_of([Cell(n, {}) for n in "abcde"], "2/2")]
-    ['d', 'e']
+    ['c', 'd', 'e']
     """
     place, _, parts = share.partition("/")
-    if not (place.isdigit() and parts.isdigit() and 1 <= int(place) <= int(parts)):
+    if not (place.isdecimal() and parts.isdecimal() and 1 <= int(place) <= int(parts)):
         raise InputError(f"cells {share!r}: write I/N with 1 <= I <= N, such as 1/4")
-    bounds = np.linspace(0, len(cells), int(parts) + 1).round().astype(int)
-    return list(cells[bounds[int(place) - 1] : bounds[int(place)]])
+    return _parts(cells, int(parts))[int(place) - 1]
 
 
 def batches(cells: Sequence[Cell], devices: int = 1) -> list[list[Cell]]:
-    """Cells of one program together, split evenly among devices."""
+    """Cells of one program together, split evenly among devices.
+
+    >>> cells = [Cell(name, {}, program=name[0]) for name in ("a1", "a2", "a3", "b1")]
+    >>> [[cell.name for cell in batch] for batch in batches(cells, 2)]
+    [['a1'], ['a2', 'a3'], ['b1']]
+    """
     programs: dict[str, list[Cell]] = {}
     for cell in cells:
         programs.setdefault(cell.program, []).append(cell)
-    found = []
-    for members in programs.values():
-        bounds = np.linspace(0, len(members), min(devices, len(members)) + 1).round().astype(int)
-        found += [members[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-    return found
+    return [
+        part
+        for members in programs.values()
+        for part in _parts(members, min(devices, len(members)))
+    ]
 
 
-def compute_here(
-    plan: Plan,
-    cells: Sequence[Cell],
-    save: Callable[[Cell, pd.DataFrame], None],
-    progress: Progress,
-) -> None:
+def _parts(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
+    """Cells in so many parts of nearly equal size, in order."""
+    bounds = [len(cells) * part // count for part in range(count + 1)]
+    return [list(cells[a:b]) for a, b in pairwise(bounds)]
+
+
+class Place(Protocol):
+    """Where cells are computed."""
+
+    @property
+    def device(self) -> str:
+        """What computes there, in words."""
+        ...
+
+    def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
+        """Compute cells, and save the rows of each as soon as they are there."""
+        ...
+
+
+class ThisMachine:
+    """The devices of this machine."""
+
+    @property
+    def device(self) -> str:
+        """Kind and number of the devices, such as `2 x gpu: NVIDIA H200`."""
+        return describe_devices()
+
+    def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
+        """Compute cells, each device a share of every program's."""
+        compute_here(plan, cells, save, progress)
+
+
+def describe_devices() -> str:
+    """The devices JAX computes on, in words."""
+    devices = jax.local_devices()
+    name = f"{devices[0].platform}: {devices[0].device_kind}"
+    return name if len(devices) == 1 else f"{len(devices)} x {name}"
+
+
+def compute_here(plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
     """Compute cells on this machine's devices, each device a share of every program's cells."""
     devices = jax.local_devices()
-    work = batches(cells, len(devices))
-    done = dict.fromkeys(range(len(work)), 0.0)
+    waiting = batches(cells, len(devices))
+    done = np.zeros(len(waiting))
+    numbers = iter(range(len(waiting)))
+    turn = threading.Lock()
+    stopped = threading.Event()
 
-    def one(number: int) -> None:
-        def tell(what: str, fraction: float) -> None:
-            done[number] = fraction * len(work[number])
-            progress(what, sum(done.values()) / len(cells))
+    def compute(number: int) -> None:
+        def report(what: str, fraction: float) -> None:
+            with turn:
+                done[number] = fraction * len(waiting[number])
+                if stopped.is_set():
+                    raise _OtherDeviceStopped
+                progress(what, done.sum() / len(cells))
 
-        with jax.default_device(devices[number % len(devices)]):
-            for cell, rows in plan.compute(work[number], tell):
+        for cell, rows in plan.compute(waiting[number], report):
+            with turn:
                 save(cell, rows)
-        done[number] = len(work[number])
+        done[number] = len(waiting[number])
+
+    def work(device: Any) -> None:
+        with jax.default_device(device):
+            while not stopped.is_set():
+                with turn:
+                    number = next(numbers, None)
+                if number is None:
+                    return
+                try:
+                    compute(number)
+                except BaseException:
+                    stopped.set()
+                    raise
 
     if len(devices) == 1:
-        for number in range(len(work)):
-            one(number)
-        return
+        return work(devices[0])
     with ThreadPoolExecutor(len(devices)) as pool:
-        for finished in [pool.submit(one, number) for number in range(len(work))]:
-            finished.result()
+        workers = [pool.submit(work, device) for device in devices]
+    errors = [error for worker in workers if (error := worker.exception()) is not None]
+    # The one that stopped the others says why.
+    for error in sorted(errors, key=lambda error: isinstance(error, _OtherDeviceStopped)):
+        raise error
+
+
+class _OtherDeviceStopped(Exception):
+    """Another device's thread has raised; this one ends at its next report."""

@@ -1,98 +1,203 @@
-"""The studies by name, each imported when it is asked for.
+"""The studies by name, and the one way to perform them: compute the missing cells, then conclude.
 
-A study is a module `studies/NAME.py` with `run(*, scale, seed, progress, ...) -> Study`; which data it
+A study is a module `studies/ROOM/NAME.py` with `plan(*, scale, seed, ...) -> Plan`; which data it
 reads is seen from its other arguments: `prices`, `digits`, or `file` and `gamma`.
 """
 
 import inspect
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from apportion.errors import InputError
 from apportion.runs.settings_file import suggest
 
 if TYPE_CHECKING:
-    from apportion.studies.study import Study
+    from apportion.studies.cells import Place, Plan, Progress
+    from apportion.studies.folder import Performed
 
 Scale = Literal["quick", "paper"]
 
+
+class Entry(NamedTuple):
+    """A study's room, and its purpose in a line."""
+
+    room: str
+    purpose: str
+
+
 STUDIES = {
-    "fig1": "LSPI on the synthetic problem: real against permuted examples",
-    "fig2": "what a task's score says about its gradient and its progress",
-    "fig3": "multi-task policies on held-out instruments, by number of tasks",
-    "fig4": "learning curves of single-task, multi-task and prioritised learning",
-    "fig5": "allocations and wealth over the last year",
-    "fig6": "learned aggregation in a federation",
-    "federations": "other federations: unequal tasks, other splits and sizes, clients that lie",
-    "bound": "both theorems against measured suboptimality",
-    "crossover": "when multi-task learning stops paying as tasks drift apart",
-    "should-pool": "a test of whether to pool tasks, before any training",
-    "recipe": "a policy worth having, walked forward over years beside lazy Equal CRP",
-    "prioritisation": "where drawing tasks by priority pays, and where it does not",
+    "fig1": Entry("theory", "LSPI on the synthetic problem: real against permuted examples"),
+    "fig2": Entry("portfolio", "what a task's score says about its gradient and its progress"),
+    "fig3": Entry("portfolio", "multi-task policies on held-out instruments, by number of tasks"),
+    "fig4": Entry(
+        "portfolio", "learning curves of single-task, multi-task and prioritised learning"
+    ),
+    "fig5": Entry("portfolio", "allocations and wealth over the last year"),
+    "fig6": Entry("federated", "learned aggregation in a federation"),
+    "federations": Entry(
+        "federated", "other federations: unequal tasks, other splits and sizes, clients that lie"
+    ),
+    "bound": Entry("theory", "both theorems against measured suboptimality"),
+    "crossover": Entry("theory", "when multi-task learning stops paying as tasks drift apart"),
+    "should-pool": Entry("theory", "a test of whether to pool tasks, before any training"),
+    "recipe": Entry(
+        "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
+    ),
+    "prioritisation": Entry(
+        "portfolio", "where drawing tasks by priority pays, and where it does not"
+    ),
 }
-_ROOMS = {
-    **dict.fromkeys(("fig1", "bound", "crossover", "should-pool"), "theory"),
-    **dict.fromkeys(("fig2", "fig3", "fig4", "fig5", "recipe", "prioritisation"), "portfolio"),
-    **dict.fromkeys(("fig6", "federations"), "federated"),
-}
-_OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
 
 
-def find_study(name: str) -> "Callable[..., Study]":
-    """A study's `run`.
+@dataclass(frozen=True)
+class Request:
+    """What decides a study's numbers: its size, its seed and its data."""
+
+    scale: Scale = "quick"
+    seed: int = 0
+    prices: Path | None = None
+    mnist: Path | None = None
+    transitions: Path | None = None
+    gamma: float | None = None
+
+
+def find_plan(name: str) -> "Callable[..., Plan]":
+    """A study's `plan`.
 
     Examples
     --------
-    >>> find_study("fig1").__module__
+    >>> find_plan("fig1").__module__
     'apportion.studies.theory.fig1'
     """
     if name not in STUDIES:
         near = suggest(name, STUDIES)
         raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)} or all{near}")
-    return import_module(f"apportion.studies.{_ROOMS[name]}.{name.replace('-', '_')}").run
+    room = STUDIES[name].room
+    return import_module(f"apportion.studies.{room}.{name.replace('-', '_')}").plan
 
 
-def read_data(
-    prices: Path | None, mnist: Path | None, transitions: Path | None, gamma: float | None
-) -> dict[str, Any]:
+def make_plan(
+    name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
+) -> "Plan":
+    """A study's plan, with scale and seed among its settings."""
+    plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
+    return replace(plan, settings=plan.settings | {"scale": scale, "seed": seed})
+
+
+def perform(
+    name: str,
+    out: Path,
+    request: Request,
+    *,
+    place: "Place | None" = None,
+    cells: str = "",
+    draw: bool = False,
+    progress: "Progress" = lambda what, fraction: None,
+) -> "Iterator[Performed]":
+    """Compute what is missing of a study, or of all, and conclude; each study as it is done.
+
+    Parameters
+    ----------
+    name
+        A study, or `all`.
+    out
+        The study's folder; with `all`, the folder of their folders.
+    request
+        Size, seed and data.
+    place
+        Where to compute; this machine unless given.
+    cells
+        `I/N` computes the I-th of N shares of the cells alone.
+    draw
+        Compute nothing: conclude from the cells that are there.
+    progress
+        Called with what is being done and the fraction done.
+
+    Raises
+    ------
+    InputError
+        The folder holds cells of other settings, or with `draw` some are missing.
+    Stopped
+        The user asked to stop; finished cells are saved.
+    """
+    from apportion.studies.cells import ThisMachine
+    from apportion.studies.folder import complete
+
+    everything = name == "all"
+    names = list(STUDIES) if everything else [name]
+    data = read_data(request)
+    # Every plan first: what is wrong with the data is said before hours of computing.
+    plans = {
+        name: make_plan(
+            name,
+            scale=request.scale,
+            seed=request.seed,
+            data=accepted_data(name, data, strict=not everything),
+        )
+        for name in names
+    }
+    for name, plan in plans.items():
+        folder = Path(out) / name if everything else Path(out)
+        yield complete(
+            plan,
+            folder,
+            place=place or ThisMachine(),
+            cells=cells,
+            draw=draw,
+            progress=lambda what, done, name=name: progress(f"{name}: {what}", done),
+            command=command_of(name, folder, request),
+        )
+
+
+_OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
+
+
+def read_data(request: Request) -> dict[str, Any]:
     """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
-    if prices is not None:
+    if request.prices is not None:
         from apportion.domains.portfolio.prices import load_prices
 
-        data["prices"] = load_prices(prices)
-    if mnist is not None:
+        data["prices"] = load_prices(request.prices)
+    if request.mnist is not None:
         from apportion.domains.federated.digits import load_mnist
 
-        data["digits"] = load_mnist(mnist)
-    if transitions is not None:
-        data["file"] = transitions
-    if gamma is not None:
-        data["gamma"] = gamma
+        data["digits"] = load_mnist(request.mnist)
+    if request.transitions is not None:
+        data["file"] = request.transitions
+    if request.gamma is not None:
+        data["gamma"] = request.gamma
     return data
 
 
-def fitting(name: str, data: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+def accepted_data(name: str, data: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     """The data a study reads; with `strict`, data it does not read is refused."""
-    known = inspect.signature(find_study(name)).parameters
+    known = inspect.signature(find_plan(name)).parameters
     for kind in data:
         if strict and kind not in known:
             raise InputError(f"study {name} reads no {kind}; leave {_OPTIONS[kind]} out")
     return {kind: value for kind, value in data.items() if kind in known}
 
 
-def perform(
-    name: str,
-    folder: Path,
-    *,
-    scale: Scale = "quick",
-    seed: int = 0,
-    data: dict[str, Any] | None = None,
-    progress: Callable[[str, float], None] | None = None,
-) -> "Study":
-    """Run a study and write its folder: table, picture, verdicts."""
-    study = find_study(name)(scale=scale, seed=seed, progress=progress, **(data or {}))
-    study.save(Path(folder))
-    return study
+def command_of(name: str, folder: Path, request: Request) -> str:
+    """The command that computes a study.
+
+    >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
+    'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
+    """
+    known = inspect.signature(find_plan(name)).parameters
+    given = {"scale": request.scale, "seed": request.seed}
+    for kind, option in _OPTIONS.items():
+        if kind in known:
+            given[option.removeprefix("--")] = getattr(request, option.removeprefix("--"))
+    words = [
+        word
+        for option, value in (given | {"out": folder}).items()
+        if value is not None
+        for word in (f"--{option}", str(value))
+    ]
+    return shlex.join(["apportion", "study", name, *words])

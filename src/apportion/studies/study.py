@@ -1,7 +1,8 @@
-"""What every study returns: its table, its picture, and a verdict on each claim it checks."""
+"""What every study concludes: its table, its figure, and a verdict on each claim it checks."""
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from apportion.runs.atomic import write_atomic, write_json
 from apportion.statistics import Estimate
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim held against the data: whether it holds, by how much, how surely."""
+    """One claim checked against the data: whether it holds, by how much, how surely."""
 
     claim: str
     holds: bool
@@ -46,22 +48,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Study:
-    """One figure or claim of the paper as data, picture and verdicts.
-
-    `readings` are the plain sentences a reader should take away, numbers included; `settings` is
-    everything needed to run it again.
-    """
+    """One figure or claim of the paper as data, figure and verdicts."""
 
     name: str
     title: str
     table: pd.DataFrame
     verdicts: tuple[Verdict, ...]
-    draw: Callable[[], Figure]
-    readings: tuple[str, ...] = ()
+    plot: Callable[[], Figure]
+    """Draws the figure."""
+    notes: tuple[str, ...] = ()
+    """What a reader should take away, in plain sentences with their numbers."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Everything needed to run it again."""
 
     def summary(self) -> str:
-        """Title, verdicts and readings as text."""
+        """Title, verdicts and notes as text."""
         lines = [self.title, ""]
         for verdict in self.verdicts:
             low, high = verdict.interval
@@ -70,30 +71,39 @@ class Study:
                 f"  {mark}  {verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
                 f"n = {verdict.n}"
             )
-        return "\n".join([*lines, "", *(f"  - {reading}" for reading in self.readings)])
-
-    def plot(self) -> Figure:
-        """The figure."""
-        return self.draw()
+        return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
     def to_frame(self) -> pd.DataFrame:
         """The table."""
         return self.table
 
-    def save(self, folder: Path) -> None:
-        """Write `table.csv`, `figure.png`, `verdict.json`, and `study.json` with title, readings and
-        settings (the report is the caller's to add).
+    def save(self, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
+        """Write `table.csv`, `figure.png`, `study.json` and, last, `verdict.json`.
+
+        Parameters
+        ----------
+        folder
+            Made where it is not there; earlier files are replaced.
+        facts
+            What `study.json` says beside name, title, notes and settings: how it was computed.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        self.table.to_csv(folder / "table.csv", index=False)
+        folder = Path(folder)
+        write_atomic(folder / "table.csv", self.table.to_csv(index=False).encode())
+        picture = io.BytesIO()
         with matplotlib.rc_context({"savefig.dpi": 144}):
-            self.plot().savefig(folder / "figure.png", bbox_inches="tight")
-        verdicts = [verdict.to_dict() for verdict in self.verdicts]
-        (folder / "verdict.json").write_text(json.dumps(verdicts, indent=1) + "\n")
+            self.plot().savefig(picture, bbox_inches="tight", format="png")
+        write_atomic(folder / "figure.png", picture.getvalue())
         about = {
             "name": self.name,
             "title": self.title,
-            "readings": self.readings,
+            "notes": self.notes,
             "settings": self.settings,
+            **(facts or {}),
         }
-        (folder / "study.json").write_text(json.dumps(about, indent=1, default=str) + "\n")
+        write_json(folder / "study.json", plain(about))
+        write_json(folder / "verdict.json", [verdict.to_dict() for verdict in self.verdicts])
+
+
+def plain(content: Any) -> Any:
+    """As JSON reads it: settings may hold paths and tuples."""
+    return json.loads(json.dumps(content, default=str))

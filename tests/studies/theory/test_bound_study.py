@@ -13,7 +13,7 @@ def check(study):
 
 
 def test_both_theorems_hold_in_every_run_and_the_tighter_one_is_below():
-    study = bound.run(families=100)
+    study = bound.plan(families=100).run()
     assert len(study.table) == 100 * 8
     check(study)
     assert "Lemma 4 asks for" in study.summary()
@@ -22,6 +22,6 @@ def test_both_theorems_hold_in_every_run_and_the_tighter_one_is_below():
 
 @pytest.mark.slow
 def test_both_theorems_hold_in_five_hundred_runs():
-    study = bound.run(scale="paper")
+    study = bound.plan(scale="paper").run()
     assert len(study.table) == 500 * 8
     check(study)

@@ -18,14 +18,14 @@ def check(study):
 
 
 def test_pooling_wins_early_and_near_and_loses_late_and_far():
-    study = crossover.run(families=20)
+    study = crossover.plan(families=20).run()
     check(study)
     assert len(study.plot().axes) == 3
 
 
 @pytest.mark.slow
 def test_the_crossover_holds_over_a_hundred_families():
-    check(crossover.run(scale="paper"))
+    check(crossover.plan(scale="paper").run())
 
 
 def test_the_crossing_is_read_between_sizes():

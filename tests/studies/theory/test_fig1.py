@@ -9,7 +9,7 @@ from apportion.studies.theory import fig1
 
 @pytest.fixture(scope="module")
 def study():
-    return fig1.run(scale="quick")
+    return fig1.plan(scale="quick").run()
 
 
 def regret(study, epsilon, arm):

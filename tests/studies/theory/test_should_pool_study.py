@@ -26,7 +26,7 @@ def write(folder, spread, samples, **changes):
 
 
 def test_a_file_of_equal_tasks_is_answered_with_pool(tmp_path):
-    study = should_pool.run(file=write(tmp_path, 0.0, 100))
+    study = should_pool.plan(file=write(tmp_path, 0.0, 100)).run()
     assert "Pool these 8 tasks? Pool." in study.summary()
     assert study.verdicts[0].holds
     assert list(study.table.task) == [f"shop {t}" for t in range(8)]
@@ -35,13 +35,13 @@ def test_a_file_of_equal_tasks_is_answered_with_pool(tmp_path):
 
 
 def test_a_file_of_distant_tasks_is_answered_with_do_not_pool(tmp_path):
-    study = should_pool.run(file=write(tmp_path, 0.6, 500))
+    study = should_pool.plan(file=write(tmp_path, 0.6, 500)).run()
     assert "Do not pool." in study.summary()
     assert not study.verdicts[0].holds
 
 
 def test_without_a_file_a_demonstration_family_is_used():
-    assert len(should_pool.run(spread=0.0).table) == 8
+    assert len(should_pool.plan(spread=0.0).run().table) == 8
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_without_a_file_a_demonstration_family_is_used():
 )
 def test_a_file_that_cannot_be_read_says_where(tmp_path, changes, says):
     with pytest.raises(InputError, match=says):
-        should_pool.run(file=write(tmp_path, 0.1, 10, **changes))
+        should_pool.plan(file=write(tmp_path, 0.1, 10, **changes))
 
 
 def test_a_missing_column_or_file_is_named(tmp_path):
@@ -62,6 +62,6 @@ def test_a_missing_column_or_file_is_named(tmp_path):
         file, index=False
     )
     with pytest.raises(InputError, match='column "next_state" is missing'):
-        should_pool.run(file=file)
+        should_pool.plan(file=file)
     with pytest.raises(InputError, match="there is no such file"):
-        should_pool.run(file=tmp_path / "none.csv")
+        should_pool.plan(file=tmp_path / "none.csv")

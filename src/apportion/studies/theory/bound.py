@@ -3,18 +3,22 @@
 Data: random families of 8 tasks (6 states, 3 actions, gamma .7) at several distances. LSPI trains on
 the average MDP for K = 20 iterations; e is measured, eps is exact over all policies. Claims: measured
 <= Theorem 1' <= Theorem 1, always. The high-probability form is reported as it is: vacuous.
+A cell is a distance; a row is a task of a family, with its loss and every term.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
 from apportion.statistics import bootstrap
+from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 from apportion.theory.bound import error_bound
 from apportion.theory.concentrability import concentrability
@@ -99,14 +103,13 @@ def _parts(terms: Terms) -> dict:
     }
 
 
-def run(
+def plan(
     *,
-    families: int | None = None,
-    samples: int = 125,
     scale: Literal["quick", "paper"] = "quick",
     seed: int = 0,
-    progress: Callable[[str, float], None] | None = None,
-) -> Study:
+    families: int | None = None,
+    samples: int = 125,
+) -> Plan:
     """Both theorems against the measured suboptimality: 100 families at quick scale, 500 at paper's.
 
     Parameters
@@ -118,35 +121,14 @@ def run(
     """
     total = families if families is not None else {"quick": 100, "paper": 500}[scale]
     each = max(total // len(SPREADS), 1)
-    frames = []
-    for number, spread in enumerate(SPREADS):
-        if progress is not None:
-            progress(f"distance {spread:g}", number / len(SPREADS))
-        frames.append(measure(spread, each, samples, seed * len(SPREADS) + number))
-    table = pd.concat(frames, ignore_index=True)
-    demo = random_family(
-        states=STATES, actions=ACTIONS, tasks=TASKS, spread=0.1, gamma=GAMMA, seed=seed
-    )
-    vacuous = error_bound(demo, samples=1e6, iterations=ITERATIONS)
-    return Study(
-        name="bound",
-        title="Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table=table.round(6),
-        verdicts=_judge(table),
-        draw=lambda: _draw(table),
-        readings=(
-            f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "
-            f"of Theorem 1' and {(table.measured / table.theorem_1_total).max():.3f} of Theorem 1, over "
-            f"{len(table)} task-runs of {each * len(SPREADS)} families.",
-            f"Theorem 1' is {(table.theorem_1_total / table.theorem_1_prime_total).median():.1f} times "
-            "tighter than Theorem 1 (median).",
-            f"Theorem 1' is below the trivial bound in "
-            f"{(table.theorem_1_prime_total < table.trivial).mean():.0%} of the task-runs, Theorem 1 in "
-            f"{(table.theorem_1_total < table.trivial).mean():.0%}.",
-            f"With e bounded in probability instead of measured, Lemma 4 asks for N T > "
-            f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
-            "practical N.",
+    return Plan(
+        study="bound",
+        cells=tuple(
+            Cell(f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number})
+            for number, spread in enumerate(SPREADS)
         ),
+        compute=partial(compute, runs=each, samples=samples),
+        conclude=conclude,
         settings={
             "families": each * len(SPREADS),
             "samples": samples,
@@ -156,7 +138,49 @@ def run(
     )
 
 
-def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
+def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, samples: int) -> Rows:
+    """LSPI on the families of each distance."""
+    for done, cell in enumerate(cells):
+        progress(f"distance {cell['spread']:g}", done / len(cells))
+        yield cell, measure(cell["spread"], runs, samples, cell["seed"])
+
+
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+    """Table, verdicts and figure from every task of every family."""
+    table = rows.drop(columns="cell")
+    return Study(
+        name="bound",
+        title="Theorem 1 against the truth: LSPI on the average MDP of random families",
+        table=table.round(6),
+        verdicts=(*_share_verdicts(table), _growth_verdict(table)),
+        plot=lambda: _plot(table),
+        notes=_notes(table, settings),
+        settings=settings,
+    )
+
+
+def _notes(table: pd.DataFrame, settings: dict[str, Any]) -> tuple[str, ...]:
+    example = random_family(
+        states=STATES, actions=ACTIONS, tasks=TASKS, spread=0.1, gamma=GAMMA, seed=settings["seed"]
+    )
+    vacuous = error_bound(example, samples=1e6, iterations=ITERATIONS)
+    return (
+        f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "
+        f"of Theorem 1' and {(table.measured / table.theorem_1_total).max():.3f} of Theorem 1, over "
+        f"{len(table)} task-runs of {settings['families']} families.",
+        f"Theorem 1' is {(table.theorem_1_total / table.theorem_1_prime_total).median():.1f} times "
+        "tighter than Theorem 1 (median).",
+        f"Theorem 1' is below the trivial bound in "
+        f"{(table.theorem_1_prime_total < table.trivial).mean():.0%} of the task-runs, Theorem 1 in "
+        f"{(table.theorem_1_total < table.trivial).mean():.0%}.",
+        f"With e bounded in probability instead of measured, Lemma 4 asks for N T > "
+        f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
+        "practical N.",
+    )
+
+
+def _share_verdicts(table: pd.DataFrame) -> list[Verdict]:
+    """In how many families a bound is broken."""
     by_run = table.assign(
         prime=table.measured / table.theorem_1_prime_total,
         plain=table.measured / table.theorem_1_total,
@@ -175,6 +199,10 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
         ends = (float(interval.low), float(interval.high))
         share = failures / len(worst)
         verdicts.append(Verdict(claim, failures == 0, share, ends, len(worst), paper))
+    return verdicts
+
+
+def _growth_verdict(table: pd.DataFrame) -> Verdict:
     means = np.asarray(table.groupby("spread").measured.mean())
     steps = np.diff(means)
     near, far = (
@@ -183,62 +211,67 @@ def _judge(table: pd.DataFrame) -> tuple[Verdict, ...]:
     )
     rise = bootstrap(far - near)
     claim = "suboptimality grows with the distance of the tasks (from none to the largest)"
-    verdicts.append(Verdict.of(claim, rise, holds=bool((steps > 0).all() and rise.above_zero)))
-    return tuple(verdicts)
+    return Verdict.of(claim, rise, holds=bool((steps > 0).all() and rise.above_zero))
 
 
 _COLOURS = {"error": "#2b7bba", "propagation": "#41ab5d", "distance": "#e6550d"}
+_TERMS = {"error": "error e", "propagation": "propagation", "distance": "task distance"}
 
 
-def _draw(table: pd.DataFrame) -> Figure:
+def _plot(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
+    _plot_tasks(left, table)
+    _plot_terms(right, table)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _plot_tasks(axis: Axes, table: pd.DataFrame) -> None:
     shown = np.maximum(table.measured, 1e-5)
     for name, label, colour in (
         ("theorem_1_total", "Theorem 1", "0.55"),
         ("theorem_1_prime_total", "Theorem 1'", "#2b7bba"),
     ):
-        left.scatter(shown, table[name], s=5, alpha=0.25, color=colour, linewidth=0, label=label)
+        axis.scatter(shown, table[name], s=5, alpha=0.25, color=colour, linewidth=0, label=label)
     ends = np.array([1e-5, table.theorem_1_total.max()])
-    left.plot(ends, ends, color="black", linewidth=1)
-    left.text(0.27, 0.21, "bound = truth", rotation=57, fontsize=9)
-    left.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max (mean)")
-    left.set(xscale="log", yscale="log", ylim=(0.1, None), xlim=(1e-5, 10))
-    left.set(
+    axis.plot(ends, ends, color="black", linewidth=1)
+    axis.text(0.27, 0.21, "bound = truth", rotation=57, fontsize=9)
+    axis.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max (mean)")
+    axis.set(xscale="log", yscale="log", ylim=(0.1, None), xlim=(1e-5, 10))
+    axis.set(
         xlabel="measured suboptimality of a task (1e-5: none)", ylabel="bound, with e measured"
     )
-    left.set_title("every task of every run lies above the line")
-    for handle in left.legend(frameon=False, markerscale=3, loc="upper left").legend_handles:
+    axis.set_title("every task of every run lies above the line")
+    for handle in axis.legend(frameon=False, markerscale=3, loc="upper left").legend_handles:
         if handle is not None:
             handle.set_alpha(1)
+
+
+def _plot_terms(axis: Axes, table: pd.DataFrame) -> None:
     means = pd.DataFrame(table.groupby("spread").mean(numeric_only=True))
     places = np.arange(len(means))
     for shift, name in ((-0.21, "theorem_1"), (0.21, "theorem_1_prime")):
         base = np.zeros(len(means))
         for part, colour in _COLOURS.items():
             height = means[f"{name}_{part}"].to_numpy()
-            label = {"error": "error e", "propagation": "propagation", "distance": "task distance"}[
-                part
-            ]
-            right.bar(
+            axis.bar(
                 places + shift,
                 height,
                 0.38,
                 base,
                 color=colour,
                 alpha=0.55 if shift < 0 else 1,
-                label=label if shift > 0 else None,
+                label=_TERMS[part] if shift > 0 else None,
             )
             base += height
-    right.plot(places, means.measured, "kD", markersize=5, label="measured")
-    right.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max")
-    right.set_xticks(places, [f"{spread:g}" for spread in means.index])
-    right.set(
+    axis.plot(places, means.measured, "kD", markersize=5, label="measured")
+    axis.axhline(table.trivial.mean(), color="0.3", linestyle=":", label="trivial: 2 V_max")
+    axis.set_xticks(places, [f"{spread:g}" for spread in means.index])
+    axis.set(
         xlabel="share of a task that is its own",
         ylabel="mean bound",
         title="terms: Theorem 1 (pale) and Theorem 1' (full)",
     )
-    right.legend(frameon=False, fontsize=9, loc="upper left")
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure
+    axis.legend(frameon=False, fontsize=9, loc="upper left")

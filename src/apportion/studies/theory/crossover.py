@@ -3,17 +3,22 @@
 Data: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
 state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: Corollary 1's
 1/sqrt(NT) and its eps; and the line, which the paper does not draw, where one overtakes the other.
+A cell is a distance; a row is a family at one N.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from apportion.statistics import Estimate, bootstrap, compare
+from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
@@ -23,11 +28,15 @@ STATES, ACTIONS, TASKS, GAMMA, NOISE = 12, 3, 8, 0.7, 0.1
 SIZES = (72, 144, 288, 576, 1152, 2304, 4608, 9216)
 SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 
+MEASURES = ("single", "multi", "error", "average")
+
 Grid = Float[np.ndarray, "spreads sizes runs"]
 
 
-def measure(spread: float, runs: int, seed: int) -> dict[str, Float[np.ndarray, "sizes runs"]]:
-    """Suboptimality on the tasks, single and multi, and errors on the average MDP, for every N."""
+def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
+    """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
+    average MDP, and the crossover predicted for all families of this distance.
+    """
     family = random_family(
         states=STATES,
         actions=ACTIONS,
@@ -41,7 +50,7 @@ def measure(spread: float, runs: int, seed: int) -> dict[str, Float[np.ndarray, 
     best = average.backup(average.optimal()[1])
     features = np.eye(STATES * ACTIONS).reshape(STATES, ACTIONS, -1)
     rng = np.random.default_rng(seed)
-    rows = []
+    frames = []
     counts, drawn = None, 0
     for size in SIZES:
         more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
@@ -49,15 +58,16 @@ def measure(spread: float, runs: int, seed: int) -> dict[str, Float[np.ndarray, 
         pool = counts.pooled()
         single = lspi_finite(counts.visits, counts.moves, counts.rewards, features, GAMMA)
         multi = lspi_finite(pool.visits, pool.moves, pool.rewards, features, GAMMA)
-        rows.append(
-            {
-                "single": family.suboptimality(single.policy).mean((-1, -2)),
-                "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
-                "error": np.sqrt(((multi.action_values - best) ** 2).mean((-1, -2))),
-                "average": average.suboptimality(multi.policy).mean(-1),
-            }
+        columns = {
+            "single": family.suboptimality(single.policy).mean((-1, -2)),
+            "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
+            "error": np.sqrt(((multi.action_values - best) ** 2).mean((-1, -2))),
+            "average": average.suboptimality(multi.policy).mean(-1),
+        }
+        frames.append(
+            pd.DataFrame({"spread": spread, "samples": size, "run": np.arange(runs), **columns})
         )
-    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return pd.concat(frames, ignore_index=True).assign(predicted=predicted_crossover(family))
 
 
 def predicted_crossover(family: MDP) -> float:
@@ -101,13 +111,12 @@ def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> np.ndarray:
     return (np.log(np.maximum(curves, 1e-7)) * x).sum(-1) / (x**2).sum()
 
 
-def run(
+def plan(
     *,
-    families: int | None = None,
     scale: Literal["quick", "paper"] = "quick",
     seed: int = 0,
-    progress: Callable[[str, float], None] | None = None,
-) -> Study:
+    families: int | None = None,
+) -> Plan:
     """Multi-task against single-task LSPI: 20 families at quick scale, 100 at the paper's.
 
     Parameters
@@ -116,41 +125,48 @@ def run(
         Random families at every distance, in place of the scale's number.
     """
     runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
-    results = []
-    for number, spread in enumerate(SPREADS):
-        if progress is not None:
-            progress(f"distance {spread:g}", number / len(SPREADS))
-        results.append(measure(spread, runs, seed))
-    grids = {name: np.stack([result[name] for result in results]) for name in results[0]}
+    return Plan(
+        study="crossover",
+        cells=tuple(Cell(f"distance-{spread:g}", {"spread": spread}) for spread in SPREADS),
+        compute=partial(compute, runs=runs, seed=seed),
+        conclude=conclude,
+        settings={"families": runs, "scale": scale, "seed": seed},
+    )
+
+
+def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, seed: int) -> Rows:
+    """Both ways of learning on the families of each distance."""
+    for done, cell in enumerate(cells):
+        progress(f"distance {cell['spread']:g}", done / len(cells))
+        yield cell, measure(cell["spread"], runs, seed)
+
+
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+    """Table, verdicts and figure from every family at every N."""
+    grids = {name: _grid(rows, name) for name in MEASURES}
     lines = pd.DataFrame(
         {
             "spread": SPREADS,
-            "crossover": [crossing(r["single"], r["multi"]) for r in results],
-            "predicted": [
-                predicted_crossover(
-                    random_family(
-                        states=STATES,
-                        actions=ACTIONS,
-                        tasks=TASKS,
-                        spread=s,
-                        gamma=GAMMA,
-                        runs=runs,
-                        seed=seed,
-                    )
-                )
-                for s in SPREADS
+            "crossover": [
+                crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)
             ],
+            "predicted": rows.groupby("spread").predicted.first().to_numpy(),
         }
     )
     return Study(
         name="crossover",
         title="When to pool: multi-task against single-task LSPI",
         table=_table(grids, lines),
-        verdicts=(*_judge(grids), _judge_prediction(grids, lines)),
-        draw=lambda: _draw(grids, lines),
-        readings=_read(grids, lines),
-        settings={"families": runs, "scale": scale, "seed": seed},
+        verdicts=(*_verdicts(grids), _prediction_verdict(grids, lines)),
+        plot=lambda: _plot(grids, lines),
+        notes=_notes(grids, lines),
+        settings=settings,
     )
+
+
+def _grid(rows: pd.DataFrame, name: str) -> Grid:
+    ordered = rows.sort_values(["spread", "samples", "run"])[name].to_numpy()
+    return ordered.reshape(len(SPREADS), len(SIZES), -1)
 
 
 def _table(grids: dict[str, Grid], lines: pd.DataFrame) -> pd.DataFrame:
@@ -167,7 +183,7 @@ def _table(grids: dict[str, Grid], lines: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).merge(lines, on="spread")
 
 
-def _judge(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
+def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
     single, multi = grids["single"], grids["multi"]
     error, average = (_over_runs(grids[name][0], _slope) for name in ("error", "average"))
     small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
@@ -206,7 +222,7 @@ def _judge(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
     )
 
 
-def _judge_prediction(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
+def _prediction_verdict(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
     crossover, predicted = lines.crossover.to_numpy(), lines.predicted.to_numpy()
     inside = np.flatnonzero((crossover >= SIZES[0]) & (crossover <= SIZES[-1]))
     ratios = predicted[inside] / crossover[inside]
@@ -230,7 +246,7 @@ def _judge_prediction(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
     )
 
 
-def _read(grids: dict[str, Grid], lines: pd.DataFrame) -> tuple[str, ...]:
+def _notes(grids: dict[str, Grid], lines: pd.DataFrame) -> tuple[str, ...]:
     small, far = SIZES.index(144), SPREADS.index(0.4)
     single, multi = grids["single"].mean(-1), grids["multi"].mean(-1)
     return (
@@ -251,27 +267,42 @@ def _won(crossover: float) -> str:
     return f"alone wins from N = {crossover:,.0f} a task"
 
 
-def _draw(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
+def _plot(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    _plot_curves(left, grids)
+    mesh = _plot_map(right, grids, lines)
+    for axis, ticks in ((left, SIZES), (right, np.arange(len(SIZES)))):
+        axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+    bar = figure.colorbar(mesh, ax=right, ticks=[-2, -1, 0, 1, 2])
+    bar.ax.set_yticklabels(["1/100", "1/10", "equal", "10x", "100x"])
+    bar.set_label("suboptimality, pooled / alone")
+    return figure
+
+
+def _plot_curves(axis: Axes, grids: dict[str, Grid]) -> None:
     shades = ("#08519c", "#6baed6", "#fdae6b", "#e6550d", "#a63603")
     chosen = (0.0, 0.05, 0.1, 0.2, 0.4)
     alone = grids["single"].mean(-1)
-    left.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
-    left.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
+    axis.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
+    axis.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
     for spread, colour in zip(chosen, shades, strict=True):
         curve = grids["multi"][SPREADS.index(spread)].mean(-1)
-        left.plot(
+        axis.plot(
             SIZES, curve, "o-", color=colour, markersize=4, label=f"pooled, distance {spread:g}"
         )
-    left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
-    left.set_title("pooling starts lower and stops at its distance")
-    left.legend(frameon=False, fontsize=8.5, loc="lower left")
+    axis.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
+    axis.set_title("pooling starts lower and stops at its distance")
+    axis.legend(frameon=False, fontsize=8.5, loc="lower left")
+
+
+def _plot_map(axis: Axes, grids: dict[str, Grid], lines: pd.DataFrame) -> QuadMesh:
     ratio = np.log10(grids["multi"].mean(-1) / grids["single"].mean(-1))
     limit = 2.0
-    places = np.arange(len(SIZES))
-    mesh = right.pcolormesh(
-        places,
+    mesh = axis.pcolormesh(
+        np.arange(len(SIZES)),
         np.arange(len(SPREADS)),
         ratio,
         cmap="RdBu_r",
@@ -283,16 +314,9 @@ def _draw(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
         inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
         # Neighbouring sizes are a factor of two apart.
         across = np.log2(lines[name][inside] / SIZES[0])
-        right.plot(across, np.flatnonzero(inside), style, markersize=5, label=f"{label} crossover")
-    right.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
-    right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
-    right.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))
-    right.legend(frameon=True, framealpha=0.9, fontsize=9, loc="lower left")
-    for axis, ticks in ((left, SIZES), (right, places)):
-        axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
-        axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
-    bar = figure.colorbar(mesh, ax=right, ticks=[-2, -1, 0, 1, 2])
-    bar.ax.set_yticklabels(["1/100", "1/10", "equal", "10x", "100x"])
-    bar.set_label("suboptimality, pooled / alone")
-    return figure
+        axis.plot(across, np.flatnonzero(inside), style, markersize=5, label=f"{label} crossover")
+    axis.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
+    axis.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
+    axis.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))
+    axis.legend(frameon=True, framealpha=0.9, fontsize=9, loc="lower left")
+    return mesh

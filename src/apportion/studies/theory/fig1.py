@@ -1,12 +1,14 @@
-"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and how eps parts them.
+"""Figure 1: LSPI on the synthetic problem, real against permuted examples, and the gap that eps opens.
 
 Data: m = 10 entities, examples drawn from the state-action space. Arms: N real examples; 20 real ones
 permuted up to N, as in the paper; and, ours, the equivariant model on the 20 real ones alone, which is
 what all m! orderings of them amount to. Claims: regret falls with N; permuting gains; eps opens a gap.
+A cell is an eps; a row is the regret of one run, arm and N.
 """
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,19 +20,18 @@ from matplotlib.figure import Figure
 from apportion.domains.synthetic import (
     draw_examples,
     entropic_allocation,
+    lspi_simplex,
     permute_examples,
     reward,
-    spaced_betas,
-)
-from apportion.statistics import Estimate, bootstrap
-from apportion.studies.study import Study, Verdict
-from apportion.theory.lspi import (
-    in_float64,
-    lspi_simplex,
     separate_basis,
     simplex_greedy,
+    spaced_betas,
     tied_basis,
 )
+from apportion.precision import in_float64
+from apportion.statistics import Estimate, bootstrap
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.study import Study, Verdict
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -108,48 +109,89 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     return float(-(above * shares * np.log(shares)).sum())
 
 
-def run(
+def plan(
     *,
-    seeds: int | None = None,
-    gamma: float = 0.5,
     scale: Literal["quick", "paper"] = "quick",
     seed: int = 0,
-    progress: Callable[[str, float], None] | None = None,
-) -> Study:
+    gamma: float = 0.5,
+    seeds: int | None = None,
+) -> Plan:
     """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's.
 
     Parameters
     ----------
-    seeds
-        Independent runs, in place of the scale's number.
     gamma
         The discount.
+    seeds
+        Independent runs, in place of the scale's number.
     """
     runs = seeds if seeds is not None else {"quick": 20, "paper": 40}[scale]
+    return Plan(
+        study="fig1",
+        cells=tuple(Cell(f"eps-{epsilon:g}", {"epsilon": epsilon}) for epsilon in EPSILONS),
+        compute=partial(compute, runs=runs, gamma=gamma, seed=seed),
+        conclude=conclude,
+        settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
+    )
+
+
+def compute(
+    cells: Sequence[Cell], progress: Progress, *, runs: int, gamma: float, seed: int
+) -> Rows:
+    """The regret of every run, arm and N, for each eps."""
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
-    regrets: dict[float, Regrets] = {}
-    for done, epsilon in enumerate(EPSILONS):
-        if progress is not None:
-            progress(f"eps = {epsilon:g}", done / len(EPSILONS))
-        regrets[epsilon] = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
-    verdicts, readings = _judge(regrets)
+    for done, cell in enumerate(cells):
+        epsilon = cell["epsilon"]
+        progress(f"eps = {epsilon:g}", done / len(cells))
+        regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
+        yield (
+            cell,
+            pd.DataFrame(
+                [
+                    (epsilon, run, arm, size, regrets[run, a, n])
+                    for run in range(runs)
+                    for a, arm in enumerate(ARMS)
+                    for n, size in enumerate(_sizes(arm))
+                ],
+                columns=["epsilon", "run", "arm", "samples", "regret"],
+            ),
+        )
+
+
+def _sizes(arm: str) -> tuple[int, ...]:
+    """The tied model sees the 20 real examples alone."""
+    return SIZES if arm != "tied" else SIZES[:1]
+
+
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+    """Table, verdicts and figure from the regret of every run."""
+    regrets = {epsilon: _regrets_in(rows[rows.epsilon == epsilon]) for epsilon in EPSILONS}
     return Study(
         name="fig1",
         title="Figure 1: what permuting 20 examples is worth on the synthetic problem",
         table=_table(regrets),
-        verdicts=verdicts,
-        draw=lambda: _draw(regrets),
-        readings=readings,
-        settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
+        verdicts=(*_paper_verdicts(regrets), *_own_verdicts(regrets)),
+        plot=lambda: _plot(regrets),
+        notes=_notes(regrets),
+        settings=settings,
     )
+
+
+def _regrets_in(rows: Any) -> Regrets:
+    """The rows of one eps as an array; the tied arm has the same value at every N."""
+    by_arm = [
+        rows[rows.arm == arm].pivot(index="run", columns="samples", values="regret").to_numpy()
+        for arm in ARMS
+    ]
+    return np.stack([np.broadcast_to(values, by_arm[0].shape) for values in by_arm], 1)
 
 
 def _table(regrets: dict[float, Regrets]) -> pd.DataFrame:
     rows = []
     for epsilon, values in regrets.items():
         for a, arm in enumerate(ARMS):
-            for n, size in enumerate(SIZES if arm != "tied" else SIZES[:1]):
+            for n, size in enumerate(_sizes(arm)):
                 mean = bootstrap(values[:, a, n], resamples=2000)
                 rows.append((epsilon, arm, size, mean.value, mean.low, mean.high, mean.n))
     return pd.DataFrame(
@@ -157,14 +199,14 @@ def _table(regrets: dict[float, Regrets]) -> pd.DataFrame:
     )
 
 
-def _gap(curves: np.ndarray) -> np.ndarray:
-    return curves[..., 1, -1] - curves[..., 0, -1]
+def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
+    """Excess regret of permuted over real examples at N = 2000."""
+    return np.stack([values[:, 1, -1] - values[:, 0, -1] for values in regrets.values()], 1)
 
 
-def _judge(regrets: dict[float, Regrets]) -> tuple[tuple[Verdict, ...], tuple[str, ...]]:
-    same, far = regrets[0.0], regrets[0.8]
+def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     verdicts = []
-    for name, values in (("eps = 0", same), ("eps = .8", far)):
+    for name, values in (("eps = 0", regrets[0.0]), ("eps = .8", regrets[0.8])):
         falling = over_runs(values, lambda c: slope(c[..., 0, 2:], np.array(SIZES[2:])))
         steady = (np.diff(values.mean(0)[0, 1:]) < 0).all()
         claim = (
@@ -174,53 +216,66 @@ def _judge(regrets: dict[float, Regrets]) -> tuple[tuple[Verdict, ...], tuple[st
         gain = over_runs(values, lambda c: c[..., 1, 0] - c[..., 1, -1])
         claim = f"{name}: permuting 20 examples up to 2000 lowers their regret (by)"
         verdicts.append(Verdict.of(claim, gain, holds=gain.above_zero))
-    gaps = {epsilon: over_runs(values, _gap) for epsilon, values in regrets.items()}
-    verdicts.append(
-        Verdict.of(
-            "eps = .8: a gap is left between 20 permuted and 2000 real examples",
-            gaps[0.8],
-            holds=gaps[0.8].above_zero,
-        )
-    )
-    steps = over_runs(
-        np.stack([v[:, 1, -1] - v[:, 0, -1] for v in regrets.values()], -1)[:, None],
-        lambda c: np.diff(c[..., 0, :]).min(-1),
-    )
+    gap = over_runs(regrets[0.8], lambda c: c[..., 1, -1] - c[..., 0, -1])
+    claim = "eps = .8: a gap is left between 20 permuted and 2000 real examples"
+    verdicts.append(Verdict.of(claim, gap, holds=gap.above_zero))
+    steps = over_runs(_gaps(regrets)[:, None], lambda c: np.diff(c[..., 0, :]).min(-1))
     claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
     verdicts.append(Verdict.of(claim, steps, holds=steps.above_zero))
-    late = over_runs(same, lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
+    late = over_runs(regrets[0.0], lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
     claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
     verdicts.append(Verdict.of(claim, late, holds=late.value <= -0.5))
-    ratio = over_runs(same, lambda c: c[..., 2, 0] / c[..., 1, -1])
-    claim = (
-        "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)"
-    )
-    verdicts.append(Verdict.of(claim, ratio, holds=ratio.value <= 1.0, paper=False))
-    worth = over_runs(same, lambda c: equivalent_samples(c[..., 0, :], c[..., 2, 0]))
-    claim = "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)"
-    verdicts.append(Verdict.of(claim, worth, holds=worth.low >= 5 * _REAL, paper=False))
-    harm = over_runs(far, lambda c: (c[..., 1, 1:] - c[..., 0, 1:]).min(-1))
-    claim = (
-        "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)"
-    )
-    verdicts.append(Verdict.of(claim, harm, holds=harm.above_zero, paper=False))
-    ends = {name: values.mean(0) for name, values in (("same", same), ("far", far))}
-    readings = (
+    return verdicts
+
+
+def _worth(regrets: dict[float, Regrets]) -> Estimate:
+    """Real examples that 20 tied ones are worth at eps = 0."""
+    return over_runs(regrets[0.0], lambda c: equivalent_samples(c[..., 0, :], c[..., 2, 0]))
+
+
+def _own_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
+    ratio = over_runs(regrets[0.0], lambda c: c[..., 2, 0] / c[..., 1, -1])
+    worth = _worth(regrets)
+    harm = over_runs(regrets[0.8], lambda c: (c[..., 1, 1:] - c[..., 0, 1:]).min(-1))
+    return [
+        Verdict.of(
+            "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)",
+            ratio,
+            holds=ratio.value <= 1.0,
+            paper=False,
+        ),
+        Verdict.of(
+            "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)",
+            worth,
+            holds=worth.low >= 5 * _REAL,
+            paper=False,
+        ),
+        Verdict.of(
+            "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)",
+            harm,
+            holds=harm.above_zero,
+            paper=False,
+        ),
+    ]
+
+
+def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:
+    worth = _worth(regrets)
+    same, far = (regrets[epsilon].mean(0) for epsilon in (0.0, 0.8))
+    gaps = _gaps(regrets).mean(0)
+    return (
         f"At eps = 0 the 20 tied examples are worth about {worth.value:.0f} real ones "
         f"({worth.value / _REAL:.0f}x): the order of m, not exponential.",
-        f"Permuting saturates at the tied model's level: {ends['same'][1, -1]:.4f} at N = 2000 against "
-        f"{ends['same'][2, 0]:.4f} (eps = 0), {ends['far'][1, -1]:.4f} against "
-        f"{ends['far'][2, 0]:.4f} (eps = .8).",
-        f"At eps = .8 permuting helps against 20 real examples ({ends['far'][0, 0]:.3f} to "
-        f"{ends['far'][1, -1]:.3f}) and hurts against 50 real ones "
-        f"({ends['far'][0, 1]:.3f}) and more.",
+        f"Permuting saturates at the tied model's level: {same[1, -1]:.4f} at N = 2000 against "
+        f"{same[2, 0]:.4f} (eps = 0), {far[1, -1]:.4f} against {far[2, 0]:.4f} (eps = .8).",
+        f"At eps = .8 permuting helps against 20 real examples ({far[0, 0]:.3f} to "
+        f"{far[1, -1]:.3f}) and hurts against 50 real ones ({far[0, 1]:.3f}) and more.",
         f"The theorem's eps is {ordering_distance(spaced_betas(10, 0.8)) / 0.8:.3f} times the range of the "
         "betas, so that the range is a fair stand-in for it; C' = C'' = 1.",
         "Gap at N = 2000: "
-        + ", ".join(f"{gap.value:.4f} at eps {e:g}" for e, gap in gaps.items())
+        + ", ".join(f"{gap:.4f} at eps {e:g}" for e, gap in zip(regrets, gaps, strict=True))
         + ".",
     )
-    return tuple(verdicts), readings
 
 
 _COLOURS = {"real": "#2b7bba", "permuted": "#e6550d", "tied": "#31a354"}
@@ -246,7 +301,7 @@ def _band(axis, x, values: np.ndarray, arm: str) -> None:
     )
 
 
-def _draw(regrets: dict[float, Regrets]) -> Figure:
+def _plot(regrets: dict[float, Regrets]) -> Figure:
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     axes = figure.subplots(1, 3)
     axes[0].sharey(axes[1])
@@ -262,8 +317,7 @@ def _draw(regrets: dict[float, Regrets]) -> Figure:
         axis.minorticks_off()
     axes[0].set_ylabel("regret on fresh states")
     axes[1].legend(frameon=False, fontsize=9)
-    gaps = np.stack([v[:, 1, -1] - v[:, 0, -1] for v in regrets.values()], 1)
-    _band(axes[2], list(regrets), gaps, "permuted")
+    _band(axes[2], list(regrets), _gaps(regrets), "permuted")
     axes[2].axhline(0, color="0.6", linewidth=0.8)
     axes[2].set(
         xlabel="ε: range of the betas", ylabel="regret, permuted − real", title="gap at N = 2000"

@@ -2,20 +2,25 @@
 
 Data: a CSV of transitions (task, state, action, reward, next_state; labels or discretised states), or
 a demonstration family at a known distance. Table: each task's distance with its interval, estimation
-errors alone and pooled, and the number of samples from which the task does better alone.
+errors alone and pooled, and the number of samples from which the task does better alone. It is one
+cell, for the tasks are resampled together; a row is a task.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from apportion.errors import InputError
+from apportion.statistics import Estimate
+from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 from apportion.theory.mdp import random_family
-from apportion.theory.pooling import Pooling, should_pool
+from apportion.theory.pooling import Pooling, TaskAnswer, should_pool
 from apportion.theory.samples import Transitions, draw_transitions
 
 COLUMNS = ("task", "state", "action", "reward", "next_state")
@@ -50,16 +55,15 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
     return Transitions(task, state, action, reward, next_state), [str(name) for name in names]
 
 
-def run(
+def plan(
     *,
+    scale: Literal["quick", "paper"] = "quick",
+    seed: int = 0,
     file: Path | None = None,
     gamma: float = 0.7,
     spread: float = 0.1,
     samples: int = 300,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Callable[[str, float], None] | None = None,
-) -> Study:
+) -> Plan:
     """Answer for the file's tasks, or for a demonstration family of 8 tasks.
 
     Parameters
@@ -71,23 +75,28 @@ def run(
     spread, samples
         Of the demonstration family: how much of each task is its own, and its samples.
     """
-    if progress is not None:
-        progress("estimating the tasks' distances", 0.0)
     if file is None:
         family = random_family(states=6, actions=3, tasks=8, spread=spread, gamma=gamma, seed=seed)
         transitions, names = draw_transitions(family, samples, seed=seed), None
+        data = "a random family of 8 tasks"
     else:
         transitions, names = read_transitions(file)
+        data = f"{file.name}, fingerprint {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
     resamples = {"quick": 400, "paper": 2000}[scale]
-    pooling = should_pool(transitions, gamma=gamma, names=names, resamples=resamples, seed=seed)
-    return Study(
-        name="should-pool",
-        title="Should these tasks be pooled?",
-        table=pooling.to_frame(),
-        verdicts=(_verdict(pooling),),
-        draw=pooling.plot,
-        readings=tuple(line.strip() for line in pooling.summary().splitlines()),
+    return Plan(
+        study="should-pool",
+        cells=(Cell("all-tasks", {}),),
+        compute=partial(
+            compute,
+            transitions=transitions,
+            gamma=gamma,
+            names=names,
+            resamples=resamples,
+            seed=seed,
+        ),
+        conclude=conclude,
         settings={
+            "data": data,
             "file": None if file is None else file.name,
             "gamma": gamma,
             "spread": spread,
@@ -96,6 +105,66 @@ def run(
             "seed": seed,
         },
     )
+
+
+def compute(
+    cells: Sequence[Cell], progress: Progress, *, transitions: Transitions, **options: Any
+) -> Rows:
+    """The answer for every task, and for all together in every row."""
+    for cell in cells:
+        progress("estimating the tasks' distances", 0.0)
+        pooling = should_pool(transitions, **options)
+        together = {f"together_{name}": v for name, v in pooling.distance.to_dict().items()}
+        yield (
+            cell,
+            pd.DataFrame(
+                {
+                    "task": task.task,
+                    "samples": task.samples,
+                    "single_error": task.single_error,
+                    "pool_error": task.pool_error,
+                    **task.distance.to_dict(),
+                    **together,
+                    "covered": pooling.covered,
+                }
+                for task in pooling.tasks
+            ),
+        )
+
+
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+    """The answer as table, figure and verdict."""
+    pooling = _pooling_in(rows, settings["gamma"])
+    return Study(
+        name="should-pool",
+        title="Should these tasks be pooled?",
+        table=pooling.to_frame(),
+        verdicts=(_verdict(pooling),),
+        plot=pooling.plot,
+        notes=tuple(line.strip() for line in pooling.summary().splitlines()),
+        settings=settings,
+    )
+
+
+def _pooling_in(rows: pd.DataFrame, gamma: float) -> Pooling:
+    """The answer that rows were made from."""
+
+    def estimate(row: dict[Any, Any], prefix: str = "") -> Estimate:
+        value, low, high = (float(row[prefix + name]) for name in ("value", "low", "high"))
+        return Estimate(value, low, high, int(row[f"{prefix}n"]))
+
+    records = rows.to_dict("records")
+    tasks = tuple(
+        TaskAnswer(
+            str(row["task"]),
+            int(row["samples"]),
+            estimate(row),
+            float(row["single_error"]),
+            float(row["pool_error"]),
+        )
+        for row in records
+    )
+    return Pooling(tasks, estimate(records[0], "together_"), gamma, float(records[0]["covered"]))
 
 
 def _verdict(pooling: Pooling) -> Verdict:

@@ -1,0 +1,109 @@
+"""A study in its folder: the missing cells computed and saved one by one, then table, figure, verdicts.
+
+A study that is stopped, or dies, goes on from its saved cells when it is started again with the same
+settings; the cells may also be computed in shares, at several places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from apportion.runs.runner import Stopped, interrupts
+from apportion.studies.cells import Cell, CellStore, Place, Plan, Progress, ThisMachine, share_of
+from apportion.studies.record import Record, stretches_in
+from apportion.studies.study import Study
+
+
+@dataclass(frozen=True)
+class Performed:
+    """A study after one invocation: concluded, or with cells still missing."""
+
+    name: str
+    folder: Path
+    study: Study | None
+    cells: int
+    missing: int
+
+
+def complete(
+    plan: Plan,
+    folder: Path,
+    *,
+    place: Place | None = None,
+    cells: str = "",
+    draw: bool = False,
+    progress: Progress = lambda what, fraction: None,
+    command: str = "",
+) -> Performed:
+    """Compute what is missing of a plan and, when all cells are there, conclude.
+
+    Parameters
+    ----------
+    plan
+        The study.
+    folder
+        Where its files are; cells of a sibling folder that are the same are adopted.
+    place
+        Where to compute; this machine unless given.
+    cells
+        `I/N` computes the I-th of N shares of the cells alone.
+    draw
+        Compute nothing: conclude from the cells that are there.
+    progress
+        Called with what is being done and the fraction done.
+    command
+        How to compute the same again, for `study.json`.
+    """
+    store = CellStore(plan, Path(folder))
+    store.check()
+    marks = sorted(store.folder.absolute().parent.glob("*/cells.json"))
+    adopted = store.adopt([mark.parent for mark in marks])
+    record = Record(store, command)
+    wanted = {cell.name for cell in (share_of(plan.cells, cells) if cells else plan.cells)}
+    due = [cell for cell in store.missing() if cell.name in wanted]
+    if due and not draw:
+        _compute(store, due, place or ThisMachine(), record, progress)
+    missing = len(store.missing())
+    if missing and not draw:
+        return Performed(plan.study, store.folder, None, len(plan.cells), missing)
+    study = plan.conclude(store.rows(), plan.settings)
+    computing = stretches_in(store.folder) or ([] if adopted is None else stretches_in(adopted))
+    with store.lock():
+        study.save(store.folder, record.facts(computing))
+    return Performed(plan.study, store.folder, study, len(plan.cells), 0)
+
+
+def _compute(
+    store: CellStore, due: Sequence[Cell], place: Place, record: Record, progress: Progress
+) -> None:
+    """Compute cells and save each, until all are there or the user asks to stop."""
+    store.open()
+    saved = 0
+    with interrupts() as stop:
+
+        def stop_if_requested() -> None:
+            if stop.requested:
+                total = len(store.plan.cells)
+                there = total - len(store.missing())
+                raise Stopped(
+                    f"stopped: {there} of {total} cells of {store.plan.study} are saved in "
+                    f"{store.folder}; the same command goes on from there"
+                )
+
+        def report(what: str, fraction: float) -> None:
+            progress(what, fraction)
+            stop_if_requested()
+
+        def save(cell: Cell, rows: pd.DataFrame) -> None:
+            nonlocal saved
+            store.save(cell, rows)
+            saved += 1
+            record.write(place.device, saved)
+            stop_if_requested()
+
+        try:
+            place.compute(store.plan, due, save, report)
+        finally:
+            record.write(place.device, saved)

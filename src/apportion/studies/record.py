@@ -1,0 +1,91 @@
+"""How a study was computed: command, commit, versions, data, and every stretch of computing.
+
+It stands in `study.json` from the first cell on, so that a study that was stopped, went on elsewhere
+or was adopted from a sibling still says where each of its numbers was computed.
+"""
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import apportion
+from apportion.runs.atomic import write_json
+from apportion.runs.environment import versions
+from apportion.studies.cells import CellStore
+from apportion.studies.study import plain
+
+
+def commit() -> str | None:
+    """The commit of the package's source, marked where files were changed; None outside a checkout."""
+    folder = Path(apportion.__file__).parent
+    # A package installed inside somebody's repository is no part of that repository.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    found = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{found} with changes" if found and changed else found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def stretches_in(folder: Path) -> list[dict[str, Any]]:
+    """Every stretch of computing that a study's folder tells of."""
+    path = folder / "study.json"
+    return json.loads(path.read_text()).get("computing", []) if path.exists() else []
+
+
+@dataclass(frozen=True)
+class Record:
+    """What `study.json` says of how a study was computed."""
+
+    store: CellStore
+    command: str
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    begun: float = field(default_factory=time.monotonic)
+    commit: str | None = field(default_factory=commit)
+
+    def facts(self, computing: list[dict[str, Any]]) -> dict[str, Any]:
+        """Command, commit, versions, seed and data; devices and seconds of all stretches, and each."""
+        settings = self.store.plan.settings
+        devices = dict.fromkeys(stretch["device"] for stretch in computing)
+        return {
+            "command": self.command,
+            "commit": self.commit,
+            "versions": versions(),
+            "device": ", ".join(devices) or None,
+            "seed": settings.get("seed"),
+            "data": settings.get("data"),
+            "seconds": round(sum(stretch["seconds"] for stretch in computing), 1),
+            "computing": computing,
+        }
+
+    def write(self, device: str, cells: int) -> None:
+        """Write this stretch, in place of what it wrote before: its seconds and cells so far."""
+        stretch = {
+            "started": self.started,
+            "seconds": round(time.monotonic() - self.begun, 1),
+            "device": device,
+            "cells": cells,
+            "commit": self.commit,
+        }
+        plan, folder = self.store.plan, self.store.folder
+        with self.store.lock():
+            others = [s for s in stretches_in(folder) if s["started"] != self.started]
+            about = {"name": plan.study, "settings": plan.settings}
+            write_json(folder / "study.json", plain(about | self.facts([*others, stretch])))
