@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from apportion.errors import InputError
 from apportion.runs.atomic import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
 
 ARRAYS = {
-    "parameters/of_held": np.float32(0.5),
+    "parameters/of_held": np.array(0.5, np.float32),
     "memory/periods": np.arange(6, dtype=np.int32).reshape(2, 3).T,
     "mask": np.array([True, False]),
     "key": np.array([7, 2**32 - 1], np.uint32),
@@ -86,8 +87,9 @@ def test_on_windows_no_folder_is_opened(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("about", [None, 3, "text"])
 def test_a_description_that_is_no_object_is_refused(about):
+    note = json.dumps({"sha256": "0" * 64, "about": about})
     with pytest.raises(InputError, match=r"^x: not a file that apportion wrote"):
-        unpack(pack({}, about), "x")
+        unpack(save({}, {"apportion": note}), "x")
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path):

@@ -331,7 +331,7 @@ def test_a_description_that_does_not_fit_its_arrays_makes_no_policy(described, r
 def test_a_fraction_outside_0_and_1_is_refused(name, value, tmp_path):
     wrapper = {"eta": "composition.PartialTrading", "k": "composition.ShrunkToEqual"}[name]
     described = _call(wrapper, policy=_call("composition.EqualShares"), **{name: {"array": name}})
-    for array in (np.float32(value), np.array([0.5, value], np.float32)):
+    for array in (np.array(value, np.float32), np.array([0.5, value], np.float32)):
         _forge(tmp_path, described, {name: array})
         with pytest.raises(InputError, match=rf"{name} is .*; it must be between 0 and 1"):
             load_policy(tmp_path)

@@ -50,7 +50,7 @@ def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
 
 
 def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
-    lines = Lines(seconds=3600)
+    lines = Lines(seconds=3600.0)
     for step in range(10, 101, 10):
         lines.training(_status(step))
     lines.note("a note")
@@ -64,7 +64,7 @@ def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):
 
 
 def test_a_new_warning_is_shown_at_once_and_once(capsys):
-    lines = Lines(seconds=3600)
+    lines = Lines(seconds=3600.0)
     for step in (10, 20, 30):
         lines.training(_status(step, "" if step == 10 else "it collapsed"))
     assert capsys.readouterr().err.count("it collapsed") == 1

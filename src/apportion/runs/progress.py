@@ -243,7 +243,7 @@ class Live(Progress):
     def close(self) -> None:
         self._live.stop()
 
-    def _restart(self, title: str, total: float | None) -> None:
+    def _restart(self, title: str, total: int | float | None) -> None:
         """Begin the bar again, forgetting the speed so far."""
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(title, total=total, count="", speed="")
