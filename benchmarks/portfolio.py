@@ -8,11 +8,12 @@ import time
 import jax
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import KnownTruth, Market
+from apportion.domains.portfolio import Market, SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.portfolio.walk import walk_tasks
 from apportion.tasks import draw_tasks
+from apportion.training import Chunks
 
 SIZES = {
     "H31 B109 m10": (PortfolioSettings.paper(tasks=30), 40),
@@ -25,14 +26,13 @@ def steps_per_second(prices, settings: PortfolioSettings, steps: int, members: i
     """Gradient steps a second, all learners together, in the second half of the run."""
     settings = PortfolioSettings(**(vars(settings) | {"steps": 2 * steps, "members": members}))
     marks = []
-    train_portfolio(
-        prices, settings, chunk=steps, on_chunk=lambda _: marks.append(time.perf_counter())
-    )
+    chunks = Chunks(steps, on_chunk=lambda _: marks.append(time.perf_counter()))
+    train_portfolio(prices, settings, chunks=chunks)
     return members * steps / (marks[1] - marks[0])
 
 
 def main() -> None:
-    prices = KnownTruth.draw(universe=50, days=1000, seed=0).prices
+    prices = SimulatedMarket.draw(universe=50, days=1000, seed=0).prices
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
     for name, (settings, steps) in SIZES.items():
         rates = [steps_per_second(prices, settings, steps, members) for members in (1, 4)]

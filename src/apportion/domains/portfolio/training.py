@@ -118,8 +118,7 @@ def train_policies(
     market_axes
         Which leaves of the market differ by run, for markets that are stacked.
     """
-    channels = market.prices.shape[-1]
-    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(policy_keys)
+    first = untrained_policies(market.prices.shape[-1], settings, policy_keys)
     if lengths is not None:
         shared = jax.tree.map(lambda _: None, market)
         market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
@@ -144,6 +143,11 @@ def train_policies(
         problem_axes=market_axes,
         keys=run_keys,
     )
+
+
+def untrained_policies(channels: int, settings: PortfolioSettings, keys: PRNGKeyArray) -> Policy:
+    """The policies that training starts from, stacked, one for each key."""
+    return eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
 
 
 def train_ensembles(

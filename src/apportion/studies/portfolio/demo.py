@@ -222,9 +222,7 @@ def _backtest(
 
 def _careful(policies: Policy) -> Policy:
     """Half of the way from equal shares to the policy, a tenth of that traded each day."""
-    return eqx.filter_vmap(lambda policy: PartialTrading(ShrunkToEqual(policy, K), ETA))(
-        policies
-    )
+    return eqx.filter_vmap(lambda policy: PartialTrading(ShrunkToEqual(policy, K), ETA))(policies)
 
 
 def _metrics(training: TrainingResult, methods: tuple[str, ...]) -> pd.DataFrame:

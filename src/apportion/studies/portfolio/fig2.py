@@ -5,7 +5,10 @@ gradient norm seen in them, and how much the reward of the whole episode changed
 training time, so each correlation is also given at equal training time.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,92 +18,93 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
 from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
-    algorithm_settings,
-    first_policies,
-    learner,
+    train_policies,
     training_market,
+    untrained_policies,
 )
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
-from apportion.priority import Priority
 from apportion.statistics import bootstrap
-from apportion.studies.portfolio.grid import Progress
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.tables import by_cell
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.tasks import Tasks, draw_tasks
-from apportion.training import train_runs
+from apportion.tasks import Tasks, draw_tasks, single_tasks
+from apportion.training import Chunk, Chunks
 
 EVERY = 50
-PAPER = (PortfolioSettings.paper(), 10)
-QUICK = (
+COLUMNS = ["run", "step", "score", "reward_change", "gradient_norm"]
+
+
+@dataclass(frozen=True)
+class WatchedRuns:
+    """How the watched runs are trained, and how many there are."""
+
+    settings: PortfolioSettings
+    runs: int
+
+
+PAPER = WatchedRuns(PortfolioSettings.paper(method="stl"), 10)
+QUICK = WatchedRuns(
     PortfolioSettings.paper(
-        task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=2000
+        method="stl", task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=2000
     ),
     6,
 )
-"""Settings, and how many single-task runs are watched."""
 
 
-def run(
-    *,
-    prices: Prices | None = None,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Watch single-task runs and correlate."""
+def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for each watched run."""
     prices = embedded_prices() if prices is None else prices
-    settings, runs = PAPER if scale == "paper" else QUICK
+    size = PAPER if scale == "paper" else QUICK
     if scale == "quick":
         # The last eight years show the same as all of them in a third of the time.
         prices = prices.since(f"{prices.years()[-1] - 7}-01-01")
-    table = compute(prices, settings, runs=runs, seed=seed, progress=progress)
-    used = {"data": prices.summary(), "runs": runs, "seed": seed, **vars(settings)}
-    return from_table(table, used)
+    return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
 
 
-def compute(
-    prices: Prices,
-    settings: PortfolioSettings,
-    *,
-    runs: int,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """A row for every 50 steps of every run: run, step, score, reward_change, gradient_norm."""
-    market = training_market(prices, settings)
-    tasks = draw_tasks(len(prices.tickers), settings.task_size, runs, seed=seed)
-    own = jax.tree.map(lambda leaf: leaf[:, None], tasks)
-    keys = jax.random.split(jax.random.key(seed), runs)
-    policies = first_policies(settings, market, keys)
+def sized_plan(prices: Prices, size: WatchedRuns) -> Plan:
+    """The plan with any number of runs."""
+    cells = tuple(Cell(f"run-{run}", {"run": run}) for run in range(size.runs))
+    settings = {"data": prices.summary(), "runs": size.runs, **vars(size.settings)}
+    return Plan("fig2", cells, partial(compute, prices, size), conclude, settings)
+
+
+def compute(prices: Prices, size: WatchedRuns, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """A row for every 50 steps of every run: step, score, reward_change, gradient_norm."""
+    s = size.settings
+    market = training_market(prices, s)
+    runs = [cell["run"] for cell in cells]
+    tasks = draw_tasks(len(prices.tickers), s.task_size, size.runs, seed=s.seed)[runs]
+    keys = jax.random.split(jax.random.key(s.seed), size.runs)[np.asarray(runs)]
+    policies = untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
     tables = []
 
-    def on_chunk(chunk):
+    def on_chunk(chunk: Chunk) -> None:
         rewards.append(np.asarray(_episode_rewards(chunk.policy, market, tasks)))
-        seen = chunk.metrics.groupby("run")[["score", "gradient_norm"]].max()
+        seen: Any = chunk.metrics.groupby("run")[["score", "gradient_norm"]].max()
         change = rewards[-1] - rewards[-2]
-        tables.append(seen.reset_index().assign(step=chunk.step, reward_change=change))
-        if progress is not None and chunk.step % (20 * EVERY) == 0:
+        seen = seen.rename_axis("place").reset_index()
+        tables.append(seen.assign(step=chunk.step, reward_change=change))
+        if chunk.step % (20 * EVERY) == 0:
             progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
 
-    train_runs(
+    train_policies(
         market,
-        own,
-        policies,
-        learner(settings),
-        steps=settings.steps,
+        single_tasks(tasks),
+        s,
+        policy_keys=keys,
+        run_keys=keys,
         # Without smoothing the recorded score is the batch's own.
-        selection=Priority(0.0, smoothing=0.0),
-        chunk=EVERY,
-        on_chunk=on_chunk,
-        keys=keys,
-        **algorithm_settings(settings, market),
+        selection=replace(s, smoothing=0.0).selection(1.0),
+        chunks=Chunks(EVERY, on_chunk=on_chunk),
     )
-    columns = ["run", "step", "score", "reward_change", "gradient_norm"]
-    return pd.DataFrame(pd.concat(tables, ignore_index=True)[columns])
+    yield from by_cell(cells, pd.concat(tables))
 
 
 @eqx.filter_jit
@@ -111,9 +115,9 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Arra
     def one(run):
         arrays, task = run
         walk = walk_policy(eqx.combine(arrays, rest), market, task, chunk=512)
-        return walk.log_return.mean() * 252
+        return walk.log_return.mean() * TRADING_DAYS
 
-    return jax.lax.map(one, (arrays, tasks), batch_size=10)
+    return jax.lax.map(one, (arrays, tasks.each), batch_size=10)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
@@ -129,23 +133,28 @@ def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = No
     return round(float(np.corrcoef(a, b)[0, 1]), 12)
 
 
-def from_table(table: Any, settings: dict | None = None) -> Study:
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     """The study from the watched runs."""
+    table = rows[COLUMNS]
     pairs = {
-        "score and |reward change|": lambda r: (r.score, r.reward_change.abs()),
-        "score and gradient norm": lambda r: (r.score, r.gradient_norm),
+        "score and |reward change|": table.reward_change.abs(),
+        "score and gradient norm": table.gradient_norm,
     }
     verdicts = []
-    for name, pick in pairs.items():
+    for name, other in pairs.items():
         for given in (False, True):
-            values = []
-            for _, rows in table.groupby("run"):
-                x, y = (v.to_numpy() for v in pick(rows))
-                values.append(rank_correlation(x, y, rows.step.to_numpy() if given else None))
-            estimate = bootstrap(np.array(values))
+            correlations = [
+                rank_correlation(
+                    run.score.to_numpy(),
+                    other[run.index].to_numpy(),
+                    run.step.to_numpy() if given else None,
+                )
+                for _, run in table.groupby("run")
+            ]
+            estimate = bootstrap(np.array(correlations))
             claim = f"{name} are correlated{' at equal training time' if given else ''}"
             verdicts.append(Verdict.of(claim, estimate, holds=estimate.above_zero, paper=not given))
-    readings = (
+    notes = (
         "Spearman's correlation within each run, mean and interval over runs. What is left at equal "
         "training time is what a score says about a task beyond how long it was trained.",
     )
@@ -154,13 +163,13 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
         "Figure 2: scores against reward changes and gradient norms",
         table,
         tuple(verdicts),
-        lambda: draw(table),
-        readings,
-        settings or {},
+        lambda: plot(table),
+        notes,
+        settings,
     )
 
 
-def draw(table: Any) -> Figure:
+def plot(table: Any) -> Figure:
     """Two scatter plots, coloured by training time."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -4,126 +4,111 @@ Every policy learns from the days before a test year and is walked through that 
 Claims: multi-task policies beat Equal CRP on such instruments; more tasks transfer better.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.prices import Prices, embedded_prices
-from apportion.studies.portfolio.grid import Progress, compute
-from apportion.studies.portfolio.scale import PAPER, QUICK, SURVIVORSHIP, describe
+from apportion.domains.portfolio.backtest import LAZY
+from apportion.domains.portfolio.prices import Prices
+from apportion.domains.settings import METHOD_NAMES
+from apportion.statistics import over_rows_and_columns
+from apportion.studies.cells import Plan
+from apportion.studies.portfolio.experiments import SURVIVORSHIP
+from apportion.studies.portfolio.grid import COLUMNS, TILT, grid_plan
 from apportion.studies.portfolio.tables import (
-    cells,
-    judge,
-    over_experiments_and_years,
-    reading,
+    COLOURS,
+    by_experiment_and_year,
+    few_and_many,
+    note,
     task_counts,
+    verdict_above_zero,
 )
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 
 
-def run(
-    *,
-    prices: Prices | None = None,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Train the grid of experiments and show what transfers to held-out instruments."""
-    prices = embedded_prices() if prices is None else prices
-    chosen = (PAPER if scale == "paper" else QUICK).seeded(seed).within(prices)
-    table = compute(prices, chosen, progress=progress)
-    return from_table(table, describe(prices, chosen))
+def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """The grid of experiments, to show what transfers to held-out instruments."""
+    return grid_plan("fig3", conclude, scale=scale, seed=seed, prices=prices)
 
 
-def from_table(table: Any, settings: dict | None = None) -> Study:
-    """The study from a computed grid."""
-    table = table[(table.tested == "held-out") & (table.task == -1)].reset_index(drop=True)
-    counts = task_counts(table)
-    few, many = counts[0], counts[-2] if len(counts) > 2 else counts[-1]
-    last = int(table.year.max())
-
-    def final(method: str, tasks: int | None, column: str = "gain") -> Any:
-        return cells(table, method, tasks, "held-out", column=column)
-
-    verdicts: list[Verdict] = []
-    for method in ("mtl", "pmtl"):
-        gains = final(method, many)
-        name = method.upper().replace("PMTL", "P-MTL")
-        verdicts += [
-            judge(f"{name} with {many} tasks beats Equal CRP in {last}", gains[[last]], paper=True),
-            judge(f"{name} with {many} tasks beats Equal CRP over all years", gains, paper=False),
-        ]
-    if few < many:
-        verdicts.append(
-            judge(
-                f"{many} tasks transfer better than {few} (MTL)",
-                final("mtl", many) - final("mtl", few),
-                paper=False,
-            )
-        )
-    verdicts.append(
-        judge(
-            f"MTL with {many} tasks transfers better than STL at equal updates",
-            final("mtl", many) - final("stl", None),
-            paper=False,
-        )
-    )
-    readings = (
-        reading("Lazy Equal CRP, which learns nothing", final("lazy-equal-crp", None)),
-        reading(
-            "A tilt to volatile instruments, which learns nothing", final("volatility-tilt", None)
-        ),
-        reading(f"MTL with {many} tasks", final("mtl", many)),
-        reading("its Sharpe ratio over Equal CRP's", final("mtl", many, "sharpe_gain"), "a year"),
-        reading(f"P-MTL less MTL with {many} tasks", final("pmtl", many) - final("mtl", many)),
-        SURVIVORSHIP,
-    )
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+    """The study from the rows of the grid."""
+    table = rows[(rows.tested == "held-out") & (rows.task == -1)][COLUMNS].reset_index(drop=True)
     return Study(
         "fig3",
         "Figure 3: gain over Equal CRP on instruments never trained on",
         table,
-        tuple(verdicts),
-        lambda: draw(table),
-        readings,
-        settings or {},
+        tuple(_verdicts(table)),
+        lambda: plot(table),
+        _notes(table),
+        settings,
     )
 
 
-def draw(table: Any) -> Figure:
+def _final(table: pd.DataFrame, method: str, tasks: int | None = None, column: str = "gain") -> Any:
+    return by_experiment_and_year(table, method, tasks, "held-out", column=column)
+
+
+def _verdicts(table: pd.DataFrame) -> list[Verdict]:
+    few, many = few_and_many(table)
+    last = int(table.year.max())
+    verdicts = []
+    for method in ("mtl", "pmtl"):
+        gains = _final(table, method, many)
+        beats = f"{METHOD_NAMES[method]} with {many} tasks beats Equal CRP"
+        verdicts += [
+            verdict_above_zero(f"{beats} in {last}", gains[[last]], paper=True),
+            verdict_above_zero(f"{beats} over all years", gains, paper=False),
+        ]
+    if few < many:
+        more = _final(table, "mtl", many) - _final(table, "mtl", few)
+        claim = f"{many} tasks transfer better than {few} (MTL)"
+        verdicts.append(verdict_above_zero(claim, more, paper=False))
+    gap = _final(table, "mtl", many) - _final(table, "stl")
+    claim = f"MTL with {many} tasks transfers better than STL at equal updates"
+    return [*verdicts, verdict_above_zero(claim, gap, paper=False)]
+
+
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    _, many = few_and_many(table)
+    mtl = _final(table, "mtl", many)
+    return (
+        note("Lazy Equal CRP, which learns nothing", _final(table, LAZY)),
+        note("A tilt to volatile instruments, which learns nothing", _final(table, TILT)),
+        note(f"MTL with {many} tasks", mtl),
+        note(
+            "its Sharpe ratio over Equal CRP's", _final(table, "mtl", many, "sharpe_gain"), "a year"
+        ),
+        note(f"P-MTL less MTL with {many} tasks", _final(table, "pmtl", many) - mtl),
+        SURVIVORSHIP,
+    )
+
+
+def plot(table: Any) -> Figure:
     """Bars like the paper's (mean and standard deviation over experiments), and years beside them."""
-    counts = task_counts(table)
-    bars = [("stl", None, "STL")]
+    bars = [("stl", None, "STL", COLOURS["stl"])]
     bars += [
-        (m, t, f"{'P-' if m == 'pmtl' else ''}MTL {t}") for t in counts for m in ("mtl", "pmtl")
+        (method, count, f"{METHOD_NAMES[method]} {count}", COLOURS[method])
+        for count in task_counts(table)
+        for method in ("mtl", "pmtl")
     ]
-    bars.append(("lazy-equal-crp", None, "lazy CRP"))
+    bars.append((LAZY, None, "lazy CRP", "C2"))
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     last = int(table.year.max())
-    colours = {
-        "stl": "0.6",
-        "mtl": "C0",
-        "pmtl": "C1",
-        "lazy-equal-crp": "C2",
-        "volatility-tilt": "C3",
-    }
+    for place, (method, tasks, _, colour) in enumerate(bars):
+        gains = _final(table, method, tasks)
+        left.bar(place, gains[last].mean(), yerr=gains[last].std(), color=colour, capsize=3)
+        e = over_rows_and_columns(gains.to_numpy())
+        ends = np.array([[e.value - e.low], [e.high - e.value]])
+        right.bar(place, e.value, yerr=ends, color=colour, capsize=3)
+        right.scatter(np.full(gains.shape[1], place), gains.mean(axis=0), s=9, color="k", zorder=3)
     for axes, title in ((left, f"{last}, as in the paper"), (right, "mean over all test years")):
-        for place, (method, tasks, _) in enumerate(bars):
-            gains = cells(table, method, tasks, "held-out")
-            colour = colours[method]
-            if axes is left:
-                value, error = gains[last].mean(), gains[last].std()
-                axes.bar(place, value, yerr=error, color=colour, capsize=3)
-            else:
-                e = over_experiments_and_years(gains)
-                ends = np.array([[e.value - e.low], [e.high - e.value]])
-                axes.bar(place, e.value, yerr=ends, color=colour, capsize=3)
-                axes.scatter(
-                    np.full(gains.shape[1], place), gains.mean(axis=0), s=9, color="k", zorder=3
-                )
         axes.axhline(0, color="k", linewidth=0.8)
-        axes.set_xticks(range(len(bars)), [name for *_, name in bars], rotation=40, ha="right")
+        axes.set_xticks(range(len(bars)), [name for _, _, name, _ in bars], rotation=40, ha="right")
         axes.set_title(title)
     left.set_ylabel("points a year over Equal CRP, net")
     left.set_xlabel("bars: standard deviation over experiments")

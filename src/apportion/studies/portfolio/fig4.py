@@ -5,107 +5,109 @@ that a multi-task policy gets T times those of a single-task one, and equal upda
 Claims: P-MTL learns faster and better than STL, 30 tasks beat 5, P-MTL beats MTL.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.prices import Prices, embedded_prices
-from apportion.studies.portfolio.grid import Progress, compute
-from apportion.studies.portfolio.scale import PAPER, QUICK, SURVIVORSHIP, describe
-from apportion.studies.portfolio.tables import cells, interquartile, judge, reading, task_counts
+from apportion.domains.portfolio.backtest import LAZY
+from apportion.domains.portfolio.prices import Prices
+from apportion.domains.settings import METHOD_NAMES
+from apportion.studies.cells import Plan
+from apportion.studies.portfolio.experiments import SURVIVORSHIP
+from apportion.studies.portfolio.grid import COLUMNS, TILT, grid_plan
+from apportion.studies.portfolio.tables import (
+    COLOURS,
+    by_experiment_and_year,
+    few_and_many,
+    interquartile,
+    note,
+    task_counts,
+    verdict_above_zero,
+)
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 
-COLOURS = {"stl": "0.5", "mtl": "C0", "pmtl": "C1"}
-NAMES = {"stl": "STL", "mtl": "MTL", "pmtl": "P-MTL"}
+
+def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """The grid of experiments, to show how learning went."""
+    return grid_plan("fig4", conclude, scale=scale, seed=seed, prices=prices)
 
 
-def run(
-    *,
-    prices: Prices | None = None,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Train the grid of experiments and show how learning went."""
-    prices = embedded_prices() if prices is None else prices
-    chosen = (PAPER if scale == "paper" else QUICK).seeded(seed).within(prices)
-    table = compute(prices, chosen, progress=progress)
-    return from_table(table, describe(prices, chosen))
-
-
-def from_table(table: Any, settings: dict | None = None) -> Study:
-    """The study from a computed grid."""
-    counts = task_counts(table)
-    few, many = counts[0], counts[-2] if len(counts) > 2 else counts[-1]
-    steps = int(table.step.max())
-
-    def final(method: str, tasks: int | None, tested: str = "own", step: int | None = None) -> Any:
-        return cells(table, method, tasks, tested, step=step)
-
-    verdicts: list[Verdict] = [
-        judge(
-            f"{NAMES[method]} with {many} tasks beats STL at equal updates per policy",
-            final(method, many) - final("stl", None),
-            paper=False,
-        )
-        for method in ("mtl", "pmtl")
-    ]
-    matched = [t for t in counts if steps // t in set(table[table.method == "stl"].step)]
-    verdicts += [
-        judge(
-            f"P-MTL with {t} tasks beats STL under the paper's protocol ({steps} updates against "
-            f"{steps // t})",
-            final("pmtl", t) - final("stl", None, step=steps // t),
-            paper=True,
-        )
-        for t in matched
-    ]
-    if few < many:
-        verdicts += [
-            judge(
-                f"{many} tasks beat {few} on own tasks (P-MTL)",
-                final("pmtl", many) - final("pmtl", few),
-                paper=True,
-            ),
-            judge(
-                f"{many} tasks beat {few} on held-out instruments (MTL)",
-                final("mtl", many, "held-out") - final("mtl", few, "held-out"),
-                paper=False,
-            ),
-        ]
-    verdicts += [
-        judge(
-            f"P-MTL beats MTL with {many} tasks",
-            final("pmtl", many) - final("mtl", many),
-            paper=True,
-        ),
-        judge(f"P-MTL with {many} tasks beats Equal CRP", final("pmtl", many), paper=True),
-    ]
-    readings = (
-        reading("Lazy Equal CRP, which learns nothing", final("lazy-equal-crp", None)),
-        reading(
-            "A tilt to volatile instruments, which learns nothing", final("volatility-tilt", None)
-        ),
-        *(reading(f"MTL with {t} tasks, own tasks", final("mtl", t)) for t in counts),
-        reading("STL, own tasks, at equal updates", final("stl", None)),
-        "The paper's protocol gives a multi-task policy T times the updates of a single-task one; "
-        "the comparison at equal updates removes that advantage.",
-        SURVIVORSHIP,
-    )
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+    """The study from the rows of the grid."""
+    table = rows[COLUMNS]
     return Study(
         "fig4",
         "Figure 4: learning curves and the fraction of tasks that gain over STL",
         table,
-        tuple(verdicts),
-        lambda: draw(table),
-        readings,
-        settings or {},
+        tuple(_verdicts(table)),
+        lambda: plot(table),
+        _notes(table),
+        settings,
     )
 
 
-def draw(table: Any) -> Figure:
+def _verdicts(table: pd.DataFrame) -> list[Verdict]:
+    few, many = few_and_many(table)
+    steps = int(table.step.max())
+
+    def own(method: str, tasks: int | None = None, step: int | None = None) -> pd.DataFrame:
+        return by_experiment_and_year(table, method, tasks, "own", step=step)
+
+    def held_out(tasks: int) -> pd.DataFrame:
+        return by_experiment_and_year(table, "mtl", tasks, "held-out")
+
+    claims = [
+        (
+            f"{METHOD_NAMES[method]} with {many} tasks beats STL at equal updates per policy",
+            own(method, many) - own("stl"),
+            False,
+        )
+        for method in ("mtl", "pmtl")
+    ]
+    seen = set(table[table.method == "stl"].step)
+    claims += [
+        (
+            f"P-MTL with {t} tasks beats STL under the paper's protocol ({steps} updates against "
+            f"{steps // t})",
+            own("pmtl", t) - own("stl", step=steps // t),
+            True,
+        )
+        for t in task_counts(table)
+        if steps // t in seen
+    ]
+    if few < many:
+        more, transferred = own("pmtl", many) - own("pmtl", few), held_out(many) - held_out(few)
+        claims += [
+            (f"{many} tasks beat {few} on own tasks (P-MTL)", more, True),
+            (f"{many} tasks beat {few} on held-out instruments (MTL)", transferred, False),
+        ]
+    claims += [
+        (f"P-MTL beats MTL with {many} tasks", own("pmtl", many) - own("mtl", many), True),
+        (f"P-MTL with {many} tasks beats Equal CRP", own("pmtl", many), True),
+    ]
+    return [verdict_above_zero(claim, gap, paper=paper) for claim, gap, paper in claims]
+
+
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    def own(method: str, tasks: int | None = None) -> pd.DataFrame:
+        return by_experiment_and_year(table, method, tasks, "own")
+
+    return (
+        note("Lazy Equal CRP, which learns nothing", own(LAZY)),
+        note("A tilt to volatile instruments, which learns nothing", own(TILT)),
+        *(note(f"MTL with {t} tasks, own tasks", own("mtl", t)) for t in task_counts(table)),
+        note("STL, own tasks, at equal updates", own("stl")),
+        "The paper's protocol gives a multi-task policy T times the updates of a single-task one; "
+        "the comparison at equal updates removes that advantage.",
+        SURVIVORSHIP,
+    )
+
+
+def plot(table: Any) -> Figure:
     """Top: the paper's protocol; bottom: equal updates; right: the fraction-of-tasks curves."""
     counts = task_counts(table)
     figure = Figure(figsize=(4 * (len(counts) + 1), 7), layout="constrained")
@@ -125,7 +127,7 @@ def draw(table: Any) -> Figure:
         grid[row, 0].set_ylabel("points a year over Equal CRP")
     grid[0, 0].legend(fontsize=8)
     _fractions(grid[0, -1], table, counts)
-    _years(grid[1, -1], table, counts)
+    _years(grid[1, -1], table)
     return figure
 
 
@@ -135,7 +137,7 @@ def _curve(axes: Axes, table: Any, method: str, count: int, stretch: int, upto: 
     band = interquartile(rows)
     x = band.index.to_numpy(float) * (stretch if method == "stl" else 1)
     keep = x <= upto
-    axes.plot(x[keep], band["mean"][keep], color=COLOURS[method], label=NAMES[method])
+    axes.plot(x[keep], band["mean"][keep], color=COLOURS[method], label=METHOD_NAMES[method])
     axes.fill_between(
         x[keep], band["low"][keep], band["high"][keep], color=COLOURS[method], alpha=0.2
     )
@@ -150,7 +152,7 @@ def _fractions(axes: Axes, table: Any, counts) -> None:
             rows = table[(table.method == method) & (table.tasks == count) & (table.task >= 0)]
             gap = (rows.set_index(pair)["gain"] - single).dropna().sort_values(ascending=False)
             fraction = np.arange(1, len(gap) + 1) / max(len(gap), 1)
-            label = f"{NAMES[method]} {count}"
+            label = f"{METHOD_NAMES[method]} {count}"
             axes.plot(gap, fraction, line, color=COLOURS[method], label=label, linewidth=1)
     axes.axvline(0, color="k", linewidth=0.8)
     axes.set_title("tasks that gain at least x over STL", fontsize=10)
@@ -159,11 +161,11 @@ def _fractions(axes: Axes, table: Any, counts) -> None:
     axes.legend(fontsize=7)
 
 
-def _years(axes: Axes, table: Any, counts) -> None:
+def _years(axes: Axes, table: Any) -> None:
     """Every test year by itself: one good year is not a pattern."""
-    many = counts[-2] if len(counts) > 2 else counts[-1]
+    _, many = few_and_many(table)
     for method, tasks in (("stl", None), ("mtl", many), ("pmtl", many)):
-        gains = cells(table, method, tasks, "own").mean(axis=0)
+        gains = by_experiment_and_year(table, method, tasks, "own").mean(axis=0)
         axes.plot(gains.index, gains, "o-", color=COLOURS[method], markersize=4)
     axes.axhline(0, color="k", linewidth=0.8)
     axes.set_title(f"by test year ({many} tasks, equal updates)", fontsize=10)

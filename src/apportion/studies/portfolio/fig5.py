@@ -5,12 +5,13 @@ chose it; the table and the verdicts cover every task watched. Claim: the single
 nearly equal shares while the multi-task one has learned more complex allocations.
 """
 
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -20,24 +21,28 @@ from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    algorithm_settings,
-    choose_tasks,
-    first_policies,
-    learner,
-    training_market,
-)
+from apportion.domains.portfolio.training import choose_tasks, train_policies, training_market
 from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.policy import Policy
-from apportion.priority import Priority
 from apportion.statistics import bootstrap, compare
-from apportion.studies.portfolio.grid import Progress
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.tasks import Tasks
-from apportion.training import train_runs
+from apportion.tasks import Tasks, TaskSets, single_tasks
+from apportion.training import Chunk, Chunks
+from apportion.trees import copies, take
 
-PAPER = (PortfolioSettings.paper(tasks=30, held_out=18), 30)
-QUICK = (
+
+@dataclass(frozen=True)
+class WatchedTasks:
+    """How policies are trained, and how many tasks have a single-task policy of their own."""
+
+    settings: PortfolioSettings
+    watched: int
+
+
+PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 30)
+QUICK = WatchedTasks(
     PortfolioSettings.paper(
         tasks=12,
         task_size=5,
@@ -50,159 +55,106 @@ QUICK = (
     ),
     6,
 )
-"""Settings, and on how many tasks single-task policies are trained."""
 METHODS = ("pmtl", "stl (paper's protocol)", "stl (equal updates)")
 
 
-def run(
-    *,
-    prices: Prices | None = None,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Train, and walk the last year of the data."""
+def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for the multi-task policy, and one for each single-task policy."""
     prices = embedded_prices() if prices is None else prices
-    settings, watched = PAPER if scale == "paper" else QUICK
-    table = compute(prices, replace(settings, seed=seed), watched=watched, progress=progress)
-    return from_table(table, {"data": prices.summary(), **vars(settings), "seed": seed})
+    size = PAPER if scale == "paper" else QUICK
+    return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
 
 
-def compute(
-    prices: Prices,
-    settings: PortfolioSettings,
-    *,
-    watched: int,
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """A row for each method, task and day: net log return over Equal CRP's, deviation, shares.
+def sized_plan(prices: Prices, size: WatchedTasks) -> Plan:
+    """The plan with any number of watched tasks."""
+    watched = list(range(size.watched))
+    cells = [Cell("multi-task", {"method": "pmtl", "tasks": watched}, "multi-task")]
+    cells += [Cell(f"task-{t}", {"method": "stl", "tasks": [t]}, "single-task") for t in watched]
+    settings = {"data": prices.summary(), "watched": size.watched, **vars(size.settings)}
+    return Plan("fig5", tuple(cells), partial(compute, prices, size), conclude, settings)
 
-    Shares are given for the one task that is drawn; the first row of a task is its summary's place.
-    """
-    tell = progress or (lambda what, fraction: None)
+
+def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """The last year of the data under each cell's policy: a row for each method, task and day."""
+    settings = replace(size.settings, method=cells[0]["method"])
     year = f"{prices.years()[-1]}-01-01"
-    past = prices.until(year)
-    market = training_market(past, settings)
-    costs = Costs(settings.cost, exact=True)
-    test = Market.of(prices, start=year, window=settings.window, costs=costs)
-    *_, tasks = choose_tasks(len(prices.tickers), settings)
-    shown = tasks[:watched]
-    equal = walk_tasks(EqualShares(), test, shown)
-    key = jax.random.key(settings.seed)
+    test = Market.of(
+        prices, start=year, window=settings.window, costs=Costs(settings.cost, exact=True)
+    )
+    *_, tasks = choose_tasks(len(prices.tickers), size.settings)
     epoch = settings.steps // len(tasks)
     whole = epoch * len(tasks)
+    numbers = [t for cell in cells for t in cell["tasks"]]
+    shown = tasks[numbers]
+    single = settings.method == "stl"
+    trained: Tasks | TaskSets = single_tasks(shown) if single else tasks
+    stages = {METHODS[1]: epoch, METHODS[2]: whole} if single else {METHODS[0]: whole}
+    walks: dict[str, Walk] = {}
 
-    def train(tasks: Tasks, runs: int, alpha: float) -> list[Policy]:
-        """The policies after one paper's share of a task's updates, and after all of them."""
-        kept: list[Policy] = []
+    def on_chunk(chunk: Chunk) -> None:
+        policies = chunk.policy if single else copies(take(chunk.policy, 0), len(shown))
+        for method, step in stages.items():
+            if chunk.step == step:
+                walks[method] = _walk_each(policies, test, shown)
+        progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
-        def on_chunk(now):
-            if now.step in (epoch, whole):
-                kept.append(jax.tree.map(jnp.copy, eqx.filter(now.policy, eqx.is_array)))
-
-        skeleton = first_policies(settings, market, jax.random.split(key, runs))
-        train_runs(
-            market,
-            tasks,
-            skeleton,
-            learner(settings),
-            steps=whole,
-            selection=Priority(
-                alpha, settings.beta, settings.smoothing, 1 - 1 / settings.task_size
-            ),
-            chunk=epoch,
-            record_every=epoch,
-            on_chunk=on_chunk,
-            keys=jax.random.split(key, runs),
-            **algorithm_settings(settings, market),
-        )
-        rest = eqx.filter(skeleton, eqx.is_array, inverse=True)
-        return [eqx.combine(arrays, rest) for arrays in kept]
-
-    tell("multi-task policy", 0.0)
-    many = train(tasks, 1, settings.alpha)[-1]
-    walks = {"pmtl": _walk_all(many, test, shown, shared=True)}
-    tell("single-task policies", 0.4)
-    alone = train(jax.tree.map(lambda leaf: leaf[:, None], shown), len(shown), 0.0)
-    for name, policies in zip(METHODS[1:], (alone[0], alone[-1]), strict=True):
-        walks[name] = _walk_all(policies, test, shown, shared=False)
-    return _table(prices, test, shown, walks, equal)
+    keys = jax.random.split(jax.random.key(settings.seed), size.watched if single else 1)
+    keys = keys[np.asarray(numbers)] if single else keys
+    train_policies(
+        training_market(prices.until(year), settings),
+        trained,
+        replace(settings, steps=whole),
+        policy_keys=keys,
+        run_keys=keys,
+        chunks=Chunks(epoch, epoch, on_chunk),
+    )
+    rows: Any = _rows(prices, test, shown, numbers, walks)
+    for cell in cells:
+        yield cell, rows[rows.task.isin(cell["tasks"])].reset_index(drop=True)
 
 
 @eqx.filter_jit
-def _walk_all(policies: Policy, market: Market, tasks: Tasks, *, shared: bool) -> Walk:
-    """Each task under its own policy, or all under one."""
+def _walk_each(policies: Policy, market: Market, tasks: Tasks) -> Walk:
+    """Each task under its own policy."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
-    if shared:
-        arrays = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf[0], (len(tasks), *leaf.shape[1:])), arrays
-        )
     return jax.lax.map(
         lambda run: walk_policy(eqx.combine(run[0], rest), market, run[1]),
-        (arrays, tasks),
+        (arrays, tasks.each),
         batch_size=8,
     )
 
 
-def _table(
-    prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk], equal: Walk
+def _rows(
+    prices: Prices, test: Market, tasks: Tasks, numbers: list[int], walks: dict[str, Walk]
 ) -> pd.DataFrame:
+    """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker."""
     first = int(test.first)
-    dates = prices.dates[first : first + test.horizon]
-    gaps = {name: np.asarray(walk.log_return - equal.log_return) for name, walk in walks.items()}
-    best = int(np.argmax(gaps["pmtl"].sum(-1) - gaps[METHODS[2]].sum(-1)))
+    dates = prices.dates[first : first + test.horizon].astype(str)
+    equal = walk_tasks(EqualShares(), test, tasks)
     frames = []
-    for name, walk in walks.items():
+    for method, walk in walks.items():
+        gaps = np.asarray(walk.log_return - equal.log_return)
         shares = np.asarray(walk.allocations)
         deviation = np.abs(shares - 1 / shares.shape[-1]).max(-1)
-        for task in range(len(tasks)):
-            frame = {
-                "method": name,
-                "task": task,
-                "date": dates.astype(str),
-                "over_equal": gaps[name][task],
-                "deviation": deviation[task],
-                "drawn": task == best,
-            }
-            if task == best:
-                names = tasks[task].names(prices.tickers)
-                frame |= {f"share {ticker}": shares[task, :, i] for i, ticker in enumerate(names)}
-            frames.append(pd.DataFrame(frame))
+        for place, number in enumerate(numbers):
+            frame = pd.DataFrame({"method": method, "task": number, "date": dates})
+            frame = frame.assign(over_equal=gaps[place], deviation=deviation[place])
+            held = shares[place].T.astype(float)
+            own = dict(zip(tasks[place].names(prices.tickers), held, strict=True))
+            every = {f"share {ticker}": own.get(ticker, np.nan) for ticker in prices.tickers}
+            frames.append(frame.assign(**every))
     return pd.concat(frames, ignore_index=True)
 
 
-def from_table(table: Any, settings: dict | None = None) -> Study:
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     """The study from the walks."""
-    deviation = table.groupby(["method", "task"]).deviation.mean().unstack("method")
-    gain = table.groupby(["method", "task"]).over_equal.sum().unstack("method")
-    verdicts = []
-    for name in METHODS[1:]:
-        flat = bootstrap(deviation[name].to_numpy())
-        verdicts.append(
-            Verdict.of(
-                f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)",
-                flat,
-                holds=flat.high < 0.02,
-            )
-        )
-        gap = compare(deviation["pmtl"].to_numpy(), deviation[name].to_numpy())
-        verdicts.append(
-            Verdict.of(
-                f"the multi-task policy strays further from equal shares than {name}",
-                gap,
-                holds=gap.above_zero,
-            )
-        )
-        ahead = compare(gain["pmtl"].to_numpy(), gain[name].to_numpy())
-        verdicts.append(
-            Verdict.of(
-                f"over all watched tasks the multi-task policy grows more than {name}",
-                ahead,
-                holds=ahead.above_zero,
-                paper=False,
-            )
-        )
-    readings = (
+    table = mark_drawn(rows.drop(columns="cell", errors="ignore"))
+    deviation, gain = (
+        _by_task(table.deviation, table).mean(),
+        _by_task(table.over_equal, table).sum(),
+    )
+    deviation, gain = deviation.unstack("method"), gain.unstack("method")
+    notes = (
         "The task drawn is the one where the multi-task policy gains most over the single-task one: "
         "it shows what the policies do, not how often. Intervals are over tasks of one year, which "
         "share instruments and days.",
@@ -212,14 +164,52 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
         "fig5",
         "Figure 5: a test year under a multi-task and a single-task policy",
         table,
-        tuple(verdicts),
-        lambda: draw(table),
-        readings,
-        settings or {},
+        tuple(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+        lambda: plot(table),
+        notes,
+        settings,
     )
 
 
-def draw(table: Any) -> Figure:
+def _by_task(values: Any, table: Any) -> Any:
+    return values.groupby([table.method, table.task])
+
+
+def mark_drawn(rows: Any) -> pd.DataFrame:
+    """The rows with the task to draw marked; shares are kept for that one."""
+    total = _by_task(rows.over_equal, rows).sum().unstack("method")
+    drawn = rows.task == (total["pmtl"] - total[METHODS[2]]).idxmax()
+    is_share = rows.columns.str.startswith("share ")
+    shares = rows.loc[:, is_share].where(drawn).dropna(axis=1, how="all")
+    return rows.loc[:, ~is_share].assign(drawn=drawn).join(shares)
+
+
+def _verdicts(name: str, deviation: pd.DataFrame, gain: pd.DataFrame) -> tuple[Verdict, ...]:
+    """What is claimed of a single-task policy, from values of tasks by methods."""
+    flat = bootstrap(deviation[name].to_numpy())
+    gap = compare(deviation["pmtl"].to_numpy(), deviation[name].to_numpy())
+    ahead = compare(gain["pmtl"].to_numpy(), gain[name].to_numpy())
+    return (
+        Verdict.of(
+            f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)",
+            flat,
+            holds=flat.high < 0.02,
+        ),
+        Verdict.of(
+            f"the multi-task policy strays further from equal shares than {name}",
+            gap,
+            holds=gap.above_zero,
+        ),
+        Verdict.of(
+            f"over all watched tasks the multi-task policy grows more than {name}",
+            ahead,
+            holds=ahead.above_zero,
+            paper=False,
+        ),
+    )
+
+
+def plot(table: Any) -> Figure:
     """Gain over Equal CRP, then the allocations of both policies."""
     rows = table[table.drawn]
     figure = Figure(figsize=(14, 4.2), layout="constrained")

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from apportion.statistics import Estimate
-from apportion.studies.portfolio.tables import over_experiments_and_years
+from apportion.domains.portfolio.backtest import LAZY
+from apportion.statistics import over_rows_and_columns
 
 Gains = dict[tuple[str, str], np.ndarray]
 """(method, own or held-out) to log growth a year over Equal CRP in points, experiments by years."""
@@ -16,7 +16,7 @@ _CLAIMS = (
     ("mtl", None, "MTL beats Equal CRP after costs"),
     ("pmtl", "mtl", "drawing tasks by priority (P-MTL) beats drawing them evenly (MTL)"),
     ("careful", None, "P-MTL halved towards equal shares and traded slowly beats Equal CRP"),
-    ("careful", "lazy-crp", "it also beats lazy rebalancing, which learns nothing"),
+    ("careful", LAZY, "it also beats lazy rebalancing, which learns nothing"),
 )
 _PLAIN = (
     "Points are log growth a year, net of 25 bp, on days after training; intervals are over "
@@ -31,7 +31,7 @@ def claims_of(gains: Gains) -> list[dict[str, Any]]:
     for first, second, words in _CLAIMS:
         for place, where in _PLACES.items():
             gap = gains[first, place] - (0.0 if second is None else gains[second, place])
-            estimate: Estimate = over_experiments_and_years(gap)
+            estimate = over_rows_and_columns(gap)
             claims.append(
                 {
                     "claim": f"{words}, on {where}",

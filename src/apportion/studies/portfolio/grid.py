@@ -1,131 +1,269 @@
-"""The portfolio experiments behind Figures 3 and 4: experiments x years x methods, as large vmaps.
+"""The experiments behind Figures 3 and 4, as cells: a method, a number of tasks, an experiment, a year.
 
-An experiment draws which instruments are held out and which tasks are trained on. For each test
-year C a policy learns from every day before C and is then walked through C, on its own tasks and on
-tasks of held-out instruments. The same runs, read at other steps, give both protocols: with T tasks
-the paper's epoch gives a multi-task policy T times the updates of a single-task one.
+The same runs, read at other steps, give both protocols: with T tasks the paper's epoch gives a
+multi-task policy T times the updates of a single-task one. Runs of one (experiment, year) share first
+parameters and draws, so that they differ by method alone. A cell's rows: tested (own or held-out), step,
+task (a number at the last step, -1 for the mean over tasks), gain (annualised percentage points over
+Equal CRP, net), log_gain (log growth a year) and sharpe_gain.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
-from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import SCALE, Market
-from apportion.domains.portfolio.prices import Prices
-from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
-from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
-from apportion.policy import History, Policy
-from apportion.priority import Priority
-from apportion.simplex import Allocation, Mask
-from apportion.studies.portfolio.scale import Scale
-from apportion.tasks import Tasks, draw_tasks, split_entities
-from apportion.training import train_runs
+from apportion.composition import EqualShares
+from apportion.domains.portfolio.backtest import LAZY, lazy_rebalancing
+from apportion.domains.portfolio.baselines.simple import volatility_tilt
+from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_policies
+from apportion.domains.portfolio.walk import Walk, growth_and_sharpe, walk_policy, walk_targets
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import Experiments, Runs, Splits
+from apportion.studies.portfolio.tables import by_cell
+from apportion.studies.registry import Scale
+from apportion.studies.study import Study
+from apportion.tasks import Task, TaskSets, single_tasks
+from apportion.training import Chunk, Chunks
+from apportion.trees import copies, stack, take
 
-Progress = Callable[[str, float], None]
-"""Called with what was just done and the fraction of all work done so far."""
-KEY = ("method", "tasks", "experiment", "year", "tested", "step", "task")
-"""Columns that tell the rows of the table apart."""
+TILT = "volatility-tilt"
+COLUMNS = ["method", "tasks", "experiment", "year", "tested", "step", "task"]
+COLUMNS += ["gain", "log_gain", "sharpe_gain"]
 
 
-def compute(
-    prices: Prices,
-    scale: Scale,
+@dataclass(frozen=True)
+class GridSize:
+    """How large the grid is; the settings' seed makes its experiments."""
+
+    settings: PortfolioSettings
+    experiments: int
+    years: tuple[int, ...]
+    counts: tuple[int, ...]
+    """Numbers of tasks T."""
+    held_out: int
+    single_tasks: int
+    """Single-task policies of each experiment and year: those of its first tasks."""
+    shown: int
+    """Tasks a policy is tested on, of its own and of held-out instruments."""
+    checkpoints: int
+    """Evaluations along a run."""
+
+    def within(self, prices: Prices) -> "GridSize":
+        """The grid cut to what the data has: its years, and enough instruments held out."""
+        s = self.settings
+        least = s.window + s.batch
+        years = tuple(
+            year
+            for year in self.years
+            if prices.row(f"{year}-01-01") >= least and year in prices.years()
+        )
+        if not years:
+            raise InputError(
+                f"prices: {prices.dates[0]} to {prices.dates[-1]} leaves none of the test years "
+                f"{self.years[0]} to {self.years[-1]} with {least} days before it; give prices that do"
+            )
+        universe = len(prices.tickers)
+        if universe - self.held_out < s.task_size + 1 or self.held_out < s.task_size:
+            raise InputError(
+                f"prices: {universe} tickers are too few for {self.held_out} held-out ones and tasks "
+                f"of {s.task_size}; give at least {self.held_out + s.task_size + 1}"
+            )
+        return replace(self, years=years)
+
+    def tested_steps(self, method: str) -> list[int]:
+        """Steps at which policies are tested; single-task ones also where the paper's protocol has them."""
+        every = self.settings.steps // self.checkpoints
+        steps = {every * (i + 1) for i in range(self.checkpoints)}
+        if method == "stl":
+            for count in self.counts:
+                steps |= {max(step // count, 1) for step in steps if step % count == 0}
+        return sorted(steps)
+
+    def describe(self, prices: Prices) -> dict[str, Any]:
+        """What is needed to run the grid again."""
+        own = {name: value for name, value in vars(self).items() if name != "settings"}
+        return {"data": prices.summary(), **vars(self.settings), "tasks": own.pop("counts"), **own}
+
+
+PAPER = GridSize(
+    settings=PortfolioSettings.paper(),
+    experiments=10,
+    years=tuple(range(2013, 2020)),
+    counts=(5, 30, 100),
+    held_out=18,
+    single_tasks=3,
+    shown=10,
+    checkpoints=12,
+)
+QUICK = GridSize(
+    settings=PortfolioSettings.paper(
+        task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=1800
+    ),
+    experiments=3,
+    years=(2017, 2018, 2019),
+    counts=(3, 12),
+    held_out=7,
+    single_tasks=2,
+    shown=4,
+    checkpoints=6,
+)
+
+
+def grid_plan(
+    study: str,
+    conclude: Callable[[pd.DataFrame, dict[str, Any]], Study],
     *,
-    progress: Progress | None = None,
-    save: Callable[[pd.DataFrame], None] | None = None,
-    only: Collection[int] = (),
-) -> pd.DataFrame:
-    """The table of the grid: a row for each method, experiment, year, step and kind of task.
+    scale: Scale,
+    seed: int,
+    prices: Prices | None,
+) -> Plan:
+    """The plan of a study of the grid; studies of the same grid share their cells."""
+    prices = embedded_prices() if prices is None else prices
+    size = PAPER if scale == "paper" else QUICK
+    size = replace(size, settings=replace(size.settings, seed=seed)).within(prices)
+    return sized_plan(study, conclude, prices, size)
 
-    Columns: method (stl, mtl, pmtl, or one that learns nothing), tasks (T), experiment, year, tested
-    (own or held-out), step, task (a number at the last step, -1 for the mean over tasks), gain
-    (annualised percentage points over Equal CRP, net), log_gain (log growth a year), sharpe_gain.
-    `save` is handed the table as it stands after each part: a run cut short leaves what it had.
-    `only` names the numbers of tasks to train on, 1 for single-task learning (default: all).
-    """
-    grid = _Grid.of(prices, scale)
-    rows: list[pd.DataFrame] = [_unlearned_rows(grid)]
-    parts = [*((("mtl", "pmtl"), count) for count in scale.counts), (("stl",), 1)]
-    parts = [(methods, count) for methods, count in parts if not only or count in only]
-    for number, (methods, count) in enumerate(parts):
 
-        def tell(what: str, fraction: float, number: int = number) -> None:
-            if progress is not None:
-                progress(what, (number + fraction) / len(parts))
+def sized_plan(
+    study: str,
+    conclude: Callable[[pd.DataFrame, dict[str, Any]], Study],
+    prices: Prices,
+    size: GridSize,
+) -> Plan:
+    """The plan of a grid of any size: what learns nothing, then multi-task, then single-task methods."""
+    programs = [((LAZY,), 0), ((TILT,), 0)]
+    programs += [(("mtl", "pmtl"), count) for count in size.counts] + [(("stl",), 1)]
+    cells = []
+    for methods, count in programs:
+        program = f"{'-'.join(methods)}-{count}"
+        for experiment, year, method in product(range(size.experiments), size.years, methods):
+            values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
+            cells.append(Cell(f"{method}-{count}-{experiment}-{year}", values, program))
+    compute_grid = partial(compute, prices, size)
+    return Plan(study, tuple(cells), compute_grid, conclude, size.describe(prices), family="grid")
 
-        rows += _train(grid, methods, count, tell)
-        if save is not None:
-            save(pd.concat(rows, ignore_index=True))
-    return pd.concat(rows, ignore_index=True)
+
+def compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """The rows of cells of one program: all of them trained in one vmap, tested at every checkpoint."""
+    method, count = cells[0]["method"], cells[0]["tasks"]
+    batch = _Batch.of(prices, size, cells)
+    if method == LAZY:
+        gains = batch.gains(copies(lazy_rebalancing(), len(cells)))
+        frames = [_rows(gains, len(cells), size.settings.steps)]
+    elif method == TILT:
+        gains = batch.gains(EqualShares(), follow=_follow_tilt)
+        frames = [_rows(gains, len(cells), size.settings.steps)]
+    else:
+        frames = []
+
+        def on_chunk(chunk: Chunk) -> None:
+            if chunk.step in steps:
+                last = chunk.step == chunk.steps
+                frames.append(_rows(batch.gains(chunk.policy), len(cells), chunk.step, last=last))
+                done = f"step {chunk.step} of {chunk.steps}"
+                progress(
+                    f"{method}, {count} tasks: {len(cells)} cells, {done}", chunk.step / chunk.steps
+                )
+
+        steps = size.tested_steps(method)
+        every = int(np.gcd.reduce(steps))
+        batch.train(cells, Chunks(every, every, on_chunk))
+    yield from by_cell(cells, pd.concat(frames))
 
 
 @dataclass(frozen=True, eq=False)
-class _Grid:
-    """Markets, tasks and Equal CRP's record; cells are (experiment, year) pairs, experiment first."""
+class _Batch:
+    """The runs of some cells of one program: what they learn from, and what they are tested on."""
 
-    scale: Scale
-    training: Market
-    lengths: Int[Array, " cells"]
-    testing: Market
-    starts: Int[Array, " cells"]
-    days: Int[Array, " cells"]
-    own: list[Tasks]
-    held_out: Tasks
-    """Stacked by experiment."""
+    settings: PortfolioSettings
+    experiments: Experiments
+    runs: Runs
+    trained: TaskSets
+    tested: dict[str, TaskSets]
 
     @classmethod
-    def of(cls, prices: Prices, scale: Scale) -> "_Grid":
-        s = scale.settings
-        own, unseen = [], []
-        for experiment in range(scale.experiments):
-            seed = scale.seed + experiment
-            seen, others = split_entities(len(prices.tickers), scale.held_out, seed=seed)
-            own.append(draw_tasks(seen, s.task_size, max(scale.counts), seed=seed))
-            unseen.append(draw_tasks(others, s.task_size, scale.shown, seed=seed))
-        firsts = [prices.row(f"{year}-01-01") for year in scale.years]
-        lasts = [prices.row(f"{year + 1}-01-01") - 1 for year in scale.years]
-        costs = Costs(s.cost)
-        before = Market.of(
-            prices,
-            end=prices.dates[max(firsts) - 1],
-            window=s.window,
-            costs=costs,
-            tracking=s.tracking,
+    def of(cls, prices: Prices, size: GridSize, cells: Sequence[Cell]) -> "_Batch":
+        s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
+        splits = Splits.draw(
+            len(prices.tickers),
+            s.task_size,
+            seeds=[s.seed + experiment for experiment in range(size.experiments)],
+            held_out=size.held_out,
+            own=max(size.counts),
+            shown=size.shown,
         )
-        longest = max(last - first + 1 for first, last in zip(firsts, lasts, strict=True))
-        whole = Market.of(prices, window=s.window, costs=costs.exactly())
-        cells = scale.experiments
-        return cls(
-            scale,
-            before,
-            jnp.tile(jnp.asarray([first - s.window for first in firsts], jnp.int32), cells),
-            replace(whole, horizon=longest),
-            jnp.tile(jnp.asarray(firsts, jnp.int32), cells),
-            jnp.tile(
-                jnp.asarray([b - a + 1 for a, b in zip(firsts, lasts, strict=True)], jnp.int32),
-                cells,
-            ),
-            own,
-            _stack(unseen),
+        experiments = Experiments.of(prices, s, size.years, splits)
+        runs = experiments.runs(cells, each=size.single_tasks if method == "stl" else 1)
+        if method == "stl":
+            places = experiments.runs(cells).experiment
+            trained = single_tasks(take(splits.own.first(size.single_tasks), places).flat)
+            own = trained
+        else:
+            trained = take(splits.own.first(count or size.shown), runs.experiment)
+            own = trained.first(size.shown)
+        held_out = take(splits.held_out, runs.experiment)
+        return cls(s, experiments, runs, trained, {"own": own, "held-out": held_out})
+
+    def train(self, cells: Sequence[Cell], chunks: Chunks) -> None:
+        """Train all runs; the first parameters and the draws of a pair come from its place among all."""
+        each = len(self.runs.pair) // len(cells)
+        methods = [cell["method"] for cell in cells for _ in range(each)]
+        seed = jax.random.key(self.settings.seed)
+        policy_keys, run_keys = (
+            jax.random.split(jax.random.fold_in(seed, i), self.experiments.pairs)[self.runs.pair]
+            for i in range(2)
+        )
+        train_policies(
+            self.experiments.training,
+            self.trained,
+            self.settings,
+            policy_keys=policy_keys,
+            run_keys=run_keys,
+            selection=stack([replace(self.settings, method=m).selection() for m in methods]),
+            lengths=self.runs.lengths,
+            chunks=chunks,
         )
 
-    @property
-    def years(self) -> int:
-        return len(self.scale.years)
+    def gains(
+        self, policies: Policy, follow: Callable[..., Walk] = walk_policy
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """Each kind of task to gains over Equal CRP, runs by tasks."""
+        found = {}
+        for kind in self.tested:
+            (growth, sharpe), (equal, equal_sharpe) = (
+                self._test(kind, policies, follow),
+                self._equal[kind],
+            )
+            found[kind] = {
+                "gain": 100 * (np.exp(growth) - np.exp(equal)),
+                "log_gain": growth - equal,
+                "sharpe_gain": sharpe - equal_sharpe,
+            }
+        return found
 
-    def tasks(self, kind: str, number: int) -> Tasks:
-        """Tasks of each cell, (cells, tasks, entities)."""
-        stacked = _stack([tasks[:number] for tasks in self.own]) if kind == "own" else self.held_out
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, self.years, 0), stacked)
+    @cached_property
+    def _equal(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        return {kind: self._test(kind, EqualShares(), walk_policy) for kind in self.tested}
+
+    def _test(
+        self, kind: str, policies: Policy, follow: Callable[..., Walk]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        where = (self.experiments.testing, self.runs.starts, self.runs.days, self.tested[kind])
+        growth, sharpe = _record(policies, *where, follow)
+        return np.asarray(growth), np.asarray(sharpe)
 
 
 @eqx.filter_jit
@@ -134,202 +272,46 @@ def _record(
     market: Market,
     starts: Int[Array, " runs"],
     days: Int[Array, " runs"],
-    tasks: Tasks,
+    tasks: TaskSets,
+    follow: Callable[..., Walk],
 ) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
     """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
 
-    def one(run):
+    def one(run: PyTree):
         arrays, start, days, tasks = run
         here = eqx.tree_at(lambda m: m.first, market, start)
         policy = eqx.combine(arrays, rest)
-        log = jax.vmap(lambda task: walk_policy(policy, here, task).log_return)(tasks)
+        log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks.each)
         return growth_and_sharpe(log, days)
 
     # A few runs at a time: their windows of prices would not fit together.
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
+    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=32)
 
 
-class _Record:
-    """Log growth a year and Sharpe ratio, (runs, tasks)."""
-
-    def __init__(self, growth: np.ndarray, sharpe: np.ndarray):
-        self.growth, self.sharpe = growth, sharpe
-
-    def over(self, equal: "_Record") -> dict[str, np.ndarray]:
-        return {
-            "gain": 100 * (np.exp(self.growth) - np.exp(equal.growth)),
-            "log_gain": self.growth - equal.growth,
-            "sharpe_gain": self.sharpe - equal.sharpe,
-        }
-
-
-def _test(grid: _Grid, policies: Policy, tasks: Tasks, runs_per_cell: int) -> _Record:
-    repeat = partial(jnp.repeat, repeats=runs_per_cell, axis=0)
-    growth, sharpe = _record(policies, grid.testing, repeat(grid.starts), repeat(grid.days), tasks)
-    return _Record(np.asarray(growth), np.asarray(sharpe))
-
-
-def _constant(policy: Policy, runs: int) -> Policy:
-    """One policy as a stack of equal ones."""
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (runs, *leaf.shape)) if eqx.is_array(leaf) else leaf,
-        policy,
-    )
-
-
-def _train(grid: _Grid, methods: tuple[str, ...], count: int, tell: Progress) -> list[pd.DataFrame]:
-    """Train all cells of these methods in one vmap, and test at every checkpoint."""
-    scale, s = grid.scale, grid.scale.settings
-    single = methods == ("stl",)
-    per_cell = scale.single_tasks if single else len(methods)
-    repeat = partial(jnp.repeat, repeats=per_cell, axis=0)
-    own = grid.tasks("own", scale.single_tasks if single else count)
-    if single:
-        trained = jax.tree.map(lambda leaf: leaf.reshape(-1, 1, leaf.shape[-1]), own)
-        tested = {"own": trained, "held-out": jax.tree.map(repeat, grid.tasks("held-out", 0))}
-    else:
-        trained = jax.tree.map(repeat, own)
-        shown = grid.tasks("own", min(count, scale.shown))
-        tested = {
-            "own": jax.tree.map(repeat, shown),
-            "held-out": jax.tree.map(repeat, grid.tasks("held-out", 0)),
-        }
-    cells = len(grid.starts)
-    runs = cells * per_cell
-    alphas = jnp.tile(jnp.asarray([s.alpha if m == "pmtl" else 0.0 for m in methods]), runs)[:runs]
-    equal = {
-        kind: _test(grid, _constant(EqualShares(), runs), tasks, per_cell)
-        for kind, tasks in tested.items()
-    }
-    rows: list[pd.DataFrame] = []
-    wanted = evaluated_steps(scale, single)
-
-    def on_chunk(chunk):
-        if chunk.step not in wanted:
-            return
-        for kind, tasks in tested.items():
-            record = _test(grid, chunk.policy, tasks, per_cell).over(equal[kind])
-            last = chunk.step == chunk.steps
-            rows.append(_rows(grid, methods, count, kind, chunk.step, record, single, last))
-        what = f"{'/'.join(methods)} T={count}: {runs} runs, step {chunk.step} of {chunk.steps}"
-        tell(what, chunk.step / chunk.steps)
-
-    # Runs of one cell share their first parameters and their draws: they differ by method alone.
-    first, draws = (
-        jnp.repeat(
-            jax.random.split(jax.random.fold_in(jax.random.key(scale.seed), i), cells), per_cell, 0
-        )
-        for i in range(2)
-    )
-    axes = eqx.tree_at(
-        lambda m: m.length,
-        jax.tree.map(lambda _: None, grid.training),
-        0,
-        is_leaf=lambda x: x is None,
-    )
-    market = eqx.tree_at(lambda m: m.length, grid.training, repeat(grid.lengths))
-    train_runs(
-        market,
-        trained,
-        first_policies(s, grid.training, first),
-        learner(s),
-        steps=s.steps,
-        selection=Priority(alphas, s.beta, s.smoothing, 1 - 1 / s.task_size),
-        chunk=int(np.gcd.reduce(wanted)),
-        record_every=int(np.gcd.reduce(wanted)),
-        on_chunk=on_chunk,
-        problem_axes=axes,
-        keys=draws,
-        **algorithm_settings(s, grid.training),
-    )
-    return rows
-
-
-def evaluated_steps(scale: Scale, single: bool) -> list[int]:
-    """Steps at which policies are tested; single-task ones also where the paper's protocol has them."""
-    every = scale.settings.steps // scale.checkpoints
-    steps = {every * (i + 1) for i in range(scale.checkpoints)}
-    if single:
-        for count in scale.counts:
-            steps |= {max(step // count, 1) for step in steps if step % count == 0}
-    return sorted(steps)
+def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
+    """The volatility tilt of every backtest, which sees all days before each period."""
+    closes = market.prices[:, task.members, 0]
+    targets = volatility_tilt(closes[1:] / closes[:-1])
+    return walk_targets(targets[market.first - 1 + jnp.arange(market.horizon)], market, task)
 
 
 def _rows(
-    grid: _Grid,
-    methods: tuple[str, ...],
-    count: int,
-    kind: str,
-    step: int,
-    record: dict[str, np.ndarray],
-    single: bool,
-    last: bool,
+    gains: dict[str, dict[str, np.ndarray]], cells: int, step: int, *, last: bool = False
 ) -> pd.DataFrame:
-    """A checkpoint's rows: the mean over tasks, and at the last step each task by itself."""
-    cells = len(grid.starts)
-    shaped = {}
-    for name, values in record.items():
-        # (cells, methods, tasks); single-task policies stand side by side as tasks.
-        values = values.reshape(cells, -1, values.shape[-1])
-        if single:
-            values = values.mean(-1)[:, None, :]
-        shaped[name] = values
-    tables = [{name: v.mean(-1, keepdims=True) for name, v in shaped.items()}]
-    if last and kind == "own":
-        tables.append(shaped)
+    """A checkpoint's rows: the mean over tasks, and at the last step each own task by itself."""
     frames = []
-    for table in tables:
-        number = table["gain"].shape[-1]
-        cell, method, task = (i.ravel() for i in np.indices((cells, len(methods), number)))
-        frames.append(
-            pd.DataFrame(
-                {
-                    "method": np.asarray(methods)[method],
-                    "tasks": count,
-                    "experiment": cell // grid.years,
-                    "year": np.asarray(grid.scale.years)[cell % grid.years],
-                    "tested": kind,
-                    "step": step,
-                    "task": task if number > 1 else -1,
-                    **{name: v.ravel() for name, v in table.items()},
-                }
-            )
-        )
-    return pd.concat(frames, ignore_index=True)
-
-
-class VolatilityTilt(Policy):
-    """Shares in proportion to the volatility seen in the window: what a policy that has learned
-    nothing but to favour what moves would do.
-    """
-
-    def encode(self, history: History, mask: Mask) -> Float[Array, " entities"]:
-        closes = 1 + history[..., 0] / SCALE
-        return jnp.diff(jnp.log(closes), axis=-1).std(-1) + 1e-6
-
-    def allocate(
-        self, features: Float[Array, " entities"], held: Allocation, mask: Mask
-    ) -> Allocation:
-        shares = jnp.where(mask, features, 0.0)
-        return shares / shares.sum()
-
-
-def _unlearned_rows(grid: _Grid) -> pd.DataFrame:
-    """What learns nothing: lazy Equal CRP, each day a tenth of the way back, and a volatility tilt."""
-    cells, step = len(grid.starts), grid.scale.settings.steps
-    frames = []
-    for kind in ("own", "held-out"):
-        tasks = grid.tasks(kind, grid.scale.shown)
-        equal = _test(grid, _constant(EqualShares(), cells), tasks, 1)
-        for name, policy in (
-            ("lazy-equal-crp", PartialTrading(EqualShares(), 0.1)),
-            ("volatility-tilt", VolatilityTilt()),
-        ):
-            record = _test(grid, _constant(policy, cells), tasks, 1).over(equal)
-            frames.append(_rows(grid, (name,), 0, kind, step, record, False, False))
-    return pd.concat(frames, ignore_index=True)
-
-
-def _stack(tasks: list[Tasks]) -> Tasks:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
+    for kind, values in gains.items():
+        # Single-task policies of a cell stand side by side as tasks.
+        by_task = {
+            name: v if len(v) == cells else v.mean(-1).reshape(cells, -1)
+            for name, v in values.items()
+        }
+        means = {name: v.mean(-1) for name, v in by_task.items()}
+        place = {"place": np.arange(cells), "tested": kind, "step": step}
+        frames.append(pd.DataFrame({**place, "task": -1, **means}))
+        if last and kind == "own":
+            cell, task = (i.ravel() for i in np.indices(by_task["gain"].shape))
+            each = {name: v.ravel() for name, v in by_task.items()}
+            frames.append(pd.DataFrame({**place, "place": cell, "task": task, **each}))
+    return pd.concat(frames)

@@ -5,34 +5,46 @@ the realised gain; each against uniform MTL, on held-out instruments that carry 
 updates. Deviation and gradient find what moves; realised gain finds what pays.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from itertools import product
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
+from apportion.domains.portfolio.training import train_policies
 from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.statistics import bootstrap
-from apportion.studies.portfolio.grid import Progress
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.tables import by_cell
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.tasks import Tasks, draw_tasks
-from apportion.training import train_runs
+from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.training import Chunks
+from apportion.trees import stack, take
 
 TASKS, HELD_OUT, TRAIN_DAYS, DAYS = 32, 10, 400, 1150
 QUIET = 0.002
 """Daily volatility of quiet instruments; lively ones have as much as informative ones."""
+SETTINGS = PortfolioSettings.paper(
+    tasks=TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005, steps=1000
+)
 
 
 @dataclass(frozen=True)
@@ -48,112 +60,111 @@ class Case:
         return f"{self.informative} of {TASKS}{', others' + others if others else ''}"
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How the next task is drawn."""
+
+    name: str
+    scorer: ScorerName
+    alpha: float
+    beta: float | None
+    """None rises from 0 to 1 along the run."""
+
+    @property
+    def program(self) -> str:
+        """Rules of one program are trained side by side."""
+        return self.scorer if self.beta is not None else f"{self.scorer}-rising"
+
+
 CASES = (Case(2, True), Case(8, False), Case(TASKS, False))
-Rules = dict[str, list[tuple[str, float, Any]]]
-RULES: Rules = {
-    "max-deviation": [
-        ("uniform", 0.0, 1.0),
-        ("paper's score, alpha 0.5, beta 1", 0.5, 1.0),
-        ("paper's score, alpha 1, beta 0", 1.0, 0.0),
-    ],
-    "gradient-norm": [("gradient norm, alpha 1, beta 0", 1.0, 0.0)],
-    "realised-gain": [
-        ("realised gain, alpha 1, beta 0", 1.0, 0.0),
-        ("realised gain, alpha 1, beta 1", 1.0, 1.0),
-    ],
-}
-"""For each scorer, rules as (name, alpha, beta); rules of one scorer are trained side by side."""
-ANNEALED = "realised gain, alpha 1, beta 0 to 1"
-
-
-def run(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Train every rule on every case."""
-    seeds = 10 if scale == "paper" else 3
-    table = compute(SETTINGS, seeds=seeds, seed=seed, progress=progress)
-    return from_table(table, {"seeds": seeds, "seed": seed, **vars(SETTINGS)})
-
-
-SETTINGS = PortfolioSettings.paper(
-    tasks=TASKS, task_size=5, window=8, batch=32, learning_rate=1e-3, cost=0.0005, steps=1000
+UNIFORM = Rule("uniform", "max-deviation", 0.0, 1.0)
+RULES = (
+    UNIFORM,
+    Rule("paper's score, alpha 0.5, beta 1", "max-deviation", 0.5, 1.0),
+    Rule("paper's score, alpha 1, beta 0", "max-deviation", 1.0, 0.0),
+    Rule("gradient norm, alpha 1, beta 0", "gradient-norm", 1.0, 0.0),
+    Rule("realised gain, alpha 1, beta 0", "realised-gain", 1.0, 0.0),
+    Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
+    Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
 
 
-def compute(
-    settings: PortfolioSettings,
-    *,
-    seeds: int,
-    seed: int = 0,
-    cases: tuple[Case, ...] = CASES,
-    rules: Rules | None = None,
-    annealed: bool = True,
-    progress: Progress | None = None,
-) -> pd.DataFrame:
-    """A row for each case, rule and seed: held-out log growth a year over Equal CRP.
+@dataclass(frozen=True)
+class Trials:
+    """Which rules are tried on which cases, on how many simulated markets each."""
 
-    All cases, rules of one scorer and seeds are one vmap.
-    """
-    rules = dict(RULES if rules is None else rules)
-    cells = [(case, seed + i) for case in cases for i in range(seeds)]
-    worlds = [_world(case, number, settings) for case, number in cells]
-    train, test, own, unseen = (
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *column)
-        for column in zip(*worlds, strict=True)
+    seeds: int
+    settings: PortfolioSettings = SETTINGS
+    cases: tuple[Case, ...] = CASES
+    rules: tuple[Rule, ...] = RULES
+
+    @property
+    def worlds(self) -> list[tuple[Case, int]]:
+        """Every case with every seed of a market."""
+        seeds = range(self.settings.seed, self.settings.seed + self.seeds)
+        return [(case, seed) for case in self.cases for seed in seeds]
+
+    @property
+    def programs(self) -> dict[str, list[Rule]]:
+        """The rules of each program."""
+        names = dict.fromkeys(rule.program for rule in self.rules)
+        return {name: [rule for rule in self.rules if rule.program == name] for name in names}
+
+
+def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """A cell for each case, rule and seed of a simulated market."""
+    seeds = 10 if scale == "paper" else 3
+    return sized_plan(Trials(seeds, replace(SETTINGS, seed=seed)))
+
+
+def sized_plan(trials: Trials) -> Plan:
+    """The plan of any cases and rules."""
+    cells = []
+    for program, rules in trials.programs.items():
+        for (case, seed), (place, rule) in product(trials.worlds, enumerate(rules)):
+            others = "quiet" if case.quiet_others else "lively"
+            name = f"{program}-{place}-{case.informative}-{others}-{seed}"
+            values = {"case": case.name, "rule": rule.name, "seed": seed}
+            cells.append(Cell(name, values, program))
+    settings = {"seeds": trials.seeds, **vars(trials.settings)}
+    return Plan("prioritisation", tuple(cells), partial(compute, trials), conclude, settings)
+
+
+def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """Held-out log growth a year over Equal CRP of each cell: rules of one program are one vmap."""
+    rules = trials.programs[cells[0].program]
+    s = replace(trials.settings, scorer=rules[0].scorer)
+    names, places = [rule.name for rule in rules], [(case.name, n) for case, n in trials.worlds]
+    rule = np.asarray([names.index(cell["rule"]) for cell in cells])
+    world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
+    used, run = np.unique(world, return_inverse=True)
+    made = [_world(case, seed, s) for case, seed in (trials.worlds[number] for number in used)]
+    train, test, own, unseen = zip(*made, strict=True)
+    seen, tested = stack(train), (stack(test), TaskSets.of(unseen))
+    alphas = jnp.asarray([rules[number].alpha for number in rule])
+    betas = (
+        _rising(s.steps) if rules[0].beta is None else jnp.asarray([rules[i].beta for i in rule])
     )
-    one = worlds[0][0]
-    equal = _growth(_constant(EqualShares(), len(cells)), test, unseen)
-    frames = []
-    plans = list(rules.items())
-    if annealed:
-        plans.append(("realised-gain", [(ANNEALED, 1.0, _rising(settings.steps))]))
-    for done, (scorer, variants) in enumerate(plans):
-        names, alphas, betas = zip(*variants, strict=True)
-        number = len(variants)
-
-        def repeat(tree, number=number):
-            return jax.tree.map(lambda leaf: jnp.repeat(leaf, number, 0), tree)
-
-        runs = len(cells) * number
-        keys = jax.random.split(jax.random.key(seed), len(cells))
-        scored = replace(settings, scorer=scorer)
-        beta = betas[0] if callable(betas[0]) else jnp.tile(jnp.asarray(betas), len(cells))
-        axes = jax.tree.map(lambda _: 0, one)
-        policies = train_runs(
-            repeat(train),
-            repeat(own),
-            first_policies(settings, one, jnp.repeat(keys, number, 0)),
-            learner(settings),
-            steps=settings.steps,
-            selection=Priority(jnp.tile(jnp.asarray(alphas), len(cells)), beta, 0.2, 0.8),
-            chunk=settings.steps,
-            record_every=settings.steps,
-            problem_axes=axes,
-            keys=jax.random.split(jax.random.key(seed + 1), runs),
-            **algorithm_settings(scored, one),
-        ).policy
-        gains = np.asarray(_growth(policies, repeat(test), repeat(unseen))).reshape(-1, number)
-        gains = gains - np.asarray(equal)[:, None]
-        cell, rule = (i.ravel() for i in np.indices(gains.shape))
-        frames.append(
-            pd.DataFrame(
-                {
-                    "case": [cells[i][0].name for i in cell],
-                    "rule": np.asarray(names)[rule],
-                    "seed": [cells[i][1] for i in cell],
-                    "growth": gains.ravel(),
-                }
-            )
-        )
-        if progress is not None:
-            progress(f"{scorer}: {runs} runs of {settings.steps} updates", (done + 1) / len(plans))
-    return pd.concat(frames, ignore_index=True)
+    # A world's first parameters are the same for all rules, its draws are each rule's own.
+    policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
+    run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
+    policies = train_policies(
+        take(seen, run),
+        take(TaskSets.of(own), run),
+        s,
+        policy_keys=policy_keys[world],
+        run_keys=run_keys[world * len(rules) + rule],
+        selection=Priority(alphas, betas, s.smoothing, s.selection().initial),
+        market_axes=jax.tree.map(lambda _: 0, seen),
+        chunks=Chunks(s.steps, s.steps),
+    ).policy
+    equal = np.asarray(_growth(EqualShares(), *tested))
+    growth = np.asarray(_growth(policies, *take(tested, run))) - equal[run]
+    progress(f"{cells[0].program}: {len(cells)} runs of {s.steps} updates", 1.0)
+    yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
 
 
-def _rising(steps: int):
+def _rising(steps: int) -> Callable[[Array], Array]:
     """Beta from 0 to 1 along the run."""
 
     def beta(step):
@@ -186,7 +197,7 @@ def _world(
     own = with_signal
     if case.informative < TASKS:
         rest = draw_tasks(np.arange(30, 60), 5, TASKS - case.informative, seed=seed)
-        own = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), with_signal, rest)
+        own = with_signal.joined(rest)
     unseen = draw_tasks(np.arange(60, 60 + HELD_OUT), 5, 8, seed=seed)
     first = truth.prices.dates[TRAIN_DAYS]
     costs = Costs(settings.cost)
@@ -196,26 +207,22 @@ def _world(
 
 
 @eqx.filter_jit
-def _growth(policies: Policy, markets: Market, tasks: Tasks) -> jax.Array:
+def _growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float[Array, " runs"]:
     """Log growth a year of each run's policy in its market, mean over its tasks."""
 
     def one(policy, market, tasks):
-        walks = jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(tasks)
-        return walks.mean() * 252
+        walks = jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(tasks.each)
+        return walks.mean() * TRADING_DAYS
 
-    return eqx.filter_vmap(one)(policies, markets, tasks)
-
-
-def _constant(policy: Policy, runs: int) -> Policy:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (runs, *leaf.shape)), policy)
+    return eqx.filter_vmap(one)(policies, markets, tasks.each)
 
 
-def from_table(table: Any, settings: dict | None = None) -> Study:
-    """The study from a computed table."""
-    gaps = over_uniform(table)
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+    """The study from its rows."""
+    table = rows[["case", "rule", "seed", "growth"]]
     verdicts = []
-    for (case, rule), rows in gaps.groupby(["case", "rule"], sort=False):
-        estimate = bootstrap(rows.gap.to_numpy())
+    for (case, rule), gaps in over_uniform(table).groupby(["case", "rule"], sort=False):
+        estimate = bootstrap(gaps.gap.to_numpy())
         verdicts.append(
             Verdict.of(
                 f"{rule} beats uniform MTL with {case}",
@@ -224,7 +231,7 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
                 paper=rule.startswith("paper's score, alpha 0.5"),
             )
         )
-    readings = (
+    notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
     )
@@ -233,16 +240,16 @@ def from_table(table: Any, settings: dict | None = None) -> Study:
         "Where prioritisation pays: few, some or all of 32 tasks informative",
         table,
         tuple(verdicts),
-        lambda: draw(table),
-        readings,
-        settings or {},
+        lambda: plot(table),
+        notes,
+        settings,
     )
 
 
 def over_uniform(table: Any) -> pd.DataFrame:
     """Each rule's gap to uniform MTL in the same case and seed."""
-    base = table[table.rule == "uniform"].set_index(["case", "seed"]).growth
-    others = table[table.rule != "uniform"]
+    base = table[table.rule == UNIFORM.name].set_index(["case", "seed"]).growth
+    others = table[table.rule != UNIFORM.name]
     gap = (
         others.growth.to_numpy()
         - base.loc[list(zip(others.case, others.seed, strict=True))].to_numpy()
@@ -250,7 +257,7 @@ def over_uniform(table: Any) -> pd.DataFrame:
     return others.assign(gap=gap)
 
 
-def draw(table: Any) -> Figure:
+def plot(table: Any) -> Figure:
     """One panel a case: the rules' gaps with intervals over seeds."""
     gaps = over_uniform(table)
     cases = list(dict.fromkeys(table.case))

@@ -1,16 +1,29 @@
-"""Reading the table of portfolio experiments: paired gaps with intervals over experiments and years."""
+"""From the rows of cells to tables, and from the table of experiments by years to verdicts and notes."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from apportion.statistics import Estimate
+from apportion.statistics import over_rows_and_columns
+from apportion.studies.cells import Cell, Rows
 from apportion.studies.study import Verdict
 
+COLOURS = {"stl": "0.5", "mtl": "C0", "pmtl": "C1"}
 
-def cells(
+
+def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
+    """A batch's table taken apart: each cell with what it is and its rows.
+
+    `table` has a column `place`, the number of the cell in the batch.
+    """
+    for place, rows in table.groupby("place"):
+        cell = cells[int(place)]  # pyright: ignore[reportArgumentType]
+        own = rows.drop(columns="place").reset_index(drop=True)
+        yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
+
+
+def by_experiment_and_year(
     table: pd.DataFrame,
     method: str,
     tasks: int | None,
@@ -27,33 +40,17 @@ def cells(
     return rows[rows.step == step].pivot(index="experiment", columns="year", values=column)
 
 
-def over_experiments_and_years(
-    values: pd.DataFrame | np.ndarray, *, resamples: int = 4000, seed: int = 0
-) -> Estimate:
-    """The mean over a table of experiments by years, both resampled (crossed bootstrap)."""
-    array = np.asarray(values, float)
-    experiments, years = array.shape
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(0, experiments, (resamples, experiments, 1))
-    columns = rng.integers(0, years, (resamples, 1, years))
-    drawn = array[rows, columns].mean((1, 2))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    if array.size == 1:
-        low, high = -np.inf, np.inf
-    return Estimate(float(array.mean()), float(low), float(high), array.size)
-
-
-def judge(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict:
-    """Hold "the gap is positive" against the data: it holds when the interval lies above 0."""
-    estimate = over_experiments_and_years(gap)
+def verdict_above_zero(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict:
+    """Whether a gap, experiments by years, is positive: it is where its whole interval is."""
+    estimate = over_rows_and_columns(gap.to_numpy())
     positive = int((gap.mean(axis=0) > 0).sum())
     full = f"{claim} ({positive} of {gap.shape[1]} years positive)"
     return Verdict.of(full, estimate, holds=estimate.above_zero, paper=paper)
 
 
-def reading(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:
+def note(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:
     """A value with its interval as a plain sentence."""
-    e = over_experiments_and_years(values)
+    e = over_rows_and_columns(values.to_numpy())
     return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"
 
 
@@ -65,6 +62,12 @@ def interquartile(curves: pd.DataFrame, column: str = "gain") -> pd.DataFrame:
     )
 
 
-def task_counts(table: pd.DataFrame) -> Sequence[int]:
+def task_counts(table: pd.DataFrame) -> list[int]:
     """The numbers of tasks multi-task policies were trained on."""
     return sorted(int(t) for t in table[table.method == "mtl"].tasks.unique())
+
+
+def few_and_many(table: pd.DataFrame) -> tuple[int, int]:
+    """The fewest tasks, and the number that is compared: the most, or the second of three."""
+    counts = task_counts(table)
+    return counts[0], counts[-2] if len(counts) > 2 else counts[-1]
