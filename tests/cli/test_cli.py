@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.portfolio.known_truth import KnownTruth
+from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.runs.settings_file import from_toml
 
 TINY = "--steps 6 --members 2 --window 8 --batch 16 --hidden 4 --tasks 4 --task-size 3 --chunk 3"
@@ -46,7 +46,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 @pytest.fixture(scope="session")
 def prices(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("prices") / "prices.csv"
-    KnownTruth.draw(universe=6, days=150).prices.to_frame().to_csv(path)
+    SimulatedMarket.draw(universe=6, days=150).prices.to_frame().to_csv(path)
     return path
 
 
@@ -62,9 +62,9 @@ def trained(prices, tmp_path_factory) -> tuple[Path, dict]:
 
 
 def test_training_writes_a_run_folder_and_one_json_object(trained):
-    folder, told = trained
-    assert told["folder"] == str(folder)
-    assert told["results"]["net"].keys() >= {"policy", "equal-crp", "buy-and-hold", "lazy-crp"}
+    folder, printed = trained
+    assert printed["folder"] == str(folder)
+    assert printed["results"]["net"].keys() >= {"policy", "equal-crp", "buy-and-hold", "lazy-crp"}
     assert len(pd.read_parquet(folder / "metrics.parquet")) == 2 * 6
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["data"]["fingerprint"]
@@ -85,7 +85,7 @@ def test_settings_of_a_run_run_it_again_to_the_bit(trained, tmp_path):
 
 
 def test_backtest_keeps_to_its_contract(trained, prices):
-    folder, told = trained
+    folder, printed = trained
     days = pd.read_csv(prices)["date"]
     done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
     result = one_object(done)
@@ -95,7 +95,7 @@ def test_backtest_keeps_to_its_contract(trained, prices):
     for side in ("net", "gross"):
         assert {"policy", "equal-crp", "buy-and-hold"} <= set(result[side])
         assert all(set(metrics) == FIELDS for metrics in result[side].values())
-    assert result == told["results"]
+    assert result == printed["results"]
 
 
 def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, prices, tmp_path):
@@ -117,14 +117,14 @@ def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, pr
 
 def test_a_run_has_a_report(trained):
     folder, _ = trained
-    told = one_object(apportion("report", folder, "--json"))
-    assert told == {"report": str(folder / "report.html")}
+    printed = one_object(apportion("report", folder, "--json"))
+    assert printed == {"report": str(folder / "report.html")}
     assert "</html>" in (folder / "report.html").read_text()
 
 
 def test_a_finished_run_resumes_to_what_it_was(trained):
-    folder, told = trained
-    assert one_object(apportion("resume", folder, "--json")) == told
+    folder, printed = trained
+    assert one_object(apportion("resume", folder, "--json")) == printed
 
 
 def test_an_ensemble_cut_short_resumes_to_the_same_bits(trained, tmp_path):
@@ -144,8 +144,8 @@ def test_an_ensemble_cut_short_resumes_to_the_same_bits(trained, tmp_path):
 
 
 def test_a_study_writes_its_folder_and_verdicts(tmp_path):
-    told = one_object(apportion("study", "should-pool", "--out", tmp_path, "--json", "--quiet"))
-    verdicts = told["studies"]["should-pool"]
+    printed = one_object(apportion("study", "should-pool", "--out", tmp_path, "--json", "--quiet"))
+    verdicts = printed["studies"]["should-pool"]
     assert {"claim", "holds", "estimate", "interval", "n"} <= set(verdicts[0])
     for file in ("table.csv", "figure.png", "verdict.json", "report.html"):
         assert (tmp_path / file).stat().st_size > 0
@@ -156,9 +156,9 @@ def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
     file = tmp_path / "tasks.csv"
     rows = [f"{t},{n % 3},{n % 2},{(n % 3) * 0.1},{(n + 1) % 3}" for t in "ab" for n in range(60)]
     file.write_text("\n".join(["task,state,action,reward,next_state", *rows]) + "\n")
-    asked = ("study", "should-pool", "--transitions", file, "--gamma", "0.5")
-    told = one_object(apportion(*asked, "--out", tmp_path / "out", "--json", "--quiet"))
-    assert told["studies"]["should-pool"]
+    command = ("study", "should-pool", "--transitions", file, "--gamma", "0.5")
+    printed = one_object(apportion(*command, "--out", tmp_path / "out", "--json", "--quiet"))
+    assert printed["studies"]["should-pool"]
     settings = json.loads((tmp_path / "out" / "study.json").read_text())["settings"]
     assert (settings["file"], settings["gamma"]) == ("tasks.csv", 0.5)
     wrong = apportion("study", "fig1", "--transitions", file, "--out", tmp_path / "no")
@@ -167,15 +167,15 @@ def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
+def test_a_federation_is_trained_and_compared_with_fedavg(tmp_path):
     small = (
         "--steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
         "--task-sizes 3 1 --tasks 3 --unseen 2 --pooling 4 --model perceptron --epochs 1 "
         "--test 100 --evaluation 50"
     )
     folder = tmp_path / "run"
-    told = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
-    results = told["results"]
+    printed = one_object(apportion("train", "federated", "--out", folder, "--json", *small.split()))
+    results = printed["results"]
     assert results["gain_final"]["n"] == results["gain_mean_over_rounds"]["n"] == 2
     difference = results["final_accuracy"] - results["final_accuracy_fedavg"]
     assert results["gain_final"]["value"] == pytest.approx(difference, abs=1e-6)
@@ -185,11 +185,13 @@ def test_a_federation_is_trained_and_judged_against_fedavg(tmp_path):
 
 @pytest.mark.slow
 def test_a_study_runs_on_ray(tmp_path):
-    told = one_object(apportion("study", "should-pool", "--on", "ray", "--out", tmp_path, "--json"))
-    assert json.loads((tmp_path / "verdict.json").read_text()) == told["studies"]["should-pool"]
+    printed = one_object(
+        apportion("study", "should-pool", "--on", "ray", "--out", tmp_path, "--json")
+    )
+    assert json.loads((tmp_path / "verdict.json").read_text()) == printed["studies"]["should-pool"]
 
 
-def test_the_demo_says_what_held_and_where_its_report_is(tmp_path):
+def test_the_demo_reports_what_held_and_where_its_report_is(tmp_path):
     small = ["--experiments", "2", "--steps", "10", "--tasks", "3"]
     done = apportion("demo", "--out", tmp_path / "demo", *small)
     assert done.returncode == 0, done.stderr
@@ -239,9 +241,9 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
         assert done.stdout
         # Time on the processor, so that a busy machine fails nobody.
         assert os.times().children_user - begun < 1.0
-    told = one_object(apportion("check", "--prices", prices, "--json"))
-    assert told["prices"]["tickers"] == 6
-    assert set(told["extras"]) >= {"market", "federated", "cluster", "report"}
+    printed = one_object(apportion("check", "--prices", prices, "--json"))
+    assert printed["prices"]["tickers"] == 6
+    assert set(printed["extras"]) >= {"market", "federated", "cluster", "report"}
 
 
 def test_a_bug_exits_with_1_and_a_traceback():
@@ -278,7 +280,7 @@ def test_a_bug_exits_with_1_and_a_traceback():
     ],
     ids=lambda value: " ".join(value[:3]),
 )
-def test_mistakes_are_told_in_one_sentence_with_exit_code_2(arguments, words, capfd):
+def test_mistakes_are_described_in_one_sentence_with_exit_code_2(arguments, words, capfd):
     from apportion.cli import main
 
     # In this process, for speed: the same `main`, down to the file descriptors.

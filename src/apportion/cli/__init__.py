@@ -1,31 +1,29 @@
 """The command line: finds the command, runs it, and turns what happens into an exit code.
 
-0 is done; 2 is for what the user can mend, with one sentence on standard error; 1 is a bug. With
+0 is done; 2 is for what the user can fix, with one sentence on standard error; 1 is a bug. With
 `--json` standard output carries one JSON object and nothing else. JAX starts only where it is needed.
 """
 
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
-from apportion.cli.asked import HelpAsked
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
 
-_COMMANDS = {
-    "demo": ("apportion.cli.demo", "the main job on embedded data, minutes on 2 cores"),
-    "train": ("apportion.cli.train", "train a policy: portfolio, federated or budget"),
-    "resume": ("apportion.cli.train", "continue a run exactly where it stopped"),
-    "backtest": ("apportion.cli.portfolio", "a trained policy on prices, with baselines"),
-    "allocate": ("apportion.cli.portfolio", "the next period's allocation"),
-    "study": ("apportion.cli.study", "a figure or claim of the paper, with its verdict"),
-    "report": ("apportion.cli.study", "one HTML page of a run or a study"),
-    "check": ("apportion.cli.check", "versions, devices, extras; what is wrong with a data file"),
+COMMANDS = {
+    "demo": ("demo", "the main job on embedded data, minutes on 2 cores"),
+    "train": ("train", "train a policy: portfolio, federated or budget"),
+    "resume": ("train", "continue a run exactly where it stopped"),
+    "backtest": ("portfolio", "a trained policy on prices, with baselines"),
+    "allocate": ("portfolio", "the next period's allocation"),
+    "study": ("study", "a figure or claim of the paper, with its verdict"),
+    "report": ("study", "one HTML page of a run or a study"),
+    "check": ("check", "versions, devices, extras; what is wrong with a data file"),
 }
+"""Each command's module, imported when it is called, and its purpose."""
 
 _HELP = """usage: apportion COMMAND [OPTIONS]
 
@@ -41,23 +39,17 @@ examples:
   apportion allocate runs/first --prices prices.csv --json
   apportion study fig1 --out studies/fig1
 
-Each command explains itself: apportion COMMAND --help
+All options of a command: apportion COMMAND --help
 """
-
-
-def help_text() -> str:
-    """What `apportion --help` prints."""
-    lines = [f"  {name:10} {words}" for name, (_, words) in _COMMANDS.items()]
-    return _HELP.format(commands="\n".join(lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    argv = list(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = _show_warning
     try:
-        with _only_results_on_stdout() as say:
-            code = _dispatch(argv, say)
+        with _only_results_on_stdout() as out:
+            _run(list(sys.argv[1:] if arguments is None else arguments), out)
+        code = 0
     except InputError as error:
         print(f"apportion: {error}", file=sys.stderr)
         code = 2
@@ -65,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("apportion: stopped at once, nothing more was saved", file=sys.stderr)
         code = 2
     except BrokenPipeError:
-        # The reader of our output has gone, as `| head` does; there is nobody to tell.
+        # The reader of our output has gone, as `| head` does; there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
     except Exception:
@@ -77,37 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _dispatch(argv: list[str], say: Callable[[str], None]) -> int:
+def _run(argv: list[str], out: TextIO) -> None:
+    """Run one command; what it returns, or the help that was asked for, is written to `out`."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        say(help_text())
-        return 0
-    if argv[0] == "--version":
-        from apportion.runs.environment import installed
+        # Without the parser, which takes longer to start than this takes to read.
+        lines = [f"  {name:10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+        out.write(_HELP.format(commands="\n".join(lines)))
+        return
 
-        say(f"apportion {installed('apportion')}\n")
-        return 0
-    name = argv[0]
-    if name not in _COMMANDS:
-        near = suggest(name, _COMMANDS) or "; see apportion --help"
-        raise InputError(f"there is no command {name!r}{near}")
-    command: Callable[[list[str]], Any] = getattr(import_module(_COMMANDS[name][0]), name)
-    try:
-        result = command(argv[1:])
-    except HelpAsked as helped:
-        result = str(helped)
-    if not isinstance(result, str):
-        from apportion.runs.atomic import to_json
+    from apportion.cli.parser import run_command
+    from apportion.runs.atomic import to_json
 
-        result = to_json(result)
-    say(result)
-    if not result.endswith("\n"):
-        say("\n")
-    return 0
+    result = run_command(argv, out)
+    if result is not None:
+        text = result if isinstance(result, str) else to_json(result)
+        out.write(text if text.endswith("\n") else f"{text}\n")
 
 
 @contextmanager
-def _only_results_on_stdout() -> Iterator[Callable[[str], None]]:
-    """Hand out a way to write results; whatever else writes to standard output meets the logs.
+def _only_results_on_stdout() -> Iterator[TextIO]:
+    """Hand out a stream for results; whatever else writes to standard output goes to the logs.
 
     The switch is made on the file descriptor, so that it holds for libraries and child processes.
     """
@@ -116,16 +97,11 @@ def _only_results_on_stdout() -> Iterator[Callable[[str], None]]:
     os.dup2(2, 1)
     try:
         with os.fdopen(os.dup(results), "w", encoding="utf-8") as out:
-            yield lambda text: _write(out, text)
+            yield out
     finally:
         sys.stdout.flush()
         os.dup2(results, 1)
         os.close(results)
-
-
-def _write(out: Any, text: str) -> None:
-    out.write(text)
-    out.flush()
 
 
 def _show_warning(message: Any, category: Any, *_: Any) -> None:

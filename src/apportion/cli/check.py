@@ -1,34 +1,24 @@
-"""`apportion check`: what is installed, what there is to compute on, and whether a file is sound."""
+"""`apportion check`: what is installed, what there is to compute on, and whether a file is valid."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from apportion.cli.parsing import parse
+from apportion.cli.options import File, Json
 from apportion.runs.environment import EXTRAS, devices, installed, versions
 
 
-@dataclass(frozen=True)
-class Check:
-    """Versions, devices and extras; with --prices, whether the file is sound.
+def check(*, prices: File = None, json: Json = False) -> Any:
+    """Show versions, devices and extras, and check a data file.
 
-    Starts no JAX, so it answers at once. A file that is not sound is told in one sentence, exit 2.
+    Starts no JAX, so it answers at once. What is wrong with a file is one sentence, and exit code 2.
 
-    Example: apportion check --prices prices.csv
+    Example: `apportion check --prices prices.csv`
+
+    Parameters
+    ----------
+    prices
+        CSV or Parquet file of daily prices.
     """
-
-    prices: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """CSV or Parquet file of daily prices."""
-    json: bool = False
-    """Print one JSON object."""
-
-
-def check(arguments: Sequence[str]) -> Any:
-    """Run `apportion check`."""
-    given = parse(Check, arguments, "check")
     found: dict[str, Any] = {
         "versions": versions(),
         "devices": devices(),
@@ -37,35 +27,39 @@ def check(arguments: Sequence[str]) -> Any:
             for extra, packages in EXTRAS.items()
         },
     }
-    if given.prices is not None:
-        from apportion.domains.portfolio.prices import load_prices
+    if prices is not None:
+        found["prices"] = _describe_prices(prices)
+    return found if json else _text(found)
 
-        prices = load_prices(given.prices)
-        found["prices"] = {
-            "file": str(given.prices),
-            "tickers": len(prices.tickers),
-            "days": len(prices.dates),
-            "first": str(prices.dates[0]),
-            "last": str(prices.dates[-1]),
-            "series": ["close"] if prices.high is None else ["close", "high", "low"],
-            "fingerprint": prices.fingerprint,
-        }
-    return found if given.json else _text(found)
+
+def _describe_prices(path: Path) -> dict[str, Any]:
+    from apportion.domains.portfolio.prices import load_prices
+
+    prices = load_prices(path)
+    return {
+        "file": str(path),
+        "tickers": len(prices.tickers),
+        "days": len(prices.dates),
+        "first": str(prices.dates[0]),
+        "last": str(prices.dates[-1]),
+        "series": ["close"] if prices.high is None else ["close", "high", "low"],
+        "fingerprint": prices.fingerprint,
+    }
 
 
 def _text(found: dict[str, Any]) -> str:
     lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
     lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
     for extra, packages in found["extras"].items():
-        missing = [name for name, version in packages.items() if version is None]
-        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
-        words = f"missing {', '.join(missing)}: pip install 'apportion[{extra}]'"
-        lines.append(f"{extra:12} {words if missing else have}")
+        missing = ", ".join(name for name, version in packages.items() if version is None)
+        present = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+        install = f"missing {missing}: pip install 'apportion[{extra}]'"
+        lines.append(f"{extra:12} {install if missing else present}")
     if "prices" in found:
         p = found["prices"]
         lines += [
             "",
-            f"{p['file']}: sound; {p['tickers']} tickers, {p['days']} days, {p['first']} to "
+            f"{p['file']}: valid; {p['tickers']} tickers, {p['days']} days, {p['first']} to "
             f"{p['last']}, {', '.join(p['series'])}, fingerprint {p['fingerprint']}",
         ]
     return "\n".join(lines)

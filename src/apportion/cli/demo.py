@@ -1,41 +1,38 @@
 """`apportion demo`: the main job on embedded data, ending with the path of its report."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
+from cyclopts import Parameter
 
-from apportion.cli.parsing import parse
+from apportion.cli.options import Json, Out, Quiet
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
 from apportion.studies.portfolio.demo_settings import DemoSettings
 
+_DEFAULTS = DemoSettings()
 
-@dataclass(frozen=True, kw_only=True)
-class Demo:
-    """Train P-MTL, MTL and STL on 20 embedded stocks, backtest them, and say what held.
 
-    They are tested on later years, on their own stocks and on stocks never trained on. Takes
-    minutes on 2 cores and ends with the path of report.html.
+def demo(
+    *,
+    out: Out = Path("apportion-demo"),
+    json: Json = False,
+    quiet: Quiet = False,
+    settings: Annotated[DemoSettings, Parameter(name="*", group="Settings")] = _DEFAULTS,
+) -> Any:
+    """Run the main job on embedded data, in minutes on 2 cores.
 
-    Example: apportion demo
+    Trains P-MTL, MTL and STL on 20 stocks and backtests them on later years, on the stocks they were
+    trained on and on others. Ends with what held, and with the path of report.html.
+
+    Example: `apportion demo`
+
+    Parameters
+    ----------
+    out
+        Folder to write to; an earlier demo in it is replaced.
     """
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")] = Path("apportion-demo")
-    """Folder to write to; an earlier demo in it is replaced."""
-    json: bool = False
-    """Print one JSON object."""
-    quiet: bool = False
-    """Show no progress."""
-    settings: Annotated[DemoSettings, tyro.conf.arg(name="")] = field(default_factory=DemoSettings)
-
-
-def demo(arguments: Sequence[str]) -> Any:
-    """Run `apportion demo`."""
-    given = parse(Demo, arguments, "demo")
-    _make_room(given.out)
+    _remove_earlier_demo(out)
 
     import jax
 
@@ -45,27 +42,27 @@ def demo(arguments: Sequence[str]) -> Any:
     from apportion.runs.runner import finish
     from apportion.studies.portfolio.demo import run_demo
 
-    with open_progress(quiet=given.quiet) as progress:
-        found = run_demo(given.settings, progress)
+    with open_progress(quiet=quiet) as progress:
+        found = run_demo(settings, progress)
         device = jax.devices()[0]
         facts = environment(
-            seed=given.settings.seed,
+            seed=settings.seed,
             device=f"{device.platform}: {device.device_kind}",
             data=found.data,
         )
-        run = Run.create(given.out, "demo", given.settings, facts)
-        run.write_rows("metrics", given.settings.steps, found.metrics)
-        run.write_rows("probabilities", given.settings.steps, found.probabilities)
+        run = Run.create(out, "demo", settings, facts)
+        run.write_rows("metrics", settings.steps, found.metrics)
+        run.write_rows("probabilities", settings.steps, found.probabilities)
         finish(run, found.outcome)
         progress.stage("writing the report")
-        report = write_report(given.out)
-    if given.json:
+        report = write_report(out)
+    if json:
         return {"report": str(report), "claims": found.outcome.results["claims"]}
     return f"{found.outcome.summary}\n\nwrote {report}"
 
 
-def _make_room(folder: Path) -> None:
-    """Remove an earlier demo; anything else that is a run is left alone."""
+def _remove_earlier_demo(folder: Path) -> None:
+    """Make room in a folder that holds a demo; refuse one that holds another run."""
     from apportion.runs.folder import load_run
 
     if not (folder / "settings.toml").is_file():

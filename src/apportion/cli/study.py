@@ -1,117 +1,115 @@
 """`apportion study` and `apportion report`."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
+from cyclopts import App, Parameter
 
-from apportion.cli.parsing import parse
+from apportion.cli.options import File, Folder, Json, Out, Quiet
+from apportion.errors import InputError
 from apportion.runs.progress import open_progress
-from apportion.studies.registry import STUDIES, Scale, fitting, perform, read_data
+from apportion.studies.registry import STUDIES, Request, Scale, perform
 
-_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+_LIST = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
+_HELP = f"""Run a figure or claim of the paper: data, table, picture, and a verdict on each claim.
 
-_HELP = """usage: apportion study NAME --out DIR [OPTIONS]
+{_LIST}
 
-Run one figure or claim of the paper: data, table, picture, and a verdict on each claim. NAME is
-one of these, or all:
+For example:
 
-{studies}
-
-examples:
-  apportion study fig1 --out studies/fig1
-  apportion study fig3 --prices prices.csv --out studies/fig3
-  apportion study should-pool --transitions tasks.csv --gamma 0.9 --out studies/should-pool
-  apportion study all --out studies
-
-All options: apportion study NAME --help
-"""
+- `apportion study fig1 --out studies/fig1`
+- `apportion study fig3 --prices prices.csv --out studies/fig3`
+- `apportion study should-pool --transitions tasks.csv --gamma 0.9 --out studies/should-pool`
+- `apportion study all --out studies`"""
 
 
-@dataclass(frozen=True)
-class StudyOptions:
-    """Run one figure or claim of the paper: data, table, picture, and a verdict on each claim.
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions(Request):
+    """What decides a study's numbers, and where it is computed."""
 
-    The folder holds table.csv, figure.png, verdict.json and report.html.
-
-    Example: apportion study fig1 --out studies/fig1
-    """
-
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-    """Which study, or all; apportion study --help lists them."""
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    out: Out
     """Folder to write to; with all, one folder for each study inside it."""
     scale: Scale = "quick"
     """quick takes minutes on 2 cores; paper is the paper's size, for a GPU."""
-    prices: _File = None
-    """Daily prices for the studies of the market; none takes the 20 embedded stocks."""
-    mnist: _File = None
-    """The usual mnist.npz for the study of the federation; none takes 5,000 embedded digits."""
-    transitions: _File = None
-    """Your tasks for should-pool: a CSV of task, state, action, reward, next_state."""
-    gamma: float | None = None
-    """Discount of those tasks; none takes 0.7."""
-    on: Literal["local", "ray"] = "local"
-    """Where to compute: in this process, or as one task for each study on a Ray cluster."""
     seed: int = 0
     """Decides everything random."""
-    json: bool = False
-    """Print one JSON object."""
-    quiet: bool = False
-    """Show no progress."""
+    prices: File = None
+    """Daily prices for the studies of the market; without it, the 20 embedded stocks."""
+    mnist: File = None
+    """The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits."""
+    transitions: File = None
+    """Your tasks for should-pool: a CSV of task, state, action, reward, next_state."""
+    gamma: float | None = None
+    """Discount of those tasks; without it, 0.7."""
+    cells: Annotated[str, Parameter(metavar="I/N", show_default=False)] = ""
+    """Compute only the I-th of N shares of the study's cells, such as 1/4."""
+    draw: bool = False
+    """Compute nothing: table, picture and verdicts from the cells in the folder."""
+    on: Literal["local", "ray"] = "local"
+    """Where to compute: on this machine, or on a Ray cluster."""
+    address: Annotated[str | None, Parameter(metavar="A")] = None
+    """Address of the Ray cluster; without it that of RAY_ADDRESS, or a new cluster on this machine."""
+
+    def __post_init__(self):
+        if self.address is not None and self.on != "ray":
+            raise InputError(f"--address {self.address} needs --on ray; add it, or leave it out")
 
 
-@dataclass(frozen=True)
-class Report:
-    """Write report.html into the folder of a run or a study: one page, opened from disk.
+study = App(name="study", help=_HELP)
 
-    Example: apportion report runs/first
+
+@study.default
+def _study(
+    name: Annotated[str, Parameter(name="NAME", choices=(*STUDIES, "all"), show_choices=False)],
+    /,
+    *,
+    options: Annotated[StudyOptions, Parameter(name="*")],
+    json: Json = False,
+    quiet: Quiet = False,
+) -> Any:
+    """Run `apportion study`.
+
+    Parameters
+    ----------
+    name
+        Which study, or all.
     """
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Folder of a run or a study."""
-    json: bool = False
-    """Print one JSON object."""
-
-
-def study(arguments: Sequence[str]) -> Any:
-    """Run `apportion study`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:15} {words}" for name, words in STUDIES.items()]
-        return _HELP.format(studies="\n".join(lines))
-    given = parse(StudyOptions, arguments, "study")
-    everything = given.name == "all"
-    names = list(STUDIES) if everything else [given.name]
-    data = read_data(given.prices, given.mnist, given.transitions, given.gamma)
-    calls = {name: fitting(name, data, strict=not everything) for name in names}
-    folders = {name: given.out / name if everything else given.out for name in names}
-    options = {"scale": given.scale, "seed": given.seed}
-
     from apportion.report import write_report
 
-    with open_progress(quiet=given.quiet) as progress:
-        if given.on == "ray":
-            from apportion.bridges.ray import perform_on_ray
+    verdicts, missing, lines = {}, {}, []
+    with open_progress(quiet=quiet) as progress:
+        for done in perform(
+            name,
+            options.out,
+            options,
+            place=_place(options),
+            cells=options.cells,
+            draw=options.draw,
+            progress=progress.stage,
+        ):
+            lines.append(done.name)
+            if done.study is None:
+                missing[done.name] = done.missing
+                lines.append(f"  {done.missing} of {done.cells} cells are missing; no verdict yet")
+                continue
+            verdicts[done.name] = [verdict.to_dict() for verdict in done.study.verdicts]
+            lines += [_describe(verdict) for verdict in verdicts[done.name]]
+            lines.append(f"wrote {write_report(done.folder)}")
+    if json:
+        return {"folder": str(options.out), "studies": verdicts, "missing": missing}
+    return "\n".join(lines)
 
-            perform_on_ray(calls, folders, options, progress.stage)
-        else:
-            for name, own in calls.items():
-                perform(name, folders[name], data=own, progress=progress.stage, **options)
-        for folder in folders.values():
-            write_report(folder)
-    verdicts = {
-        name: json.loads((folder / "verdict.json").read_text()) for name, folder in folders.items()
-    }
-    if given.json:
-        return {"folder": str(given.out), "studies": verdicts}
-    told = [line for name in names for line in (name, *map(_line, verdicts[name]))]
-    return "\n".join([*told, *(f"wrote {folder / 'report.html'}" for folder in folders.values())])
+
+def _place(options: StudyOptions) -> Any:
+    """Where to compute; None is this machine."""
+    if options.on == "local":
+        return None
+    from apportion.bridges.ray import RayCluster
+
+    return RayCluster(options.address)
 
 
-def _line(verdict: dict[str, Any]) -> str:
+def _describe(verdict: dict[str, Any]) -> str:
     low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
     mark = "holds" if verdict["holds"] else "does not hold"
     return (
@@ -120,11 +118,19 @@ def _line(verdict: dict[str, Any]) -> str:
     )
 
 
-def report(arguments: Sequence[str]) -> Any:
-    """Run `apportion report`."""
-    given = parse(Report, arguments, "report")
+def report(folder: Folder, /, *, json: Json = False) -> Any:
+    """Write one HTML page of a run or a study.
 
+    The page is report.html in the folder, and opens from disk.
+
+    Example: `apportion report runs/first`
+
+    Parameters
+    ----------
+    folder
+        Folder of a run or a study.
+    """
     from apportion.report import write_report
 
-    path = write_report(given.folder)
-    return {"report": str(path)} if given.json else f"wrote {path}"
+    path = write_report(folder)
+    return {"report": str(path)} if json else f"wrote {path}"

@@ -1,110 +1,100 @@
 """`apportion train` and `apportion resume`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
-import tyro
+from cyclopts import App, Parameter
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
 
-from apportion.cli.parsing import parse
-from apportion.errors import InputError
+from apportion.cli.options import File, Folder, Json, Out, Quiet, TensorBoard, refuse_fractions
 from apportion.runs.progress import open_progress
 from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings_file import from_toml, suggest
+from apportion.runs.settings_file import read_settings
 
-Settings = TypeVar("Settings")
+_DETAILS = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
+What --config leaves out has the default shown; what the command line gives goes before both.
+Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
 
-_HELP = """usage: apportion train JOB --out DIR [OPTIONS]
+_EXAMPLES = """For example:
 
-Train a policy and keep everything about it in a folder: settings, metrics, checkpoints, policy.
-
-jobs:
-  portfolio  share wealth out among instruments, from a file of daily prices
-  federated  share aggregation weight out among the clients of a federation
-  budget     share an advertising budget out among campaigns (simulated)
-
-examples:
-  apportion train budget --out runs/budget
-  apportion train portfolio --prices prices.csv --out runs/first --method mtl --steps 3000
-  apportion train portfolio --config runs/first/settings.toml --out runs/again
-
-All settings of a job: apportion train JOB --help
-"""
+- `apportion train budget --out runs/budget`
+- `apportion train portfolio --prices prices.csv --out runs/first --method mtl --steps 3000`
+- `apportion train portfolio --config runs/first/settings.toml --out runs/again`"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Train(Generic[Settings]):
-    """Train a policy and keep everything about it in a folder.
-
-    What --config leaves out has the default shown; what the command line gives goes before both.
-    Ctrl-C saves, and `apportion resume DIR` continues exactly there.
-    """
-
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder of the run, made by it."""
-    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """TOML file of settings; any run's settings.toml is one."""
-    json: bool = False
-    """Print one JSON object."""
-    quiet: bool = False
-    """Show no progress."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")]
-
-
-@dataclass(frozen=True)
-class Resume:
-    """Continue a run exactly where it stopped: every number comes out as if it never had."""
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """Folder of the run."""
-    json: bool = False
-    """Print one JSON object."""
-    quiet: bool = False
-    """Show no progress."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files."""
-
-
-def train(arguments: Sequence[str]) -> Any:
-    """Run `apportion train`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return _HELP
-    job = arguments[0]
-    if job not in JOBS:
-        raise InputError(
-            f"train: there is no job {job!r}; choose {', '.join(JOBS)}{suggest(job, JOBS)}"
-        )
+def _command(job: str) -> Callable[..., Any]:
+    """The command that trains one job: the fields of the job's settings are its options."""
     kind = settings_of(job)
-    rest = list(arguments[1:])
-    config = _value_of("--config", rest)
-    settings = kind() if config is None else from_toml(config, job, kind)
-    default = Train(out=tyro.MISSING, settings=settings)
-    given: Any = parse(Train[kind], rest, f"train {job}", default)
 
-    from apportion.runs.runner import train_in
+    def command(
+        *,
+        out: Out,
+        config: File = None,
+        json: Json = False,
+        quiet: Quiet = False,
+        tensorboard: TensorBoard = False,
+        settings: Annotated[kind, Parameter(name="*", group="Settings")] = kind(),  # noqa: B008 # pyright: ignore
+    ) -> Any:
+        """Train a policy.
 
-    with open_progress(quiet=given.quiet) as progress:
-        outcome = train_in(
-            given.out, job, _absolute(given.settings), progress, tensorboard=given.tensorboard
-        )
-    return _told(given.out, outcome, given.json)
+        Parameters
+        ----------
+        out
+            Folder of the run, made by it.
+        config
+            TOML file of settings; any run's settings.toml is one.
+        """
+        from apportion.runs.runner import start_run
+
+        with open_progress(quiet=quiet) as progress:
+            outcome = start_run(out, job, _absolute(settings), progress, tensorboard=tensorboard)
+        return _describe(out, outcome, json)
+
+    return command
 
 
-def resume(arguments: Sequence[str]) -> Any:
-    """Run `apportion resume`."""
-    given = parse(Resume, arguments, "resume")
-
-    from apportion.runs.runner import resume_in
-
-    with open_progress(quiet=given.quiet) as progress:
-        outcome = resume_in(given.folder, progress, tensorboard=given.tensorboard)
-    return _told(given.folder, outcome, given.json)
+def _apply_config(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take from the file of `--config` what the command line does not give."""
+    for token in arguments["--config"].tokens:
+        values = read_settings(token.value, commands[-1], settings_of(commands[-1]))
+        Dict(values, source=token.value, use_commands_as_keys=False)(app, commands, arguments)
 
 
-def _told(folder: Path, outcome: Any, as_json: bool) -> Any:
+train = App(
+    name="train",
+    help=f"Train a policy and keep it in a folder.\n\n{_EXAMPLES}",
+    config=(refuse_fractions, _apply_config),
+)
+for _job in JOBS:
+    _purpose = (settings_of(_job).__doc__ or "").partition("\n")[0]
+    train.command(_command(_job), name=_job, help=f"{_purpose}\n\n{_DETAILS}")
+
+
+def resume(
+    folder: Folder, /, *, json: Json = False, quiet: Quiet = False, tensorboard: TensorBoard = False
+) -> Any:
+    """Continue a run exactly where it stopped.
+
+    Every number comes out as if the run had never stopped.
+
+    Example: `apportion resume runs/first`
+
+    Parameters
+    ----------
+    folder
+        Folder of the run.
+    """
+    from apportion.runs.runner import resume_run
+
+    with open_progress(quiet=quiet) as progress:
+        outcome = resume_run(folder, progress, tensorboard=tensorboard)
+    return _describe(folder, outcome, json)
+
+
+def _describe(folder: Path, outcome: Any, as_json: bool) -> Any:
     """The result, which a run that was finished before has on disk."""
     from apportion.runs.folder import load_run
 
@@ -123,13 +113,3 @@ def _absolute(settings: Any) -> Any:
         if isinstance(value := getattr(settings, field.name), Path)
     }
     return replace(settings, **paths)
-
-
-def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """An option's value, read ahead of the rest because it decides their defaults."""
-    for place, argument in enumerate(arguments):
-        if argument.startswith(f"{option}="):
-            return argument.partition("=")[2]
-        if argument == option and place + 1 < len(arguments):
-            return arguments[place + 1]
-    return None

@@ -1,11 +1,9 @@
 """Settings as TOML: the same frozen dataclass is the Python argument, the command line and the file.
 
-Every field that is not None becomes a line, with the field's own words above it; reading checks
+Every field that is not None becomes a line, with the field's description above it; reading checks
 names and types, and suggests the name that was meant.
 """
 
-import ast
-import inspect
 import json
 import textwrap
 import tomllib
@@ -30,7 +28,7 @@ def to_toml(settings: Any, job: str) -> str:
     >>> print(to_toml(BudgetSettings(seed=7), "budget").splitlines()[0])
     # Run this again with: apportion train budget --config THIS_FILE --out NEW_FOLDER
     """
-    words = field_words(type(settings))
+    descriptions = describe_fields(type(settings))
     lines = [
         f"# Run this again with: apportion train {job} --config THIS_FILE --out NEW_FOLDER",
         f"job = {json.dumps(job)}",
@@ -39,7 +37,7 @@ def to_toml(settings: Any, job: str) -> str:
         value = getattr(settings, field.name)
         if value is None:
             continue
-        comment = textwrap.wrap(words.get(field.name, ""), 90)
+        comment = textwrap.wrap(descriptions.get(field.name, ""), 90)
         lines += ["", *(f"# {line}" for line in comment), f"{field.name} = {_literal(value)}"]
     return "\n".join(lines) + "\n"
 
@@ -64,31 +62,40 @@ def read_toml(path: Path | str) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise InputError(f"{path}: not valid TOML ({error}); mend it") from None
+        raise InputError(f"{path}: not valid TOML ({error}); fix it") from None
 
 
-def from_toml(path: Path | str, job: str, kind: type[Settings]) -> Settings:
-    """The settings of a job from a TOML file; what the file leaves out has its default."""
+def read_settings(path: Path | str, job: str, kind: type) -> dict[str, Any]:
+    """The values a TOML file gives to the settings of a job, checked one by one."""
     content = read_toml(path)
     meant = content.pop("job", job)
     if meant != job:
         raise InputError(f"{path}: these are settings of {meant!r}, not of {job!r}")
-    return from_mapping(content, kind, str(path))
+    return _check(content, kind, str(path))
+
+
+def from_toml(path: Path | str, job: str, kind: type[Settings]) -> Settings:
+    """The settings of a job from a TOML file; what the file leaves out has its default."""
+    return kind(**read_settings(path, job, kind))
 
 
 def from_mapping(content: Mapping[str, Any], kind: type[Settings], source: str) -> Settings:
     """Settings from plain values, each checked against its field's type."""
+    return kind(**_check(content, kind, source))
+
+
+def _check(content: Mapping[str, Any], kind: type, source: str) -> dict[str, Any]:
     hints = get_type_hints(kind)
     values = {}
-    for name, value in content.items():
-        place = name.replace("-", "_")
-        if place not in hints:
-            raise InputError(f"{source}: no setting is called {name!r}{suggest(place, hints)}")
-        values[place] = _checked(value, hints[place], f"{source}: {name}")
-    return kind(**values)
+    for given, value in content.items():
+        name = given.replace("-", "_")
+        if name not in hints:
+            raise InputError(f"{source}: no setting is called {given!r}{suggest(name, hints)}")
+        values[name] = _check_value(value, hints[name], f"{source}: {given}")
+    return values
 
 
-def _checked(value: Any, hint: Any, where: str) -> Any:
+def _check_value(value: Any, hint: Any, where: str) -> Any:
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in options:
@@ -97,9 +104,9 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
             raise InputError(f"{where} is {value!r}; it is one of {known}{near}")
         return value
     if origin in (Union, types.UnionType):
-        return _checked(value, next(o for o in options if o is not type(None)), where)
+        return _check_value(value, next(o for o in options if o is not type(None)), where)
     if origin is tuple and isinstance(value, list) and len(value) == len(options):
-        return tuple(_checked(v, o, where) for v, o in zip(value, options, strict=True))
+        return tuple(_check_value(v, o, where) for v, o in zip(value, options, strict=True))
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
@@ -120,18 +127,12 @@ def suggest(name: str, known: Any) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def field_words(kind: type) -> dict[str, str]:
+def describe_fields(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, base classes included."""
-    words: dict[str, str] = {}
-    for cls in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            ):
-                words[field.target.id] = " ".join(str(text.value.value).split())
-    return words
+    from docstring_parser import parse_from_object
+
+    return {
+        field.arg_name: " ".join((field.description or "").split())
+        for cls in reversed(kind.__mro__[:-1])
+        for field in parse_from_object(cls).params
+    }
