@@ -24,6 +24,8 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright --project pyright-strict.json
+	$(BIN)/lint-imports
 
 # Those that need another environment, data or a GPU say so in their first lines.
 bench: install

@@ -18,27 +18,21 @@ SIZES = (30, 1_000, 100_000, 1_000_000)
 def measure(total: int, steps: int, repeats: int) -> dict[str, float]:
     import jax
 
-    from apportion import Direct, Recurrent, Tasks
+    from apportion import Direct, Recurrent, Replay, Tasks
+    from apportion.algorithm import Algorithm
     from apportion.domains.budget.problem import Budget
     from apportion.training import _advance as advance
     from apportion.training import _begin as begin
-    from apportion.training import assemble
 
     key = jax.random.key(0)
     problem = Budget.simulate(universe=200)
     # Distinctness is not what is timed: random members are drawn at once.
     members = jax.random.randint(key, (total, 10), 0, 200)
     tasks = Tasks(members, members >= 0)
-    algorithm = assemble(
-        problem,
-        tasks,
-        Recurrent(channels=2, key=key),
-        Direct(32),
-        acting=4,
-        history=64,
-        slots=1024,
-    )
-    state = begin(algorithm, Recurrent(channels=2, key=key), key)
+    replay = Replay(length=64, slots=1024, act_periods=4)
+    policy = Recurrent(channels=2, key=key)
+    algorithm = Algorithm.of(problem, tasks, policy, Direct(32), replay=replay)
+    state = begin(algorithm, policy, key)
     state, _ = jax.block_until_ready(advance(algorithm, state, steps, 1))
     times = []
     for _ in range(repeats):

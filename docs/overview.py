@@ -10,14 +10,15 @@ from pathlib import Path
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from apportion import Direct, Recurrent, Tasks, draw_tasks, split_entities, train_runs
+from apportion import Direct, Recurrent, Replay, TaskSets, draw_tasks, split_entities, train_runs
+from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
-from apportion.problem import equal_shares, evaluate
+from apportion.problem import evaluate
 from apportion.statistics import bootstrap
+from apportion.trees import take
 
 COUNTS = (1, 2, 4, 16, 64)
 RUNS = 6
@@ -28,7 +29,7 @@ FOLDER = Path(__file__).parent / "assets"
 def gain(problem, policy, tasks):
     key = jax.random.key(9)
     learned = evaluate(problem, policy, tasks, key=key).mean_reward.mean()
-    equal = evaluate(problem, equal_shares, tasks, key=key).mean_reward.mean()
+    equal = evaluate(problem, EqualShares(), tasks, key=key).mean_reward.mean()
     return float(learned / equal - 1)
 
 
@@ -39,16 +40,18 @@ def measure():
     rows, shares = [], None
     for count in COUNTS:
         own = [draw_tasks(seen, 5, count, seed=100 + run) for run in range(RUNS)]
-        members, mask = (jnp.stack([getattr(t, f) for t in own]) for f in ("members", "mask"))
         keys = jax.random.split(jax.random.key(1), RUNS)
         first = eqx.filter_vmap(lambda key: Recurrent(channels=2, hidden=8, key=key))(keys)
         done = train_runs(
-            problem, Tasks(members, mask), first, Direct(16, 1e-2), steps=600, warm_up=32, keys=keys
+            problem,
+            TaskSets.of(own),
+            first,
+            Direct(16, 1e-2),
+            steps=600,
+            replay=Replay(warm_up=32),
+            keys=keys,
         )
-        policies = [
-            jax.tree.map(lambda x, run=run: x[run] if eqx.is_array(x) else x, done.policy)
-            for run in range(RUNS)
-        ]
+        policies = [take(done.policy, run) for run in range(RUNS)]
         for place, gains in (
             ("own", [gain(problem, p, t) for p, t in zip(policies, own, strict=True)]),
             ("unseen", [gain(problem, p, fresh) for p in policies]),

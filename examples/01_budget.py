@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 
-from apportion import Direct, Recurrent, draw_tasks, split_entities, train
+from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train
+from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
-from apportion.problem import equal_shares, evaluate
+from apportion.problem import evaluate
 from apportion.statistics import compare
 
 key = jax.random.key(0)
@@ -15,12 +16,14 @@ seen, unseen = split_entities(60, held_out=20)
 # Five campaigns share a budget; sixty-four such tasks are drawn among the forty campaigns seen.
 tasks = draw_tasks(seen, 5, 64)
 policy = Recurrent(channels=2, hidden=8, key=key)
-result = train(problem, tasks, policy, Direct(16, 1e-2), steps=400, warm_up=32, key=key)
+result = train(
+    problem, tasks, policy, Direct(16, 1e-2), steps=400, replay=Replay(warm_up=32), key=key
+)
 print(result.summary())
 
 for name, entities in (("campaigns trained on", seen), ("campaigns never seen", unseen)):
     fresh = draw_tasks(entities, 5, 20, seed=1)
     learned = evaluate(problem, result.policy, fresh, key=key).mean_reward[:, 0]
-    equal = evaluate(problem, equal_shares, fresh, key=key).mean_reward[:, 0]
+    equal = evaluate(problem, EqualShares(), fresh, key=key).mean_reward[:, 0]
     gain = compare(np.asarray(learned / equal), np.ones(len(fresh)))
     print(f"sales over equal shares, {name}: {gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}]")

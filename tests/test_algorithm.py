@@ -10,11 +10,12 @@ import pytest
 
 from apportion.domains.probes import HeldPays
 from apportion.learners.direct import Direct
+from apportion.memory import Replay
 from apportion.policy import ScoringPolicy
 from apportion.priority import Priority
 from apportion.simplex import GaussianScores, Head
 from apportion.tasks import draw_tasks
-from apportion.training import train
+from apportion.training import Chunks, train
 
 T, M, m = 6, 12, 4
 HORIZON, HISTORY, B, ACTING = 16, 8, 4, 3
@@ -146,12 +147,9 @@ def both():
         Direct(B, RATE, transform=optax.identity()),
         selection=Priority(ALPHA, BETA, SMOOTHING),
         explore=GaussianScores(NOISE),
-        acting=ACTING,
-        history=HISTORY,
-        recency=RECENCY,
+        replay=Replay(length=HISTORY, recency=RECENCY, act_periods=ACTING),
         steps=STEPS,
-        chunk=1,
-        on_chunk=watch,
+        chunks=Chunks(1, on_chunk=watch),
         key=key,
     )
     reference, expected = Reference(np.asarray(tasks.members)), []

@@ -13,7 +13,7 @@ PROBLEM = ConstantBest()
 
 
 def start(tasks, **settings):
-    defaults = {"slots": len(tasks), "history": 5, "warm_up": 0, "key": KEY}
+    defaults = {"slots": len(tasks), "length": 5, "warm_up": 0, "key": KEY}
     return replay.start(PROBLEM, tasks, **(defaults | settings))
 
 
@@ -24,7 +24,7 @@ def test_memory_starts_with_each_tasks_first_state():
 
 
 def test_warm_up_fills_memory_with_the_states_of_equal_shares():
-    memory = start(draw_tasks(12, 4, 2), history=16, warm_up=16)
+    memory = start(draw_tasks(12, 4, 2), length=16, warm_up=16)
     assert np.asarray(memory.periods).tolist() == [list(range(16))] * 2
     assert np.asarray(memory.states.held) == pytest.approx(0.25)
 
@@ -43,13 +43,13 @@ def test_storing_wraps_round_the_ring_and_the_last_row_is_where_the_task_stands(
 
 
 def test_a_batch_is_consecutive_and_knows_where_it_is_linked():
-    memory = start(draw_tasks(12, 4, 1), history=6)
+    memory = start(draw_tasks(12, 4, 1), length=6)
     slot = jnp.asarray(0)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 6), memory.current(slot))
     # Periods 1, 2, 3, then a new episode 0, 1, 2: six of the seven states fit.
     periods = jnp.asarray([1, 2, 3, 0, 1, 2], jnp.int32)
     memory = replay.store(memory, slot, states, periods, jnp.array(True))
-    batch = replay.recall(memory, slot, 6, horizon=16, recency=0.0, key=KEY)
+    batch = replay.sample(memory, slot, 6, horizon=16, recency=0.0, key=KEY)
     assert np.asarray(memory.periods[0, batch.rows]).tolist() == [1, 2, 3, 0, 1, 2]
     assert np.asarray(batch.linked).tolist() == [False, True, True, False, True, True]
     assert np.asarray(batch.valid).all()
@@ -57,7 +57,7 @@ def test_a_batch_is_consecutive_and_knows_where_it_is_linked():
 
 def test_a_young_memory_gives_what_it_has():
     memory = start(draw_tasks(12, 4, 1))
-    batch = replay.recall(memory, jnp.asarray(0), 4, horizon=16, recency=0.0, key=KEY)
+    batch = replay.sample(memory, jnp.asarray(0), 4, horizon=16, recency=0.0, key=KEY)
     assert np.asarray(batch.valid).tolist() == [True, False, False, False]
 
 
@@ -76,11 +76,11 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
     memory = start(tasks, slots=2)
     slots = []
     for step, t in enumerate([0, 1, 0, 2, 1, 0]):
-        place = replay.locate(memory, jnp.asarray(t, jnp.int32))
+        slot = replay.find_slot(memory, jnp.asarray(t, jnp.int32))
         fresh = PROBLEM.reset(tasks[t], key=KEY)
         step = jnp.asarray(step, jnp.int32)
-        memory = replay.claim(memory, place, jnp.asarray(t, jnp.int32), fresh, step)
-        slots.append(int(place.slot))
+        memory = replay.assign_slot(memory, slot, jnp.asarray(t, jnp.int32), fresh, step)
+        slots.append(int(slot.index))
     # 2 takes 1's slot (0 was used later), 1 takes 0's, 0 takes 2's.
     assert slots == [0, 1, 0, 1, 0, 1]
     assert np.asarray(memory.slot_of).tolist() == [1, 0, -1, -1, -1]
@@ -89,9 +89,9 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
 
 
 def test_refreshing_writes_linked_rows_alone():
-    memory = start(Tasks.of([[0, 1]]), history=4, warm_up=4)
+    memory = start(Tasks.of([[0, 1]]), length=4, warm_up=4)
     slot = jnp.asarray(0)
-    batch = replay.recall(memory, slot, 3, horizon=16, recency=0.0, key=KEY)
+    batch = replay.sample(memory, slot, 3, horizon=16, recency=0.0, key=KEY)
     new = jax.tree.map(lambda leaf: leaf + 7, batch.states)
     after = replay.rewrite(memory, slot, batch, new, jnp.array(True))
     changed = np.asarray(after.states.n[0] != memory.states.n[0])

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apportion.composition import EqualShares
 from apportion.errors import InputError
 from apportion.problem import (
     Observation,
@@ -11,7 +12,6 @@ from apportion.problem import (
     Step,
     check_allocation,
     check_problem,
-    equal_shares,
     evaluate,
     rollout,
 )
@@ -42,7 +42,7 @@ class Countdown(Problem):
 
 
 def test_a_rollout_stops_counting_at_the_end_of_the_episode():
-    path = rollout(Countdown(), equal_shares, TASKS[0], key=KEY)
+    path = rollout(Countdown(), EqualShares(), TASKS[0], key=KEY)
     assert np.asarray(path.alive).tolist() == [True] * 4 + [False] * 2
     assert np.asarray(path.rewards) == pytest.approx(np.array([1, 2, 3, 4, 0, 0]) / 3)
     assert float(path.mean_reward) == pytest.approx(10 / 3 / 4)
@@ -57,7 +57,7 @@ def test_terminated_and_truncated_are_told_apart():
 
 
 def test_evaluation_covers_all_tasks_and_episodes_with_paired_randomness():
-    path = evaluate(Countdown(), equal_shares, TASKS, key=KEY, episodes=2)
+    path = evaluate(Countdown(), EqualShares(), TASKS, key=KEY, episodes=2)
     assert path.rewards.shape == (2, 2, 6)
     assert np.asarray(path.allocations)[1, 0, 0].tolist() == [0.5, 0.5, 0]
 

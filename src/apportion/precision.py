@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
 
-def in_float64(function: Callable) -> Callable:
+def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile and run in float64, give back NumPy arrays; the caller's precision stays as it was.
 
     >>> import jax.numpy as jnp
@@ -18,7 +19,7 @@ def in_float64(function: Callable) -> Callable:
     compiled = eqx.filter_jit(function)
 
     @wraps(function)
-    def call(*args, **options):
+    def call(*args: Any, **options: Any) -> Any:
         with jax.enable_x64(True):
             return jax.tree.map(np.asarray, compiled(*args, **options))
 

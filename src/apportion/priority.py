@@ -178,7 +178,7 @@ class Priority(Selection):
     def __init__(
         self,
         alpha: float | Array = 0.5,
-        beta: float | Array | Callable = 1.0,
+        beta: float | Array | Callable[[Index], Scalar] = 1.0,
         smoothing: float | Array = 0.2,
         initial: float | Array = 1.0,
     ):

@@ -49,7 +49,7 @@ class TrainingResult:
         """Each task's score."""
         return np.asarray(self._peek(lambda a, s: a.selection.scores(s.selection)))
 
-    def _peek(self, function: Callable) -> Any:
+    def _peek(self, function: Callable[[Algorithm, RunState], Any]) -> Any:
         peek = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
         return peek(self.algorithm, self.state)
 

@@ -6,6 +6,7 @@ The three explorations sample around it and know their exact log-probability and
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -33,7 +34,7 @@ def masked_softmax(scores: Scores, mask: Mask) -> Allocation:
 
 
 def equal_shares(
-    mask: Bool[Array, "*stack entities"], dtype=float
+    mask: Bool[Array, "*stack entities"], dtype: Any = float
 ) -> Float[Array, "*stack entities"]:
     """The allocation that knows nothing: 1/m to each real entity.
 

@@ -75,37 +75,29 @@ def train(
 
     Parameters
     ----------
-    problem, tasks, policy, learner
-        What to learn, on which subsets, with which network, by which method.
-    steps
-        Rounds of the algorithm, counted from the beginning of the run.
-    selection
-        `Priority()` by default: the paper's. `Priority(alpha=0)` is uniform MTL.
-    scorer
-        The difficulty of a task from its batch.
-    explore
-        Noise of the periods acted after an update; none acts greedily.
-    replay
-        How each task's memory is filled and read.
+    problem, tasks, policy, learner, steps
+        What to learn, on which subsets, with which network, by which method, in how many rounds
+        counted from the beginning of the run.
+    selection, scorer
+        `Priority()` by default, the paper's (`Priority(alpha=0)` is uniform MTL), and the difficulty
+        of a task from its batch.
+    replay, explore
+        How each task's memory is filled and read, and the noise of the periods acted for it.
     chunks
         How the run is cut into compiled pieces, and who looks in between.
     state
-        A state to go on from, of a run with the same settings, or a function from the first state
-        to it.
+        A state of the same run to go on from, or a function from the first state to it.
     key
         Makes the run's randomness; the same key gives the same run, bit for bit.
 
     Examples
     --------
-    >>> from apportion.policy import Recurrent
+    >>> from apportion import Direct, Recurrent, draw_tasks
     >>> from apportion.domains.probes import ShownBest
-    >>> from apportion.learners.direct import Direct
-    >>> from apportion.tasks import draw_tasks
     >>> key = jax.random.key(0)
     >>> result = train(
     ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
-    ...     Direct(16, 1e-2), steps=200, key=key,
-    ... )
+    ...     Direct(16, 1e-2), steps=200, key=key)
     >>> bool(result.metrics["reward"].iloc[-50:].mean() > 0.7)
     True
     """
@@ -170,18 +162,7 @@ def train_runs(
         replay=replay,
         horizon=one_problem.horizon,
     )
-    axes = eqx.tree_at(
-        lambda a: (a.problem, a.tasks, a.selection, a.learner),
-        jax.tree.map(lambda _: None, algorithm),
-        (
-            problem_axes,
-            0 if own else None,
-            jax.tree.map(_axis_of_runs, algorithm.selection),
-            jax.tree.map(_axis_of_runs, algorithm.learner),
-        ),
-        is_leaf=lambda x: x is None,
-    )
-
+    axes = _axes_of_runs(algorithm, problem_axes, 0 if own else None)
     first = _first(state, lambda: _begin_runs(axes, algorithm, policies, keys))
 
     def forward(algorithm, state, steps, record_every):
@@ -190,8 +171,19 @@ def train_runs(
     return _run(algorithm, tasks, first, forward, steps, Chunks() if chunks is None else chunks)
 
 
-def _axis_of_runs(leaf: Any) -> int | None:
-    return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
+def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None) -> PyTree:
+    """Which leaves differ by run; of selection and learner those with a leading axis."""
+
+    def axis(leaf: Any) -> int | None:
+        return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
+
+    by_leaf = (jax.tree.map(axis, part) for part in (algorithm.selection, algorithm.learner))
+    return eqx.tree_at(
+        lambda a: (a.problem, a.tasks, a.selection, a.learner),
+        jax.tree.map(lambda _: None, algorithm),
+        (of_problem, of_tasks, *by_leaf),
+        is_leaf=lambda x: x is None,
+    )
 
 
 @eqx.filter_jit
@@ -231,7 +223,7 @@ def _run(
     algorithm: Algorithm,
     tasks: Tasks | TaskSets,
     state: RunState,
-    forward: Callable,
+    forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
     chunks: Chunks,
 ) -> TrainingResult:

@@ -4,15 +4,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.priority import Priority
-from apportion.problem import check_problem, equal_shares, evaluate
+from apportion.problem import check_problem, evaluate
 from apportion.statistics import compare
-from apportion.tasks import Tasks, draw_tasks
-from apportion.training import train_runs
+from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.training import Chunks, train_runs
 
 KEY = jax.random.key(0)
 
@@ -56,8 +57,7 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
     policies = eqx.filter_vmap(lambda key: Recurrent(2, 8, key=key))(keys)
 
     def stacked(entities, count, seed):
-        drawn = [draw_tasks(entities, 5, count, seed=seed + run) for run in range(runs)]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
+        return TaskSets.of([draw_tasks(entities, 5, count, seed=seed + run) for run in range(runs)])
 
     many = stacked(np.arange(40), 20, 0)
     unseen = stacked(np.arange(40, 60), 8, 100)
@@ -67,13 +67,13 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
 
     def learnt(tasks):
         result = train_runs(
-            problem, tasks, policies, Direct(24, 2e-2), steps=600, chunk=600,
+            problem, tasks, policies, Direct(24, 2e-2), steps=600, chunks=Chunks(600),
             selection=Priority(alpha=0.0), keys=keys,
         )  # fmt: skip
-        return np.asarray(eqx.filter_jit(eqx.filter_vmap(on_unseen))(result.policy, unseen))
+        return np.asarray(eqx.filter_jit(eqx.filter_vmap(on_unseen))(result.policy, unseen.each))
 
-    multi, single = learnt(many), learnt(many[:, :1])
-    equal = np.asarray(jax.vmap(lambda tasks: on_unseen(equal_shares, tasks))(unseen))
+    multi, single = learnt(many), learnt(many.first(1))
+    equal = np.asarray(jax.vmap(lambda tasks: on_unseen(EqualShares(), tasks))(unseen.each))
     assert compare(multi, equal).above_zero
     assert compare(multi, single).above_zero
 

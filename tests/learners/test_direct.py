@@ -18,8 +18,8 @@ TASKS = draw_tasks(12, 4, 1)
 
 
 def batch_of(problem, length, warm_up):
-    memory = replay.start(problem, TASKS, slots=1, history=warm_up, warm_up=warm_up, key=KEY)
-    return replay.recall(memory, jnp.asarray(0), length, horizon=warm_up, recency=0.0, key=KEY)
+    memory = replay.start(problem, TASKS, slots=1, length=warm_up, warm_up=warm_up, key=KEY)
+    return replay.sample(memory, jnp.asarray(0), length, horizon=warm_up, recency=0.0, key=KEY)
 
 
 def steep(policy):

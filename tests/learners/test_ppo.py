@@ -10,59 +10,59 @@ from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarr
 from apportion.errors import InputError
 from apportion.learners.advantages import Critic, Experience, PairedMean, generalised_advantages
 from apportion.learners.ppo import PPO, roll_out
+from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.priority import Priority
-from apportion.problem import Observation, equal_shares, evaluate
+from apportion.problem import Observation, evaluate
 from apportion.simplex import GaussianScores
 from apportion.tasks import draw_tasks
-from apportion.training import train
+from learning import assert_mean_above, fractions_of_best, train_seeds
 
 KEY = jax.random.key(0)
 
 
 def learn(problem, tasks, learner, steps, channels=1):
-    policy = Recurrent(channels, 8, key=KEY)
-    uniform = Priority(alpha=0)
-    return train(
-        problem, tasks, policy, learner, steps=steps, selection=uniform, acting=0, key=KEY
-    ).policy
-
-
-def fraction_of_best(problem, tasks, policy):
-    earned = evaluate(problem, policy, tasks, key=jax.random.key(5), episodes=8).mean_reward
-    best = jax.vmap(problem.best)(tasks)
-    return float(earned.mean() / best.mean())
+    return train_seeds(
+        problem, tasks, lambda key: Recurrent(channels, 8, key=key), learner,
+        steps=steps, seeds=12, selection=Priority(alpha=0), replay=Replay(act_periods=0),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("problem", "universe", "gamma"),
+    ("problem", "universe", "learner", "steps"),
     [
-        (ConstantBest(), 12, 0.0),
-        (ShownBest(), 12, 0.0),
-        (HeldPays(), 12, 0.5),
-        (SomeCarrySignal(), 8, 0.0),
+        (ConstantBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
+        (ShownBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
+        (HeldPays(), 12, PPO(8, 5e-2, gamma=0.5, noise_std=1.0), 100),
+        (SomeCarrySignal(), 8, PPO(8, 5e-2, gamma=0.0), 60),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_probes_are_solved(problem, universe, gamma):
+def test_the_probes_are_solved(problem, universe, learner, steps):
+    # Over 20 seeds: .996, .998, .969 (standard error .003) and .969 (.002).
     tasks = draw_tasks(universe, 4, 8)
-    policy = learn(problem, tasks, PPO(8, 5e-2, gamma=gamma), 60)
-    assert fraction_of_best(problem, tasks, policy) > 0.95
+    policies = learn(problem, tasks, learner, steps)
+    assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
 
 
 def test_a_learned_critic_solves_a_probe_too():
     problem, tasks = HeldPays(), draw_tasks(12, 4, 8)
-    policy = learn(problem, tasks, PPO(8, 3e-2, gamma=0.5, baseline=Critic(1)), 150)
-    assert fraction_of_best(problem, tasks, policy) > 0.95
+    learner = PPO(8, 3e-2, gamma=0.5, noise_std=1.0, baseline=Critic(1))
+    # Over 20 seeds: .968 with a standard error of .002.
+    policies = learn(problem, tasks, learner, 60)
+    assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
 
 
 def test_a_budget_is_shared_better_than_equally():
     problem, tasks = Budget.simulate(universe=20, periods=40), draw_tasks(20, 6, 6)
-    policy = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2)
-    key = jax.random.key(3)
-    learned = evaluate(problem, policy, tasks, key=key).mean_reward
-    equal = evaluate(problem, equal_shares, tasks, key=key).mean_reward
-    assert bool((learned > equal).all())
+    policies = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2)
+    equal = evaluate(problem, EqualShares(), tasks, key=KEY).mean_reward
+
+    def gains(policy):
+        return evaluate(problem, policy, tasks, key=KEY).mean_reward - equal
+
+    for of_task in np.asarray(eqx.filter_vmap(gains)(policies))[..., 0].T:
+        assert_mean_above(of_task, 0.0)
 
 
 def seen_of(rewards, terminated, truncated):
@@ -82,15 +82,15 @@ def seen_of(rewards, terminated, truncated):
 def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
     values = jnp.full((1, 3), 10.0)
     rewards = [[1.0, 1.0]]
-    gamma, trace = jnp.asarray(0.5), jnp.asarray(1.0)
+    gamma, gae_lambda = jnp.asarray(0.5), jnp.asarray(1.0)
     yes, no = [[False, True]], [[False, False]]
-    cut = generalised_advantages(seen_of(rewards, no, yes), values, gamma, trace)
-    over = generalised_advantages(seen_of(rewards, yes, no), values, gamma, trace)
+    cut = generalised_advantages(seen_of(rewards, no, yes), values, gamma, gae_lambda)
+    over = generalised_advantages(seen_of(rewards, yes, no), values, gamma, gae_lambda)
     assert cut[0].tolist() == pytest.approx([1 + 0.5 * (1 + 5) - 10, 1 + 5 - 10])
     assert over[0].tolist() == pytest.approx([1 + 0.5 * 1 - 10, 1 - 10])
 
 
-def test_the_trace_interpolates_between_one_step_and_the_whole_return():
+def test_lambda_interpolates_between_one_step_and_the_whole_return():
     values = jnp.asarray([[1.0, 2.0, 3.0, 0.0]])
     rewards = [[1.0, 0.0, 2.0]]
     never, last = [[False] * 3], [[False, False, True]]

@@ -21,7 +21,7 @@ from apportion.policy import Policy
 from apportion.problem import Problem, State
 from apportion.scorers import Evidence
 from apportion.simplex import equal_shares
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 
 class BatchRollout(eqx.Module):
@@ -33,7 +33,7 @@ class BatchRollout(eqx.Module):
     valid: Bool[Array, " batch"]
 
 
-Objective = Callable[[Problem, Tasks, Policy, Batch, PRNGKeyArray], BatchRollout]
+Objective = Callable[[Problem, Task, Policy, Batch, PRNGKeyArray], BatchRollout]
 
 
 def lookback(

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
 from apportion.learners.advantages import (
@@ -136,6 +136,37 @@ class PPO(Learner):
             lambda leaf: leaf.reshape(length, *leaf.shape[2:]),
             (observations, seen.actions, seen.log_probs, advantages, targets, seen.alive),
         )
+        orders = jax.vmap(lambda key: jax.random.permutation(key, length))(
+            jax.random.split(order_key, self.epochs)
+        )
+        size = max(length // self.minibatches, 1)
+        pieces = length // size
+        places = orders[:, : pieces * size].reshape(self.epochs * pieces, size)
+        trained, optimiser, losses, norms = self._improve(
+            policy, state, samples, places, task.mask, weight
+        )
+        evidence = Evidence(
+            seen.allocations.reshape(length, -1),
+            seen.rewards.reshape(length),
+            seen.equal_rewards.reshape(length),
+            seen.alive.reshape(length),
+            task.mask,
+            weight * losses.mean(),
+            norms.mean(),
+        )
+        policy = eqx.combine(trained[0], eqx.filter(policy, eqx.is_inexact_array, inverse=True))
+        return Update(policy, PPOState(trained[1], trained[2], optimiser), evidence)
+
+    def _improve(
+        self,
+        policy: ScoringPolicy,
+        state: PPOState,
+        samples: PyTree[Array],
+        places: Int[Array, "pieces size"],
+        mask: Mask,
+        weight: Scalar,
+    ) -> tuple[PyTree[Array], PyTree[Array], Float[Array, " pieces"], Float[Array, " pieces"]]:
+        """What is trained and the optimiser after every minibatch, with the losses and gradient norms."""
         parameters, fixed = eqx.partition(policy, eqx.is_inexact_array)
 
         @eqx.filter_value_and_grad
@@ -143,12 +174,11 @@ class PPO(Learner):
             policy = eqx.combine(trained[0], fixed)
 
             def period(observation, action, log_prob, advantage, target):
-                scores = _scores(policy, observation, task.mask)
-                new = trained[1].log_prob(scores, task.mask, action)
-                ratio = jnp.exp(new - log_prob)
+                scores = _scores(policy, observation, mask)
+                ratio = jnp.exp(trained[1].log_prob(scores, mask, action) - log_prob)
                 held = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
                 gain = jnp.minimum(ratio * advantage, held * advantage)
-                return self.baseline.loss(trained[2], observation, task.mask, target) - gain
+                return self.baseline.loss(trained[2], observation, mask, target) - gain
 
             return mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
 
@@ -163,27 +193,11 @@ class PPO(Learner):
             step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
             return (eqx.apply_updates(trained, step), optimiser), (value, norm)
 
-        size = max(length // self.minibatches, 1)
-        pieces = length // size
-        orders = jax.vmap(lambda key: jax.random.permutation(key, length))(
-            jax.random.split(order_key, self.epochs)
-        )
-        places = orders[:, : pieces * size].reshape(self.epochs * pieces, size)
-        trained = (parameters, state.explore, state.baseline)
+        first = (parameters, state.explore, state.baseline)
         (trained, optimiser), (losses, norms) = jax.lax.scan(
-            minibatch, (trained, state.optimiser), places
+            minibatch, (first, state.optimiser), places
         )
-        evidence = Evidence(
-            seen.allocations.reshape(length, -1),
-            seen.rewards.reshape(length),
-            seen.equal_rewards.reshape(length),
-            seen.alive.reshape(length),
-            task.mask,
-            weight * losses.mean(),
-            norms.mean(),
-        )
-        following = PPOState(trained[1], trained[2], optimiser)
-        return Update(eqx.combine(trained[0], fixed), following, evidence)
+        return trained, optimiser, losses, norms
 
 
 # One object for all learners, so that equal settings compile once.

@@ -185,6 +185,25 @@ def _table(frame: pd.DataFrame) -> list[str]:
     return frame.to_string(index=False, float_format=lambda x: f"{x:.4g}").splitlines()
 
 
+def _check(family: MDP, samples: float, task: int, iterations: int, delta: float) -> None:
+    if not 0 <= task < len(family):
+        raise InputError(
+            f"task: {task} is not among the {len(family)} tasks; choose 0 to {len(family) - 1}"
+        )
+    if samples < 1 or iterations < 1:
+        raise InputError(f"samples {samples:g} and iterations {iterations}: both must be >= 1")
+    if not 0 < delta < 1:
+        raise InputError(f"delta: {delta} is outside (0, 1); it is the bound's chance to fail")
+
+
+def _distribution(given: Distribution | None, name: str, states: int) -> Distribution:
+    """The given distribution, checked; uniform where there is none."""
+    if given is None:
+        return np.full(states, 1 / states)
+    check_distribution(given, name, states)
+    return given
+
+
 def error_bound(
     family: MDP,
     *,
@@ -201,21 +220,16 @@ def error_bound(
 
     Parameters
     ----------
-    family
-        The tasks, along the leading axis.
-    samples
-        N, samples per task; the average MDP's path has N T of them, with the task drawn anew at
-        every step.
-    task
-        The task to bound.
-    iterations
-        K, LSPI's iterations.
+    family, task
+        The tasks, along the leading axis, and the one to bound.
+    samples, iterations
+        N, samples per task (the average MDP's path has N T of them, with the task drawn anew at
+        every step), and K, LSPI's iterations.
     delta
         The bound fails with at most this probability.
-    mu, sigma
-        Where errors and performance are measured; uniform unless given.
-    features
-        phi(x), a row per state; one feature per state unless given.
+    mu, sigma, features
+        Where errors and performance are measured, uniform unless given; phi(x), a row per state, one
+        feature per state unless given.
     oracle_error
         A measured e = max_k ||e_k||_mu, which adds the oracle form.
 
@@ -227,21 +241,12 @@ def error_bound(
     >>> result.lemma_4_holds, float(result.theorem_1.total)
     (False, inf)
     """
+    _check(family, samples, task, iterations, delta)
     average = family.average()
-    if not 0 <= task < len(family):
-        raise InputError(
-            f"task: {task} is not among the {len(family)} tasks; choose 0 to {len(family) - 1}"
-        )
-    if samples < 1 or iterations < 1:
-        raise InputError(f"samples {samples:g} and iterations {iterations}: both must be >= 1")
-    if not 0 < delta < 1:
-        raise InputError(f"delta: {delta} is outside (0, 1); it is the bound's chance to fail")
     states = average.states
-    mu = np.full(states, 1 / states) if mu is None else mu
-    sigma = np.full(states, 1 / states) if sigma is None else sigma
+    mu = _distribution(mu, "mu", states)
+    sigma = _distribution(sigma, "sigma", states)
     features = np.eye(states) if features is None else features
-    check_distribution(mu, "mu", states)
-    check_distribution(sigma, "sigma", states)
     own = concentrability(family[task].kernel, family.gamma, sigma=sigma, mu=mu)
     trained = concentrability(average.kernel, family.gamma, sigma=sigma, mu=mu)
     distance = task_distance(family[task], average, mu)
@@ -254,16 +259,10 @@ def error_bound(
         distance.value,
     )
     return Bound(
-        task=task,
-        tasks=len(family),
-        samples=samples,
-        iterations=iterations,
-        delta=delta,
-        transfer=transfer,
-        learning=learning,
+        task, len(family), samples, iterations, delta, transfer, learning,
         distance_exact=distance.exact,
         samples_needed=samples_needed(learning, iterations, delta),
         trivial=2 * float(family[task].value_bound),
         oracle_error=oracle_error,
         reason=own.reason or trained.reason,
-    )
+    )  # fmt: skip

@@ -86,7 +86,7 @@ def concentrability(
     # mu(y) = 0 is harmless where y cannot be reached: 0/0 counts as 0, c/0 as infinity.
     inverse = np.divide(1.0, mu, out=np.full(mu.shape, np.inf), where=mu > 0)
     live = _reachable(kernel, sigma)
-    coefficients = []
+    coefficients, cap = [], np.zeros(())
     for _ in range(horizon + 1):
         coefficients.append(_ratio(np.einsum("...x,...xy->...y", sigma, reach), inverse).max(-1))
         cap = _ratio(reach * live[..., None], inverse[..., None, :]).max((-1, -2))

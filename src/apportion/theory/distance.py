@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from apportion.errors import InputError
+from apportion.statistics import interval
 from apportion.theory.concentrability import Distribution, check_distribution, contraction
 from apportion.theory.mdp import MDP, Policy, Value, every_policy, norm
 
@@ -144,5 +145,5 @@ def empirical_distance(
     return EmpiricalDistance(
         np.abs(difference.mean(1)),
         np.sqrt((difference**2).mean(1)),
-        np.quantile(again, [0.025, 0.975], axis=1).T,
+        np.array([interval(row) for row in again]),
     )

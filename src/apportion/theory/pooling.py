@@ -6,6 +6,7 @@ d_t(x, a) = (T_t - T) V. Pooling is expected to help where pool error^2 + distan
 all three are then amplified alike by the horizon, up to 2/(1 - gamma).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from scipy import sparse
 
 from apportion.errors import InputError
-from apportion.statistics import Estimate
+from apportion.statistics import Estimate, interval
 from apportion.theory.backups import Cells, noise_of
 from apportion.theory.mdp import MDP
 from apportion.theory.samples import Counts, Transitions
@@ -165,14 +166,10 @@ def should_pool(
 
     Parameters
     ----------
-    transitions
-        Samples of several tasks with finite, or discretised, states and actions.
-    gamma
-        The discount.
-    names
-        The tasks' names.
-    resamples
-        Bootstrap resamples behind the distances' intervals.
+    transitions, names
+        Samples of several tasks with finite, or discretised, states and actions; the tasks' names.
+    gamma, resamples
+        The discount, and the bootstrap resamples behind the distances' intervals.
 
     Examples
     --------
@@ -183,6 +180,35 @@ def should_pool(
     'pool'
     """
     _check(transitions, gamma)
+    cells, counts, resample = _cells(transitions, gamma, seed)
+    noise = noise_of(cells)
+    # A few resamples at a time: their weights are as many as the samples.
+    at_once = max(int(4e6) // transitions.task.size, 1)
+    again = [resample(min(at_once, resamples - done)) for done in range(0, resamples, at_once)]
+    # The measured difference holds the noise once, a resampled one twice; both are taken off.
+    squared = cells.squared_distance(counts)[0] - noise.of_difference
+    resampled = np.concatenate(again) - 2 * noise.of_difference
+    tasks = len(counts)
+    names = [str(t) for t in range(tasks)] if names is None else names
+    own, pooled = np.sqrt(noise.single), np.sqrt(noise.pool)
+    answers = tuple(
+        TaskAnswer(
+            names[t],
+            int(counts[t].sum()),
+            _root(squared[t], resampled[:, t]),
+            float(own[t]),
+            float(pooled[t]),
+        )
+        for t in range(tasks)
+    )
+    together = _root(squared.mean(), resampled.mean(1))
+    return Pooling(answers, together, gamma, float((counts >= 2).mean()))
+
+
+def _cells(
+    transitions: Transitions, gamma: float, seed: int
+) -> tuple[Cells, np.ndarray, Callable[[int], np.ndarray]]:
+    """Backups by task, state and action; how many there are; and their squared distances, resampled."""
     tasks, states, actions = (
         int(column.max()) + 1
         for column in (
@@ -200,41 +226,18 @@ def should_pool(
         shape=(cell.size, tasks * states * actions),
     )
     counts = np.asarray(member.sum(0)).reshape(shape)
-    plain = Cells.of(np.ones((1, cell.size)), member, backups, shape)
-    noise = noise_of(plain)
     rng = np.random.default_rng(seed)
-    # A few resamples at a time: their weights are as many as the samples.
-    at_once = max(int(4e6) // cell.size, 1)
-    again = [
-        Cells.of(
-            rng.poisson(1.0, (min(at_once, resamples - done), cell.size)).astype(float),
-            member,
-            backups,
-            shape,
-        ).squared_distance(counts)
-        for done in range(0, resamples, at_once)
-    ]
-    # The measured difference holds the noise once, a resampled one twice; both are taken off.
-    squared = plain.squared_distance(counts)[0] - noise.of_difference
-    resampled = np.concatenate(again) - 2 * noise.of_difference
-    names = [str(t) for t in range(tasks)] if names is None else names
-    answers = tuple(
-        TaskAnswer(
-            names[t],
-            int(counts[t].sum()),
-            _root(squared[t], resampled[:, t]),
-            float(np.sqrt(noise.single[t])),
-            float(np.sqrt(noise.pool[t])),
-        )
-        for t in range(tasks)
-    )
-    together = _root(squared.mean(), resampled.mean(1))
-    return Pooling(answers, together, gamma, float((counts >= 2).mean()))
+
+    def resample(number: int) -> np.ndarray:
+        weights = rng.poisson(1.0, (number, cell.size)).astype(float)
+        return Cells.of(weights, member, backups, shape).squared_distance(counts)
+
+    return Cells.of(np.ones((1, cell.size)), member, backups, shape), counts, resample
 
 
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"]) -> Estimate:
     """A distance and its interval from its square, which noise may have carried below 0."""
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    low, high = interval(resampled)
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
     value, low, high = np.sqrt(ends).tolist()
     return Estimate(value, low, high, len(resampled))

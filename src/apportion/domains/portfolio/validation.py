@@ -4,7 +4,7 @@ For each validation year policies learn from the days before it alone; the Sharp
 (choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.walk_forward import Years
 from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.result import Chunk
 from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks
 from apportion.training import OnChunk
 from apportion.trees import grouped
@@ -174,22 +175,18 @@ def select_variant(
 ) -> Choice:
     """Choose k, eta and the checkpoint by the Sharpe ratio of the last `years` years of `prices`.
 
-    For each of those years policies learn from the days before it alone. A learned policy (k > 0) is
-    chosen only if it beats equal shares, at the eta that suits them best, on average and in a
-    majority of those years.
+    A learned policy (k > 0) is chosen only if it beats equal shares, at the eta that suits them best, on
+    average and in a majority of those years.
 
     Parameters
     ----------
-    prices
-        Everything that may be known: nothing after its last row takes part.
-    settings
-        As for `train_portfolio`; `members` policies are trained for each year.
+    prices, settings
+        Everything that may be known: nothing after its last row takes part. Settings as for
+        `train_portfolio`; `members` policies are trained for each year.
     years
         As many as `validation_years` finds, so many at most.
-    checkpoints
-        Numbers of updates to look at, evenly spaced.
-    ks, etas
-        The k and eta to look at.
+    checkpoints, ks, etas
+        How many numbers of updates to look at, evenly spaced, and the k and eta.
     tasks
         Those the choice is judged on, such as `validation_tasks`; their instruments are then kept
         from training here. By default the first of the trained ones.
@@ -205,24 +202,13 @@ def select_variant(
     seen, _, own = choose_tasks(len(prices.tickers), settings)
     if tasks is not None:
         own = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
-    judged = own[: min(len(own), _TESTED)] if tasks is None else tasks
-    judged = TaskSets.of([judged] * len(calendar))
-    costs = Costs(settings.cost, exact=True)
-    test = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
-    pairs = [(k, eta) for k in ks for eta in etas]
-    grid = [jnp.asarray(column, jnp.float32) for column in zip(*[*pairs, (0.0, 1.0)], strict=True)]
+    tested = own[: min(len(own), _TESTED)] if tasks is None else tasks
+    score = _scorer(prices, settings, spans, tested, [(k, eta) for k in ks for eta in etas])
     rows: list[pd.DataFrame] = []
 
-    def visit(chunk):
-        passed = chunk.step * checkpoints // chunk.steps
-        if passed > len(rows) // len(calendar):
-            teams = grouped(chunk.policy, settings.members)
-            spot = (jnp.asarray(spans.firsts, jnp.int32), jnp.asarray(spans.days, jnp.int32))
-            _, sharpe = score_variants(teams, test, *spot, judged, *grid)
-            gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
-            for year, values in zip(calendar, gains, strict=True):
-                frame = pd.DataFrame(pairs, columns=["k", "eta"])
-                rows.append(frame.assign(steps=chunk.step, year=year, sharpe_gain=values))
+    def visit(chunk: Chunk) -> None:
+        if chunk.step * checkpoints // chunk.steps > len(rows):
+            rows.append(score(chunk.policy).assign(steps=chunk.step))
         if on_chunk is not None:
             on_chunk(chunk)
 
@@ -236,6 +222,36 @@ def select_variant(
         key=jax.random.key(settings.seed),
     )
     return best_variant(pd.concat(rows, ignore_index=True))
+
+
+def _scorer(
+    prices: Prices,
+    settings: PortfolioSettings,
+    spans: Years,
+    tasks: Tasks,
+    pairs: list[tuple[float, float]],
+) -> Callable[[Policy], pd.DataFrame]:
+    """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
+    costs = Costs(settings.cost, exact=True)
+    market = Market.of(prices, window=settings.window, costs=costs)
+    test = replace(market, horizon=max(spans.days))
+    grid = [jnp.asarray(column, jnp.float32) for column in zip(*[*pairs, (0.0, 1.0)], strict=True)]
+    years = [jnp.asarray(column, jnp.int32) for column in (spans.firsts, spans.days)]
+    by_year = TaskSets.of([tasks] * len(spans.years))
+
+    def score(policies: Policy) -> pd.DataFrame:
+        teams = grouped(policies, settings.members)
+        _, sharpe = score_variants(teams, test, *years, by_year, *grid)
+        gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
+        frame = pd.DataFrame(pairs, columns=["k", "eta"])
+        return pd.concat(
+            [
+                frame.assign(year=year, sharpe_gain=values)
+                for year, values in zip(spans.years, gains, strict=True)
+            ]
+        )
+
+    return score
 
 
 def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:

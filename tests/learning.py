@@ -1,0 +1,38 @@
+"""What tests that train have in common: several seeds at once, and a mean with room to spare."""
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from apportion.problem import evaluate
+from apportion.training import Chunks, train_runs
+
+
+def train_seeds(problem, tasks, network, learner, *, steps, seeds=8, **options):
+    """Policies of several seeds, stacked; `network` makes an untrained one from a key."""
+    keys = jax.random.split(jax.random.key(0), seeds)
+    policies = eqx.filter_vmap(network)(keys)
+    return train_runs(
+        problem, tasks, policies, learner, steps=steps, chunks=Chunks(steps), keys=keys, **options
+    ).policy
+
+
+def fractions_of_best(problem, policies, tasks, *, episodes=8):
+    """What each policy earns on each task as a fraction of what the best one does, (seeds, tasks)."""
+    best = jax.vmap(problem.best)(tasks.each)
+
+    def one(policy):
+        path = evaluate(problem, policy, tasks, key=jax.random.key(5), episodes=episodes)
+        return path.mean_reward.mean(1) / best
+
+    return np.asarray(eqx.filter_jit(eqx.filter_vmap(one))(policies))
+
+
+def assert_mean_above(values, bound):
+    """The mean over seeds is above the bound by three standard errors: no seed's luck decides."""
+    values = np.asarray(values, float)
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    assert values.mean() - 3 * error > bound, (
+        f"mean {values.mean():.4f} with standard error {error:.4f} over {len(values)} seeds is not "
+        f"above {bound} by three of them"
+    )
