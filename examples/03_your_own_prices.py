@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from apportion.domains.portfolio import KnownTruth, load_prices
+from apportion.domains.portfolio import SimulatedMarket, load_prices
 from apportion.domains.portfolio.backtest import backtest
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -15,7 +15,7 @@ if len(sys.argv) > 1:
 else:
     # Without a file of your own: a simulated market, written as you would write yours.
     path = Path(tempfile.mkdtemp()) / "prices.csv"
-    KnownTruth.draw(universe=12, days=900, seed=0).prices.to_frame().to_csv(path)
+    SimulatedMarket.draw(universe=12, days=900, seed=0).prices.to_frame().to_csv(path)
 prices = load_prices(path)
 print(prices.summary())
 

@@ -6,13 +6,19 @@ them their number; a fixed larger share knows who they are; a learned policy has
 
 import jax
 
-from apportion.domains.federated.aggregators import UNIFORM, Fixed, follow_all
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import build, draw, read_digits
+from apportion.domains.federated import (
+    UNIFORM,
+    FederatedSettings,
+    Fixed,
+    build,
+    read_digits,
+    run_episodes,
+    sample_tasks,
+)
 
 settings = FederatedSettings(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
 federation, partition = build(settings, read_digits(settings))
-_, unseen = draw(settings, partition, seed=0)
+_, unseen = sample_tasks(settings, partition, seed=0)
 
 # The same key gives every aggregator the same first model and the same batches.
 key = jax.random.key(0)
@@ -21,6 +27,6 @@ for name, aggregator in (
     ("45 % to the two", Fixed.minority(0.45)),
     ("80 % to the two", Fixed.minority(0.80)),
 ):
-    course = follow_all(federation, aggregator, unseen, key=key)
-    tested = course.tested.mean(0)
+    record = run_episodes(federation, aggregator, unseen, key=key)
+    tested = record.tested.mean(0)
     print(f"{name:18} test accuracy by round: {' '.join(f'{x:.2f}' for x in tested.tolist())}")

@@ -48,7 +48,7 @@ def test_a_larger_share_for_the_minority_beats_fedavg_and_too_large_a_one_does_n
 @pytest.mark.slow
 def test_the_policy_walks_forward_beside_skfolio_s_own_optimisers(capsys, monkeypatch):
     pytest.importorskip("skfolio")
-    text = printed("06_skfolio_walk_forward.py", capsys, monkeypatch)
+    text = printed("05_skfolio_walk_forward.py", capsys, monkeypatch)
     for name in ("multi-task", "equal", "inverse volatility", "minimum variance"):
         row = next(line for line in text.splitlines() if name in line)
         assert row.count("%") == 2

@@ -21,8 +21,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from apportion.bridges.flower import LearnedAggregation
-from apportion.domains.federated.digits import embedded_digits
-from apportion.domains.federated.partitions import paper_split, skewed_tasks
+from apportion.domains.federated import embedded_digits, paper_split, skewed_tasks
 
 POLICY = Path(__file__).parent / "policy"
 POLICY_COMMAND = (
@@ -61,7 +60,9 @@ def learned(server_data, policy=POLICY, **options):
     )
 
 
-def federate(grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, **told):
+def federate(
+    grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, **config
+):
     """Run the rounds; returns the test accuracy of every round's model, the first one before any."""
     images, labels = server_data["test"]
     tested = []
@@ -78,7 +79,7 @@ def federate(grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_m
         ArrayRecord(network.start(images.shape[1])),
         num_rounds=rounds,
         timeout=timeout,
-        train_config=ConfigRecord({"data": str(folder), **told}),
+        train_config=ConfigRecord({"data": str(folder), **config}),
         evaluate_fn=evaluate,
     )
     return tested

@@ -1,6 +1,6 @@
 """A learned policy in skfolio's own walk-forward, beside skfolio's own optimisers.
 
-Run with: python examples/06_skfolio_walk_forward.py    (about two minutes on two cores)
+Run with: python examples/05_skfolio_walk_forward.py    (about two minutes on two cores)
 
 The 20 embedded stocks, 2014 to 2019. Once a policy is trained on the years before, it decides every
 week from the last month of prices; skfolio fits its optimisers anew on the same days.
