@@ -229,7 +229,8 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
         "try:\n    apportion.cli.main(sys.argv[1:])\n"
         "finally:\n    assert 'jax' not in sys.modules\n"
     )
-    for arguments in (["--help"], ["check", "--json"], ["train", "portfolio", "--help"]):
+    helps = (["--help"], ["train", "portfolio", "--help"], ["study", "--help"])
+    for arguments in (*helps, ["check", "--json"]):
         begun = os.times().children_user
         done = subprocess.run(
             [sys.executable, "-c", import_guard, *arguments],

@@ -78,12 +78,15 @@ def _run(argv: list[str], out: TextIO) -> None:
         return
 
     from apportion.cli.parser import run_command
-    from apportion.runs.atomic import to_json
 
     result = run_command(argv, out)
-    if result is not None:
-        text = result if isinstance(result, str) else to_json(result)
-        out.write(text if text.endswith("\n") else f"{text}\n")
+    if result is None:
+        return
+    if not isinstance(result, str):
+        from apportion.runs.atomic import to_json
+
+        result = to_json(result)
+    out.write(result if result.endswith("\n") else f"{result}\n")
 
 
 @contextmanager
