@@ -1,61 +1,149 @@
-"""Studies on a Ray cluster: each is one task, computed where there is room, its files brought home.
+"""Cells of a study on a Ray cluster: tasks that are retried when their worker dies, rows brought home.
 
-Workers need apportion installed; the files come back as bytes, so no folder has to be shared.
+Workers need apportion installed, in the same versions. Rows come back as they are, so no folder has
+to be shared; they are saved on this machine as they arrive.
 """
 
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from apportion.errors import InputError
-from apportion.studies.registry import perform
+from apportion.studies.cells import Cell, Plan, Progress, Save, batches, describe_devices
+
+_PATIENCE = 1.0
+"""Seconds between two looks at the tasks, so that a request to stop is soon heard."""
 
 
-def perform_on_ray(
-    calls: Mapping[str, dict[str, Any]],
-    folders: Mapping[str, Path],
-    options: dict[str, Any],
-    progress: Callable[[str, float], None],
-) -> None:
-    """Run studies on the cluster at hand, or on this machine where there is none.
+@dataclass
+class RayCluster:
+    """A Ray cluster as a place where cells are computed.
 
-    Parameters
-    ----------
-    calls
-        For each study its data.
-    folders
-        Where each study's files go on this machine.
-    options
-        Scale and seed.
+    Every program's cells are shared out over the cluster's GPUs, or its processors where it has none:
+    one cell a task where there are enough of them.
     """
+
+    address: str | None = None
+    """Of a running cluster, such as `10.0.0.1:6379`; without it the environment's RAY_ADDRESS, and
+    without that a cluster is started on this machine."""
+    retries: int = 3
+    """How often a task is started again after its worker died."""
+    workers: dict[str, str] = field(default_factory=dict)
+    """The devices of every node that has brought rows."""
+
+    @property
+    def device(self) -> str:
+        """The nodes' devices, in words."""
+        kinds = ", ".join(dict.fromkeys(self.workers.values())) or "none yet"
+        return f"Ray, {len(self.workers)} nodes, {kinds}"
+
+    def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
+        """Compute cells on the cluster, and save each one's rows when they arrive."""
+        with _connected(self.address) as ray:
+            slots, needs = _slots(ray.cluster_resources())
+            task = ray.remote(max_retries=self.retries, **needs)(compute_batch)
+            shared = ray.put(plan)
+            waiting = {task.remote(shared, batch): batch for batch in batches(cells, max(slots, 1))}
+            done = 0
+            try:
+                while waiting:
+                    progress(f"{done} of {len(cells)} cells from Ray", done / len(cells))
+                    ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_PATIENCE)
+                    for reference in ready:
+                        node, device, rows = self._result(ray, reference, waiting[reference])
+                        del waiting[reference]
+                        self.workers[node] = device
+                        for cell, own in rows:
+                            save(cell, own)
+                            done += 1
+            finally:
+                for reference in waiting:
+                    ray.cancel(reference, force=True)
+
+    def _result(self, ray: Any, reference: Any, batch: Sequence[Cell]) -> Any:
+        """What a task returned; what it raised is raised here."""
+        try:
+            return ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except ray.exceptions.RayError as error:
+            raise InputError(
+                f"Ray: cell {batch[0].name} was lost with its worker {self.retries + 1} times "
+                f"({type(error).__name__}); look after the workers, then the same command goes on"
+            ) from error
+
+
+def compute_batch(
+    plan: Plan, cells: Sequence[Cell]
+) -> tuple[str, str, list[tuple[Cell, pd.DataFrame]]]:
+    """What a worker does: its node, its devices and the rows of the cells."""
+    import ray
+
+    rows = list(plan.compute(cells, lambda what, fraction: None))
+    return ray.get_runtime_context().get_node_id(), describe_devices(), rows
+
+
+def _slots(resources: dict[str, float]) -> tuple[int, dict[str, int]]:
+    """How many tasks run at once, and what each one needs.
+
+    >>> _slots({"CPU": 16.0, "GPU": 2.0})
+    (2, {'num_cpus': 1, 'num_gpus': 1})
+    """
+    gpus = int(resources.get("GPU", 0))
+    if gpus:
+        return gpus, {"num_cpus": 1, "num_gpus": 1}
+    return int(resources.get("CPU", 0)), {"num_cpus": 1}
+
+
+@contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected for as long as it is needed; a connection of the caller's is left as it is."""
     try:
         import ray
     except ImportError:
         raise InputError(
-            "--on ray needs Ray, which is not installed; run pip install 'apportion[cluster]'"
+            "computing on Ray needs Ray, which is not installed; run pip install 'apportion[cluster]'"
         ) from None
-    # A study's arrays may be large and its task long: one CPU each, never started twice.
-    compute = ray.remote(num_cpus=1, max_retries=0)(files_of)
-    begun_here = not ray.is_initialized()
-    if begun_here:
-        ray.init(log_to_driver=False, include_dashboard=False)
+    if ray.is_initialized():
+        yield ray
+        return
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _require_answer(address)
+    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    # Ray takes the signal that asks a study to stop for itself.
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        waiting = {compute.remote(name, data, options): name for name, data in calls.items()}
-        while waiting:
-            progress(f"on Ray: {', '.join(waiting.values())}", 1 - len(waiting) / len(calls))
-            ready, _ = ray.wait(list(waiting), num_returns=1)
-            folder = folders[waiting.pop(ready[0])]
-            folder.mkdir(parents=True, exist_ok=True)
-            for file, content in ray.get(ready[0]).items():
-                (folder / file).write_bytes(content)
+        ray.init(address=address, log_to_driver=False, **options)
+    except ConnectionError as error:
+        raise _no_answer(address, error) from None
+    if on_main_thread:
+        signal.signal(signal.SIGTERM, handler)
+    try:
+        yield ray
     finally:
-        if begun_here:
-            ray.shutdown()
+        ray.shutdown()
 
 
-def files_of(name: str, data: dict[str, Any], options: dict[str, Any]) -> dict[str, bytes]:
-    """Run a study and return the files of its folder: what a worker does."""
-    with tempfile.TemporaryDirectory() as folder:
-        perform(name, Path(folder), data=data, **options)
-        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+def _require_answer(address: str) -> None:
+    """Refuse at once an address where nothing listens; Ray would try for minutes."""
+    host, colon, port = address.rpartition("//")[2].rpartition(":")
+    if not (colon and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise _no_answer(address, error) from None
+
+
+def _no_answer(address: str, error: OSError) -> InputError:
+    return InputError(
+        f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`"
+    )

@@ -44,7 +44,7 @@ def complete(
     plan
         The study.
     folder
-        Where its files are; cells of a sibling folder that are the same are adopted.
+        Where its files are; the rows of a study of the same family beside it are adopted.
     place
         Where to compute; this machine unless given.
     cells
@@ -58,8 +58,7 @@ def complete(
     """
     store = CellStore(plan, Path(folder))
     store.check()
-    marks = sorted(store.folder.absolute().parent.glob("*/cells.json"))
-    adopted = store.adopt([mark.parent for mark in marks])
+    adopted = store.adopt(_siblings(store)) if plan.family else None
     record = Record(store, command)
     wanted = {cell.name for cell in (share_of(plan.cells, cells) if cells else plan.cells)}
     due = [cell for cell in store.missing() if cell.name in wanted]
@@ -73,6 +72,11 @@ def complete(
     with store.lock():
         study.save(store.folder, record.facts(computing))
     return Performed(plan.study, store.folder, study, len(plan.cells), 0)
+
+
+def _siblings(store: CellStore) -> list[Path]:
+    """The folders of studies beside this one."""
+    return sorted(mark.parent for mark in store.folder.absolute().parent.glob("*/cells.json"))
 
 
 def _compute(

@@ -1,0 +1,350 @@
+"""Studies as cells: saved one by one, resumed, shared out, adopted, refused; and on several devices."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+import apportion.cli.study  # noqa: F401, before the registry holds toys
+from apportion.cli import main
+from apportion.errors import InputError
+from apportion.runs.runner import Stopped
+from apportion.statistics import bootstrap
+from apportion.studies import registry
+from apportion.studies.cells import Cell, CellStore, Plan, batches, share_of
+from apportion.studies.folder import complete
+from apportion.studies.study import Study, Verdict
+from apportion.studies.theory import bound
+
+FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
+
+
+class Computed(list):
+    """The names of the cells that were computed."""
+
+
+def compute(cells, progress, *, seed, computed):
+    for done, cell in enumerate(cells):
+        progress(f"cell {cell.name}", done / len(cells))
+        computed.append(cell.name)
+        values = np.random.default_rng([seed, cell["number"]]).normal(size=4)
+        yield cell, pd.DataFrame({"number": cell["number"], "value": values})
+
+
+def conclude(rows, settings, *, name):
+    estimate = bootstrap(rows.value.to_numpy())
+    verdict = Verdict.of("the mean is above zero", estimate, holds=estimate.above_zero)
+    table = rows.groupby("number", as_index=False).value.mean()
+    return Study(name, "Means", table, (verdict,), Figure, ("A note.",), settings)
+
+
+def toy(computed=None, *, scale="quick", seed=0, name="toy", family="", cells=6):
+    return Plan(
+        name,
+        tuple(Cell(f"cell-{n}", {"number": n}, program="ab"[n % 2]) for n in range(cells)),
+        partial(compute, seed=seed, computed=Computed() if computed is None else computed),
+        partial(conclude, name=name),
+        {"scale": scale, "seed": seed},
+        family,
+    )
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return all((one / file).read_bytes() == (other / file).read_bytes() for file in FILES)
+
+
+def stop_after(computed, count):
+    """A progress function that asks the process to stop, as Ctrl-C does, once so many are computed."""
+
+    def progress(what, fraction):
+        if len(computed) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return progress
+
+
+def test_a_stopped_study_goes_on_without_computing_a_cell_again(tmp_path):
+    whole = complete(toy(), tmp_path / "whole")
+    assert whole.missing == 0
+    computed = Computed()
+    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; the same command"):
+        complete(toy(computed), tmp_path / "cut", progress=stop_after(computed, 2))
+    first = list(computed)
+    assert len(first) == 2
+    assert not (tmp_path / "cut" / "verdict.json").exists()
+    complete(toy(computed), tmp_path / "cut")
+    assert sorted(computed) == [f"cell-{n}" for n in range(6)]
+    assert same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_study_that_died_goes_on_from_its_saved_cells(tmp_path):
+    computed = Computed()
+
+    def die(what, fraction):
+        if len(computed) == 3:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        complete(toy(computed), tmp_path / "cut", progress=die)
+    complete(toy(computed), tmp_path / "cut")
+    complete(toy(), tmp_path / "whole")
+    assert len(computed) == 6
+    assert same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_finished_study_computes_nothing_again(tmp_path):
+    computed = Computed()
+    for _ in range(2):
+        complete(toy(computed), tmp_path)
+    assert len(computed) == 6
+    assert not (tmp_path / "cells").exists()
+
+
+def test_shares_computed_one_after_the_other_draw_the_same_study(tmp_path):
+    computed = Computed()
+    half = complete(toy(computed), tmp_path / "shared", cells="1/2")
+    assert (half.study, half.missing, half.cells) == (None, 3, 6)
+    with pytest.raises(InputError, match=r"3 of 6 cells are missing \(first: cell-3\)"):
+        complete(toy(computed), tmp_path / "shared", draw=True)
+    again = complete(toy(computed), tmp_path / "shared", cells="1/2")
+    assert again.missing == 3
+    assert complete(toy(computed), tmp_path / "shared", cells="2/2").missing == 0
+    assert len(computed) == 6
+    complete(toy(), tmp_path / "whole")
+    assert same_files(tmp_path / "whole", tmp_path / "shared")
+    for file in ("table.csv", "verdict.json", "figure.png"):
+        (tmp_path / "shared" / file).unlink()
+    complete(toy(computed), tmp_path / "shared", draw=True)
+    assert len(computed) == 6
+    assert same_files(tmp_path / "whole", tmp_path / "shared")
+
+
+def test_shares_computed_in_two_folders_are_drawn_where_their_cells_are_put_together(tmp_path):
+    for place, share in (("one", "1/2"), ("other", "2/2")):
+        complete(toy(), tmp_path / place / "toy", cells=share)
+    for file in (tmp_path / "other" / "toy" / "cells").iterdir():
+        file.rename(tmp_path / "one" / "toy" / "cells" / file.name)
+    complete(toy(), tmp_path / "one" / "toy", draw=True)
+    complete(toy(), tmp_path / "whole")
+    assert same_files(tmp_path / "whole", tmp_path / "one" / "toy")
+
+
+def test_drawing_where_nothing_was_computed_makes_no_folder(tmp_path):
+    with pytest.raises(InputError, match="6 of 6 cells are missing"):
+        complete(toy(), tmp_path / "none", draw=True)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"scale": "paper"}, {"cells": 5}])
+def test_a_folder_with_cells_of_other_settings_is_refused(tmp_path, change):
+    complete(toy(), tmp_path, cells="1/2")
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(InputError, match="holds cells of a study with other settings or data"):
+        complete(toy(**change), tmp_path)
+    after = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    assert before == after
+
+
+def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file; choose a folder"):
+        complete(toy(), tmp_path / "file")
+
+
+def test_a_sibling_of_the_same_family_and_settings_gives_its_rows(tmp_path):
+    computed = Computed()
+    complete(toy(computed, name="one", family="toys"), tmp_path / "one")
+    complete(toy(computed, name="two", family="toys"), tmp_path / "two")
+    assert len(computed) == 6
+    assert (tmp_path / "two" / "table.csv").exists()
+    about = json.loads((tmp_path / "two" / "study.json").read_text())
+    assert (about["name"], about["computing"][0]["cells"]) == ("two", 6)
+    complete(toy(computed, name="two", family="toys", seed=1), tmp_path / "three")
+    complete(toy(computed, name="four"), tmp_path / "four")
+    assert len(computed) == 18
+
+
+def test_every_stretch_of_computing_is_recorded(tmp_path):
+    computed = Computed()
+    with pytest.raises(Stopped):
+        complete(toy(computed, seed=7), tmp_path, progress=stop_after(computed, 2))
+    early = json.loads((tmp_path / "study.json").read_text())
+    assert [stretch["cells"] for stretch in early["computing"]] == [2]
+    complete(toy(computed, seed=7), tmp_path, command="apportion study toy")
+    complete(toy(computed, seed=7), tmp_path, command="apportion study toy", draw=True)
+    about = json.loads((tmp_path / "study.json").read_text())
+    assert [stretch["cells"] for stretch in about["computing"]] == [2, 4]
+    assert all(stretch["seconds"] >= 0 for stretch in about["computing"])
+    assert about["computing"][0] == early["computing"][0]
+    assert about["device"] == about["computing"][0]["device"] == "cpu: cpu"
+    assert (about["seed"], about["notes"]) == (7, ["A note."])
+    assert about["command"] == "apportion study toy"
+    assert about["versions"]["jax"]
+    # Forty digits in a checkout, nothing elsewhere.
+    assert about["commit"] is None or len(about["commit"].split()[0]) == 40
+
+
+def test_shares_are_all_cells_once_and_programs_are_batches():
+    cells = toy(cells=7).cells
+    for parts in (1, 2, 3, 7, 9):
+        shares = [share_of(cells, f"{part + 1}/{parts}") for part in range(parts)]
+        assert [cell for share in shares for cell in share] == list(cells)
+    for wrong in ("0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"):
+        with pytest.raises(InputError, match="write I/N"):
+            share_of(cells, wrong)
+    found = batches(cells, 2)
+    assert [len({cell.program for cell in batch}) for batch in found] == [1] * 4
+    assert sorted(cell.name for batch in found for cell in batch) == [c.name for c in cells]
+
+
+def test_a_study_of_the_registry_has_its_scale_and_seed_among_its_settings():
+    plan = registry.make_plan("bound", scale="quick", seed=11)
+    assert (plan.settings["scale"], plan.settings["seed"]) == ("quick", 11)
+    assert plan.digest != registry.make_plan("bound", seed=12).digest
+
+
+def test_every_study_of_the_registry_has_a_plan():
+    for name in registry.STUDIES:
+        assert registry.find_plan(name).__name__ == "plan"
+
+
+def run_cli(arguments, capfd):
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    out, err = capfd.readouterr()
+    return left.value.code, out, err
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The registry with two toy studies that share their cells; the names of computed cells."""
+    computed = Computed()
+    plans = {
+        name: lambda *, scale, seed, name=name: toy(
+            computed, scale=scale, seed=seed, name=name, family="toys"
+        )
+        for name in ("fig3", "fig4")
+    }
+    monkeypatch.setattr(registry, "find_plan", plans.__getitem__)
+    for name in set(registry.STUDIES) - set(plans):
+        monkeypatch.delitem(registry.STUDIES, name)
+    return computed
+
+
+def test_all_studies_go_to_folders_of_their_own(toys, tmp_path, capfd):
+    code, out, _ = run_cli(["study", "all", "--out", tmp_path, "--quiet", "--json"], capfd)
+    assert code == 0
+    assert set(json.loads(out)["studies"]) == {"fig3", "fig4"}
+    assert len(toys) == 6
+    for name in ("fig3", "fig4"):
+        assert (tmp_path / name / "report.html").exists()
+        assert "A note." in (tmp_path / name / "report.html").read_text()
+        about = json.loads((tmp_path / name / "study.json").read_text())
+        assert about["command"] == (
+            f"apportion study {name} --scale quick --seed 0 --out {tmp_path / name}"
+        )
+
+
+def test_the_command_line_stops_shares_and_draws(toys, tmp_path, capfd, monkeypatch):
+    command = ["study", "fig3", "--out", tmp_path / "fig3", "--seed", "3"]
+    stopping = stop_after(toys, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("apportion.runs.progress.Quiet.stage", lambda _, *what: stopping(*what))
+        code, out, err = run_cli([*command, "--quiet"], capfd)
+    assert (code, out) == (2, "")
+    assert err.startswith("apportion: stopped: 1 of 6 cells of fig3 are saved")
+    assert len(err.splitlines()) == 1
+    code, out, _ = run_cli([*command, "--cells", "1/2", "--quiet"], capfd)
+    assert code == 0
+    assert "3 of 6 cells are missing" in out
+    code, _, err = run_cli([*command, "--draw", "--quiet"], capfd)
+    assert code == 2
+    assert "3 of 6 cells are missing" in err
+    code, _, err = run_cli(["study", "fig3", "--out", tmp_path / "fig3", "--quiet"], capfd)
+    assert code == 2
+    assert "other settings" in err
+    code, _, _ = run_cli([*command, "--cells", "2/2", "--quiet"], capfd)
+    assert code == 0
+    assert len(toys) == 6
+    code, _, _ = run_cli([*command, "--draw", "--quiet"], capfd)
+    assert code == 0
+    assert json.loads((tmp_path / "fig3" / "study.json").read_text())["seed"] == 3
+
+
+def test_data_that_a_study_does_not_read_is_refused(tmp_path, capfd):
+    arguments = ["study", "bound", "--transitions", tmp_path / "x.csv", "--out", tmp_path / "no"]
+    code, _, err = run_cli(arguments, capfd)
+    assert code == 2
+    assert "leave --transitions out" in err
+    assert not (tmp_path / "no").exists()
+
+
+TWO_DEVICES = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from test_cells import noting_devices
+from apportion.studies.folder import complete
+from apportion.studies.theory import bound
+
+devices = set()
+plan = bound.plan(families=5)
+complete(replace(plan, compute=noting_devices(plan.compute, devices)), Path(sys.argv[1]))
+assert devices == {0, 1}, devices
+"""
+
+
+def noting_devices(compute, devices):
+    """The same computation, with the devices it runs on."""
+
+    def noting(cells, progress):
+        devices.update(device.id for device in jnp.zeros(1).devices())
+        yield from compute(cells, progress)
+
+    return noting
+
+
+def test_two_devices_share_the_cells_and_find_the_same(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "two")],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "two" / "study.json").read_text())
+    assert about["device"] == "2 x cpu: cpu"
+    complete(bound.plan(families=5), tmp_path / "alone" / "one")
+    assert same_files(tmp_path / "alone" / "one", tmp_path / "two")
+
+
+def test_a_device_that_fails_stops_the_others_and_says_why(tmp_path, monkeypatch):
+    import jax
+
+    [device] = jax.local_devices()
+    monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
+    computed = Computed()
+    plan = toy(computed, cells=40)
+
+    def failing(cells, progress):
+        if cells[0].name == "cell-0":
+            raise InputError("the data is wrong")
+        yield from plan.compute(cells, progress)
+
+    store = CellStore(plan, tmp_path)
+    with pytest.raises(InputError, match="the data is wrong"):
+        complete(replace(plan, compute=failing), tmp_path)
+    assert 0 < len(store.missing())
