@@ -74,8 +74,9 @@ class StudyPage:
 
     def docstring(self):
         name = self.about.get("name", self.name).replace("-", "_")
-        module = ROOT / "src" / "apportion" / "studies" / f"{name}.py"
-        return (ast.get_docstring(ast.parse(module.read_text())) or "") if module.exists() else ""
+        for module in (ROOT / "src" / "apportion" / "studies").glob(f"*/{name}.py"):
+            return ast.get_docstring(ast.parse(module.read_text())) or ""
+        return ""
 
     def page(self):
         title, _, rest = self.docstring().partition("\n")
@@ -86,9 +87,9 @@ class StudyPage:
             "",
             *self._command(),
         ]
-        if self.about.get("readings"):
+        if self.about.get("notes"):
             lines += ["## What to take away", ""]
-            lines += [f"- {_plain(reading)}" for reading in self.about["readings"]]
+            lines += [f"- {_plain(note)}" for note in self.about["notes"]]
         head = ["claim", "whose", "verdict", "estimate", "95 % interval", "n"]
         lines += ["", "## Verdicts", "", _html(head, [_verdict(v) for v in self.verdicts]), ""]
         if (self.folder / "figure.png").exists():

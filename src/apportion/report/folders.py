@@ -48,6 +48,8 @@ _CHOICE = (
     "policies trained before it; k = 0 is equal shares. A learned policy is taken only if it beats "
     "them on average and in most years."
 )
+_COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
+"""What a study's page says of how it was computed."""
 _FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
 
 
@@ -94,8 +96,8 @@ def _study(folder: Path) -> str:
             "interval and the number of independent experiments.",
         )
     ]
-    if about.get("readings"):
-        sections.append(Section("Readings", [Words(about["readings"])]))
+    if about.get("notes"):
+        sections.append(Section("Notes", [Words(about["notes"])]))
     if (folder / "figure.png").exists():
         words = f"{title}: {'; '.join(_verdict_words(verdict) for verdict in verdicts)}"
         picture = Picture(title, (folder / "figure.png").read_bytes(), words)
@@ -103,7 +105,8 @@ def _study(folder: Path) -> str:
     table = _table(folder, "table")
     if table is not None:
         sections.append(Section("Table", [Table(f"All numbers, {len(table)} rows", table)]))
-    sections += _provenance(folder, about.get("settings", {}))
+    facts = {name: about[name] for name in _COMPUTED if about.get(name) is not None}
+    sections += _provenance(about.get("settings", {}), facts)
     return page(title, sections, subtitle=f"Study {about.get('name', folder.name)}")
 
 
@@ -154,7 +157,8 @@ def _run(folder: Path) -> str:
         lead = "What the policy gives to each entity, period after period."
         sections.append(Section("Allocations", [outcomes.allocations(shares)], lead))
     sections += [_learning(metrics), _tasks(folder, metrics)]
-    sections += _provenance(folder, settings)
+    environment = folder / "environment.json"
+    sections += _provenance(settings, _json(environment) if environment.exists() else {})
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""))
 
@@ -224,9 +228,7 @@ def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
     return Section("Tasks", parts, lead)
 
 
-def _provenance(folder: Path, settings: dict[str, Any]) -> list[Section]:
-    environment = folder / "environment.json"
-    facts = _json(environment) if environment.exists() else {}
+def _provenance(settings: dict[str, Any], facts: dict[str, Any]) -> list[Section]:
     parts: list[Part] = []
     if settings:
         parts.append(Facts("Settings", settings))
