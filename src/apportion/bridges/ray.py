@@ -4,10 +4,12 @@ Workers need apportion installed, in the same versions. Rows come back as they a
 to be shared; they are saved on this machine as they arrive.
 """
 
+import logging
 import os
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,7 +44,8 @@ class RayCluster:
     def device(self) -> str:
         """The nodes' devices, in words."""
         kinds = ", ".join(dict.fromkeys(self.workers.values())) or "none yet"
-        return f"Ray, {len(self.workers)} nodes, {kinds}"
+        nodes = "1 node" if len(self.workers) == 1 else f"{len(self.workers)} nodes"
+        return f"Ray, {nodes}, {kinds}"
 
     def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
         """Compute cells on the cluster, and save each one's rows when they arrive."""
@@ -121,7 +124,10 @@ def _connected(address: str | None) -> Iterator[Any]:
     on_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, **options)
+        with warnings.catch_warnings():
+            # What Ray means to do in future versions is no concern of the user's.
+            warnings.simplefilter("ignore", FutureWarning)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except ConnectionError as error:
         raise _no_answer(address, error) from None
     if on_main_thread:

@@ -53,6 +53,11 @@ class Cell:
     program: str = ""
     """Cells of one program are computed together."""
 
+    @classmethod
+    def alone(cls, name: str, values: dict[str, Any]) -> "Cell":
+        """A cell with a program of its own, where nothing is gained by computing several together."""
+        return cls(name, values, program=name)
+
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 

@@ -124,7 +124,9 @@ def plan(
     return Plan(
         study="bound",
         cells=tuple(
-            Cell(f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number})
+            Cell.alone(
+                f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number}
+            )
             for number, spread in enumerate(SPREADS)
         ),
         compute=partial(compute, runs=each, samples=samples),

@@ -127,7 +127,7 @@ def plan(
     runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
     return Plan(
         study="crossover",
-        cells=tuple(Cell(f"distance-{spread:g}", {"spread": spread}) for spread in SPREADS),
+        cells=tuple(Cell.alone(f"distance-{spread:g}", {"spread": spread}) for spread in SPREADS),
         compute=partial(compute, runs=runs, seed=seed),
         conclude=conclude,
         settings={"families": runs, "scale": scale, "seed": seed},

@@ -128,7 +128,7 @@ def plan(
     runs = seeds if seeds is not None else {"quick": 20, "paper": 40}[scale]
     return Plan(
         study="fig1",
-        cells=tuple(Cell(f"eps-{epsilon:g}", {"epsilon": epsilon}) for epsilon in EPSILONS),
+        cells=tuple(Cell.alone(f"eps-{epsilon:g}", {"epsilon": epsilon}) for epsilon in EPSILONS),
         compute=partial(compute, runs=runs, gamma=gamma, seed=seed),
         conclude=conclude,
         settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
