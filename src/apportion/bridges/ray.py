@@ -18,14 +18,22 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.studies.cells import Cell, Plan, Progress, Save, batches, describe_devices
+from apportion.studies.cells import (
+    Cell,
+    Place,
+    Plan,
+    Progress,
+    Save,
+    batches,
+    describe_devices,
+)
 
 _PATIENCE = 1.0
 """Seconds between two looks at the tasks, so that a request to stop is soon heard."""
 
 
 @dataclass
-class RayCluster:
+class RayCluster(Place):
     """A Ray cluster as a place where cells are computed.
 
     Every program's cells are shared out over the cluster's GPUs, or its processors where it has none:

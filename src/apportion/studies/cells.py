@@ -14,12 +14,13 @@ import io
 import json
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -224,20 +225,20 @@ def _parts(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
     return [list(cells[a:b]) for a, b in pairwise(bounds)]
 
 
-class Place(Protocol):
+class Place(ABC):
     """Where cells are computed."""
 
     @property
+    @abstractmethod
     def device(self) -> str:
         """What computes there, in words."""
-        ...
 
+    @abstractmethod
     def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
         """Compute cells, and save the rows of each as soon as they are there."""
-        ...
 
 
-class ThisMachine:
+class ThisMachine(Place):
     """The devices of this machine."""
 
     @property

@@ -50,8 +50,8 @@ def concentrability(
     kernel: Kernel,
     gamma: float,
     *,
-    sigma: Distribution,
-    mu: Distribution,
+    sigma: Float[np.ndarray, "..."],
+    mu: Float[np.ndarray, "..."],
     precision: float = 1e-12,
 ) -> Concentrability:
     """c(m) exactly for as many m as matter, then a rigorous tail.

@@ -18,6 +18,8 @@ from apportion.theory.distance import ENUMERABLE
 from apportion.theory.mdp import MDP, every_policy
 
 Features = Float[np.ndarray, "states dimension"]
+Number = float | Float[np.ndarray, "..."]
+"""One number, or one for each of many families and tasks."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class LearningConstants:
     """b = -log tau, tau the Dobrushin coefficient."""
 
     @classmethod
-    def of(cls, mdp: MDP, features: Features, mu: Distribution) -> "LearningConstants":
+    def of(
+        cls, mdp: MDP, features: Float[np.ndarray, "..."], mu: Distribution
+    ) -> "LearningConstants":
         """Measure an MDP and a feature space."""
         if features.ndim != 2 or features.shape[0] != mdp.states:
             raise InputError(
@@ -123,11 +127,11 @@ def samples_needed(constants: LearningConstants, iterations: int, delta: float) 
 class LearningError:
     """The bound on e, in its two parts; estimation is infinite where Lemma 4 fails."""
 
-    approximation: float
-    estimation: float
+    approximation: Number
+    estimation: Number
 
     @property
-    def total(self) -> float:
+    def total(self) -> Number:
         """The bound on e."""
         return self.approximation + self.estimation
 

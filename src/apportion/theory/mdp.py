@@ -104,7 +104,7 @@ class MDP:
     @property
     def value_bound(self) -> Float[np.ndarray, "*batch"]:
         """V_max = R_max / (1 - gamma)."""
-        return self.reward_bound / (1 - self.gamma)
+        return np.asarray(self.reward_bound / (1 - self.gamma))
 
     def average(self) -> "MDP":
         """The average MDP over the tasks, the last leading axis (Corollary 1)."""

@@ -8,13 +8,10 @@ Theorem 1': 2g/(1-g)^2 sqrt(C'') e + 2 R_max g^K/(1-g) + 2 eps sqrt(C'_t)/(1-g)
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from apportion.errors import InputError
 from apportion.tasks import count_tasks
-from apportion.theory.estimation import LearningError
-
-Number = float | Float[np.ndarray, "..."]
+from apportion.theory.estimation import LearningError, Number
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,11 @@ def _over_runs(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     return bootstrap(np.arange(values.shape[-1], dtype=float), resampled, resamples=2000)
 
 
-def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> np.ndarray:
+def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> Float[np.ndarray, "*resamples"]:
+    """Least-squares slope of the log of a curve against log N."""
     x = np.log(SIZES) - np.log(SIZES).mean()
     # Long samples may leave no suboptimality at all in a few families.
-    return (np.log(np.maximum(curves, 1e-7)) * x).sum(-1) / (x**2).sum()
+    return np.asarray((np.log(np.maximum(curves, 1e-7)) * x).sum(-1) / (x**2).sum())
 
 
 def plan(

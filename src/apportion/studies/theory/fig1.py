@@ -81,7 +81,7 @@ def over_runs(regrets: Regrets, statistic: Callable[[np.ndarray], np.ndarray]) -
 def slope(curve: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Least-squares slope of log regret against log N."""
     x = np.log(sizes) - np.log(sizes).mean()
-    return (np.log(curve) * x).sum(-1) / (x**2).sum()
+    return np.asarray((np.log(curve) * x).sum(-1) / (x**2).sum())
 
 
 def equivalent_samples(curve: np.ndarray, level: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def equivalent_samples(curve: np.ndarray, level: np.ndarray) -> np.ndarray:
     above, below = (np.take_along_axis(curve, place - shift, -1)[..., 0] for shift in (1, 0))
     share = np.clip((above - level[..., 0]) / (above - below), 0, 1)
     grid, place = np.log(SIZES), place[..., 0]
-    return np.exp(grid[place - 1] + share * (grid[place] - grid[place - 1]))
+    return np.asarray(np.exp(grid[place - 1] + share * (grid[place] - grid[place - 1])))
 
 
 def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
