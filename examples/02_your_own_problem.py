@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion import Direct, Problem, Recurrent, Replay, draw_tasks, split_entities, train
+from apportion import Direct, Observation, Problem, Recurrent, Step, draw_tasks, split_entities, train
 from apportion.composition import EqualShares
-from apportion.problem import Observation, Step, evaluate
+from apportion.problem import evaluate
 from apportion.statistics import compare
 
 WINDOW = 6
@@ -51,9 +51,7 @@ key = jax.random.key(0)
 seen, unseen = split_entities(40, held_out=10)
 policy = Recurrent(channels=1, hidden=8, key=key)
 tasks = draw_tasks(seen, 4, 32)
-result = train(
-    problem, tasks, policy, Direct(16, 1e-2), steps=400, replay=Replay(warm_up=32), key=key
-)
+result = train(problem, tasks, policy, Direct(16, 1e-2), steps=400, key=key)
 
 fresh = draw_tasks(unseen, 4, 20, seed=1)
 learned = evaluate(problem, result.policy, fresh, key=key).mean_reward[:, 0]

@@ -31,8 +31,8 @@ class Trees(eqx.Module):
     """
 
     leaves: Float[Array, "blocks children"]
-    sums: tuple[Float[Array, "blocks children"], ...]
-    leasts: tuple[Float[Array, "blocks children"], ...]
+    sums: tuple[Float[Array, "_ children"], ...]
+    leasts: tuple[Float[Array, "_ children"], ...]
 
     @classmethod
     def over(cls, leaves: Float[Array, " tasks"]) -> "Trees":

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
 from apportion.errors import InputError
@@ -98,8 +98,8 @@ def train(
     >>> result = train(
     ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
     ...     Direct(16, 1e-2), steps=200, key=key)
-    >>> bool(result.metrics["reward"].iloc[-50:].mean() > 0.7)
-    True
+    >>> result.summary().splitlines()[0]
+    '200 steps over 8 tasks (8 drawn)'
     """
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
@@ -131,7 +131,7 @@ def train_runs(
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
     problem_axes: PyTree = None,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " runs"],
 ) -> TrainingResult:
     """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
 
@@ -200,7 +200,7 @@ def _advance(
 
 @eqx.filter_jit
 def _begin_runs(
-    axes: PyTree, algorithm: Algorithm, policies: Policy, keys: PRNGKeyArray
+    axes: PyTree, algorithm: Algorithm, policies: Policy, keys: Key[Array, " runs"]
 ) -> RunState:
     return eqx.filter_vmap(begin, in_axes=(axes, 0, 0))(algorithm, policies, keys)
 

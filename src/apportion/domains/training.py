@@ -5,7 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble
@@ -47,7 +47,7 @@ def train_members(
     )
 
 
-def member_keys(settings: TrainingSettings) -> tuple[PRNGKeyArray, PRNGKeyArray]:
+def member_keys(settings: TrainingSettings) -> tuple[Key[Array, " members"], Key[Array, " members"]]:
     """Keys of the members' first parameters, and of their runs; the first member's are the seed's."""
     first = jax.random.key(settings.seed)
     others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]

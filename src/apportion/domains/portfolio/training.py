@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
@@ -95,8 +95,8 @@ def train_policies(
     tasks: Tasks | TaskSets,
     settings: PortfolioSettings,
     *,
-    policy_keys: PRNGKeyArray,
-    run_keys: PRNGKeyArray,
+    policy_keys: Key[Array, " runs"],
+    run_keys: Key[Array, " runs"],
     selection: Selection | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
@@ -145,7 +145,9 @@ def train_policies(
     )
 
 
-def untrained_policies(channels: int, settings: PortfolioSettings, keys: PRNGKeyArray) -> Policy:
+def untrained_policies(
+    channels: int, settings: PortfolioSettings, keys: Key[Array, " runs"]
+) -> Policy:
     """The policies that training starts from, stacked, one for each key."""
     return eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
 

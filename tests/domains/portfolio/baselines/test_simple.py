@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from apportion.domains.portfolio import baselines
+from apportion.domains.portfolio.baselines import simple as baselines
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.errors import InputError
 
