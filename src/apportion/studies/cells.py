@@ -193,6 +193,8 @@ def _parquet(rows: pd.DataFrame) -> bytes:
 def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
     """The I-th of N shares of the cells, as `--cells I/N` names it, programs kept together.
 
+    Examples
+    --------
     >>> [cell.name for cell in share_of([Cell(n, {}) for n in "abcde"], "2/2")]
     ['c', 'd', 'e']
     """
@@ -205,6 +207,8 @@ def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
 def batches(cells: Sequence[Cell], devices: int = 1) -> list[list[Cell]]:
     """Cells of one program together, split evenly among devices.
 
+    Examples
+    --------
     >>> cells = [Cell(name, {}, program=name[0]) for name in ("a1", "a2", "a3", "b1")]
     >>> [[cell.name for cell in batch] for batch in batches(cells, 2)]
     [['a1'], ['a2', 'a3'], ['b1']]

@@ -127,30 +127,34 @@ def perform(
     from apportion.studies.cells import ThisMachine
     from apportion.studies.folder import complete
 
-    everything = name == "all"
-    names = list(STUDIES) if everything else [name]
-    data = read_data(request)
     # Every plan first: what is wrong with the data is said before hours of computing.
-    plans = {
-        name: make_plan(
-            name,
-            scale=request.scale,
-            seed=request.seed,
-            data=accepted_data(name, data, strict=not everything),
-        )
-        for name in names
-    }
-    for name, plan in plans.items():
-        folder = Path(out) / name if everything else Path(out)
+    plans = _plans(name, request)
+    for study, plan in plans.items():
+        folder = Path(out) / study if name == "all" else Path(out)
         yield complete(
             plan,
             folder,
             place=place or ThisMachine(),
             cells=cells,
             draw=draw,
-            progress=lambda what, done, name=name: progress(f"{name}: {what}", done),
-            command=command_of(name, folder, request),
+            progress=lambda what, done, study=study: progress(f"{study}: {what}", done),
+            command=command_of(study, folder, request),
         )
+
+
+def _plans(name: str, request: Request) -> "dict[str, Plan]":
+    """The plan of a study, or those of all."""
+    everything = name == "all"
+    data = read_data(request)
+    return {
+        name: make_plan(
+            name,
+            scale=request.scale,
+            seed=request.seed,
+            data=accepted_data(name, data, strict=not everything),
+        )
+        for name in (STUDIES if everything else [name])
+    }
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
@@ -186,6 +190,8 @@ def accepted_data(name: str, data: dict[str, Any], *, strict: bool) -> dict[str,
 def command_of(name: str, folder: Path, request: Request) -> str:
     """The command that computes a study.
 
+    Examples
+    --------
     >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
     'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
     """
