@@ -6,7 +6,7 @@ Ten clients train the same model on the same images for the same steps, and the 
 submitted model and the aggregate on its evaluation set. Flower's clients run the simulator's own
 compiled step or, with `--client torch`, one in PyTorch as in Flower's quickstart. Either side has
 all cores: ours spreads the clients of one episode over them, Flower has a worker of one thread on
-each. Both are timed when everything is compiled and every worker runs; medians are told.
+each. Both are timed when everything is compiled and every worker runs; medians are reported.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class Scoring(FedAvg):
 
 def flowers(client, size: str, rounds: int) -> dict[str, float]:
     """Seconds a round in Flower's simulation, how much of it is training and scoring, and the
-    accuracy in the round that tells ours.
+    accuracy after as many rounds as ours.
     """
     score, tested, times, server = client.scorer(size), [], [], ServerApp()
     strategy = Scoring(score)

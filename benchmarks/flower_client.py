@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from jax.flatten_util import ravel_pytree
 
 from apportion.domains.federated.settings import FederatedSettings, paper_size
-from apportion.domains.federated.training import build, draw, read_digits
+from apportion.domains.federated.training import build, read_digits, sample_tasks
 
 app = ClientApp()
 
@@ -30,7 +30,7 @@ def setting(size):
     else:
         settings = FederatedSettings(state="accuracy")
     federation, partition = build(settings, read_digits(settings))
-    return federation, draw(settings, partition, 0)[1][0]
+    return federation, sample_tasks(settings, partition, 0)[1][0]
 
 
 def first(size):

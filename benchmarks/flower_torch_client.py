@@ -17,14 +17,14 @@ app = ClientApp()
 
 @cache
 def own(size, place):
-    """A client's images and what it believes they show."""
+    """A client's images and its own labels of them."""
     import torch
 
     federation, task = setting(size)
     client = int(task.members[place])
     count = int(federation.counts[client])
     images = np.asarray(federation.images)[np.asarray(federation.index[client, :count])]
-    labels = np.asarray(federation.believed[client, :count])
+    labels = np.asarray(federation.local_labels[client, :count])
     return torch.tensor(images[:, None]), torch.tensor(labels, dtype=torch.int64)
 
 

@@ -19,7 +19,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower_app"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "flower_app"))
 
 import server_app
 from faulty_clients import (
@@ -196,9 +196,9 @@ def test_flwr_run_runs_the_example(superlink):
     federation = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
     command = ["flwr", "run", str(app), "--stream", *settings, *federation]
     done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
-    told = done.stdout + done.stderr
-    rows = [line.split() for line in told.splitlines()[-12:]]
-    assert ["round", "FedAvg", "learned"] in rows, told
+    output = done.stdout + done.stderr
+    rows = [line.split() for line in output.splitlines()[-12:]]
+    assert ["round", "FedAvg", "learned"] in rows, output
     assert [row[0] for row in rows if len(row) == 3 and row[0].isdigit()] == ["1", "2"]
 
 

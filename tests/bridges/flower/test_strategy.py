@@ -38,9 +38,9 @@ from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
 from apportion.simplex import Head
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
-APP = Path(__file__).parents[2] / "examples" / "flower_app"
+APP = Path(__file__).parents[3] / "examples" / "flower_app"
 LABELS = np.arange(60) % 3
 TRUTH = np.eye(3, dtype=np.float32)[LABELS]
 
@@ -319,7 +319,7 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
         learning_rate=0.3, state=client_state(state),
     )  # fmt: skip
     policy = opinionated(federation.channels)
-    task = Tasks(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
+    task = Task(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
     parameters = federation.model.start(key=jax.random.key(0))
     _, unravel = ravel_pytree(parameters)
 
@@ -442,14 +442,14 @@ class InProcess:
             list(strategy.configure_train(n, model, ConfigRecord(), NoNodes()))
             replies = []
             for i, own in enumerate(self.own):
-                believed = 9 - own["labels"] if i in flipped else own["labels"]
+                local_labels = 9 - own["labels"] if i in flipped else own["labels"]
                 arrays = self.network.trained(
                     model.to_numpy_ndarrays(),
                     own["images"],
-                    believed,
+                    local_labels,
                     np.random.default_rng([i, n]),
                 )
-                metrics = MetricRecord({"num-examples": len(believed)})
+                metrics = MetricRecord({"num-examples": len(local_labels)})
                 replies.append(message(
                     i, RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
                 ))  # fmt: skip

@@ -55,7 +55,7 @@ def test_samples_weigh():
     assert np.asarray(shares) == pytest.approx(np.arange(1, 8) / 28)
 
 
-def test_krum_chooses_a_model_of_the_crowd_whatever_the_liars_send():
+def test_krum_chooses_a_model_of_the_crowd_whatever_byzantine_clients_send():
     crowd = np.ones((6, 4)) + 0.01 * np.random.default_rng(1).normal(size=(6, 4))
     byzantine = np.array([[50.0] * 4, [-9.0] * 4])
     model, shares = Krum(2)(received(np.vstack([crowd, byzantine])))

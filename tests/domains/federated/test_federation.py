@@ -6,27 +6,25 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from apportion.domains.federated.aggregators import UNIFORM, PolicyAggregator, Fixed, run_episode, run_episodes
-from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.aggregators import (
+    UNIFORM,
+    Fixed,
+    PolicyAggregator,
+    run_episode,
+    run_episodes,
+)
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Convolutional, Perceptron
 from apportion.domains.federated.partitions import paper_split, skewed_tasks
 from apportion.domains.federated.states import STATES, Submission, client_state
 from apportion.errors import InputError
 from apportion.policy import Recurrent
-from apportion.problem import check_problem, equal_shares
-from apportion.tasks import Tasks
+from apportion.problem import check_problem
+from apportion.simplex import equal_shares
+from apportion.tasks import Task, Tasks
+from domains.federated.made_up import made_up_digits
 
 KEY = jax.random.key(0)
-
-
-def made_up_digits(count=1200, side=6):
-    """Ten noisy patterns, so that the tests need no data."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 10
-    patterns = rng.random((10, side, side))
-    images = np.clip(patterns[labels] + 0.3 * rng.normal(size=(count, side, side)), 0, 1)
-    return Digits(images.astype(np.float32), labels.astype(np.int32), np.arange(count) >= 900)
 
 
 DIGITS = made_up_digits()
@@ -53,15 +51,29 @@ def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
     order = np.random.default_rng(0).permutation(10)
     aggregator = PolicyAggregator(steep(KEY))
     run = jax.jit(lambda task: run_episode(problem, aggregator, task, key=KEY))
-    here, there = run(task), run(task[order])
+    here, there = run(task), run(Task(task.members[order], task.mask[order]))
     assert float(jnp.ptp(here.shares)) > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-5)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
 
 
 def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
-    course = run_episodes(federation(), PolicyAggregator(Recurrent(1, 10, key=KEY)), TRAINING, key=KEY)
-    assert float(jnp.abs(course.shares - 0.1).max()) < 0.01
+    untrained = PolicyAggregator(Recurrent(1, 10, key=KEY))
+    record = run_episodes(federation(), untrained, TRAINING, key=KEY)
+    assert float(jnp.abs(record.shares - 0.1).max()) < 0.01
+
+
+def test_a_record_is_a_row_for_each_task_and_round():
+    record = run_episodes(federation(), Fixed.minority(0.45), TRAINING, key=KEY)
+    rows = record.to_frame()
+    assert rows[["task", "round"]].to_numpy().tolist() == [
+        [task, n] for task in range(3) for n in range(1, 5)
+    ]
+    last = rows[rows["round"] == 4]
+    assert (last["tested"].to_numpy() == np.asarray(record.tested[:, -1])).all()
+    shares = rows[[f"share {i}" for i in range(10)]].to_numpy()
+    assert shares[:, 8:].sum(1) == pytest.approx(0.45, abs=1e-6)
+    assert shares.sum(1) == pytest.approx(1, abs=1e-6)
 
 
 def test_clients_without_the_digits_of_the_others_gain_from_a_share_for_the_minority():
@@ -141,7 +153,7 @@ def test_blocks_change_memory_and_not_the_score():
 def test_the_reward_is_the_accuracy_of_the_average():
     problem, task = federation(), TRAINING[0]
     state = problem.reset(task, key=KEY)
-    shares = equal_shares(problem.observe(task, state), task.mask)
+    shares = equal_shares(task.mask)
     step = problem.step(task, state, shares, key=KEY)
     right = problem.correct(state.models.mean(0)[None], problem.evaluation).sum()
     assert float(step.reward) == pytest.approx(float(right), abs=1e-6)
@@ -157,7 +169,7 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
         federation(evaluation=250)
 
 
-def test_a_geometry_tells_the_direction_of_the_update():
+def test_a_geometry_shows_the_direction_of_the_update():
     updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
     ones = jnp.ones((3, 2)) / 2
     submission = Submission(ones, jnp.ones(2) / 2, updates, jnp.ones(3, bool))

@@ -59,7 +59,7 @@ def test_quantity_skew_spreads_the_counts_and_keeps_the_largest():
     assert partition.counts.std() > 5
 
 
-def test_liars_flip_and_noisy_clients_scatter_their_labels_alone():
+def test_byzantine_clients_flip_and_noisy_clients_scatter_their_labels_alone():
     honest = paper_split(DIGITS, (12, 8), 40)
     flipped = honest.with_flipped_labels([2])
     assert (flipped.labels[2] == 9 - honest.labels[2]).all()

@@ -1,6 +1,6 @@
 """What a federation's server knows of its clients: how their models do on its data, what they were.
 
-`ServerData` judges a model by the part of the server's samples it gets right, class by class;
+`ServerData` scores a model by the part of the server's samples it gets right, class by class;
 `Memory` keeps the last H rounds of every client's state x_{i,n} and its previous share by node id.
 """
 

@@ -67,14 +67,15 @@ class LearnedAggregation(FedAvg):
     labels
         The right classes of the server's samples, 0, 1, ...
     state, window
-        What the policy was trained to see: a name of `problems.federated.states.STATES`, and the
+        What the policy was trained to see: a name of `apportion.domains.federated.states.STATES`, and the
         rounds of it. `load` takes them from the policy's folder.
     largest
         An update whose norm is more than this many times the median one is huge.
     harm
         A client is left out of a round where the aggregate without it is more than this much more
         accurate on the server's data, and shares are equal where that is: one more scoring for each
-        client. Policies that favour rare data would otherwise favour liars. None trusts everyone.
+        client. Policies that favour rare data would otherwise favour byzantine clients. None trusts
+        everyone.
     options
         As in Flower's `FedAvg`; `fraction_evaluate` is 0 unless it is given.
 
@@ -147,7 +148,7 @@ class LearnedAggregation(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As in FedAvg, remembering the model sent out: replies are judged by it."""
+        """As in FedAvg, remembering the model sent out: replies are compared with it."""
         self._start = read_model(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -195,9 +196,9 @@ class LearnedAggregation(FedAvg):
         self, n: int, updates: list[Update], start: Model
     ) -> tuple[list[Update], np.ndarray, list[np.ndarray]]:
         """Whom to average, with what shares, and how each did on the server's data."""
-        judged = [(update, self.server.correct(update.model)) for update in updates]
-        scored = [(update, right) for update, right in judged if right is not None]
-        for update, right in judged:
+        answers = [(update, self.server.correct(update.model)) for update in updates]
+        scored = [(update, right) for update, right in answers if right is not None]
+        for update, right in answers:
             if scored and right is None:
                 self._note(n, update.node, "not scored")
         kept = scored

@@ -2,7 +2,7 @@
 
 An aggregator turns what the server received into a model and the shares it gave. Shares average
 whole models; the median, the trimmed mean (Yin et al. 2018) and Krum (Blanchard et al. 2017) are
-the usual defences against clients that lie.
+the usual defences against byzantine clients. An episode under an aggregator is an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -10,12 +10,14 @@ from abc import abstractmethod
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from apportion.composition import EqualShares
 from apportion.domains.federated.federation import Federation, Model, Models, average
 from apportion.problem import Choice, Observation
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task, Tasks, TaskSets
 
 Shares = Float[Array, " entities"]
 
@@ -111,7 +113,9 @@ def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Share
 
 
 class Krum(Aggregator):
-    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine to be borne."""
+    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine clients to
+    withstand.
+    """
 
     byzantine: int = eqx.field(static=True, default=2)
 
@@ -133,11 +137,25 @@ class Krum(Aggregator):
 
 
 class EpisodeRecord(eqx.Module):
-    """How a federation went: accuracies of the aggregate and shares, round by round."""
+    """Accuracies of the aggregate and shares of the clients, round by round."""
 
     evaluated: Float[Array, "*batch time"]
+    """On the server's evaluation set: the reward."""
     tested: Float[Array, "*batch time"]
+    """On its test set."""
     shares: Float[Array, "*batch time entities"]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each task and round of a record of tasks, with a column for each client's share."""
+        tasks, rounds = self.tested.shape
+        columns = {
+            "task": np.repeat(np.arange(tasks), rounds),
+            "round": np.tile(np.arange(1, rounds + 1), tasks),
+            "evaluated": np.asarray(self.evaluated, float).reshape(-1),
+            "tested": np.asarray(self.tested, float).reshape(-1),
+        }
+        shares = np.asarray(self.shares, float).reshape(tasks * rounds, -1)
+        return pd.DataFrame(columns | {f"share {i}": own for i, own in enumerate(shares.T)})
 
 
 def run_episode(
@@ -163,12 +181,30 @@ def run_episode(
     return EpisodeRecord(evaluated, tested, shares)
 
 
+def _run_tasks(
+    federation: Federation, aggregator: Aggregator, tasks: Tasks, keys: Key[Array, " tasks"]
+) -> EpisodeRecord:
+    return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
+        tasks.each, keys
+    )
+
+
 @eqx.filter_jit
 def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
 ) -> EpisodeRecord:
     """One episode of every task, each with its own key: arrays (tasks, time, ...)."""
-    keys = jax.random.split(key, len(tasks))
-    return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
-        tasks.each, keys
+    return _run_tasks(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
+
+
+@eqx.filter_jit
+def run_episode_sets(
+    federation: Federation, aggregators: Aggregator, tasks: TaskSets, keys: Key[Array, "runs tasks"]
+) -> EpisodeRecord:
+    """Each of stacked aggregators on its own tasks: arrays (runs, tasks, time, ...).
+
+    An aggregator without arrays, such as `Median()`, serves every run.
+    """
+    return eqx.filter_vmap(_run_tasks, in_axes=(None, eqx.if_array(0), 0, 0))(
+        federation, aggregators, tasks.each, keys
     )

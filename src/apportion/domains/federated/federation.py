@@ -228,7 +228,7 @@ class Federation(Problem):
         padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
         real = (jnp.arange(blocks * length) < size).reshape(blocks, length)
 
-        def judge(block):
+        def score_block(block):
             places, real = block
             images, labels = self.images[places], self.labels[places]
             classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
@@ -239,7 +239,7 @@ class Federation(Problem):
 
             return jax.vmap(right)(models)
 
-        return jax.lax.map(judge, (padded, real)).sum(0) / size
+        return jax.lax.map(score_block, (padded, real)).sum(0) / size
 
     def _frequency(self, chosen: Int[Array, " chosen"]) -> Float[Array, " classes"]:
         return jax.nn.one_hot(self.labels[chosen], CLASSES).mean(0)

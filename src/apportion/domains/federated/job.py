@@ -1,40 +1,41 @@
-"""Training an aggregation policy, and what it is worth on federations of clients it never saw.
+"""Training an aggregation policy, and evaluating it on federations of clients it never saw.
 
-Judged by the test accuracy of the aggregate against FedAvg, paired by task, after the last round
-and on average over the rounds.
+What counts is the test accuracy of the aggregate against FedAvg's, paired by task, after the last
+round and on average over the rounds.
 """
-
-import hashlib
 
 import jax
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import UNIFORM, EpisodeRecord, run_episodes
+from apportion.domains.federated.aggregators import (
+    UNIFORM,
+    EpisodeRecord,
+    PolicyAggregator,
+    run_episodes,
+)
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import build, read_digits, sample_tasks, try_policies
+from apportion.domains.federated.training import build, read_digits, sample_tasks
 from apportion.domains.training import averaged, train_members
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.statistics import Estimate, compare
-from apportion.tasks import Tasks, TaskSets
+from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
-from apportion.trees import copies
 
 
 def prepare(settings: FederatedSettings) -> PreparedJob:
-    """Read the digits, deal them out to the clients and draw the tasks."""
+    """Read the digits, deal them out to the clients and sample the tasks."""
     digits = read_digits(settings)
     federation, partition = build(settings, digits)
     own, fresh = sample_tasks(settings, partition, settings.seed)
-    digest = hashlib.sha256(digits.images.tobytes()).hexdigest()[:16]
     source = "embedded digits" if settings.mnist is None else str(settings.mnist)
-    data = {"source": source, "clients": partition.universe, "fingerprint": digest}
+    data = {"source": source, "clients": partition.universe, "fingerprint": digits.fingerprint}
 
-    def work(on_chunk: OnChunk, resume: Resume) -> Outcome:
+    def train(on_chunk: OnChunk, resume: Resume) -> Outcome:
         training = train_members(
             federation,
             own,
@@ -48,7 +49,7 @@ def prepare(settings: FederatedSettings) -> PreparedJob:
         policy = averaged(training.policy, settings.members)
         return evaluate_policy(federation, policy, fresh, settings)
 
-    return PreparedJob(data, work)
+    return PreparedJob(data, train)
 
 
 def evaluate_policy(
@@ -56,10 +57,10 @@ def evaluate_policy(
 ) -> Outcome:
     """The policy against FedAvg on unseen tasks."""
     key = jax.random.key(settings.seed)
-    keys = jax.random.split(key, len(tasks))
-    learned = try_policies(federation, copies(policy, 1), TaskSets.of([tasks]), keys[None])
-    learned = jax.tree.map(lambda leaf: np.asarray(leaf[0]), learned)
-    fedavg = jax.tree.map(np.asarray, run_episodes(federation, UNIFORM, tasks, key=key))
+    learned, fedavg = (
+        jax.tree.map(np.asarray, run_episodes(federation, aggregator, tasks, key=key))
+        for aggregator in (PolicyAggregator(policy), UNIFORM)
+    )
     last = compare(learned.tested[:, -1], fedavg.tested[:, -1])
     mean = compare(learned.tested.mean(1), fedavg.tested.mean(1))
     results = {
@@ -68,7 +69,7 @@ def evaluate_policy(
         "gain_final": last.to_dict(),
         "gain_mean_over_rounds": mean.to_dict(),
     }
-    words = [
+    lines = [
         f"test accuracy after the last round: {results['final_accuracy']:.3f}, FedAvg "
         f"{results['final_accuracy_fedavg']:.3f}",
         f"gain over FedAvg, last round: {_points(last)}",
@@ -85,7 +86,7 @@ def evaluate_policy(
     return Outcome(
         policy,
         results,
-        "\n".join(words),
+        "\n".join(lines),
         about,
         {"title": "A federation of clients", "subtitle": settings.method, "cards": cards},
         {"accuracy": _accuracies(learned, fedavg), "allocations": _shares(learned, tasks)},

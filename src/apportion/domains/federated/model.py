@@ -107,8 +107,8 @@ class Perceptron(ClientModel):
 def _uniform(
     wanted: Sequence[tuple[tuple[int, ...], float]], *, key: PRNGKeyArray
 ) -> list[Float[Array, "..."]]:
-    """Arrays uniform within their bounds, cut from one draw: each draw more costs seconds to compile."""
+    """Arrays uniform within their bounds, cut from one sample: each more takes seconds to compile."""
     sizes = [math.prod(shape) for shape, _ in wanted]
-    drawn = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
-    pieces = jnp.split(drawn, np.cumsum(sizes)[:-1])
+    sample = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
+    pieces = jnp.split(sample, np.cumsum(sizes)[:-1])
     return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]

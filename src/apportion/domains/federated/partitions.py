@@ -2,7 +2,7 @@
 
 The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes a task of 8 of the
 former and 2 of the latter. The others are the usual skews of federated learning: by label
-(Dirichlet), by quantity, and by labels that are noise or lies.
+(Dirichlet), by quantity, and by noisy or flipped labels.
 """
 
 import math
@@ -20,7 +20,7 @@ MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
 
 @dataclass(frozen=True)
 class Partition:
-    """For each client the images it holds, the labels it believes, how many, and its group.
+    """For each client the images it holds, its own labels of them, how many, and its group.
 
     Rows are padded to the largest client by repeating an image; `counts` says how many are real.
     """
@@ -116,12 +116,12 @@ def dirichlet_split(
             )
         for _ in range(count):
             mix = rng.dirichlet(np.full(len(seen), concentration))
-            rows.append(_draw(left, seen, mix, samples, rng))
+            rows.append(_sample_images(left, seen, mix, samples, rng))
             groups.append(group)
     return _padded(digits, rows, groups)
 
 
-def _draw(left, seen, mix, samples, rng) -> np.ndarray:
+def _sample_images(left, seen, mix, samples, rng) -> np.ndarray:
     """`samples` images by the mix, taken out of what is left of each class."""
     taken: list[int] = []
     while len(taken) < samples:

@@ -17,7 +17,7 @@ Channels = Float[Array, "entities channels"]
 
 
 class Submission(eqx.Module):
-    """A round's models as the server judges them."""
+    """A round's models as the server scores them."""
 
     correct: Float[Array, "entities classes"]
     """The part of the evaluation set that is of a class and rightly classified."""

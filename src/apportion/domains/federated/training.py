@@ -1,27 +1,18 @@
-"""Training and trying aggregation policies: many runs as one compiled program.
+"""From settings to a federation, its tasks and trained policies: many runs as one compiled program.
 
 Runs differ in seed and method: single-task learning is a run whose tasks are all the same one,
-uniform multi-task learning is alpha = 0. Results are plain arrays, so that the work can be done on
-one machine and looked at on another.
+uniform multi-task learning is alpha = 0.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Key
 
-from apportion.algorithm import RunState
-from apportion.domains.federated.aggregators import (
-    EpisodeRecord,
-    Fixed,
-    PolicyAggregator,
-    run_episode,
-)
 from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import ClientModel, Convolutional, Perceptron
@@ -31,9 +22,9 @@ from apportion.domains.federated.states import client_state
 from apportion.domains.settings import Method
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
-from apportion.policy import Policy, Recurrent
+from apportion.policy import Recurrent
 from apportion.tasks import Tasks, TaskSets
-from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
+from apportion.training import Chunks, OnChunk, TrainingResult, train_runs
 from apportion.trees import stack
 
 
@@ -95,14 +86,15 @@ def train_policies(
     seeds: Sequence[int],
     *,
     on_chunk: OnChunk | None = None,
-    state: RunState | Resume | None = None,
 ) -> TrainingResult:
     """One run for each (tasks, method, seed) triple, all in one `vmap`.
 
     Single-task learning is a run whose tasks are all the same one, so that methods share a program.
     """
-    first = np.zeros(settings.tasks, int)
-    own = [t[first] if method == "stl" else t for t, method in zip(tasks, methods, strict=True)]
+    own = [
+        t[np.zeros(len(t), int)] if method == "stl" else t
+        for t, method in zip(tasks, methods, strict=True)
+    ]
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     policy_keys, run_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     policies = eqx.filter_vmap(
@@ -120,37 +112,12 @@ def train_policies(
         scorer=settings.scorer_function(),
         replay=Replay(act_periods=0),
         chunks=Chunks(length, on_chunk=on_chunk),
-        state=state,
         keys=run_keys,
     )
 
 
-@eqx.filter_jit
-def try_shares(
-    federation: Federation, totals: Float[Array, " totals"], tasks: Tasks, keys: Any
-) -> EpisodeRecord:
-    """Fixed totals on the minority on every task: arrays (totals, tasks, time, ...)."""
-    sizes = (tasks.width - 2, 2)
-
-    def one(total, task, key):
-        return run_episode(federation, Fixed.minority(total, sizes), task, key=key)
-
-    over_tasks = jax.vmap(one, in_axes=(None, 0, 0))
-    return jax.vmap(over_tasks, in_axes=(0, None, None))(totals, tasks.each, keys)
-
-
-@eqx.filter_jit
-def try_policies(
-    federation: Federation, policies: Policy, tasks: TaskSets, keys: Any
-) -> EpisodeRecord:
-    """Each of the stacked policies on its own row of tasks: arrays (runs, tasks, time, ...)."""
-
-    def one(policy, task, key):
-        return run_episode(federation, PolicyAggregator(policy), task, key=key)
-
-    over_tasks = eqx.filter_vmap(
-        lambda policy, tasks, keys: eqx.filter_vmap(one, in_axes=(None, 0, 0))(
-            policy, tasks.each, keys
-        )
-    )
-    return over_tasks(policies, tasks.each, keys)
+def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:
+    """Keys of the episodes that methods are compared on: the same first models and
+    batches for every method of a seed.
+    """
+    return stack([jax.random.split(jax.random.key(1000 + seed), tasks) for seed in seeds])

@@ -1,91 +1,199 @@
-"""Figure 6: learned aggregation against FedAvg over the rounds of unseen federations.
+"""Figure 6: test accuracy of learned aggregation over the rounds of unseen federations.
 
 Data: MNIST split so that 8 clients of a task see only 0-5 and 2 only 6-9. Every method trains with
 the same number of episodes; the claims are that learned shares beat FedAvg, that multi-task beats
-single-task learning, and, ours, what prioritisation and a richer client state add.
+single-task learning, and, ours, what prioritisation and a richer client state add. A cell is one
+trained policy, or one fixed share on the minority, of one seed.
 """
 
-import json
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.aggregators import (
+    Aggregator,
+    Fixed,
+    PolicyAggregator,
+    run_episode_sets,
+)
+from apportion.domains.federated.digits import Digits, embedded_digits
+from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.settings import FederatedSettings, paper_size
-from apportion.domains.federated.training import read_digits
+from apportion.domains.federated.training import (
+    build,
+    evaluation_keys,
+    read_digits,
+    sample_tasks,
+    train_policies,
+)
+from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import compare
-from apportion.studies.federated.fig6_runs import TOTALS, Progress, compute
+from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.tasks import Tasks, TaskSets
+from apportion.trees import take
 
-LABELS = {"stl": "STL", "mtl": "MTL", "pmtl": "P-MTL"}
-INFORMED = 0.45
+METHODS = ("stl", "mtl", "pmtl")
+RICHER = "rich"
+"""The client state that MTL is trained on as well."""
+EQUAL, INFORMED = 0.2, 0.45
+"""The minority's share under FedAvg, 2 of 10 clients, and that of a server that knows them."""
+TOTALS = (0.1, EQUAL, 0.3, 0.4, INFORMED, 0.5, 0.6, 0.8)
+"""Fixed shares on the minority."""
+
+Curves = dict[str, np.ndarray]
 
 
-def run(
-    *,
-    digits: Digits | None = None,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Study:
-    """Train and compare; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
+def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+    """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
     if scale == "paper":
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --mnist FILE")
-        settings = paper_size(None, seed=seed)
-        seeds, richer, totals = tuple(range(seed, seed + 3)), ("rich",), TOTALS
+        settings, seeds, totals = paper_size(None, seed=seed), range(seed, seed + 3), TOTALS
     else:
         # Fewer rounds, updates and tasks than the default: four policies in three minutes.
         settings = FederatedSettings(
             state="accuracy", rounds=12, steps=10, learning_rate=2e-2, unseen=6, seed=seed
         )
-        seeds, richer, totals = (seed,), ("rich",), (0.2, INFORMED)
-    digits = read_digits(settings) if digits is None else digits
-    arrays = compute(settings, digits, seeds=seeds, richer=richer, totals=totals, progress=progress)
-    return study_from(arrays)
+        seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
+    runs = [(settings.state, method) for method in METHODS] + [(RICHER, "mtl")]
+    cells = [_fixed_cell(total, settings.state, own) for total in totals for own in seeds]
+    cells += [_learned_cell(state, method, own) for state, method in runs for own in seeds]
+    data = (embedded_digits() if digits is None else digits).summary()
+    return Plan(
+        "fig6",
+        tuple(cells),
+        partial(compute, settings=settings, digits=digits),
+        conclude,
+        {"data": data, **settings.to_dict(), "seeds": list(seeds)},
+    )
 
 
-def study_from(arrays: dict[str, Any]) -> Study:
-    """The study of runs computed here or elsewhere (see `fig6_runs.load`)."""
-    curves = _curves(arrays)
-    settings = json.loads(str(arrays["settings"]))
+def _fixed_cell(total: float, state: str, seed: int) -> Cell:
+    values = {"method": "fixed", "total": total, "state": state, "seed": seed}
+    return Cell(f"fixed-{total:g}-{seed}", values, program="fixed")
+
+
+def _learned_cell(state: str, method: str, seed: int) -> Cell:
+    values = {"method": method, "total": float("nan"), "state": state, "seed": seed}
+    return Cell(f"{state}-{method}-{seed}", values, program=f"learned-{state}")
+
+
+def compute(
+    cells: Sequence[Cell],
+    progress: Progress,
+    *,
+    settings: FederatedSettings,
+    digits: Digits | None = None,
+) -> Rows:
+    """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
+    here = replace(settings, state=cells[0]["state"])
+    federation, partition = build(here, read_digits(here) if digits is None else digits)
+    seeds = [cell["seed"] for cell in cells]
+    tasks = [sample_tasks(here, partition, seed) for seed in seeds]
+    if cells[0]["method"] == "fixed":
+        totals = jnp.array([cell["total"] for cell in cells])
+        aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
+    else:
+        aggregators = _trained(here, federation, cells, [own for own, _ in tasks], progress)
+    unseen = TaskSets.of([own for _, own in tasks])
+    keys = evaluation_keys(seeds, here.unseen)
+    record = run_episode_sets(federation, aggregators, unseen, keys)
+    for run, cell in enumerate(cells):
+        yield cell, take(record, run).to_frame().assign(**cell.values)
+    progress(f"{cells[0].program}: tried on unseen tasks", 1.0)
+
+
+def _trained(
+    settings: FederatedSettings,
+    federation: Federation,
+    cells: Sequence[Cell],
+    tasks: Sequence[Tasks],
+    progress: Progress,
+) -> Aggregator:
+    def report_progress(chunk):
+        what = f"{settings.state} state: {chunk.step} of {chunk.steps} updates"
+        progress(what, 0.9 * chunk.step / chunk.steps)
+
+    trained = train_policies(
+        settings,
+        federation,
+        tasks,
+        [cell["method"] for cell in cells],
+        [cell["seed"] for cell in cells],
+        on_chunk=report_progress,
+    )
+    return PolicyAggregator(trained.policy)
+
+
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+    """The study of the cells' rows."""
+    rows = rows.assign(label=_labels(rows, settings["state"]))
+    methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
+    curves = {name: _curve(methods[name]) for name in _ordered(methods)}
+    shares = {name: _shares(methods[name]) for name in curves if _is_learned(name)}
     table = _table(curves)
     return Study(
         "fig6",
         "Figure 6: aggregation of federated models, unseen tasks",
         table,
         tuple(_verdicts(curves)),
-        lambda: _draw(arrays, curves),
-        tuple(_readings(arrays, table)),
-        settings | {"seeds": arrays["seeds"].tolist(), "device": str(arrays["device"])},
+        lambda: _plot(curves, shares),
+        tuple(_notes(table, shares)),
+        settings,
     )
 
 
-def _curves(arrays: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Test accuracy (experiments, rounds) of each method; an experiment is a seed and a task."""
-    totals = np.asarray(arrays["totals"])
+def _labels(rows: pd.DataFrame, state: str) -> list[str]:
+    """What each row's method is called; the client state is named where it is not the usual one."""
 
-    def flat(accuracy):
-        return np.asarray(accuracy, float).reshape(-1, accuracy.shape[-1])
+    def label(method: str, total: float, own_state: str) -> str:
+        if method == "fixed":
+            return "FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}"
+        return METHOD_NAMES[method] + ("" if own_state == state else f", {own_state} state")
 
-    # Equal shares of 8 + 2 clients are a fixed share of .2 on the two.
-    curves = {"FedAvg": flat(arrays["fixed"][np.argmin(np.abs(totals - 0.2))])}
-    for name, accuracy in zip(arrays["methods"], arrays["tested"], strict=True):
-        method, _, state = str(name).partition("-")
-        label = LABELS[method] + (f", {state} state" if state else "")
-        curves[label] = flat(accuracy)
-    curves |= {
-        f"fixed share {total:g}": flat(accuracy)
-        for total, accuracy in zip(totals, arrays["fixed"], strict=True)
-        if abs(total - 0.2) > 1e-6
-    }
-    return curves
+    columns = zip(rows["method"], rows["total"], rows["state"], strict=True)
+    return [label(*values) for values in columns]
 
 
-def _table(curves: dict[str, np.ndarray]) -> pd.DataFrame:
+def _is_learned(name: str) -> bool:
+    return name != "FedAvg" and not name.startswith("fixed")
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    """FedAvg, the learned ones, the fixed shares."""
+    return sorted(names, key=lambda name: (name != "FedAvg", not _is_learned(name)))
+
+
+def _curve(rows: pd.DataFrame) -> np.ndarray:
+    """Test accuracy (experiments, rounds); an experiment is a seed and a task."""
+    return _by_round(rows, ["tested"])[..., 0]
+
+
+def _shares(rows: pd.DataFrame) -> np.ndarray:
+    """Mean share of each client by round (rounds, clients); the minority comes last."""
+    clients = [str(column) for column in rows if str(column).startswith("share ")]
+    return _by_round(rows, clients).mean(0)
+
+
+def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
+    """Columns as an array (experiments, rounds, columns)."""
+    rounds = len(rows["round"].unique())
+    ordered = rows.sort_values(["seed", "task", "round"])[columns]
+    return ordered.to_numpy(float).reshape(-1, rounds, len(columns))
+
+
+def _table(curves: Curves) -> pd.DataFrame:
     rounds = next(iter(curves.values())).shape[-1]
     shown = [n for n in (1, 5, 10, 15, 20, 50) if n <= rounds]
     rows = []
@@ -105,9 +213,9 @@ def _table(curves: dict[str, np.ndarray]) -> pd.DataFrame:
     return table.astype({"first round above .90": "Int64"})
 
 
-def _verdicts(curves: dict[str, np.ndarray]):
+def _verdicts(curves: Curves):
     fedavg = curves["FedAvg"]
-    for name in ("STL", "MTL", "P-MTL"):
+    for name in map(METHOD_NAMES.__getitem__, METHODS):
         gain = compare(curves[name][:, -1], fedavg[:, -1])
         claim = f"{name} beats FedAvg in final test accuracy on unseen tasks"
         yield Verdict.of(claim, gain, holds=gain.above_zero)
@@ -131,7 +239,7 @@ def _verdicts(curves: dict[str, np.ndarray]):
         yield Verdict.of(claim, gap, holds=gap.value < 0.005, paper=False)
 
 
-def _readings(arrays: dict[str, Any], table: pd.DataFrame):
+def _notes(table: pd.DataFrame, shares: Curves):
     rows = table.set_index("method")
     fixed = [name for name in rows.index if name.startswith("fixed")]
     best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))
@@ -141,8 +249,8 @@ def _readings(arrays: dict[str, Any], table: pd.DataFrame):
             f"{rows.loc[name, 'mean over rounds']:.3f} on average over the rounds"
         )
     yield f"best of the fixed shares at the end: {best}, {rows.loc[best, 'final']:.3f}"
-    for name, shares in zip(arrays["methods"], arrays["shares"], strict=True):
-        minority = shares[..., -2:].sum(-1).mean((0, 1))
+    for name, own in shares.items():
+        minority = own[:, -2:].sum(-1)
         middle = minority[len(minority) // 2]
         yield (
             f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
@@ -150,40 +258,13 @@ def _readings(arrays: dict[str, Any], table: pd.DataFrame):
         )
 
 
-def _draw(arrays: dict[str, Any], curves: dict[str, np.ndarray]) -> Figure:
+def _plot(curves: Curves, shares: Curves) -> Figure:
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, *right = figure.subplots(1, 3)
-    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
-    learned = [name for name in curves if not name.startswith("fixed") and name != "FedAvg"]
-    styles |= {name: (f"C{place}", "-") for place, name in enumerate(learned)}
-    for name, (color, style) in styles.items():
-        accuracy = curves[name]
-        rounds = np.arange(1, accuracy.shape[1] + 1)
-        left.plot(rounds, accuracy.mean(0), style, color=color, linewidth=1.6, label=name)
-        if name in ("FedAvg", "MTL"):
-            low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
-            left.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
-    floor = min(curves["FedAvg"].mean(0)[1:].min(), curves["MTL"].mean(0)[1:].min())
-    left.set_ylim(max(floor - 0.05, 0), None)
-    left.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
-    left.legend(fontsize=8, frameon=False, loc="lower right")
-    names = [str(name) for name in arrays["methods"]]
-    top = 0.0
-    for axes, method in zip(right, ("stl", "mtl"), strict=True):
-        shares = arrays["shares"][names.index(method)].mean((0, 1))
-        rounds = np.arange(1, len(shares) + 1)
-        for client in range(shares.shape[1]):
-            minority = client >= shares.shape[1] - 2
-            axes.plot(
-                rounds,
-                shares[:, client],
-                color="C3" if minority else "0.7",
-                linewidth=1.8 if minority else 0.9,
-            )
-        axes.axhline(1 / shares.shape[1], color="0.4", linewidth=0.8, linestyle="--")
-        top = max(top, shares.max())
-        title = f"{LABELS[method]}: share of each client (minority red; dashed 1/10)"
-        axes.set_title(title, fontsize=9, loc="left")
+    _plot_accuracy(left, curves)
+    for axes, name in zip(right, ("STL", "MTL"), strict=True):
+        _plot_shares(axes, name, shares[name])
+    top = max(shares[name].max() for name in ("STL", "MTL"))
     for axes in right:
         axes.set_ylim(0, 1.1 * top)
     for axes in (left, *right):
@@ -191,3 +272,31 @@ def _draw(arrays: dict[str, Any], curves: dict[str, np.ndarray]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     return figure
+
+
+def _plot_accuracy(axes: Axes, curves: Curves) -> None:
+    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
+    learned = [name for name in curves if _is_learned(name)]
+    styles |= {name: (f"C{place}", "-") for place, name in enumerate(learned)}
+    for name, (color, style) in styles.items():
+        accuracy = curves[name]
+        rounds = np.arange(1, accuracy.shape[1] + 1)
+        axes.plot(rounds, accuracy.mean(0), style, color=color, linewidth=1.6, label=name)
+        if name in ("FedAvg", "MTL"):
+            low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
+            axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
+    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
+    axes.set_ylim(max(floor - 0.05, 0), None)
+    axes.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+
+
+def _plot_shares(axes: Axes, name: str, shares: np.ndarray) -> None:
+    rounds, clients = np.arange(1, len(shares) + 1), shares.shape[1]
+    for client in range(clients):
+        minority = client >= clients - 2
+        color, width = ("C3", 1.8) if minority else ("0.7", 0.9)
+        axes.plot(rounds, shares[:, client], color=color, linewidth=width)
+    axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
+    title = f"{name}: share of each client (minority red; dashed 1/{clients})"
+    axes.set_title(title, fontsize=9, loc="left")
