@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from apportion.bridges.skfolio import MultiTaskPortfolio
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import blank_policy
+from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.errors import InputError
 
 SMALL = {
@@ -31,7 +31,8 @@ SMALL = {
 def some_policy(eta=1.0):
     """An untrained policy with a strong opinion: what it decides depends on what it sees."""
     settings = PortfolioSettings(members=1, hidden=4, k=1.0, eta=eta)
-    policy = blank_policy(settings, channels=1)
+    keys = jax.random.split(jax.random.key(0), 1)
+    policy = compose(untrained_policies(1, settings, keys), settings)
     return jax.tree.map(lambda leaf: 30 * leaf if leaf.shape == (1, 4) else leaf, policy)
 
 
@@ -129,7 +130,7 @@ def test_parameters_survive_clone_and_pickle(trained, returns):
     ("change", "message"),
     [
         ({"inputs": "yields"}, "choose"),
-        ({"method": "ppo"}, "choose pmtl, mtl or stl"),
+        ({"method": "ppo"}, "choose one of pmtl, mtl, stl"),
         ({"previous_weights": -0.1}, "shares >= 0"),
         ({"window": 500}, "give more days"),
     ],

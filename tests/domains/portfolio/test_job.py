@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from apportion.domains.portfolio.variants import SPEEDS, TRUSTS
 
 from apportion.domains.portfolio import SimulatedMarket, job, validation
 from apportion.domains.portfolio.job import prepare
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.validation import (
+    ETA_GRID,
+    K_GRID,
     Choice,
-    choose,
+    select_variant,
     validation_tasks,
     validation_years,
 )
@@ -47,7 +48,7 @@ TINY = PortfolioJob(
 
 
 class Watched(Quiet):
-    """Remembers what it was told, and once does something about it."""
+    """Remembers what was reported to it, and once does something about it."""
 
     def __init__(self, title: str = "", act=None):
         self.seen: list[tuple[str, int]] = []
@@ -92,8 +93,8 @@ def whole(place):
 def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
     outcome, seen = whole
     chosen = outcome.results["chosen"]
-    assert chosen["k"] in TRUSTS
-    assert chosen["eta"] in SPEEDS
+    assert chosen["k"] in K_GRID
+    assert chosen["eta"] in ETA_GRID
     assert chosen["updates"] in (3, 6)
     titles = [title for title, _ in seen]
     assert titles == sorted(titles)  # choosing, then training
@@ -103,7 +104,7 @@ def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
     assert float(policy.policy.k) == pytest.approx(chosen["k"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_choice_is_told_in_words_with_its_table(whole, place):
+def test_the_choice_is_described_in_words_with_its_table(whole, place):
     outcome, _ = whole
     apart = [PRICES.tickers[i] for i in kept_apart()]
     for text in (
@@ -115,7 +116,7 @@ def test_the_choice_is_told_in_words_with_its_table(whole, place):
         assert f"on {', '.join(apart)}, kept from training" in text
     table = pd.read_csv(place / "whole" / "choice.csv")
     assert list(table) == ["k", "eta", "steps", "2001", "2002", "sharpe_gain"]
-    assert len(table) == len(TRUSTS) * len(SPEEDS) * 2
+    assert len(table) == len(K_GRID) * len(ETA_GRID) * 2
     assert "All 32 variants" in write_report(place / "whole").read_text()
 
 
@@ -127,10 +128,10 @@ def kept_apart() -> list[int]:
 def test_validation_instruments_teach_nothing_in_the_choice(monkeypatch):
     taught = []
     monkeypatch.setattr(
-        validation, "train_cells", lambda _, __, tasks, *___, **____: taught.append(tasks)
+        validation, "train_ensembles", lambda _, __, tasks, *___, **____: taught.append(tasks)
     )
     with pytest.raises(ValueError, match="No objects to concatenate"):  # nothing was trained
-        choose(PRICES, TINY, tasks=validation_tasks(6, TINY, 2))
+        select_variant(PRICES, TINY, tasks=validation_tasks(6, TINY, 2))
     assert set(np.unique(taught[0].members)) == set(range(6)) - set(kept_apart())
     with pytest.raises(InputError, match="choose 0, or 2 to 3"):
         validation_tasks(6, TINY, 4)
@@ -193,7 +194,7 @@ def test_years_are_validated_on_where_they_are_long_enough():
     assert validation_years(PRICES.until("2001-03-01"), TINY, 3) == []
     assert PRICES.row("2001-01-01") > days
     with pytest.raises(InputError, match="hold no calendar year of 126 days or more"):
-        choose(PRICES.until("2001-03-01"), TINY)
+        select_variant(PRICES.until("2001-03-01"), TINY)
 
 
 def test_without_a_validation_year_settings_are_taken_as_given(place):
@@ -201,7 +202,7 @@ def test_without_a_validation_year_settings_are_taken_as_given(place):
     assert prepare(short).choose is None
     assert prepare(replace(TINY, prices=place / "prices.csv", validation=0)).choose is None
     known = PRICES.until("2001-03-01")
-    assert "k = 0.5, eta = 0.1 and 6 updates as given; the prices, " in job._told(
+    assert "k = 0.5, eta = 0.1 and 6 updates as given; the prices, " in job._describe_choice(
         known, short, None, None
     )
 

@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.portfolio import Costs, SimulatedMarket, Market
+from apportion.composition import EqualShares
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.errors import InputError
 from apportion.policy import Recurrent
-from apportion.problem import check_problem, equal_shares, rollout
+from apportion.problem import check_problem, rollout
 from apportion.tasks import Tasks, draw_tasks
 
 KEY = jax.random.key(0)
@@ -44,15 +45,15 @@ def test_a_step_rewards_log_growth_after_costs_and_drifts():
     step = market.step(task, state, a, key=KEY)
     y = np.asarray(market.relatives(task, state.n))
     growth = float((a * y).sum())
-    keep = 1 - 0.01 * (0.45 + 3 * 0.15)
-    assert float(step.reward) == pytest.approx(np.log(keep * growth), abs=1e-6)
+    left = 1 - 0.01 * (0.45 + 3 * 0.15)
+    assert float(step.reward) == pytest.approx(np.log(left * growth), abs=1e-6)
     np.testing.assert_allclose(step.state.held, np.asarray(a) * y / growth, rtol=1e-5)
     assert int(step.state.n) == 1
 
 
 def test_rewards_of_an_episode_add_up_to_log_wealth():
     market = Market.of(TRUTH.prices, window=8, costs=Costs(0.0))
-    path = rollout(market, equal_shares, TASKS[1], key=KEY)
+    path = rollout(market, EqualShares(), TASKS[1], key=KEY)
     y = TRUTH.prices.relatives()[8:][:, np.asarray(TASKS[1].members)]
     assert float(path.rewards.sum()) == pytest.approx(np.log(y.mean(1)).sum(), abs=1e-5)
     assert bool(path.alive.all())
@@ -88,7 +89,7 @@ def test_cash_is_a_constant_price_that_pays_no_commission():
 def test_an_episode_may_be_shorter_than_the_horizon():
     market = Market.of(TRUTH.prices, window=8)
     short = eqx.tree_at(lambda m: m.length, market, jnp.array(3, jnp.int32))
-    assert int(rollout(short, equal_shares, TASKS[0], key=KEY).alive.sum()) == 3
+    assert int(rollout(short, EqualShares(), TASKS[0], key=KEY).alive.sum()) == 3
 
 
 def test_decisions_never_depend_on_later_prices():

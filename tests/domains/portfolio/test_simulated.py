@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -12,14 +13,15 @@ import numpy as np
 import pytest
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio import Costs, SimulatedMarket, Market
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import algorithm_settings, first_policies, learner
+from apportion.domains.portfolio.training import train_policies, untrained_policies
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
-from apportion.priority import Priority
-from apportion.tasks import Tasks, draw_tasks, split_entities
-from apportion.training import train_runs
+from apportion.tasks import TaskSets, draw_tasks, single_tasks, split_entities
+from apportion.training import Chunks
+from apportion.trees import repeat, stack
 
 SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 4
 SETTINGS = PortfolioSettings.paper(
@@ -31,10 +33,13 @@ class Experiment:
     """Four markets side by side: prices, own and held-out tasks, and what Equal CRP makes of them."""
 
     def __init__(self):
-        self.truths = [SimulatedMarket.draw(universe=40, days=DAYS, seed=seed) for seed in range(SEEDS)]
-        split = [split_entities(40, 10, seed=seed) for seed in range(SEEDS)]
-        self.own = stack([draw_tasks(a, 5, 8, seed=seed) for seed, (a, _) in enumerate(split)])
-        self.held_out = stack([draw_tasks(b, 5, 8, seed=seed) for seed, (_, b) in enumerate(split)])
+        seeds = range(SEEDS)
+        self.truths = [SimulatedMarket.draw(universe=40, days=DAYS, seed=seed) for seed in seeds]
+        split = [split_entities(40, 10, seed=seed) for seed in seeds]
+        self.own, self.held_out = (
+            TaskSets.of([draw_tasks(split[seed][half], 5, 8, seed=seed) for seed in seeds])
+            for half in range(2)
+        )
         first = self.truths[0].prices.dates[TRAIN_DAYS]
         self.train = self.market([t.prices.until(first) for t in self.truths])
         self.test = self.market([t.prices for t in self.truths], start=first)
@@ -45,7 +50,7 @@ class Experiment:
             lambda m: m.prices, all_of_them[0], jnp.stack([m.prices for m in all_of_them])
         )
 
-    def oracle(self, tasks: Tasks) -> float:
+    def oracle(self, tasks: TaskSets) -> float:
         return np.mean(
             [
                 [truth.oracle(m, TRAIN_DAYS, DAYS - 1, cost=COST) for m in np.asarray(members)]
@@ -53,23 +58,10 @@ class Experiment:
             ]
         )
 
-    def gain(self, policies: Policy, tasks: Tasks, per_seed: int = 1) -> np.ndarray:
+    def gain(self, policies: Policy, tasks: TaskSets, per_seed: int = 1) -> np.ndarray:
         """Log growth a year over Equal CRP, (runs,): the mean over each run's tasks."""
-        runs = tasks.members.shape[0]
-        equal = growth(_repeat(EqualShares(), runs), self.test, tasks, per_seed)
+        equal = growth(EqualShares(), self.test, tasks, per_seed)
         return growth(policies, self.test, tasks, per_seed) - equal
-
-
-def stack(tasks: list[Tasks]) -> Tasks:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks)
-
-
-def repeat(tasks: Tasks, times: int) -> Tasks:
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, 0), tasks)
-
-
-def _repeat(policy: Policy, times: int) -> Policy:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *leaf.shape)), policy)
 
 
 @eqx.filter_jit
@@ -78,32 +70,28 @@ def growth(policies, market, tasks, per_seed):
 
     def run(policy, prices, tasks):
         here = eqx.tree_at(lambda m: m.prices, market, prices)
-        log = jax.vmap(lambda task: walk_policy(policy, here, task).log_return)(tasks)
-        return log.mean() * 252
+        log = jax.vmap(lambda task: walk_policy(policy, here, task).log_return)(tasks.each)
+        return log.mean() * TRADING_DAYS
 
-    return eqx.filter_vmap(run)(policies, prices, tasks)
+    return eqx.filter_vmap(run)(policies, prices, tasks.each)
 
 
-def fit(market: Market, tasks: Tasks, settings, alphas, per_seed: int):
+def fit(market: Market, tasks: TaskSets, methods: list[str], per_seed: int) -> Policy:
     """Train each run on its own tasks; `per_seed` consecutive runs share market, start and draws."""
-    one = eqx.tree_at(lambda m: m.prices, market, market.prices[0])
-    runs = tasks.members.shape[0]
-    axes = eqx.tree_at(
-        lambda m: m.prices, jax.tree.map(lambda _: None, one), 0, is_leaf=lambda x: x is None
+    shared = jax.tree.map(lambda _: None, market)
+    first, draws = (
+        jnp.repeat(jax.random.split(jax.random.key(i), len(tasks) // per_seed), per_seed, 0)
+        for i in range(2)
     )
-    keys = jax.random.split(jax.random.key(0), runs // per_seed)
-    return train_runs(
+    return train_policies(
         eqx.tree_at(lambda m: m.prices, market, jnp.repeat(market.prices, per_seed, 0)),
         tasks,
-        first_policies(settings, one, jnp.repeat(keys, per_seed, 0)),
-        learner(settings),
-        steps=settings.steps,
-        selection=Priority(jnp.asarray(alphas), 1.0, 0.2, 0.8),
-        chunk=settings.steps,
-        record_every=settings.steps,
-        problem_axes=axes,
-        keys=jnp.repeat(jax.random.split(jax.random.key(1), runs // per_seed), per_seed, 0),
-        **algorithm_settings(settings, one),
+        SETTINGS,
+        policy_keys=first,
+        run_keys=draws,
+        selection=stack([replace(SETTINGS, method=method).selection() for method in methods]),
+        market_axes=eqx.tree_at(lambda m: m.prices, shared, 0, is_leaf=lambda x: x is None),
+        chunks=Chunks(SETTINGS.steps, SETTINGS.steps),
     ).policy
 
 
@@ -118,18 +106,15 @@ def gains() -> dict[str, float]:
     compiles fast and would train at half the speed.
     """
     plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    told = subprocess.run([sys.executable, __file__], env=plain, capture_output=True, check=True)
-    return json.loads(told.stdout)
+    output = subprocess.run([sys.executable, __file__], env=plain, capture_output=True, check=True)
+    return json.loads(output.stdout)
 
 
 def measure(experiment: Experiment) -> dict[str, float]:
     """Mean gain of each method over the seeds, own and held-out, all trained in two programs."""
-    both = repeat(experiment.own, 2)
-    many = fit(experiment.train, both, SETTINGS, [0.0, 0.5] * SEEDS, per_seed=2)
-    singles = jax.tree.map(
-        lambda leaf: leaf[:, :SINGLES].reshape(SEEDS * SINGLES, 1, 5), experiment.own
-    )
-    alone = fit(experiment.train, singles, SETTINGS, [0.0] * SEEDS * SINGLES, per_seed=SINGLES)
+    many = fit(experiment.train, repeat(experiment.own, 2), ["mtl", "pmtl"] * SEEDS, per_seed=2)
+    singles = single_tasks(experiment.own.first(SINGLES).flat)
+    alone = fit(experiment.train, singles, ["stl"] * SEEDS * SINGLES, per_seed=SINGLES)
     out: dict[str, float] = {}
     for kind, tasks in (("own", experiment.own), ("held-out", experiment.held_out)):
         multi = experiment.gain(many, repeat(tasks, 2), 2).reshape(SEEDS, 2).mean(0)
@@ -143,7 +128,7 @@ def measure(experiment: Experiment) -> dict[str, float]:
 def test_the_untrained_policy_gives_nearly_equal_shares(experiment):
     market = eqx.tree_at(lambda m: m.prices, experiment.test, experiment.test.prices[0])
     keys = jax.random.split(jax.random.key(0), 4)
-    policies = first_policies(SETTINGS, market, keys)
+    policies = untrained_policies(market.prices.shape[-1], SETTINGS, keys)
     walks = eqx.filter_vmap(lambda p: walk_policy(p, market, experiment.own[0][0]).allocations)(
         policies
     )

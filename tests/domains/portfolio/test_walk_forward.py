@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import LAZY, backtest, lazy_rebalancing
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.validation import pick
+from apportion.domains.portfolio.validation import best_variant
 from apportion.domains.portfolio.walk_forward import Years, walk_forward
 from apportion.errors import InputError
 
@@ -37,11 +36,9 @@ def result():
 
 def test_drifted_shares_are_carried_from_year_to_year(result):
     """Lazy rebalancing has no memory but its shares: in parts it must be what it is in one piece."""
-    whole = backtest(
-        PRICES, {"lazy": PartialTrading(EqualShares(), 0.1)}, start="2001-01-01", window=6
-    )
+    whole = backtest(PRICES, {"lazy": lazy_rebalancing()}, start="2001-01-01", window=6)
     days = len(result.dates)
-    np.testing.assert_allclose(result.net["lazy-equal-crp"], whole.net["lazy"][:days], atol=1e-6)
+    np.testing.assert_allclose(result.net[LAZY], whole.net["lazy"][:days], atol=1e-6)
     np.testing.assert_allclose(result.net["equal-crp"], whole.net["equal-crp"][:days], atol=1e-9)
 
 
@@ -74,24 +71,24 @@ def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
 
 
 def test_a_learned_policy_is_chosen_when_it_wins_most_years():
-    assert pick(votes([0.3, 0.2, 0.1], [0.02, 0.03, 0.2])).k == 0.5
+    assert best_variant(votes([0.3, 0.2, 0.1], [0.02, 0.03, 0.2])).k == 0.5
 
 
 def test_equal_shares_are_trained_least():
     """They learn nothing: which checkpoint they are read at says nothing."""
     table = pd.concat([votes([-1.0] * 3, [0.1] * 3).assign(steps=s) for s in (100, 200, 300)])
     table.loc[table.steps == 300, "sharpe_gain"] += 1e-7
-    choice = pick(table)
+    choice = best_variant(table)
     assert (choice.k, choice.steps) == (0.0, 100)
     assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
 
 
 def test_one_lucky_year_does_not_earn_trust():
-    assert pick(votes([2.0, -0.1, -0.1], [0.02, 0.03, 0.02])).k == 0.0
+    assert best_variant(votes([2.0, -0.1, -0.1], [0.02, 0.03, 0.02])).k == 0.0
 
 
 def test_equal_shares_are_kept_where_they_are_best():
-    assert pick(votes([-0.1, 0.0, 0.1], [0.2, 0.2, 0.2])).k == 0.0
+    assert best_variant(votes([-0.1, 0.0, 0.1], [0.2, 0.2, 0.2])).k == 0.0
 
 
 @pytest.fixture(scope="module")

@@ -130,6 +130,7 @@ def _rows(
     """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker."""
     first = int(test.first)
     dates = prices.dates[first : first + test.horizon].astype(str)
+    columns = [f"share {ticker}" for ticker in prices.tickers]
     equal = walk_tasks(EqualShares(), test, tasks)
     frames = []
     for method, walk in walks.items():
@@ -139,10 +140,9 @@ def _rows(
         for place, number in enumerate(numbers):
             frame = pd.DataFrame({"method": method, "task": number, "date": dates})
             frame = frame.assign(over_equal=gaps[place], deviation=deviation[place])
-            held = shares[place].T.astype(float)
-            own = dict(zip(tasks[place].names(prices.tickers), held, strict=True))
-            every = {f"share {ticker}": own.get(ticker, np.nan) for ticker in prices.tickers}
-            frames.append(frame.assign(**every))
+            every = np.full((len(dates), len(columns)), np.nan, shares.dtype)
+            every[:, tasks[place].entities] = shares[place]
+            frames.append(frame.join(pd.DataFrame(every, columns=columns)))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -252,7 +252,7 @@ def _verdicts(by_strategy: dict[str, Any], kind: str) -> list[Verdict]:
 
 def strategies(table: Any) -> dict[str, Any]:
     """The rows of each strategy that is compared, of the rewards that are in the table."""
-    steps, team = table.steps.max(), table.members.max()
+    steps, team = int(table.steps.max()), int(table.members.max())
     last = table[table.steps == steps]
     rewards = [reward for reward in REWARDS if (last.reward == reward).any()]
 
