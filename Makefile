@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint bench docs clean
+.PHONY: install demo test test-learning lint bench docs clean
 
 install: $(STAMP)
 
@@ -19,6 +19,11 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
+test-learning: install
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/test_training.py tests/learners \
+		tests/domains/test_budget.py
 
 lint: install
 	$(BIN)/ruff check .
