@@ -13,7 +13,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.price_table import Prices
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
