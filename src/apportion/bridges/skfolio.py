@@ -19,7 +19,7 @@ from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 try:
     from skfolio.optimization import BaseOptimization
@@ -275,7 +275,7 @@ class MultiTaskPortfolio(BaseOptimization):
 def _allocation(
     policy: Policy, market: Market, held: Float[Array, " entities"]
 ) -> Float[Array, " entities"]:
-    everyone = Tasks(jnp.arange(market.universe), jnp.ones(market.universe, bool))
+    everyone = Task(jnp.arange(market.universe), jnp.ones(market.universe, bool))
     history = market.windows(everyone, jnp.zeros((), jnp.int32))
     return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)
 
