@@ -5,7 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion import Direct, Observation, Problem, Recurrent, Step, draw_tasks, split_entities, train
+from apportion import (
+    Direct,
+    Observation,
+    Problem,
+    Recurrent,
+    Step,
+    draw_tasks,
+    split_entities,
+    train,
+)
 from apportion.composition import EqualShares
 from apportion.problem import evaluate
 from apportion.statistics import compare

@@ -1,8 +1,8 @@
 """Tasks: subsets U_t of a universe U of M entities (Corollary 2 counts them, C(M, m)).
 
 A `Task` is an index array into the universe, `Tasks` a stack of them, `TaskSets` a stack for each of
-several runs. Tasks of different sizes are padded to the widest; `mask` marks the real entities and padding repeats the task's first entity, so that every index
-stays valid inside compiled code.
+several runs. Tasks of different sizes are padded to the widest; `mask` marks the real entities and
+padding repeats the task's first entity, so that every index stays valid inside compiled code.
 """
 
 import math

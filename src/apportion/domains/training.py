@@ -47,7 +47,9 @@ def train_members(
     )
 
 
-def member_keys(settings: TrainingSettings) -> tuple[Key[Array, " members"], Key[Array, " members"]]:
+def member_keys(
+    settings: TrainingSettings,
+) -> tuple[Key[Array, " members"], Key[Array, " members"]]:
     """Keys of the members' first parameters, and of their runs; the first member's are the seed's."""
     first = jax.random.key(settings.seed)
     others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]

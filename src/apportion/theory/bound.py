@@ -225,13 +225,11 @@ def error_bound(
     samples, iterations
         N, samples per task (the average MDP's path has N T of them, with the task drawn anew at
         every step), and K, LSPI's iterations.
-    delta
-        The bound fails with at most this probability.
     mu, sigma, features
         Where errors and performance are measured, uniform unless given; phi(x), a row per state, one
         feature per state unless given.
-    oracle_error
-        A measured e = max_k ||e_k||_mu, which adds the oracle form.
+    delta, oracle_error
+        The bound's chance to fail; a measured e = max_k ||e_k||_mu, which adds the oracle form.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, SimulatedMarket, Market, metrics
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket, metrics
 from apportion.domains.portfolio.backtest import account, backtest
 from apportion.domains.portfolio.walk import walk_policy, walk_tasks
 from apportion.errors import InputError

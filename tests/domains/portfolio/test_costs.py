@@ -70,7 +70,9 @@ def test_moving_to_cash_pays_one_commission_only():
     costs = Costs(0.01, exact=True, cash=True)
     assert float(costs.cost_factor(stock, cash)) == pytest.approx(0.99, abs=1e-6)
     assert float(costs.cost_factor(cash, stock)) == pytest.approx(0.99, abs=1e-6)
-    assert float(Costs(0.01, exact=True).cost_factor(cash, stock)) == pytest.approx(0.99**2, abs=1e-6)
+    assert float(Costs(0.01, exact=True).cost_factor(cash, stock)) == pytest.approx(
+        0.99**2, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("cash", [False, True])

@@ -28,8 +28,8 @@ class BudgetState(eqx.Module):
 class Budget(Problem):
     """Share one period's budget over the campaigns of a task, for as long as the record lasts.
 
-        Examples
-        --------
+    Examples
+    --------
         >>> from apportion.simplex import equal_shares
     from apportion.tasks import Task
         >>> problem = Budget.simulate(universe=20, periods=60, seed=0)

@@ -147,7 +147,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
 
 
 def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Tasks:
-    """Tasks of so many of the instruments to train on, drawn by the seed, for `select_variant(tasks=...)`."""
+    """Tasks of so many of the instruments to train on, drawn by the seed, to test variants on."""
     seen, *_ = choose_tasks(universe, settings)
     if instruments < 2 or instruments > len(seen) - settings.task_size:
         raise InputError(
@@ -183,10 +183,8 @@ def select_variant(
     prices, settings
         Everything that may be known: nothing after its last row takes part. Settings as for
         `train_portfolio`; `members` policies are trained for each year.
-    years
-        As many as `validation_years` finds, so many at most.
-    checkpoints, ks, etas
-        How many numbers of updates to look at, evenly spaced, and the k and eta.
+    years, checkpoints, ks, etas
+        How many years at most, how many numbers of updates to look at, and the k and eta.
     tasks
         Those the choice is judged on, such as `validation_tasks`; their instruments are then kept
         from training here. By default the first of the trained ones.
@@ -235,13 +233,13 @@ def _scorer(
     costs = Costs(settings.cost, exact=True)
     market = Market.of(prices, window=settings.window, costs=costs)
     test = replace(market, horizon=max(spans.days))
-    grid = [jnp.asarray(column, jnp.float32) for column in zip(*[*pairs, (0.0, 1.0)], strict=True)]
-    years = [jnp.asarray(column, jnp.int32) for column in (spans.firsts, spans.days)]
+    ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
+    starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
     by_year = TaskSets.of([tasks] * len(spans.years))
 
     def score(policies: Policy) -> pd.DataFrame:
         teams = grouped(policies, settings.members)
-        _, sharpe = score_variants(teams, test, *years, by_year, *grid)
+        _, sharpe = score_variants(teams, test, starts, days, by_year, ks, etas)
         gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
         frame = pd.DataFrame(pairs, columns=["k", "eta"])
         return pd.concat(
