@@ -5,18 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion import (
-    Direct,
-    Observation,
-    Problem,
-    Recurrent,
-    Step,
-    draw_tasks,
-    split_entities,
-    train,
-)
+from apportion import Direct, Problem, Recurrent, draw_tasks, split_entities, train
 from apportion.composition import EqualShares
-from apportion.problem import evaluate
+from apportion.problem import Observation, Step, evaluate
 from apportion.statistics import compare
 
 WINDOW = 6
