@@ -7,7 +7,7 @@ from apportion.errors import InputError
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The main job in small, on the 20 embedded stocks: train, backtest, say what held."""
+    """The main job in small, on the 20 embedded stocks: train, backtest, report what held."""
 
     experiments: int = 5
     """Independent draws of held-out stocks and tasks."""

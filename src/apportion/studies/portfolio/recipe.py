@@ -197,7 +197,7 @@ def chosen(table: Any) -> pd.DataFrame:
 
 
 def conclude(rows: Any, settings: dict[str, Any]) -> Study:
-    """The study from its rows; with one reward's rows alone it says what those say."""
+    """The study from its rows, of both rewards or of one alone."""
     table = rows[COLUMNS]
     by_strategy = strategies(table)
     verdicts, notes = [], []
