@@ -17,7 +17,7 @@ _LABELS = {
     "bound": "The bound",
     "crossover": "When to pool",
     "should-pool": "Whether to pool",
-    "recipe": "A policy worth having",
+    "recipe": "A practical policy",
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
     "federations": "Other federations",

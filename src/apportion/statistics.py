@@ -116,7 +116,7 @@ def interval(drawn: np.ndarray, confidence: float = 0.95) -> tuple[float, float]
     finite = drawn[np.isfinite(drawn)]
     if not len(finite):
         return float("nan"), float("nan")
-    outside = (1 - confidence) / 2
+    outside = round((1 - confidence) / 2, 12)
     low, high = np.quantile(finite, [outside, 1 - outside])
     return float(low), float(high)
 

@@ -1,6 +1,6 @@
 """Everything that decides a portfolio run, as one frozen dataclass that is also its command line.
 
-The defaults are the policy worth having: an ensemble that is shrunk to equal shares, trades part of
+The defaults are the practical policy: an ensemble that is shrunk to equal shares, trades part of
 the way, and was penalised for straying from them. `PortfolioSettings.paper()` is the paper's. The
 command line chooses k, eta and the updates anew on validation years.
 """
