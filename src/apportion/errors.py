@@ -1,4 +1,4 @@
-"""The one exception for what the user can mend."""
+"""The one exception for what the user can fix."""
 
 
 class InputError(ValueError):

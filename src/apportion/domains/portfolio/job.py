@@ -1,8 +1,8 @@
 """Training a portfolio policy from a price file, and backtesting it beside every baseline.
 
 k, eta and the number of updates are chosen on validation years inside the training period. A policy is
-equivariant, so it may be judged on instruments it never saw; days it was trained on say nothing about
-days to come, and whoever asks for them is told.
+equivariant, so it may be tested on instruments it never saw; days it was trained on say nothing about
+days to come, and whoever asks for them is warned.
 """
 
 import warnings
@@ -95,8 +95,8 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         if len(prices.dates) == len(known.dates):
             outcome = _untested(done.policy, about, settings)
         else:
-            judged = backtest_policy(done.policy, about, prices, start=settings.until)
-            outcome = _tested(judged, done.policy, about)
+            tested = backtest_policy(done.policy, about, prices, start=settings.until)
+            outcome = _tested(tested, done.policy, about)
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
@@ -129,7 +129,9 @@ def _with_choice(outcome: Outcome, choice: Choice) -> Outcome:
 
 
 def _untested(policy: Policy, about: dict[str, Any], settings: PortfolioJob) -> Outcome:
-    words = f"trained on every day up to {about['last']}; judge it with apportion backtest on later days"
+    words = (
+        f"trained on every day up to {about['last']}; test it with apportion backtest on later days"
+    )
     notes = [words, about["chosen"]]
     headline = {"title": "A portfolio", "subtitle": settings.method, "words": notes}
     return Outcome(policy, {"trained_until": about["last"]}, "\n".join(notes), about, headline)

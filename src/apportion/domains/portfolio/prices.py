@@ -302,7 +302,7 @@ def _from_long(frame: pd.DataFrame, path: Path) -> Prices:
             row = int(upside_down[0])
             raise InputError(
                 f'{path}: column "high" is below "low" on {len(upside_down)} rows, first at '
-                f"{days[row]} {who[row]} ({_line(path, row)}); swap or mend them"
+                f"{days[row]} {who[row]} ({_line(path, row)}); swap or fix them"
             )
     tickers = tuple(dict.fromkeys(who.tolist()))
     calendar = np.unique(days)

@@ -113,7 +113,7 @@ class PortfolioJob(PortfolioSettings):
     validation_members: int = 1
     """Policies trained for each of those years; as many as `members` is surest, and takes longest."""
     validation_instruments: int = 0
-    """Instruments kept from the training of these policies, for the choice to be judged on."""
+    """Instruments kept from the training of these policies, for the choice to be tested on."""
     chunk: int = 100
     """Steps between two looks at the run: progress, saving, stopping."""
 

@@ -2,13 +2,14 @@
 
 r = 0.0003 + 0.008 f + mu + vol e: a common factor f, a regime mu = +-0.001 that lasts 30 days on
 average (momentum), and e, an AR(1) with phi = -0.2 (reversal). An instrument without signal has
-mu = 0 and phi = 0. The oracle is told the true conditional means.
+mu = 0 and phi = 0. The oracle knows the true conditional means.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices
 
 DRIFT, FACTOR, REGIME, DURATION, REVERSAL = 0.0003, 0.008, 0.001, 30, -0.2
@@ -93,7 +94,7 @@ class SimulatedMarket:
         switched = np.append(True, choice[1:] != choice[:-1])
         grown = np.log(y[np.arange(len(y)), choice]).sum() + switched.sum() * np.log1p(-2 * cost)
         equal = np.log(y.mean(1)).sum() + np.log1p(-cost * _equal_turnover(y)).sum()
-        return float((grown - equal) * 252 / len(y))
+        return float((grown - equal) * TRADING_DAYS / len(y))
 
 
 def _equal_turnover(y: np.ndarray) -> np.ndarray:

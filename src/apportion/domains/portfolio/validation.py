@@ -40,7 +40,7 @@ K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
 """The k and eta that are looked at."""
 HALF_A_YEAR = TRADING_DAYS // 2
-"""Trading days a calendar year must have in the prices to be judged on: fewer say too little."""
+"""Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
 """Tasks the choice is tested on, at most."""
 
@@ -186,7 +186,7 @@ def select_variant(
     years, checkpoints, ks, etas
         How many years at most, how many numbers of updates to look at, and the k and eta.
     tasks
-        Those the choice is judged on, such as `validation_tasks`; their instruments are then kept
+        Those the choice is tested on, such as `validation_tasks`; their instruments are then kept
         from training here. By default the first of the trained ones.
     every, on_chunk
         Steps between two calls of `on_chunk`, for progress.

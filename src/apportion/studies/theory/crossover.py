@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-from apportion.statistics import Estimate, bootstrap, compare
+from apportion.statistics import Estimate, bootstrap, compare, interval
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 from apportion.theory.lspi import lspi_finite
@@ -239,12 +239,10 @@ def _prediction_verdict(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
         )
         for d in draws
     ]
-    low, high = np.quantile(again, [0.025, 0.975])
+    low, high = interval(np.asarray(again))
     claim = "the rule behind should_pool predicts every crossover to a factor of 3 (median ratio)"
     holds = bool(ratios.min() >= 1 / 3 and ratios.max() <= 3)
-    return Verdict(
-        claim, holds, float(np.median(ratios)), (float(low), float(high)), runs, paper=False
-    )
+    return Verdict(claim, holds, float(np.median(ratios)), (low, high), runs, paper=False)
 
 
 def _notes(grids: dict[str, Grid], lines: pd.DataFrame) -> tuple[str, ...]:
