@@ -36,8 +36,12 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from apportion.domains.federated.job import evaluate_policy
+from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.training import build, read_digits, sample_tasks
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy
+from apportion.runs.settings_file import from_toml
 
 ROUNDS, TIMEOUT = 20, 4.0
 
@@ -210,8 +214,16 @@ def test_the_example_s_policy_is_what_its_command_makes(tmp_path):
     subprocess.run([sys.executable, "-m", "apportion", *command], check=True, env=plain)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["gain_final"]["value"] > 0.08
-    made, kept = (load_policy(folder) for folder in (tmp_path / "run", server_app.POLICY))
-    history = jnp.zeros((10, 5, 1)).at[8:].set(-0.8)
-    observation = Observation(history, jnp.full(10, 0.1))
-    shares = [policy(observation, jnp.ones(10, bool)) for policy in (made, kept)]
-    np.testing.assert_allclose(*shares, atol=0.05)
+    settings = from_toml(tmp_path / "run" / "settings.toml", "federated", FederatedSettings)
+    federation, partition = build(settings, read_digits(settings))
+    _, unseen = sample_tasks(settings, partition, settings.seed)
+    kept = load_policy(server_app.POLICY)
+    # Forty updates multiply a difference in the last digits until the parameters have little in
+    # common: what they achieve is the same. Measured were .155 and .148 at the end, .174 and .169.
+    achieved = evaluate_policy(federation, kept, unseen, settings).results
+    for gain in ("gain_final", "gain_mean_over_rounds"):
+        assert achieved[gain]["value"] == pytest.approx(results[gain]["value"], abs=0.02)
+    observation = Observation(jnp.zeros((10, 5, 1)).at[8:].set(-0.8), jnp.full(10, 0.1))
+    for policy in (load_policy(tmp_path / "run"), kept):
+        shares = np.asarray(policy(observation, jnp.ones(10, bool)))
+        assert (shares[8:] > 0.15).all()
