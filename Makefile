@@ -17,7 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/apportion demo --out runs/demo
 
+# The examples in the docstrings first: they take a minute.
 test: install
+	$(BIN)/python -m pytest -n auto --dist loadfile --doctest-modules src
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).

@@ -98,11 +98,12 @@ def intervals(
     benchmark: np.ndarray,
     *,
     resamples: int = 1000,
+    block: int = 21,
     seed: int = 0,
 ) -> dict[str, Estimate]:
     """Every metric with a 95 % interval; all strategies share the resampled blocks of days."""
     points = measure(returns, turnover, benchmark)
-    days = block_days(len(returns), resamples=resamples, seed=seed)
+    days = block_days(len(returns), resamples=resamples, block=block, seed=seed)
     drawn = {name: metric(returns[days]) for name, metric in METRICS.items()}
     drawn["turnover"] = turnover[days].mean(-1)
     drawn["hit_rate"] = (returns > benchmark)[days].mean(-1)
