@@ -218,7 +218,7 @@ def check_allocation(
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
     if not np.isfinite(shares).all():
         raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
-    if not on_simplex(jnp.asarray(allocation), mask) or (shares[~real] != 0).any():
+    if not on_simplex(jnp.asarray(allocation), mask, tolerance=1e-5) or (shares[~real] != 0).any():
         raise InputError(
             f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
             f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to 1 "

@@ -243,7 +243,7 @@ _walk_targets = eqx.filter_jit(walk_targets)
 
 
 def _check_targets(name: str, targets: np.ndarray) -> None:
-    sound = np.asarray(on_simplex(jnp.asarray(targets)))
+    sound = np.asarray(on_simplex(jnp.asarray(targets), tolerance=1e-3))
     if not sound.all():
         row = int(np.argmin(sound))
         raise InputError(
