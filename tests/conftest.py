@@ -20,7 +20,17 @@ from jaxtyping import install_import_hook
 # refuse bad input with a sentence of their own. Modules are imported when they are first asked for, so
 # the hook stays for as long as the tests run.
 INSIDE = (
-    *("algorithm", "composition", "learners", "memory", "policy", "priority", "result", "scorers"),
+    *(
+        "algorithm",
+        "composition",
+        "learners",
+        "memory",
+        "policy",
+        "priority",
+        "recurrence",
+        "result",
+        "scorers",
+    ),
     *("simplex", "tasks", "training", "trees", "domains.training", "domains.probes"),
     *("domains.budget.problem", "domains.federated.federation", "domains.federated.model"),
     *("domains.federated.training", "domains.portfolio.costs", "domains.portfolio.market"),

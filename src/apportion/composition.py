@@ -14,7 +14,8 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from apportion.errors import InputError
-from apportion.policy import History, Policy
+from apportion.policy import Policy
+from apportion.recurrence import History
 from apportion.simplex import Allocation, Mask, equal_shares
 from apportion.trees import stack
 

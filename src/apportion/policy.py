@@ -17,10 +17,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
 from apportion.problem import Observation
+from apportion.recurrence import Features, History, Recurrence
 from apportion.simplex import Allocation, Head, Mask, Scores
-
-History = Float[Array, "entities window channels"]
-Features = Float[Array, "entities hidden"]
 
 _LARGEST_SIZE = 2**20
 
@@ -74,28 +72,6 @@ class Score(eqx.Module):
 
     def __call__(self, features: Features, held: Allocation) -> Scores:
         return features @ self.of_features + self.of_held * held
-
-
-class Recurrence(eqx.Module):
-    """A tanh recurrent cell read over the window, the same for every entity; the last state is kept."""
-
-    from_input: Float[Array, "channels hidden"]
-    from_state: Float[Array, "hidden hidden"]
-    bias: Float[Array, " hidden"]
-
-    def __init__(self, channels: int, hidden: int, *, key: PRNGKeyArray):
-        input_key, state_key = jax.random.split(key)
-        self.from_input = jax.nn.initializers.glorot_uniform()(input_key, (channels, hidden))
-        self.from_state = jax.nn.initializers.orthogonal()(state_key, (hidden, hidden))
-        self.bias = jnp.zeros(hidden)
-
-    def __call__(self, history: History) -> Features:
-        def period(state, x):
-            return jnp.tanh(x @ self.from_input + state @ self.from_state + self.bias), None
-
-        start = jnp.zeros((history.shape[0], self.bias.shape[0]), history.dtype)
-        last, _ = jax.lax.scan(period, start, history.swapaxes(0, 1))
-        return last
 
 
 class Recurrent(ScoringPolicy):

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from apportion.policy import Recurrence
 from apportion.problem import Observation
+from apportion.recurrence import Recurrence
 
 Scalar = Float[Array, ""]
 Mask = Bool[Array, " entities"]
