@@ -1,0 +1,208 @@
+"""One day in a garage: who is plugged in, what is seen of them, and what they draw when offered power.
+
+The day has 96 periods of 15 minutes. A session fills whole periods [arrival, departure); its need is
+what the car takes in the end. Nobody sees the need or the departure before they show: a car that
+draws clearly less than it was offered is full, and a car that has left is gone. Both functions, `see`
+and `draw`, are pure, written for one day and m stations, and are mapped over days and tasks by `vmap`.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+PERIODS = 96
+"""Periods in a day."""
+PERIOD_HOURS = 0.25
+"""Hours in a period, dt."""
+RATE_KW = 6.656
+"""The most a station gives: 32 A at 208 V."""
+NOTICEABLE_KW = 0.3
+"""An offer at or below this tells nothing about a car that does not take it."""
+TAKEN = 0.9
+"""A car that draws less than this share of a noticeable offer is full."""
+
+Sessions = Float[Array, "*stack entities sessions"]
+PerStation = Float[Array, "*stack entities"]
+Flags = Bool[Array, "*stack entities"]
+
+
+class Garage(eqx.Module):
+    """The sessions of every station in one day, in order; an absent one has arrival = departure = 0.
+
+    Stacks of days, or of tasks and days, have leading axes.
+    """
+
+    arrival: Int[Array, "*stack entities sessions"]
+    """First whole period."""
+    departure: Int[Array, "*stack entities sessions"]
+    """The period after the last whole one."""
+    arrived: Sessions
+    """When the car was plugged in, in periods since midnight: it breaks ties of the whole ones."""
+    need_kwh: Sessions
+    """What the car takes in the end. Never seen."""
+    requested_kwh: Sessions
+    """What the driver asked for; 0 where nothing was stated."""
+    stated_departure: Sessions
+    """When the driver meant to leave, in periods since midnight; 0 where nothing was stated."""
+    stated: Bool[Array, "*stack entities sessions"]
+    """Whether the driver stated anything."""
+    predicted_need_kwh: Sessions | None = None
+    """What a regression on the statements expects the car to take."""
+    predicted_departure: Sessions | None = None
+    """When a regression on the statements expects it to leave, in periods since midnight."""
+
+    def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
+        """One day at these stations, from arrays of (days, stations, sessions)."""
+        return jax.tree.map(lambda x: x[day, members], self)
+
+
+class Medians(eqx.Module):
+    """What stands in where a driver stated nothing: medians of the training days."""
+
+    requested_kwh: Float[Array, ""]
+    stay_hours: Float[Array, ""]
+    """Hours from arrival to the stated departure."""
+
+
+class State(eqx.Module):
+    """What a garage remembers of each station: the car's energy, the last offer, and whether it is full."""
+
+    got_kwh: PerStation
+    offered_kw: PerStation
+    drawn_kw: PerStation
+    full: Flags
+
+
+class Outlook(eqx.Module):
+    """What a car still has to take and how long it stays: as stated, as predicted, or in truth."""
+
+    open_kwh: PerStation
+    hours_left: PerStation
+
+    @property
+    def laxity(self) -> PerStation:
+        """Hours to spare if the car charged at full rate from now on."""
+        return self.hours_left - self.open_kwh / RATE_KW
+
+
+class Seen(eqx.Module):
+    """What a controller sees of each station at the start of a period; 0 where no car is plugged in.
+
+    Only `truth` looks ahead: it is for the clairvoyant peer, and no policy may read it.
+    """
+
+    plugged: Flags
+    can_draw: Flags
+    """Plugged in and not known to be full."""
+    limit_kw: PerStation
+    """The most the station can take now."""
+    stated: Flags
+    requested_kwh: PerStation
+    """As stated, or the median."""
+    got_kwh: PerStation
+    offered_kw: PerStation
+    """In the period before."""
+    drawn_kw: PerStation
+    """In the period before."""
+    arrived: PerStation
+    """When the car came, in periods since midnight."""
+    hours_here: PerStation
+    said: Outlook
+    """By the driver's statements, or the medians."""
+    predicted: Outlook | None
+    """By the regression, where one was fitted."""
+    truth: Outlook
+    capacity_kw: Float[Array, "*stack"]
+    period: Int[Array, "*stack"]
+
+
+def empty(entities: int) -> State:
+    """The state at midnight: nobody is there."""
+    zeros = jnp.zeros(entities, jnp.float32)
+    return State(zeros, zeros, zeros, jnp.zeros(entities, bool))
+
+
+def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions"]:
+    """Which session fills period n, at most one a station."""
+    return (day.arrival <= n) & (n < day.departure)
+
+
+def see(
+    day: Garage,
+    state: State,
+    n: Int[Array, ""],
+    capacity_kw: Float[Array, ""],
+    medians: Medians,
+) -> Seen:
+    """What is known at the start of period n."""
+    here, now = plugged_in(day, n), n.astype(jnp.float32)
+    plugged = here.any(-1)
+    state = _of_those_here(day, state, n)
+    can_draw = plugged & ~state.full
+    stated, arrived = (here & day.stated).any(-1), _pick(here, day.arrived)
+    requested = jnp.where(stated, _pick(here, day.requested_kwh), medians.requested_kwh)
+    leaving = jnp.where(
+        stated, _pick(here, day.stated_departure), arrived + medians.stay_hours / PERIOD_HOURS
+    )
+    requested = jnp.where(plugged, requested, 0.0)
+
+    def outlook(energy: PerStation, departure: PerStation) -> Outlook:
+        hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
+        return Outlook(jnp.maximum(energy - state.got_kwh, 0.0), hours)
+
+    predicted = None
+    if day.predicted_need_kwh is not None and day.predicted_departure is not None:
+        predicted = outlook(
+            _pick(here, day.predicted_need_kwh), _pick(here, day.predicted_departure)
+        )
+    return Seen(
+        plugged=plugged,
+        can_draw=can_draw,
+        limit_kw=jnp.where(can_draw, RATE_KW, 0.0),
+        stated=stated,
+        requested_kwh=requested,
+        got_kwh=state.got_kwh,
+        offered_kw=state.offered_kw,
+        drawn_kw=state.drawn_kw,
+        arrived=arrived,
+        hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
+        said=outlook(requested, leaving),
+        predicted=predicted,
+        truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
+        capacity_kw=capacity_kw,
+        period=n,
+    )
+
+
+def draw(
+    day: Garage, state: State, n: Int[Array, ""], offered_kw: Float[Array, " entities"]
+) -> tuple[State, Float[Array, " entities"]]:
+    """Offer power in period n; the state after it, and the kWh that each station drew.
+
+    What is offered beyond a station's limit is lost, so a schedule should not do so.
+    """
+    here = plugged_in(day, n)
+    state = _of_those_here(day, state, n)
+    can_draw = here.any(-1) & ~state.full
+    offered = jnp.where(can_draw, jnp.clip(offered_kw, 0.0, RATE_KW), 0.0)
+    left = _pick(here, day.need_kwh) - state.got_kwh
+    # By `where` and not by `maximum`: a car that has all it needs would be at the tie, where half a
+    # gradient leaks into what it had got.
+    takes = can_draw & (left > 0)
+    drawn = jnp.where(takes, jnp.minimum(offered, left / PERIOD_HOURS), 0.0)
+    full = state.full | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
+    drawn_kwh = drawn * PERIOD_HOURS
+    return State(state.got_kwh + drawn_kwh, offered, drawn, full), drawn_kwh
+
+
+def _pick(here: Bool[Array, "entities sessions"], values: Array) -> Array:
+    """The value of the session that is there; 0 where none is."""
+    return jnp.where(here, values, 0).sum(-1, dtype=values.dtype)
+
+
+def _of_those_here(day: Garage, state: State, n: Int[Array, ""]) -> State:
+    """The state without what belonged to a car that has left."""
+    stays = (plugged_in(day, n) & (day.arrival < n)).any(-1)
+    kept = (state.got_kwh, state.offered_kw, state.drawn_kw)
+    return State(*(jnp.where(stays, x, 0.0) for x in kept), full=state.full & stays)
