@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from apportion.domains.charging.sessions import RATE_KW
+
 PERIODS = 96
 """Periods in a day."""
 PERIOD_HOURS = 0.25
 """Hours in a period, dt."""
-RATE_KW = 6.656
-"""The most a station gives: 32 A at 208 V."""
 NOTICEABLE_KW = 0.3
 """An offer at or below this tells nothing about a car that does not take it."""
 TAKEN = 0.9

@@ -1,0 +1,96 @@
+"""What cars take and how long they stay, regressed on what their drivers state.
+
+The logarithms of need and stay are linear in the logarithms of the requested energy and of the stated
+stay, in whether anything was stated, and in the hour of arrival (two waves of the day). Fitted by least
+squares on training days alone; everything used is known when the car arrives.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
+from apportion.errors import InputError
+
+_LEAST_KWH = 0.5
+_LEAST_HOURS = PERIOD_HOURS
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Coefficients of the two regressions, and the medians that stand in for missing statements."""
+
+    need: np.ndarray
+    stay: np.ndarray
+    medians: Medians
+
+    @classmethod
+    def fit(cls, *training: Days) -> "Predictor":
+        """Least squares on these days, which may be of several sites."""
+        medians = joint_medians(*training)
+        features, needs, stays = [], [], []
+        for days in training:
+            there = days.departure > days.arrival
+            features.append(_features(days, medians)[there])
+            needs.append(np.maximum(days.need_kwh[there], _LEAST_KWH))
+            stays.append((days.departure - days.arrived)[there] * PERIOD_HOURS)
+        x = np.concatenate(features)
+        if len(x) < x.shape[1]:
+            raise InputError(
+                f"predictions: {len(x)} sessions cannot fix {x.shape[1]} coefficients; give more days"
+            )
+        need, *_ = np.linalg.lstsq(x, np.log(np.concatenate(needs)))
+        stay, *_ = np.linalg.lstsq(x, np.log(np.concatenate(stays)))
+        return cls(need, stay, medians)
+
+    def apply(self, days: Days) -> Days:
+        """The days with predicted needs and departures."""
+        x, there = _features(days, self.medians), days.departure > days.arrival
+        need = np.exp(x @ self.need)
+        departure = days.arrived + np.exp(x @ self.stay) / PERIOD_HOURS
+        return replace(
+            days,
+            predicted_need_kwh=np.where(there, need, 0).astype(np.float32),
+            predicted_departure=np.where(there, departure, 0).astype(np.float32),
+        )
+
+
+def joint_medians(*training: Days) -> Medians:
+    """Medians of the statements of several sites' training days together."""
+    if len(training) == 1:
+        return training[0].medians()
+    flat = {
+        name: np.concatenate([getattr(days, name).ravel() for days in training])
+        for name in (
+            "arrival",
+            "departure",
+            "arrived",
+            "need_kwh",
+            "requested_kwh",
+            "stated_departure",
+            "stated",
+        )
+    }
+    return replace(training[0], **flat).medians()
+
+
+def _features(days: Days, medians: Medians) -> np.ndarray:
+    """What is known on arrival, (days, stations, sessions, features)."""
+    requested = np.where(days.stated, days.requested_kwh, float(medians.requested_kwh))
+    hours = (days.stated_departure - days.arrived) * PERIOD_HOURS
+    stay = np.where(days.stated, hours, float(medians.stay_hours))
+    angle = 2 * np.pi * days.arrived.astype(float) / PERIODS
+    return np.stack(
+        [
+            np.ones_like(angle),
+            np.log(np.maximum(requested, _LEAST_KWH)),
+            np.log(np.maximum(stay, _LEAST_HOURS)),
+            days.stated.astype(float),
+            np.sin(angle),
+            np.cos(angle),
+            np.sin(2 * angle),
+            np.cos(2 * angle),
+        ],
+        -1,
+    )
