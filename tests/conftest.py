@@ -23,6 +23,7 @@ INSIDE = (
     *(
         "algorithm",
         "composition",
+        "exploration",
         "learners",
         "memory",
         "policy",

@@ -9,11 +9,12 @@ import optax
 import pytest
 
 from apportion.domains.probes import HeldPays
+from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
 from apportion.policy import ScoringPolicy
 from apportion.priority import Priority
-from apportion.simplex import GaussianScores, Head
+from apportion.simplex import Head
 from apportion.tasks import draw_tasks
 from apportion.training import Chunks, train
 

@@ -5,8 +5,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
+from apportion.composition import (
+    Ensemble,
+    EqualShares,
+    LimitedGroups,
+    LimitedTurnover,
+    PartialTrading,
+    ShrunkToEqual,
+)
 from apportion.errors import InputError
 from apportion.policy import Attention, Recurrent, assert_equivariant
 from apportion.problem import Observation
@@ -33,6 +42,7 @@ MASK = jnp.ones(4, bool)
         PartialTrading(POLICIES[0], 0.3),
         ShrunkToEqual(POLICIES[0], 0.4),
         PartialTrading(ShrunkToEqual(Ensemble.of(POLICIES), 0.5), 0.1),
+        LimitedTurnover(POLICIES[0], 0.2),
         ShrunkToEqual(Ensemble.of([Attention(2, 4, key=key) for key in KEYS]), 0.5),
     ],
     ids=lambda policy: type(policy).__name__,
@@ -62,11 +72,57 @@ def test_partial_trading_runs_from_holding_to_the_target():
         np.testing.assert_allclose(shares, expected, atol=1e-6)
 
 
+@given(st.integers(0, 2**31))
+def test_every_piece_keeps_to_limits_and_groups(seed):
+    rng = np.random.default_rng(seed)
+    held = jnp.asarray(rng.dirichlet(np.ones(4)), jnp.float32)
+    limits = jnp.asarray(0.35 + rng.random(4) * (rng.random(4) < 0.7), jnp.float32)
+    groups, most = jnp.array([0, 0, 1, -1]), jnp.asarray(0.3 + 0.4 * rng.random(2), jnp.float32)
+    observation = Observation(OBSERVATION.history, held, limits, None, groups)
+    for shares in _pieces(most, observation):
+        shares = np.asarray(shares, np.float64)
+        assert (shares <= np.asarray(limits) + 1e-6).all()
+        assert shares[:2].sum() <= most[0] + 1e-6
+        assert shares[2] <= most[1] + 1e-6
+        assert shares.sum() == pytest.approx(1, abs=2e-6) or shares.sum() <= 1
+
+
+@eqx.filter_jit
+def _pieces(most, observation):
+    inside = (
+        PartialTrading(POLICIES[0], 0.3),
+        ShrunkToEqual(POLICIES[0], 0.4),
+        Ensemble.of(POLICIES),
+        LimitedTurnover(Ensemble.of(POLICIES), 0.1),
+        EqualShares(),
+    )
+    return [LimitedGroups(policy, most)(observation, MASK) for policy in inside]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 0.05, 0.5, 2.0]))
+def test_turnover_stays_below_its_limit_and_reaches_the_target_where_that_is_near(seed, most):
+    held = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(4)), jnp.float32)
+    observation = Observation(OBSERVATION.history, held)
+    target, shares = _limited(observation, most)
+    assert np.abs(shares - held).sum() <= most + 1e-6
+    if np.abs(target - held).sum() <= most:
+        np.testing.assert_allclose(shares, target, atol=1e-6)
+
+
+@eqx.filter_jit
+def _limited(observation, most):
+    return POLICIES[0](observation, MASK), LimitedTurnover(POLICIES[0], most)(observation, MASK)
+
+
 def test_what_cannot_be_composed_is_refused():
     with pytest.raises(InputError, match="eta is 1.5"):
         PartialTrading(EqualShares(), 1.5)
     with pytest.raises(InputError, match="k is -1"):
         ShrunkToEqual(EqualShares(), -1)
+    with pytest.raises(InputError, match="between 0 and 2"):
+        LimitedTurnover(EqualShares(), 2.5)
+    with pytest.raises(InputError, match="names no groups"):
+        LimitedGroups(EqualShares(), [0.5])(OBSERVATION, MASK)
     with pytest.raises(InputError, match="differ in structure"):
         Ensemble.of([POLICIES[0], EqualShares()])
     with pytest.raises(InputError, match="at least one"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.errors import InputError
-from apportion.policy import Attention, Convolutional, Recurrent, assert_equivariant
+from apportion.policy import Attention, Convolutional, Pooled, Recurrent, assert_equivariant
 from apportion.problem import Observation
 from apportion.simplex import Head
 
@@ -31,7 +31,7 @@ def make(kind, head=None):
     return awake(kind(CHANNELS, head=head, key=key))
 
 
-KINDS = [Recurrent, Convolutional, Attention]
+KINDS = [Recurrent, Convolutional, Attention, Pooled]
 JITTED = {
     (kind, head): eqx.filter_jit(make(kind, head))
     for kind in KINDS
@@ -139,3 +139,30 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
 
     with pytest.raises(InputError, match="respect the mask"):
         assert_equivariant(careless, window=WINDOW, channels=CHANNELS)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_absent_entity_is_no_more_than_padding(kind):
+    policy, seen = make(kind), observe(10, 5)
+    limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
+    limited = Observation(seen.history, seen.held, limits)
+    shares = policy(limited, jnp.ones(10, bool))
+    stranger = Observation(seen.history.at[2].set(9.0), seen.held.at[7].set(0.4), limits)
+    assert np.asarray(policy(stranger, jnp.ones(10, bool))) == pytest.approx(
+        np.asarray(shares), abs=1e-6
+    )
+    without = Observation(seen.history, seen.held, jnp.full(10, 0.3))
+    assert np.asarray(policy(without, limits > 0)) == pytest.approx(np.asarray(shares), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
+    policy, seen = make(kind), observe(4, 1)
+    empty = Observation(seen.history, seen.held, jnp.zeros(4))
+
+    def given(policy):
+        return policy(empty, jnp.ones(4, bool)).sum()
+
+    total, gradient = eqx.filter_value_and_grad(given)(policy)
+    assert float(total) == 0
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))

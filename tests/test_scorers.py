@@ -12,6 +12,7 @@ def evidence():
     shares[:, :3] = rng.dirichlet(np.ones(3), 6)
     return Evidence(
         jnp.asarray(shares, jnp.float32),
+        jnp.tile(jnp.array([1 / 3, 1 / 3, 1 / 3, 0.0]), (6, 1)),
         jnp.asarray(rng.normal(size=6), jnp.float32),
         jnp.asarray(rng.normal(size=6) - 2, jnp.float32),
         jnp.arange(6) < 5,

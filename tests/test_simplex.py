@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, optimize, stats
+from scipy import optimize
 
 from apportion.errors import InputError
-from apportion.simplex import Dirichlet, GaussianScores, Head, LogisticNormal
+from apportion.simplex import Bounds, Head, equal_within, to_units, within
 
 
 @st.composite
@@ -89,85 +89,177 @@ def test_impossible_bounds_are_refused():
         Head(floor=0.5, cap=0.4)
 
 
-@eqx.filter_jit
-def act(explore, scores, mask, key):
-    action = explore.sample(scores, mask, key=key)
-    return action, explore.share(action, mask)
+@st.composite
+def bounded(draw, sizes=(1, 3, 8)):
+    """Shares, a mask and every kind of bound, among them absent entities and bounds too tight to meet."""
+    m = draw(st.sampled_from(sizes))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    size = draw(st.sampled_from([0.1, 0.4, 1.5]))
+    limits = rng.random(m) * size * (rng.random(m) < 0.8)
+    floors = rng.random(m) * draw(st.sampled_from([0.0, 0.1, 0.5]))
+    mask = rng.random(m) < 0.8
+    mask[rng.integers(m)] = True
+    scores = rng.normal(0, draw(st.sampled_from([0.1, 2.0, 40.0])), m)
+    bounds = Bounds(
+        jnp.asarray(limits, jnp.float32),
+        jnp.asarray(floors, jnp.float32),
+        jnp.asarray(rng.integers(-1, 2, m)),
+        jnp.asarray(rng.random(2) * draw(st.sampled_from([0.2, 1.0])), jnp.float32),
+    )
+    return jnp.asarray(scores, jnp.float32), jnp.asarray(mask), bounds
 
 
 @eqx.filter_jit
-def log_prob(explore, scores, mask, action):
-    return explore.log_prob(scores, mask, action)
+def apportioned(scores, mask, bounds):
+    return Head()(scores, mask, bounds)
 
 
-EXPLORATIONS = [GaussianScores(0.7), LogisticNormal(0.7), Dirichlet(2.0)]
+def can_take(mask, bounds):
+    """What all can take together: limits, then groups, then the whole."""
+    high = np.where(mask, np.minimum(np.asarray(bounds.limits, np.float64), 1), 0)
+    groups, most = np.asarray(bounds.groups), np.asarray(bounds.group_limits, np.float64)
+    in_groups = sum(min(high[groups == g].sum(), most[g]) for g in range(len(most)))
+    return min(1.0, high[groups < 0].sum() + in_groups)
 
 
-@pytest.mark.parametrize("explore", EXPLORATIONS, ids=lambda e: type(e).__name__)
-@given(scored=scored((1, 6)), seed=st.integers(0, 1000))
-def test_explored_allocations_are_feasible_and_padding_changes_no_density(explore, scored, seed):
-    scores, mask = scored
-    scores = scores / jnp.maximum(jnp.abs(scores).max(), 1.0)
-    action, shares = act(explore, scores, mask, jax.random.key(seed))
-    shares = np.asarray(shares, np.float64)
-    assert shares.sum() == pytest.approx(1, abs=1e-5)
+@given(bounded())
+@settings(max_examples=80)
+def test_limits_groups_and_the_mask_hold_and_all_that_can_be_taken_is_given(case):
+    scores, mask, bounds = case
+    real = np.asarray(mask)
+    shares = np.asarray(apportioned(scores, mask, bounds), np.float64)
     assert (shares >= 0).all()
-    assert (shares[~np.asarray(mask)] == 0).all()
-    density = log_prob(explore, scores, mask, action)
-    wider = (jnp.append(x, extra) for x, extra in ((scores, 3.0), (mask, False), (action, 5.0)))
-    assert float(log_prob(explore, *wider)) == pytest.approx(float(density), rel=1e-5, abs=1e-5)
+    assert (shares <= np.where(real, np.asarray(bounds.limits), 0) + 1e-6).all()
+    for group, most in enumerate(np.asarray(bounds.group_limits)):
+        assert shares[np.asarray(bounds.groups) == group].sum() <= most + 1e-6
+    assert shares.sum() == pytest.approx(can_take(real, bounds), abs=1e-6)
 
 
-def test_gaussian_log_probabilities_are_scipys():
-    scores, action = jnp.array([0.3, -1.0, 0.5]), jnp.array([0.0, -0.2, 0.1])
-    mask = jnp.ones(3, bool)
-    explore = GaussianScores(0.7)
-    law = stats.norm(np.asarray(scores), 0.7)
-    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(
-        law.logpdf(np.asarray(action)).sum(), rel=1e-5
+@given(bounded())
+def test_floors_hold_wherever_they_fit(case):
+    scores, mask, bounds = case
+    m, real = len(scores), np.asarray(mask)
+    floors = np.minimum(np.asarray(bounds.floors), 0.9 / m)
+    roomy = Bounds(jnp.full(m, 0.95 / max(real.sum(), 1) + 0.1), jnp.asarray(floors, jnp.float32))
+    shares = np.asarray(apportioned(scores, mask, roomy), np.float64)
+    assert (shares[real] >= floors[real] - 1e-6).all()
+
+
+@given(bounded(), st.integers(0, 1000))
+def test_permuting_entities_permutes_the_bounded_allocation(case, seed):
+    scores, mask, bounds = case
+    order = np.random.default_rng(seed).permutation(len(scores))
+    moved = Bounds(
+        bounds.limits[order], bounds.floors[order], bounds.groups[order], bounds.group_limits
     )
-    assert float(explore.entropy(scores, mask)) == pytest.approx(law.entropy().sum(), rel=1e-5)
+    there = apportioned(scores[order], mask[order], moved)
+    here = apportioned(scores, mask, bounds)[order]
+    assert np.asarray(there) == pytest.approx(np.asarray(here), abs=2e-6)
 
 
-def test_dirichlet_log_probabilities_are_scipys():
-    scores, mask = jnp.array([0.3, -1.0, 0.5, 9.0]), jnp.array([True, True, True, False])
-    explore = Dirichlet(2.0)
-    alpha = 2.0 * 3 * np.asarray(jax.nn.softmax(scores[:3]), np.float64)
-    law = stats.dirichlet(alpha)
-    shares = np.array([0.2, 0.5, 0.3])
-    action = jnp.append(jnp.log(jnp.asarray(shares, jnp.float32)), 0.0)
-    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(
-        law.logpdf(shares), rel=1e-4
+@given(bounded(), st.floats(-40, 40), st.booleans())
+def test_an_absent_entity_changes_nobodys_share(case, score, real):
+    scores, mask, bounds = case
+    more = Bounds(
+        jnp.append(bounds.limits, 0.0),
+        jnp.append(bounds.floors, 0.3),
+        jnp.append(bounds.groups, 0),
+        bounds.group_limits,
     )
-    assert float(explore.entropy(scores, mask)) == pytest.approx(law.entropy(), rel=1e-4)
+    shares = apportioned(jnp.append(scores, np.float32(score)), jnp.append(mask, real), more)
+    assert float(shares[-1]) == 0
+    without = apportioned(scores, mask, bounds)
+    assert np.asarray(shares[:-1]) == pytest.approx(np.asarray(without), abs=2e-6)
 
 
-def test_logistic_normal_density_integrates_to_one():
-    explore, scores, mask = LogisticNormal(0.8), jnp.array([0.4, -0.3]), jnp.ones(2, bool)
-
-    def density(a):
-        action = jnp.log(jnp.asarray([a, 1 - a], jnp.float32))
-        return float(jnp.exp(explore.log_prob(scores, mask, action)))
-
-    mass, _ = integrate.quad(density, 0, 1, limit=200)
-    assert mass == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.parametrize("m", [2, 3, 8])
-def test_logistic_normal_entropy_is_the_mean_of_minus_log_density(m):
-    explore = LogisticNormal(0.8)
-    scores, mask = jnp.linspace(-1.0, 1.5, m), jnp.ones(m, bool)
-
-    def surprise(key):
-        return -explore.log_prob(scores, mask, explore.sample(scores, mask, key=key))
-
-    drawn = np.asarray(jax.vmap(surprise)(jax.random.split(jax.random.key(0), 100_000)))
-    error = drawn.std() / np.sqrt(len(drawn))
-    assert float(explore.entropy(scores, mask)) == pytest.approx(drawn.mean(), abs=4.5 * error)
+def test_within_limits_shares_are_those_of_the_nearest_allocation_in_relative_entropy():
+    shares, limits = np.array([0.6, 0.25, 0.1, 0.05]), np.array([0.3, 0.3, 0.3, 0.3])
+    result = optimize.minimize(
+        lambda a: (a * np.log(a / shares)).sum(),
+        np.full(4, 0.25),
+        bounds=[(1e-9, high) for high in limits],
+        constraints=[
+            {"type": "eq", "fun": lambda a: a.sum() - 1},
+            {"type": "ineq", "fun": lambda a: 0.4 - a[1] - a[2]},
+        ],
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    bounds = Bounds(
+        jnp.asarray(limits), groups=jnp.array([-1, 0, 0, -1]), group_limits=jnp.array([0.4])
+    )
+    found = within(jnp.asarray(shares, jnp.float32), jnp.ones(4, bool), bounds)
+    assert result.success
+    assert np.asarray(found) == pytest.approx(result.x, abs=1e-4)
 
 
-def test_dirichlet_samples_have_the_policys_shares_as_mean():
-    explore, scores, mask = Dirichlet(5.0), jnp.array([1.0, 0.0, -1.0]), jnp.ones(3, bool)
-    keys = jax.random.split(jax.random.key(0), 20_000)
-    shares = jax.vmap(lambda k: explore.share(explore.sample(scores, mask, key=k), mask))(keys)
-    assert np.asarray(shares.mean(0)) == pytest.approx(np.asarray(jax.nn.softmax(scores)), abs=5e-3)
+@pytest.mark.parametrize("room", [0.2, 0.6])
+def test_gradients_through_bounds_are_finite_differences(room):
+    bounds = Bounds(
+        jnp.array([room, 0.5, 0.5, 0.0]), jnp.array([0.0, 0.0, 0.05, 0.0]), jnp.array([0, 0, -1, -1]),
+        jnp.array([0.6]),
+    )  # fmt: skip
+    value = jnp.array([1.0, 2.0, -1.0, 5.0])
+
+    def worth(scores, limits):
+        return (
+            Head()(scores, jnp.ones(4, bool), eqx.tree_at(lambda b: b.limits, bounds, limits))
+            @ value
+        )
+
+    scores = jnp.array([0.4, 0.2, 0.3, 9.0])
+    for at in (0, 1):
+        point = [scores, bounds.limits]
+        gradient = np.asarray(jax.grad(worth, argnums=at)(*point))
+
+        def moved(step, at=at, point=point):
+            return worth(*(p + step if i == at else p for i, p in enumerate(point)))
+
+        steps = 1e-2 * np.eye(4, dtype="f4")[:3]
+        numeric = [float(moved(step) - moved(-step)) / 2e-2 for step in steps]
+        assert gradient[:3] == pytest.approx(np.asarray(numeric), abs=3e-3)
+
+
+def test_where_nobody_can_take_anything_nothing_is_given_and_gradients_are_finite():
+    def total(scores):
+        return Head()(scores, jnp.ones(3, bool), Bounds(jnp.zeros(3))).sum()
+
+    value, gradient = jax.value_and_grad(total)(jnp.array([1.0, 0.0, 2.0]))
+    assert float(value) == 0
+    assert np.asarray(gradient).tolist() == [0, 0, 0]
+
+
+def test_cash_takes_what_no_other_can():
+    shares = Head(cash=True)(jnp.zeros(3), jnp.ones(3, bool), Bounds(jnp.array([0.0, 0.1, 0.2])))
+    assert np.asarray(shares) == pytest.approx(np.array([0.7, 0.1, 0.2]), abs=1e-6)
+
+
+def test_equal_shares_within_limits_raise_all_alike_until_they_are_full():
+    shares = equal_within(jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0])))
+    assert np.asarray(shares) == pytest.approx(np.array([0.1, 0.45, 0.45, 0.0]), abs=1e-6)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 500), st.booleans())
+@settings(max_examples=100)
+def test_whole_units_sum_exactly_and_never_exceed_their_limits(seed, total, limited):
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.full(6, 0.3)) * (rng.random(6) < 0.8)
+    limits = rng.integers(0, 60, 6) if limited else None
+    units = to_units(shares, total, limits)
+    asked = int(np.floor(total * shares.sum() + 0.5))
+    assert units.sum() == (asked if limits is None else min(asked, limits.sum()))
+    assert (units >= 0).all()
+    if limits is None:
+        assert (np.abs(units - total * shares) < 1 + 0.5).all()
+    else:
+        assert (units <= limits).all()
+
+
+def test_whole_units_are_those_of_largest_remainders():
+    # 4.7, 3.1, 2.2 of 10: the one unit left over goes to the remainder of .7.
+    assert to_units(np.array([0.47, 0.31, 0.22]), 10).tolist() == [5, 3, 2]
+    assert to_units(np.array([0.5, 0.3, 0.2]), 10, np.array([2, 10, 10])).tolist() == [2, 5, 3]
+
+
+def test_units_of_negative_shares_are_refused():
+    with pytest.raises(InputError, match="to_units"):
+        to_units(np.array([-0.1, 1.1]), 5)

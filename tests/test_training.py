@@ -7,12 +7,12 @@ import pytest
 from apportion.algorithm import Algorithm, advance, begin
 from apportion.domains.probes import ConstantBest, HeldPays, ProbeState, ShownBest, SomeCarrySignal
 from apportion.errors import InputError
+from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.priority import Priority, RoundRobin
 from apportion.problem import Observation, evaluate
-from apportion.simplex import GaussianScores
 from apportion.statistics import compare
 from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunks, train, train_runs
@@ -214,7 +214,7 @@ class OffSimplex(Policy):
     def encode(self, history, mask):
         return history[:, -1, 0]
 
-    def allocate(self, features, held, mask):
+    def allocate(self, features, held, mask, bounds=None):
         return mask / mask.sum() * (1 + self.bias * held[0] * features[0])
 
 

@@ -1,9 +1,11 @@
 from .learners.direct import Direct as Direct
+from .learners.direct import DirectEpisodes as DirectEpisodes
 from .learners.ppo import PPO as PPO
 from .memory import Replay as Replay
 from .policy import Attention as Attention
 from .policy import Convolutional as Convolutional
 from .policy import Policy as Policy
+from .policy import Pooled as Pooled
 from .policy import Recurrent as Recurrent
 from .policy import assert_equivariant as assert_equivariant
 from .priority import Priority as Priority

@@ -12,13 +12,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion import memory as memories
 from apportion.errors import InputError
+from apportion.exploration import Exploration
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
 from apportion.policy import Policy, ScoringPolicy
 from apportion.priority import Drawn, Priority, Selection
 from apportion.problem import Problem, State
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
-from apportion.simplex import Exploration, on_simplex
+from apportion.simplex import on_simplex
 from apportion.tasks import Task, Tasks
 
 Index = Int[Array, ""]
@@ -270,9 +271,11 @@ def _act(
         observation = problem.observe(task, state)
         if explore is None or not isinstance(policy, ScoringPolicy):
             return policy(observation, task.mask)
-        features = policy.encode(observation.history, task.mask)
-        scores = policy.scores(features, observation.held, task.mask)
-        return explore.share(explore.sample(scores, task.mask, key=key), task.mask)
+        scores, here = (
+            policy.observed_scores(observation, task.mask),
+            observation.present(task.mask),
+        )
+        return explore.share(explore.sample(scores, here, key=key), here, observation.bounds)
 
     def period(carry, key):
         state, n = carry
@@ -288,7 +291,9 @@ def _act(
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:
     """Which of FAULTS a step ran into, the root cause first."""
-    sound = on_simplex(evidence.allocations, evidence.mask) | ~evidence.valid
+    # Where limits leave a remainder, equal shares within them leave the same one.
+    available = evidence.equal.sum(-1)
+    sound = on_simplex(evidence.allocations, evidence.mask, total=available) | ~evidence.valid
     found = jnp.stack(
         [
             ~(jnp.isfinite(evidence.loss) & jnp.isfinite(evidence.gradient_norm)),

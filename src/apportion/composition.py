@@ -2,6 +2,7 @@
 
 Each is itself a policy, usable alone or inside the others, and equivariant where its inside is:
 a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), pi the mean of an ensemble.
+All keep to the bounds they are given; `LimitedGroups` and `LimitedTurnover` add their own.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.recurrence import History
-from apportion.simplex import Allocation, Mask, equal_shares
+from apportion.simplex import Allocation, Bounds, Mask, equal_within, within
 from apportion.trees import stack
 
 
@@ -26,8 +27,10 @@ class EqualShares(Policy):
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return ()
 
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        return equal_shares(mask, held.dtype)
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        return equal_within(mask, bounds, held.dtype)
 
 
 class PartialTrading(Policy):
@@ -54,9 +57,11 @@ class PartialTrading(Policy):
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return self.policy.encode(history, mask)
 
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        target = self.policy.allocate(features, held, mask)
-        return held + self.eta.astype(held.dtype) * (target - held)
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        target = self.policy.allocate(features, held, mask, bounds)
+        return within(held + self.eta.astype(held.dtype) * (target - held), mask, bounds)
 
 
 class ShrunkToEqual(Policy):
@@ -72,9 +77,11 @@ class ShrunkToEqual(Policy):
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return self.policy.encode(history, mask)
 
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        wanted = self.policy.allocate(features, held, mask)
-        equal = equal_shares(mask, held.dtype)
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        wanted = self.policy.allocate(features, held, mask, bounds)
+        equal = equal_within(mask, bounds, held.dtype)
         return equal + self.k.astype(held.dtype) * (wanted - equal)
 
 
@@ -104,16 +111,90 @@ class Ensemble(Policy):
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return eqx.filter_vmap(lambda policy: policy.encode(history, mask))(self.members)
 
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
         def one(policy, features):
-            return policy.allocate(features, held, mask)
+            return policy.allocate(features, held, mask, bounds)
 
         return eqx.filter_vmap(one)(self.members, features).mean(0)
 
 
-def _fraction(name: str, value: float | Array) -> Array:
+class LimitedGroups(Policy):
+    """At most `most[g]` to all entities of group g together; an observation's `groups` says who is where.
+
+    Put it outside every other piece: those inside then keep to the groups as to all other bounds.
+
+    Examples
+    --------
+    >>> from apportion.problem import Observation
+    >>> policy = LimitedGroups(EqualShares(), jnp.array([0.5]))
+    >>> groups = jnp.array([0, 0, 0, -1])
+    >>> observation = Observation(jnp.ones((4, 3, 1)), jnp.full(4, 0.25), groups=groups)
+    >>> [round(share, 4) for share in policy(observation, jnp.ones(4, bool)).tolist()]
+    [0.1667, 0.1667, 0.1667, 0.5]
+    """
+
+    policy: Policy
+    most: Float[Array, " groups"]
+
+    def __init__(self, policy: Policy, most: Array | Sequence[float]):
+        self.policy = policy
+        self.most = _fraction("most", jnp.asarray(most))
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        if bounds is None or bounds.groups is None:
+            raise InputError(
+                "LimitedGroups: the observation names no groups; give it `groups`, a number for each "
+                "entity (-1 for none)"
+            )
+        limited = Bounds(bounds.limits, bounds.floors, bounds.groups, self.most)
+        return self.policy.allocate(features, held, mask, limited)
+
+
+class LimitedTurnover(Policy):
+    """Move at most `most` from what is held, summed over entities (a full exchange of all is 2).
+
+    What the bounds themselves force comes first: it is done even where it exceeds `most`.
+
+    Examples
+    --------
+    >>> from apportion.problem import Observation
+    >>> policy = LimitedTurnover(EqualShares(), 0.1)
+    >>> observation = Observation(jnp.ones((2, 3, 1)), jnp.array([0.75, 0.25]))
+    >>> [round(share, 4) for share in policy(observation, jnp.ones(2, bool)).tolist()]
+    [0.7, 0.3]
+    """
+
+    policy: Policy
+    most: Float[Array, "*runs"]
+
+    def __init__(self, policy: Policy, most: float | Array):
+        self.policy = policy
+        self.most = _fraction("most", most, largest=2)
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        target = self.policy.allocate(features, held, mask, bounds)
+        start = within(held, mask, bounds)
+        forced, path = jnp.abs(start - held).sum(), jnp.abs(target - start).sum()
+        room = jnp.maximum(self.most.astype(held.dtype) - forced, 0.0)
+        step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)
+        return start + step * (target - start)
+
+
+def _fraction(name: str, value: float | Array, largest: float = 1) -> Array:
     if not isinstance(value, Tracer):
         known = np.asarray(value)
-        if not np.all((known >= 0) & (known <= 1)):
-            raise InputError(f"{name} is {value}; it must be between 0 and 1")
+        if not np.all((known >= 0) & (known <= largest)):
+            raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
     return jnp.asarray(value, jnp.float32)

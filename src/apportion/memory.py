@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.problem import Problem, State
-from apportion.simplex import equal_shares
+from apportion.problem import Problem, State, equal_allocation
 from apportion.tasks import Task, Tasks
 
 Index = Int[Array, ""]
@@ -141,7 +140,8 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
 
     def period(carry, key):
         state, n = carry
-        following = advance(problem, task, state, n, equal_shares(task.mask), key)
+        equal = equal_allocation(problem, task, state)
+        following = advance(problem, task, state, n, equal, key)
         return following, (state, n)
 
     first_key, walk_key = jax.random.split(key)

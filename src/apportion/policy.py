@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from apportion.errors import InputError
 from apportion.problem import Observation
 from apportion.recurrence import Features, History, Recurrence
-from apportion.simplex import Allocation, Head, Mask, Scores
+from apportion.simplex import Allocation, Bounds, Head, Mask, Scores
 
 _LARGEST_SIZE = 2**20
 
@@ -36,11 +36,20 @@ class Policy(eqx.Module):
         """Features of each entity; they may not depend on allocations."""
 
     @abstractmethod
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        """The shares, given the features and what each entity holds."""
+    def allocate(
+        self,
+        features: PyTree[Array],
+        held: Allocation,
+        mask: Mask,
+        bounds: Bounds | None = None,
+    ) -> Allocation:
+        """The shares within the bounds, given the features and what each entity holds."""
 
     def __call__(self, observation: Observation, mask: Mask) -> Allocation:
-        return self.allocate(self.encode(observation.history, mask), observation.held, mask)
+        """The shares; an entity that can take nothing now is left out, as padding is."""
+        read = observation.scored(mask)
+        features = self.encode(observation.history, read)
+        return self.allocate(features, observation.held, read, observation.bounds)
 
 
 class ScoringPolicy(Policy):
@@ -52,8 +61,19 @@ class ScoringPolicy(Policy):
     def scores(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Scores:
         """One score for each entity, from one network shared by all."""
 
-    def allocate(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Allocation:
-        return self.head(self.scores(features, held, mask), mask)
+    def observed_scores(self, observation: Observation, mask: Mask) -> Scores:
+        """The scores of what is seen, without those who can take nothing now."""
+        read = observation.scored(mask)
+        return self.scores(self.encode(observation.history, read), observation.held, read)
+
+    def allocate(
+        self,
+        features: PyTree[Array],
+        held: Allocation,
+        mask: Mask,
+        bounds: Bounds | None = None,
+    ) -> Allocation:
+        return self.head(self.scores(features, held, mask), mask, bounds)
 
 
 class Score(eqx.Module):
@@ -153,6 +173,54 @@ class Convolutional(ScoringPolicy):
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
         return self.score(features, held)
+
+
+class Pooled(ScoringPolicy):
+    """Each entity's last period is read by one layer, joined with the mean and the maximum over all
+    present entities, and scored by a second: it knows how many want the resource, and how much.
+
+    Scores are held within `reach` of 0, so that no entity is ever shut out for good.
+    """
+
+    first: eqx.nn.Linear
+    own: eqx.nn.Linear
+    others: Float[Array, "pooled hidden"]
+    score: Score
+    head: Head
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
+    reach: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int = 48,
+        *,
+        reach: float = 5.0,
+        head: Head | None = None,
+        key: PRNGKeyArray,
+    ):
+        _check_sizes(channels=channels, hidden=hidden)
+        if not 0 < reach <= 30:
+            raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
+        self.channels, self.hidden, self.reach = channels, hidden, float(reach)
+        first_key, own_key, others_key, score_key = jax.random.split(key, 4)
+        self.first = eqx.nn.Linear(channels, hidden, key=first_key)
+        self.own = eqx.nn.Linear(hidden, hidden, key=own_key)
+        self.others = jax.nn.initializers.glorot_uniform()(others_key, (2 * hidden, hidden))
+        self.score = Score(hidden, key=score_key)
+        self.head = Head() if head is None else head
+
+    def encode(self, history: History, mask: Mask) -> Features:
+        read = jax.nn.relu(jax.vmap(self.first)(history[:, -1]))
+        here = mask[:, None]
+        mean = jnp.where(here, read, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+        most = jnp.where(here, read, 0.0).max(0)
+        pooled = jnp.concatenate([mean, most]) @ self.others
+        return jax.nn.relu(jax.vmap(self.own)(read) + pooled)
+
+    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+        return self.reach * jnp.tanh(self.score(features, held) / self.reach)
 
 
 class Attention(ScoringPolicy):

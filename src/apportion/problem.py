@@ -13,20 +13,44 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.simplex import equal_shares, on_simplex
+from apportion.simplex import Bounds, equal_within, on_simplex, present
 from apportion.tasks import Task, Tasks
 
 State = PyTree[Array]
 
 
 class Observation(eqx.Module):
-    """What each entity shows a policy: a window of its own channels, and the share it holds."""
+    """What each entity shows a policy: a window of its own channels, the share it holds, and, where
+    the problem has them, what bounds its next share (see `Bounds`).
+    """
 
     history: Float[Array, "*batch entities window channels"]
     held: Float[Array, "*batch entities"]
+    limits: Float[Array, "*batch entities"] | None = None
+    """The most each entity can take now, as a share; 0 is absent."""
+    floors: Float[Array, "*batch entities"] | None = None
+    """The least each entity gets now."""
+    groups: Int[Array, "*batch entities"] | None = None
+    """The number of each entity's group, for policies that limit groups; -1 is none."""
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What the next allocation keeps to, if anything."""
+        if self.limits is None and self.floors is None and self.groups is None:
+            return None
+        return Bounds(self.limits, self.floors, self.groups)
+
+    def present(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
+        """The real entities that can take anything now."""
+        return present(mask, self.bounds)
+
+    def scored(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
+        """Those a policy reads: who is present, or everyone where nobody is, to stay finite."""
+        here = self.present(mask)
+        return mask if self.limits is None else jnp.where(here.any(), here, mask)
 
 
 class Step(eqx.Module):
@@ -67,6 +91,11 @@ class Problem(eqx.Module):
 
 Choice = Callable[[Observation, Bool[Array, " entities"]], Float[Array, " entities"]]
 """Anything that turns an observation and a mask into an allocation; every policy is one."""
+
+
+def equal_allocation(problem: Problem, task: Task, state: State) -> Float[Array, " entities"]:
+    """Equal shares within what the state allows; where nothing bounds them, the state is not read."""
+    return equal_within(task.mask, problem.observe(task, state).bounds)
 
 
 class Trajectory(eqx.Module):
@@ -170,7 +199,8 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
     if held.shape != (m,):
         raise InputError(f"{name}.observe: held has shape {held.shape}; it must be ({m},)")
     _check_finite(observation, f"{name}.observe", "observation", task)
-    step = problem.step(task, state, equal_shares(task.mask), key=key)
+    _check_bounds(observation, name, m)
+    step = problem.step(task, state, equal_within(task.mask, observation.bounds), key=key)
     if not isinstance(step, Step):
         raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
     for field in ("reward", "terminated", "truncated"):
@@ -189,6 +219,19 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
             f"{name}.step: the next state is {after}, but {name}.reset gave {before}; "
             "both must have the same structure, shapes and types"
         )
+
+
+def _check_bounds(observation: Observation, name: str, m: int) -> None:
+    for field in ("limits", "floors", "groups"):
+        value = getattr(observation, field)
+        if value is None:
+            continue
+        if jnp.shape(value) != (m,):
+            raise InputError(
+                f"{name}.observe: {field} has shape {jnp.shape(value)}; it must be ({m},)"
+            )
+        if field != "groups" and (np.asarray(value) < 0).any():
+            raise InputError(f"{name}.observe: {field} has a negative value; it must be >= 0")
 
 
 def _signature(leaf: Any) -> str:
@@ -210,7 +253,9 @@ def _check_finite(tree: PyTree, method: str, what: str, task: Task) -> None:
 
 
 def check_allocation(
-    allocation: Float[Array, " entities"], mask: Bool[Array, " entities"], source: str
+    allocation: Float[Array, " entities"],
+    mask: Bool[Array, " entities"],
+    source: str,
 ) -> None:
     """Refuse an allocation that is not on the simplex over the task's real entities."""
     shares, real = np.asarray(allocation), np.asarray(mask)

@@ -11,13 +11,13 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from apportion.simplex import equal_shares
-
 
 class Evidence(eqx.Module):
     """What an update learnt from a batch: the paper's B_t as scorers and metrics read it."""
 
     allocations: Float[Array, "batch entities"]
+    equal: Float[Array, "batch entities"]
+    """Equal shares within what each state allowed."""
     rewards: Float[Array, " batch"]
     equal_rewards: Float[Array, " batch"]
     """What equal shares would have earned in the same states."""
@@ -37,7 +37,7 @@ Scorer = Callable[[Evidence], Float[Array, ""]]
 
 def deviations(evidence: Evidence) -> Float[Array, " batch"]:
     """Sup-norm distance of each allocation from equal shares."""
-    gaps = jnp.abs(evidence.allocations - equal_shares(evidence.mask)[None, :]).max(-1)
+    gaps = jnp.abs(evidence.allocations - evidence.equal).max(-1)
     return jnp.where(evidence.valid, gaps, 0.0)
 
 

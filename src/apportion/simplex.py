@@ -1,18 +1,17 @@
-"""From scores to a point on the simplex, and how to explore around it.
+"""From scores to a point on the simplex: softmax, then the water level within every bound.
 
-`Head` is the softmax of the paper, with masks and, as options, floors, caps and a cash entity.
-The three explorations sample around it and know their exact log-probability and entropy.
+`Head` is the softmax of the paper. `Bounds` are what real problems add: the most and the least each
+entity can take now, and the most a group can; what nobody can take stays unused. `to_units` is for
+what comes in whole pieces.
 """
 
-import math
-from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int
 
 from apportion.errors import InputError
 
@@ -21,11 +20,36 @@ Mask = Bool[Array, " entities"]
 Allocation = Float[Array, " entities"]
 Scalar = Float[Array, ""]
 
-# Beyond e^-30 of the leader a score says only "last"; the clip keeps cap filling in float32's range.
+# Beyond e^-30 of the leader a score says only "last"; the clip keeps the filling in float32's range.
 _SCORE_RANGE = 30.0
+_LEAST_SHARE = float(np.exp(-_SCORE_RANGE))
 
 TOLERANCE = 1e-4
 """How far float32 may carry a sum of shares from 1 inside the compiled loop."""
+
+
+class Bounds(eqx.Module):
+    """What an allocation keeps to in one period, beside the mask; each part may be missing.
+
+    Where they cannot all be met, limits come before group limits and these before floors: floors
+    that do not fit are scaled down.
+    """
+
+    limits: Float[Array, "*batch entities"] | None = None
+    """The most each entity can take, as a share; 0 is absent."""
+    floors: Float[Array, "*batch entities"] | None = None
+    """The least each entity gets."""
+    groups: Int[Array, "*batch entities"] | None = None
+    """The number of each entity's group; -1 is none."""
+    group_limits: Float[Array, " groups"] | None = None
+    """The most each group can take together."""
+
+
+def present(mask: Mask, bounds: Bounds | None) -> Mask:
+    """The real entities that can take anything now."""
+    if bounds is None or bounds.limits is None:
+        return mask
+    return mask & (bounds.limits > 0)
 
 
 def masked_softmax(scores: Scores, mask: Mask) -> Allocation:
@@ -45,33 +69,126 @@ def equal_shares(
     return real / real.sum(-1, keepdims=True)
 
 
+def equal_within(mask: Mask, bounds: Bounds | None, dtype: Any = float) -> Allocation:
+    """Equal shares as far as the bounds allow: what one cannot take goes to the others equally.
+
+    >>> equal_within(jnp.ones(3, bool), Bounds(limits=jnp.array([0.2, 1.0, 0.0]))).tolist()
+    [0.20000000298023224, 0.800000011920929, 0.0]
+    """
+    if bounds is None:
+        return equal_shares(mask, dtype)
+    return within(present(mask, bounds).astype(dtype), mask, bounds)
+
+
 def on_simplex(
     shares: Float[Array, "*stack entities"],
     mask: Bool[Array, " entities"] | None = None,
     *,
+    total: float | Float[Array, "*stack"] = 1.0,
     tolerance: float = TOLERANCE,
 ) -> Bool[Array, "*stack"]:
-    """Whether shares are finite, >= 0, sum to 1 and are 0 where the mask is False, to rounding.
+    """Whether shares are finite, >= 0, sum to `total` and are 0 where the mask is False, to rounding.
 
     The sum may be off by `tolerance`; a single share, which adds up no others' rounding, by a tenth.
     """
     padding = 0.0 if mask is None else jnp.where(mask, 0.0, jnp.abs(shares)).sum(-1)
-    fits = (jnp.abs(shares.sum(-1) - 1) <= tolerance) & (shares >= -tolerance / 10).all(-1)
+    fits = (jnp.abs(shares.sum(-1) - total) <= tolerance) & (shares >= -tolerance / 10).all(-1)
     return jnp.isfinite(shares).all(-1) & fits & (padding <= tolerance / 10)
+
+
+def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
+    """The allocation in proportion to `shares` wherever no bound holds it; without bounds, `shares`.
+
+    It sums to 1, or to what all can take together where that is less. An entity of no share gets
+    something only after the others are full.
+
+    Examples
+    --------
+    >>> shares = jnp.array([0.5, 0.25, 0.25])
+    >>> within(shares, jnp.ones(3, bool), Bounds(limits=jnp.array([0.4, 0.5, 0.0]))).tolist()
+    [0.4000000059604645, 0.5, 0.0]
+    """
+    if bounds is None:
+        return shares
+    here = present(mask, bounds)
+    least = _LEAST_SHARE * jnp.maximum(jnp.max(shares), jnp.finfo(shares.dtype).tiny / _LEAST_SHARE)
+    shares = jnp.where(here, jnp.maximum(shares, least), 0.0)
+    highest = here.astype(shares.dtype)
+    if bounds.limits is not None:
+        highest = jnp.where(here, jnp.minimum(bounds.limits.astype(shares.dtype), 1.0), 0.0)
+    lowest = jnp.zeros_like(shares)
+    if bounds.floors is not None:
+        lowest = jnp.where(here, jnp.minimum(bounds.floors.astype(shares.dtype), highest), 0.0)
+    if bounds.groups is not None and bounds.group_limits is not None:
+        limits = bounds.group_limits.astype(shares.dtype)
+        lowest, highest = _group_bounds(shares, lowest, highest, bounds.groups, limits)
+    asked = lowest.sum()
+    lowest = lowest / jnp.maximum(asked, 1.0)
+    return _fill(shares, lowest, highest, jnp.minimum(highest.sum(), 1.0))
+
+
+def _group_bounds(
+    shares: Allocation,
+    lowest: Allocation,
+    highest: Allocation,
+    groups: Int[Array, " entities"],
+    limits: Float[Array, " groups"],
+) -> tuple[Allocation, Allocation]:
+    """Bounds of single entities that keep the groups' limits too.
+
+    As the water rises, a group's entities rise with all others until the group is full. So the most
+    an entity can take is what it has when its group, filled alone, is full.
+    """
+
+    def filled(number, limit):
+        members = groups == number
+        high = jnp.where(members, highest, 0.0)
+        low = jnp.where(members, lowest, 0.0)
+        asked = low.sum()
+        low = low * jnp.where(asked > limit, limit / jnp.where(asked > limit, asked, 1.0), 1.0)
+        level = _fill(jnp.where(members, shares, 0.0), low, high, jnp.minimum(high.sum(), limit))
+        return low, level
+
+    low, high = jax.vmap(filled)(jnp.arange(limits.shape[0]), limits)
+    grouped = (groups >= 0) & (groups < limits.shape[0])
+    return jnp.where(grouped, low.sum(0), lowest), jnp.where(grouped, high.sum(0), highest)
+
+
+def _fill(shares: Allocation, lowest: Allocation, highest: Allocation, total: Scalar) -> Allocation:
+    """clip(tau * shares, lowest, highest) with the tau that makes the sum `total`, found exactly.
+
+    The sum is piecewise linear and increasing in tau with a corner wherever an entity meets a
+    bound, so the right piece is found among the 2m corners and solved in closed form.
+    """
+    safe = jnp.where(shares > 0, shares, 1.0)
+    enters = jnp.where(shares > 0, lowest / safe, jnp.inf)
+    leaves = jnp.where(shares > 0, highest / safe, jnp.inf)
+    corners = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros(1, shares.dtype), enters, leaves]))
+    real = jnp.isfinite(corners)
+    reach = jnp.clip(jnp.where(real, corners, 0.0)[:, None] * shares, lowest, highest).sum(-1)
+    start = jnp.max(jnp.where(real & (reach <= total), corners, 0.0))
+    free = (enters <= start) & (leaves > start)
+    fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, lowest)).sum()
+    mass = jnp.where(free, shares, 0.0).sum()
+    tau = jnp.where(mass > 0, (total - fixed) / jnp.where(mass > 0, mass, 1.0), start)
+    return jnp.clip(tau * shares, lowest, highest)
 
 
 class Head(eqx.Module):
     """Scores to shares: softmax, then at least `floor` and at most `cap` for each entity.
 
     With bounds, shares are proportional to the softmax wherever no bound holds them. With `cash`,
-    the first entity of every task is cash: it is free of both bounds. Where a task is too small
-    for its bounds (floor > 1/m or cap < 1/m without cash), the bound gives way to 1/m.
+    the first entity of every task is cash: it is free of all bounds and takes what no other can.
+    Where a task is too small for its bounds (floor > 1/m or cap < 1/m without cash), the bound gives
+    way to 1/m. What a period itself allows (`Bounds`) comes first, and never gives way.
 
     Examples
     --------
     >>> head = Head(cap=0.5)
     >>> head(jnp.array([9.0, 0.0, 0.0]), jnp.ones(3, bool)).tolist()
     [0.5, 0.25, 0.25]
+    >>> head(jnp.array([9.0, 0.0, 0.0]), jnp.ones(3, bool), Bounds(jnp.array([0.25, 0.25, 0.25]))).sum()
+    Array(0.75, dtype=float32)
     """
 
     floor: float = eqx.field(static=True, default=0.0)
@@ -84,188 +201,92 @@ class Head(eqx.Module):
                 f"floor {self.floor} and cap {self.cap}: they must satisfy 0 <= floor < cap <= 1"
             )
 
-    def __call__(self, scores: Scores, mask: Mask) -> Allocation:
-        if self.floor == 0 and self.cap == 1:
+    def __call__(self, scores: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
+        if bounds is None and self.floor == 0 and self.cap == 1:
             return masked_softmax(scores, mask)
-        top = jnp.max(jnp.where(mask, scores, -jnp.inf))
-        shares = masked_softmax(jnp.maximum(scores, top - _SCORE_RANGE), mask)
-        lowest, highest = self._bounds(mask, shares.dtype)
-        return _fill(shares, lowest, highest)
+        bounds = self.bounds(mask, bounds, scores.dtype)
+        here = present(mask, bounds)
+        # Where nobody is present all shares are 0 whatever the softmax, but it must stay finite.
+        scored = here | ~here.any()
+        top = jnp.max(jnp.where(scored, scores, -jnp.inf))
+        shares = masked_softmax(jnp.maximum(scores, top - _SCORE_RANGE), scored)
+        return within(shares, mask, bounds)
 
-    def _bounds(self, mask: Mask, dtype) -> tuple[Allocation, Allocation]:
-        bounded = mask.at[0].set(False) if self.cash else mask
+    def bounds(self, mask: Mask, period: Bounds | None, dtype: Any = float) -> Bounds:
+        """The head's own bounds and the period's as one."""
+        period = Bounds() if period is None else period
+        here = present(mask, period)
+        bounded = here.at[0].set(False) if self.cash else here
         even = 1 / jnp.maximum(bounded.sum(), 1).astype(dtype)
-        floor = jnp.minimum(self.floor, even)
         cap = jnp.asarray(self.cap, dtype) if self.cash else jnp.maximum(self.cap, even)
-        free = mask & ~bounded
-        return jnp.where(bounded, floor, 0.0), jnp.where(bounded, cap, jnp.where(free, 1.0, 0.0))
+        limits = jnp.where(bounded, cap, 0.0)
+        floors = jnp.where(bounded, jnp.minimum(self.floor, even), 0.0)
+        if period.limits is not None:
+            limits = jnp.minimum(limits, period.limits)
+        if period.floors is not None:
+            floors = jnp.where(bounded, jnp.maximum(floors, period.floors), 0.0)
+        if self.cash:
+            limits = limits.at[0].set(1.0)
+        return Bounds(limits, floors, period.groups, period.group_limits)
 
 
-def _fill(shares: Allocation, lowest: Allocation, highest: Allocation) -> Allocation:
-    """clip(tau * shares, lowest, highest) with the tau that makes the sum 1, found exactly.
+def to_units(
+    shares: Float[np.ndarray, " entities"] | Array,
+    total: int,
+    limits: Int[np.ndarray, " entities"] | None = None,
+) -> Int[np.ndarray, " entities"]:
+    """Whole units in proportion to shares, by largest remainders, none above its limit.
 
-    The sum is piecewise linear and increasing in tau with a corner wherever an entity meets a
-    bound, so the right piece is found among the 2m corners and solved in closed form.
+    They sum exactly to `total` times the sum of the shares, rounded to the nearest unit, or to what
+    the limits allow where that is less.
+
+    Parameters
+    ----------
+    shares
+        An allocation; what it leaves unused stays unused.
+    total
+        Units that a share of 1 would get.
+    limits
+        The most units each entity can take.
+
+    Examples
+    --------
+    >>> to_units(np.array([0.5, 0.3, 0.2]), 7).tolist()
+    [4, 2, 1]
+    >>> to_units(np.array([0.5, 0.3, 0.2]), 7, np.array([1, 9, 9])).tolist()
+    [1, 4, 2]
     """
-    safe = jnp.where(shares > 0, shares, 1.0)
-    enters = jnp.where(shares > 0, lowest / safe, jnp.inf)
-    leaves = jnp.where(shares > 0, highest / safe, jnp.inf)
-    corners = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros(1, shares.dtype), enters, leaves]))
-    real = jnp.isfinite(corners)
-    reach = jnp.clip(jnp.where(real, corners, 0.0)[:, None] * shares, lowest, highest).sum(-1)
-    start = jnp.max(jnp.where(real & (reach <= 1), corners, 0.0))
-    free = (enters <= start) & (leaves > start)
-    fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, lowest)).sum()
-    mass = jnp.where(free, shares, 0.0).sum()
-    tau = jnp.where(mass > 0, (1 - fixed) / jnp.where(mass > 0, mass, 1.0), start)
-    return jnp.clip(tau * shares, lowest, highest)
-
-
-class Exploration(eqx.Module):
-    """A distribution over allocations around a policy's scores.
-
-    An `action` is what the density is exact for; `share` turns it into the allocation to execute.
-    """
-
-    @abstractmethod
-    def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
-        """Draw an action."""
-
-    @abstractmethod
-    def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
-        """Exact log-density of an action."""
-
-    @abstractmethod
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        """Exact differential entropy of the action."""
-
-    @abstractmethod
-    def share(self, action: Scores, mask: Mask) -> Allocation:
-        """The allocation an action stands for."""
-
-
-def _real(values: Array, mask: Mask) -> Array:
-    """Zero where padded."""
-    return jnp.where(mask, values, 0.0)
-
-
-class GaussianScores(Exploration):
-    """Noise on the scores, any head afterwards; the action is the noisy scores themselves."""
-
-    log_noise_std: Scalar
-    head: Head
-
-    def __init__(self, noise_std: float = 0.5, head: Head | None = None):
-        self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
-        self.head = Head() if head is None else head
-
-    def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
-        noise = jax.random.normal(key, scores.shape, scores.dtype)
-        return _real(scores + jnp.exp(self.log_noise_std) * noise, mask)
-
-    def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
-        z = _real((action - scores) / jnp.exp(self.log_noise_std), mask)
-        return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
-
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        return mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi * math.e))
-
-    def share(self, action: Scores, mask: Mask) -> Allocation:
-        return self.head(action, mask)
-
-
-class LogisticNormal(Exploration):
-    """The same noise seen on the simplex; the action is the log of the allocation.
-
-    Densities are with respect to the first m - 1 shares. The scores' common level leaves no trace
-    on the simplex, so the density is that of the m - 1 centred log-shares.
-    """
-
-    log_noise_std: Scalar
-
-    def __init__(self, noise_std: float = 0.5):
-        self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
-
-    def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
-        noise = jax.random.normal(key, scores.shape, scores.dtype)
-        noisy = jnp.where(mask, scores + jnp.exp(self.log_noise_std) * noise, -jnp.inf)
-        return _real(noisy - jax.nn.logsumexp(noisy), mask)
-
-    def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
-        m = mask.sum()
-        gap = _real(action - scores, mask)
-        gap = _real(gap - gap.sum() / m, mask)
-        z = (gap / jnp.exp(self.log_noise_std)) ** 2
-        return self._constant(m) - 0.5 * z.sum() - _real(action, mask).sum()
-
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        m = mask.sum()
-        level = _mean_logsumexp(scores, jnp.exp(self.log_noise_std), mask)
-        mean_log_shares = _real(scores, mask).sum() - m * level
-        return 0.5 * (m - 1) - self._constant(m) + mean_log_shares
-
-    def share(self, action: Scores, mask: Mask) -> Allocation:
-        return _real(jnp.exp(action), mask)
-
-    def _constant(self, m: Array) -> Scalar:
-        return -(m - 1) * (self.log_noise_std + 0.5 * math.log(2 * math.pi)) - 0.5 * jnp.log(
-            m.astype(self.log_noise_std.dtype)
+    parts = np.asarray(shares, np.float64)
+    if total < 0 or parts.ndim != 1 or not (np.isfinite(parts).all() and (parts >= 0).all()):
+        raise InputError(
+            f"to_units: {total} units by shares {parts.tolist()}; units and shares must be >= 0"
         )
+    asked = int(np.floor(total * parts.sum() + 0.5))
+    room = np.full(len(parts), asked) if limits is None else np.asarray(limits, np.int64)
+    if room.shape != parts.shape or (room < 0).any():
+        raise InputError(f"to_units: limits {room.tolist()}; one whole number >= 0 for each share")
+    quota = _fill_units(parts, room, min(asked, int(room.sum())))
+    units = np.floor(quota + 1e-9).astype(np.int64)
+    left = min(asked, int(room.sum())) - int(units.sum())
+    units[np.argsort(units - quota, kind="stable")[:left]] += 1
+    return units
 
 
-def _mean_logsumexp(scores: Scores, noise_std: Scalar, mask: Mask) -> Scalar:
-    """E[log sum exp(s_i)] for independent s_i ~ N(scores_i, noise_std^2), by quadrature.
-
-    Frullani: log Z = integral over t of exp(-e^t) - exp(-Z e^t); the expectation of the second term
-    is a product over entities of one-dimensional integrals, and the trapezoid rule converges
-    geometrically on the line.
+def _fill_units(
+    parts: Float[np.ndarray, " entities"], room: Int[np.ndarray, " entities"], total: int
+) -> Float[np.ndarray, " entities"]:
+    """min(tau * parts, room) with the tau that makes the sum `total`; in proportion to room where all
+    that is left has no part. Each round fixes an entity at its room, or ends.
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(48)
-    top = jnp.max(jnp.where(mask, scores, -jnp.inf))
-    t = jnp.linspace(-40.0, 12.0, 1041, dtype=scores.dtype)
-    s = (scores - top)[:, None] + noise_std * jnp.asarray(nodes, scores.dtype)
-    laplace = jnp.exp(-jnp.exp(t[:, None, None] + s)) @ jnp.asarray(
-        weights / weights.sum(), scores.dtype
-    )
-    survive = jnp.where(mask, laplace, 1.0).prod(-1)
-    return top + (jnp.exp(-jnp.exp(t)) - survive).sum() * (t[1] - t[0])
-
-
-class Dirichlet(Exploration):
-    """Dirichlet whose mean is the softmax of the scores; the action is the log of the allocation."""
-
-    log_concentration: Scalar
-
-    def __init__(self, concentration: float = 5.0):
-        self.log_concentration = jnp.log(jnp.asarray(concentration, float))
-
-    def _alpha(self, scores: Scores, mask: Mask) -> Scores:
-        """Concentration a share, floored so that a starved entity keeps a finite density."""
-        alpha = jnp.exp(self.log_concentration) * mask.sum() * masked_softmax(scores, mask)
-        return jnp.where(mask, jnp.maximum(alpha, 1e-3), 1.0)
-
-    def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
-        gammas = jax.random.loggamma(key, self._alpha(scores, mask))
-        return _real(gammas - jax.nn.logsumexp(jnp.where(mask, gammas, -jnp.inf)), mask)
-
-    def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
-        alpha = self._alpha(scores, mask)
-        return -self._log_beta(alpha, mask) + _real((alpha - 1) * action, mask).sum()
-
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        alpha = self._alpha(scores, mask)
-        total = _real(alpha, mask).sum()
-        digamma = jax.scipy.special.digamma
-        return (
-            self._log_beta(alpha, mask)
-            + (total - mask.sum()) * digamma(total)
-            - _real((alpha - 1) * digamma(alpha), mask).sum()
-        )
-
-    def share(self, action: Scores, mask: Mask) -> Allocation:
-        return _real(jnp.exp(action), mask)
-
-    @staticmethod
-    def _log_beta(alpha: Scores, mask: Mask) -> Scalar:
-        gammaln = jax.scipy.special.gammaln
-        return _real(gammaln(alpha), mask).sum() - gammaln(_real(alpha, mask).sum())
+    quota, free, left = np.zeros(len(parts)), room > 0, float(total)
+    while left > 0 and free.any():
+        weight = np.where(free, parts, 0.0)
+        weight = weight if weight.sum() > 0 else np.where(free, room, 0.0)
+        wanted = left * weight / weight.sum()
+        full = free & (wanted >= room)
+        if not full.any():
+            return quota + wanted
+        quota[full] = room[full]
+        free &= ~full
+        left = total - float(quota[~free].sum())
+    return quota

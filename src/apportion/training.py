@@ -17,6 +17,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
 from apportion.errors import InputError
+from apportion.exploration import Exploration
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import Policy
@@ -24,7 +25,6 @@ from apportion.priority import Selection
 from apportion.problem import Problem, check_allocation, check_problem
 from apportion.result import Chunk, TrainingResult, metrics_frame
 from apportion.scorers import Scorer, max_deviation
-from apportion.simplex import Exploration
 from apportion.tasks import Tasks, TaskSets
 from apportion.trees import take
 

@@ -8,13 +8,13 @@ from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
 from apportion.errors import InputError
+from apportion.exploration import GaussianScores
 from apportion.learners.advantages import Critic, Experience, PairedMean, generalised_advantages
 from apportion.learners.ppo import PPO, roll_out
 from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
-from apportion.simplex import GaussianScores
 from apportion.tasks import draw_tasks
 from learning import assert_mean_above, fractions_of_best, train_seeds
 
@@ -75,7 +75,7 @@ def seen_of(rewards, terminated, truncated):
     ended = jnp.asarray(terminated) | jnp.asarray(truncated)
     before = jnp.cumsum(ended, axis=1) - ended
     return Experience(
-        observations, still, rewards, still, rewards, rewards, jnp.asarray(terminated),
+        observations, still, rewards, still, still, rewards, rewards, jnp.asarray(terminated),
         jnp.asarray(truncated), before == 0,
     )  # fmt: skip
 

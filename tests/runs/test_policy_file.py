@@ -49,7 +49,7 @@ class Own(Policy):
     def encode(self, history, mask):
         return history[:, -1] @ self.slope
 
-    def allocate(self, features, held, mask):
+    def allocate(self, features, held, mask, bounds=None):
         return Head()(features / self.temperature, mask)
 
 

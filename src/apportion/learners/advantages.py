@@ -25,6 +25,7 @@ class Experience(eqx.Module):
     actions: Float[Array, "rollouts time entities"]
     log_probs: Float[Array, "rollouts time"]
     allocations: Float[Array, "rollouts time entities"]
+    equal: Float[Array, "rollouts time entities"]
     rewards: Float[Array, "rollouts time"]
     equal_rewards: Float[Array, "rollouts time"]
     terminated: Bool[Array, "rollouts time"]
@@ -101,6 +102,7 @@ class Value(eqx.Module):
     level: Scalar
 
     def __call__(self, observation: Observation, mask: Mask) -> Scalar:
+        mask = observation.scored(mask)
         read = self.recurrence(observation.history) + observation.held[:, None] * self.of_held
         mean = mean_over(read, mask[:, None], axis=0)
         most = jnp.where(mask[:, None], read, -jnp.inf).max(0)

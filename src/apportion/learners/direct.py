@@ -3,7 +3,7 @@
 The reward is differentiated itself, so the problem's `step` must be differentiable. Two ways to
 carry the gradient through time: `lookback` handles all B periods in parallel and sees an
 allocation's effect on its own reward and the next one's; `unroll` walks the batch and sees every
-effect inside it, one period after the other.
+effect inside it, one period after the other. `DirectEpisodes` walks whole episodes of its own.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,8 @@ from apportion.errors import InputError
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Batch
 from apportion.policy import Policy
-from apportion.problem import Problem, State
+from apportion.problem import Problem, State, equal_allocation
 from apportion.scorers import Evidence
-from apportion.simplex import equal_shares
 from apportion.tasks import Task
 
 
@@ -67,7 +66,13 @@ def unroll(
     problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
 ) -> BatchRollout:
     """Walk from the batch's first state and differentiate the whole walk."""
+    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
+    return _walk(problem, task, policy, first, batch.rows.shape[0], key)
 
+
+def _walk(
+    problem: Problem, task: Task, policy: Policy, first: State, periods: int, key: PRNGKeyArray
+) -> BatchRollout:
     def period(carry, key):
         state, alive = carry
         allocation = policy(problem.observe(task, state), task.mask)
@@ -75,8 +80,7 @@ def unroll(
         going = alive & ~(step.terminated | step.truncated)
         return (step.state, going), (state, allocation, step.reward, alive)
 
-    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
-    keys = jax.random.split(key, batch.rows.shape[0])
+    keys = jax.random.split(key, periods)
     _, (new_states, allocations, rewards, alive) = jax.lax.scan(
         period, (first, jnp.array(True)), keys
     )
@@ -147,39 +151,127 @@ class Direct(Learner):
         @eqx.filter_value_and_grad(has_aux=True)
         def loss(policy):
             rollout = self.objective(problem, task, policy, batch, key)
-            valid = rollout.valid
-            mean = jnp.where(valid, rollout.rewards, 0.0).sum() / jnp.maximum(valid.sum(), 1)
-            return -mean, rollout
+            return -_mean_reward(rollout), rollout
 
         (value, rollout), gradient = loss(policy)
         weighted = jax.tree.map(lambda g: weight * g, gradient)
         trainable = eqx.filter(policy, eqx.is_inexact_array)
         direction, state = self.transform.update(weighted, state, trainable)
         step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
-        evidence = Evidence(
-            rollout.allocations,
-            rollout.rewards,
-            _equal_rewards(problem, task, rollout.new_states, key),
-            rollout.valid,
-            task.mask,
-            weight * value,
-            optax.tree.norm(gradient),
-        )
+        norm = optax.tree.norm(gradient)
+        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
         refreshed = rollout.new_states if self.refresh else None
         return Update(eqx.apply_updates(policy, step), state, evidence, refreshed)
+
+
+class DirectEpisodes(Learner):
+    """Direct policy gradient through whole episodes of the drawn task, new ones at every update.
+
+    For problems whose allocations matter many periods later, such as energy that is still missing
+    when a car leaves. Memory has no part in it.
+
+    Parameters
+    ----------
+    episodes
+        K, the episodes of an update; all are walked at once.
+    learning_rate, gradient_clip
+        Step size and the largest gradient norm; leaves, so that runs can differ in them.
+    transform
+        Optax transformation of the clipped gradient, before the learning rate.
+
+    Examples
+    --------
+    >>> DirectEpisodes(32).periods
+    0
+    """
+
+    learning_rate: Float[Array, "*runs"]
+    gradient_clip: Float[Array, "*runs"]
+    episodes: int = eqx.field(static=True)
+    transform: optax.GradientTransformation = eqx.field(static=True)
+    periods: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        episodes: int,
+        learning_rate: float | Array = 3e-3,
+        *,
+        gradient_clip: float | Array = 1.0,
+        transform: optax.GradientTransformation | None = None,
+    ):
+        if episodes < 1:
+            raise InputError(f"DirectEpisodes: {episodes} episodes; an update needs at least 1")
+        self.learning_rate = jnp.asarray(learning_rate, float)
+        self.gradient_clip = jnp.asarray(gradient_clip, float)
+        self.episodes = episodes
+        self.transform = _ADAM if transform is None else transform
+        self.periods = 0
+
+    def start(self, policy: Policy) -> PyTree[Array]:
+        return self.transform.init(eqx.filter(policy, eqx.is_inexact_array))
+
+    def update(
+        self,
+        problem: Problem,
+        task: Task,
+        batch: Batch | None,
+        policy: Policy,
+        state: PyTree[Array],
+        weight: Float[Array, ""],
+        *,
+        key: PRNGKeyArray,
+    ) -> Update:
+        def episode(policy, key):
+            reset_key, walk_key = jax.random.split(key)
+            first = problem.reset(task, key=reset_key)
+            return _walk(problem, task, policy, first, problem.horizon, walk_key)
+
+        @eqx.filter_value_and_grad(has_aux=True)
+        def loss(policy):
+            keys = jax.random.split(key, self.episodes)
+            walks = jax.vmap(lambda key: episode(policy, key))(keys)
+            rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
+            return -_mean_reward(rollout), rollout
+
+        (value, rollout), gradient = loss(policy)
+        norm = optax.tree.norm(gradient)
+        # The clip comes before w_t, or it would undo the weight of every steep task.
+        factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
+        clipped = jax.tree.map(lambda g: factor * g, gradient)
+        trainable = eqx.filter(policy, eqx.is_inexact_array)
+        direction, state = self.transform.update(clipped, state, trainable)
+        step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
+        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
+        return Update(eqx.apply_updates(policy, step), state, evidence)
 
 
 # One object for all learners that ask for no other, so that equal settings compile once.
 _ADAM = optax.scale_by_adam()
 
 
-def _equal_rewards(
-    problem: Problem, task: Task, states: State, key: PRNGKeyArray
-) -> Float[Array, " batch"]:
-    """What equal shares would have earned where the policy arrived; compiled away when unread."""
+def _mean_reward(rollout: BatchRollout) -> Float[Array, ""]:
+    lived = jnp.where(rollout.valid, rollout.rewards, 0.0)
+    return lived.sum() / jnp.maximum(rollout.valid.sum(), 1)
 
-    def reward(state, key):
-        return problem.step(task, state, equal_shares(task.mask), key=key).reward
 
-    length = jax.tree.leaves(states)[0].shape[0]
-    return jax.vmap(reward)(states, jax.random.split(key, length))
+def _evidence(
+    problem: Problem,
+    task: Task,
+    rollout: BatchRollout,
+    loss: Float[Array, ""],
+    norm: Float[Array, ""],
+    key: PRNGKeyArray,
+) -> Evidence:
+    """What scorers read. What equal shares would have earned where the policy arrived is compiled away
+    when unread.
+    """
+
+    def equal(state, key):
+        shares = equal_allocation(problem, task, state)
+        return shares, problem.step(task, state, shares, key=key).reward
+
+    keys = jax.random.split(key, rollout.rewards.shape[0])
+    shares, rewards = jax.vmap(equal)(rollout.new_states, keys)
+    return Evidence(
+        rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask, loss, norm
+    )

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
+from apportion.exploration import GaussianScores
 from apportion.learners.advantages import (
     Baseline,
     Experience,
@@ -24,9 +25,9 @@ from apportion.learners.advantages import (
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Batch
 from apportion.policy import Policy, ScoringPolicy
-from apportion.problem import Observation, Problem
+from apportion.problem import Problem
 from apportion.scorers import Evidence
-from apportion.simplex import GaussianScores, equal_shares
+from apportion.simplex import equal_within
 from apportion.tasks import Task
 
 
@@ -147,6 +148,7 @@ class PPO(Learner):
         )
         evidence = Evidence(
             seen.allocations.reshape(length, -1),
+            seen.equal.reshape(length, -1),
             seen.rewards.reshape(length),
             seen.equal_rewards.reshape(length),
             seen.alive.reshape(length),
@@ -174,8 +176,8 @@ class PPO(Learner):
             policy = eqx.combine(trained[0], fixed)
 
             def period(observation, action, log_prob, advantage, target):
-                scores = _scores(policy, observation, mask)
-                ratio = jnp.exp(trained[1].log_prob(scores, mask, action) - log_prob)
+                scores, here = policy.observed_scores(observation, mask), observation.present(mask)
+                ratio = jnp.exp(trained[1].log_prob(scores, here, action) - log_prob)
                 held = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
                 gain = jnp.minimum(ratio * advantage, held * advantage)
                 return self.baseline.loss(trained[2], observation, mask, target) - gain
@@ -221,16 +223,18 @@ def roll_out(
     def period(carry, keys):
         state, alive = carry
         observation = problem.observe(task, state)
-        scores = _scores(policy, observation, task.mask)
-        action = explore.sample(scores, task.mask, key=keys[0])
-        log_prob = explore.log_prob(scores, task.mask, action)
-        shares = explore.share(action, task.mask)
+        # Who can take nothing gets no noise and has no part in the density.
+        here, bounds = observation.present(task.mask), observation.bounds
+        scores = policy.observed_scores(observation, task.mask)
+        action = explore.sample(scores, here, key=keys[0])
+        log_prob = explore.log_prob(scores, here, action)
+        shares, equal = explore.share(action, here, bounds), equal_within(task.mask, bounds)
         step = problem.step(task, state, shares, key=keys[1])
         # Compiled away where no scorer reads it.
-        equal = problem.step(task, state, equal_shares(task.mask), key=keys[1])
+        equal_reward = problem.step(task, state, equal, key=keys[1]).reward
         row = (
-            action, log_prob, shares, step.reward, equal.reward, step.terminated, step.truncated,
-            alive,
+            action, log_prob, shares, equal, step.reward, equal_reward, step.terminated,
+            step.truncated, alive,
         )  # fmt: skip
         return (step.state, alive & ~(step.terminated | step.truncated)), (observation, row)
 
@@ -242,10 +246,6 @@ def roll_out(
 
     observations, row = jax.vmap(episode)(jax.random.split(noise_key, rollouts))
     return Experience(observations, *row)
-
-
-def _scores(policy: ScoringPolicy, observation: Observation, mask: Mask):
-    return policy.scores(policy.encode(observation.history, mask), observation.held, mask)
 
 
 def _standard(values: Array, included: Array) -> Array:

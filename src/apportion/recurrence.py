@@ -1,0 +1,186 @@
+"""The paper's recurrent network: h_k = tanh(x_k A + h_{k-1} B + b) over an entity's window.
+
+`last_state` is the plain scan that says what is computed. `Recurrence` computes the same by kernels
+in (feature, row) layout, chosen by the platform a program is compiled for: `recurrence_gpu` on a
+graphics card, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
+`vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what is compiled
+has one axis of each.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Float, PRNGKeyArray
+
+History = Float[Array, "entities window channels"]
+Features = Float[Array, "entities hidden"]
+
+# With one axis of runs and one of rows: the parameters A, B and b, what is read, and what is kept.
+FromInput = Float[Array, "runs channels hidden"]
+FromState = Float[Array, "runs hidden hidden"]
+Bias = Float[Array, "runs hidden"]
+Inputs = Float[Array, "window runs channels rows"]
+States = Float[Array, "window runs hidden rows"]
+State = Float[Array, "runs hidden rows"]
+
+
+class Recurrence(eqx.Module):
+    """A tanh recurrent cell read over the window, the same for every entity; the last state is kept."""
+
+    from_input: Float[Array, "channels hidden"]
+    from_state: Float[Array, "hidden hidden"]
+    bias: Float[Array, " hidden"]
+
+    def __init__(self, channels: int, hidden: int, *, key: PRNGKeyArray):
+        input_key, state_key = jax.random.split(key)
+        self.from_input = jax.nn.initializers.glorot_uniform()(input_key, (channels, hidden))
+        self.from_state = jax.nn.initializers.orthogonal()(state_key, (hidden, hidden))
+        self.bias = jnp.zeros(hidden)
+
+    def __call__(self, history: History) -> Features:
+        if 0 in history.shape:
+            return last_state(self.from_input, self.from_state, self.bias, history)
+        return _read(self.from_input, self.from_state, self.bias, history)
+
+
+def last_state(
+    from_input: Float[Array, "channels hidden"],
+    from_state: Float[Array, "hidden hidden"],
+    bias: Float[Array, " hidden"],
+    history: History,
+) -> Features:
+    """The last state by a plain scan: the reference that the kernels are held against."""
+
+    def period(state, x):
+        return jnp.tanh(x @ from_input + state @ from_state + bias), None
+
+    start = jnp.zeros((history.shape[0], bias.shape[0]), history.dtype)
+    return lax.scan(period, start, history.swapaxes(0, 1))[0]
+
+
+@partial(jax.jit, inline=True)
+def _read(from_input: Array, from_state: Array, bias: Array, history: Array) -> Array:
+    inputs = history.transpose(1, 2, 0)[:, None]
+    (last,) = _last_p.bind(from_input[None], from_state[None], bias[None], inputs)
+    return last[0].T
+
+
+def _product(a: Array, b: Array) -> Array:
+    """A product for each run, added up in single precision at least."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+
+
+def _next(from_both: Array, bias: Bias, x: Array, h: State) -> State:
+    # One product of [x; h] is faster than two of thin matrices.
+    z = _product(from_both, jnp.concatenate([x, h], 1)) + bias[:, :, None]
+    return jnp.tanh(z).astype(h.dtype)
+
+
+def _both(from_input: FromInput, from_state: FromState) -> Array:
+    return jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
+
+
+def _nothing(bias: Bias, inputs: Inputs) -> State:
+    return jnp.zeros((*bias.shape, inputs.shape[-1]), inputs.dtype)
+
+
+def _last(
+    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs
+) -> tuple[State]:
+    both = _both(from_input, from_state)
+    step = partial(_next, both, bias)
+    return (lax.scan(lambda h, x: (step(x, h), None), _nothing(bias, inputs), inputs)[0],)
+
+
+def _states(
+    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs
+) -> tuple[States]:
+    both = _both(from_input, from_state)
+
+    def period(h, x):
+        h = _next(both, bias, x, h)
+        return h, h
+
+    return (lax.scan(period, _nothing(bias, inputs), inputs)[1],)
+
+
+def _tangent(
+    from_input: FromInput,
+    from_state: FromState,
+    inputs: Inputs,
+    states: States,
+    *tangents: Array,
+) -> tuple[State]:
+    """How the last state changes with parameters and inputs: linear in their changes."""
+    of_input, of_state, of_bias, of_inputs = tangents
+    change = _both(of_input, of_state)
+    both = _both(from_input, from_state)
+
+    def period(carry, here):
+        before, moved = carry
+        x, dx, h = here
+        z = _product(both, jnp.concatenate([dx, moved], 1)) + of_bias[:, :, None]
+        z += _product(change, jnp.concatenate([x, before], 1))
+        return (h, (z * (1 - h * h)).astype(h.dtype)), None
+
+    nothing = jnp.zeros_like(states[0])
+    (_, moved), _ = lax.scan(period, (nothing, nothing), (inputs, of_inputs, states))
+    return (moved,)
+
+
+def _backward(
+    from_input: FromInput,
+    from_state: FromState,
+    inputs: Inputs,
+    states: States,
+    cotangent: State,
+    *,
+    of_inputs: bool,
+) -> tuple[Array, ...]:
+    """Gradients with respect to A, B and b, and the inputs too where `of_inputs` says so.
+
+    They are added up on the way back: to keep every period's share and multiply later reads it all
+    once more.
+    """
+    window, runs, channels, rows = inputs.shape
+    hidden = from_state.shape[1]
+    exact = jnp.promote_types(states.dtype, jnp.float32)
+    ones = jnp.ones((runs, 1, rows), inputs.dtype)
+
+    def period(carry, here):
+        of_state, h, gradient = carry
+        x, before = here
+        of_sum = (of_state * (1 - h * h)).astype(h.dtype)
+        gradient += _product(of_sum, jnp.concatenate([x, ones, before], 1).swapaxes(1, 2))
+        of_x = _product(from_input, of_sum).astype(x.dtype) if of_inputs else None
+        return (_product(from_state, of_sum), before, gradient), of_x
+
+    before = jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+    nothing = jnp.zeros((runs, hidden, channels + 1 + hidden), exact)
+    first = (cotangent.astype(exact), states[-1], nothing)
+    (_, _, gradient), of_x = lax.scan(period, first, (inputs, before), reverse=True)
+    gradient = gradient.swapaxes(1, 2).astype(states.dtype)
+    of_parameters = gradient[:, :channels], gradient[:, channels + 1 :], gradient[:, channels]
+    return (*of_parameters, of_x) if of_inputs else of_parameters
+
+
+def _on_gpu(name: str, plain: Callable[..., tuple[Array, ...]]) -> Callable[..., tuple[Array, ...]]:
+    """The Pallas kernel of that name where there is one for such sizes, else the scan."""
+
+    def kernel(*args: Array, **options: bool) -> tuple[Array, ...]:
+        # Pallas takes long to import, and only a program for a graphics card needs it.
+        from apportion import recurrence_gpu
+
+        _, _, channels, _ = args[2 if name == "backward" else 3].shape
+        if not recurrence_gpu.suits(args[1].shape[1], channels, args[1].dtype):
+            return plain(*args, **options)
+        return getattr(recurrence_gpu, name)(*args, **options)
+
+    return kernel
