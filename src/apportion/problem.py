@@ -256,16 +256,27 @@ def check_allocation(
     allocation: Float[Array, " entities"],
     mask: Bool[Array, " entities"],
     source: str,
+    bounds: Bounds | None = None,
 ) -> None:
-    """Refuse an allocation that is not on the simplex over the task's real entities."""
+    """Refuse an allocation that is not on the simplex over the task's real entities, or breaks bounds."""
     shares, real = np.asarray(allocation), np.asarray(mask)
     if shares.shape != real.shape:
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
     if not np.isfinite(shares).all():
         raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
-    if not on_simplex(jnp.asarray(allocation), mask, tolerance=1e-5) or (shares[~real] != 0).any():
+    available = float(equal_within(mask, bounds).sum())
+    fits = on_simplex(jnp.asarray(allocation), mask, total=available, tolerance=1e-5)
+    if not fits or (shares[~real] != 0).any():
         raise InputError(
             f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "
-            f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to 1 "
-            "and be 0 where the mask is False"
+            f"(sum {shares.sum():.6g}, smallest {shares.min():.6g}); shares must be >= 0, sum to "
+            f"{available:g} and be 0 where the mask is False"
         )
+    if bounds is not None and bounds.limits is not None:
+        over = shares - np.asarray(bounds.limits)
+        if (over > 1e-5).any():
+            first = int(np.argmax(over))
+            raise InputError(
+                f"{source}: entity {first} gets {shares[first]:.6g}, above its limit of "
+                f"{float(bounds.limits[first]):.6g}; apportion through a Head, or `within`"
+            )

@@ -273,4 +273,4 @@ def _check_policy(problem: Problem, tasks: Tasks, policy: Policy) -> None:
             f"{type(policy).__name__} cannot read {type(problem).__name__}'s observation, history "
             f"{observation.history.shape} (entities, window, channels): {error}"
         ) from error
-    check_allocation(allocation, task.mask, type(policy).__name__)
+    check_allocation(allocation, task.mask, type(policy).__name__, observation.bounds)
