@@ -1,0 +1,63 @@
+"""Garages made up for tests: random days of a few stations, and a walk that keeps what was seen."""
+
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, Medians, draw, empty, see
+from apportion.domains.charging.peers import PEERS
+
+STATIONS, SESSIONS = 6, 3
+MEDIANS = Medians(jnp.float32(9.0), jnp.float32(5.0))
+
+
+def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
+    """One day of sessions that do not overlap; about a quarter are absent."""
+    rng = np.random.default_rng(seed)
+    shape = (stations, sessions)
+    cuts = np.sort(rng.integers(0, PERIODS + 1, (stations, 2 * sessions)), -1)
+    arrival, departure = cuts[:, 0::2], cuts[:, 1::2]
+    there = (departure > arrival) & (rng.random(shape) < 0.75)
+    stay = departure - arrival
+    need = np.minimum(rng.exponential(8.0, shape), stay * RATE_KW / 4)
+    stated = rng.random(shape) < 0.8
+    arrived = arrival - rng.random(shape)
+    arrays = {
+        "arrived": arrived,
+        "need_kwh": need,
+        "requested_kwh": np.where(stated, need * rng.uniform(0.5, 3, shape), 0),
+        "stated_departure": np.where(stated, departure + rng.normal(0, 8, shape), 0),
+        "predicted_need_kwh": need * rng.uniform(0.5, 2, shape),
+        "predicted_departure": departure + rng.normal(0, 6, shape),
+    }
+    return Garage(
+        arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),
+        departure=jnp.asarray(np.where(there, departure, 0), jnp.int32),
+        stated=jnp.asarray(stated & there),
+        **{name: jnp.asarray(np.where(there, x, 0), jnp.float32) for name, x in arrays.items()},
+    )
+
+
+@cache
+def walker(name: str):
+    """Walk a peer through a day: what it saw, offered and what was drawn in each period."""
+
+    @eqx.filter_jit
+    def walk(day: Garage, capacity_kw, medians: Medians = MEDIANS):
+        def period(state, n):
+            seen = see(day, state, n, capacity_kw, medians)
+            offered = PEERS[name](seen)
+            state, drawn = draw(day, state, n, offered)
+            return state, (seen, offered, drawn)
+
+        first = empty(day.arrival.shape[0])
+        return jax.lax.scan(period, first, jnp.arange(PERIODS, dtype=jnp.int32))[1]
+
+    return walk
+
+
+def permuted(day: Garage, order: np.ndarray) -> Garage:
+    return jax.tree.map(lambda x: x[order], day)

@@ -1,0 +1,311 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
+from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_day
+from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.sessions import read_sessions
+from apportion.errors import InputError
+from domains.charging.garages import MEDIANS, STATIONS, permuted, random_garage, walker
+
+SEEDS = st.integers(0, 10**6)
+SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
+NAMES = sorted(PEERS)
+
+
+def feeder(phi: float) -> jax.Array:
+    return jnp.float32(phi * STATIONS * RATE_KW)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, phi=SHARES)
+def test_offers_stay_within_limits_and_capacity_and_leave_nothing_that_could_be_used(
+    name, seed, phi
+):
+    capacity = feeder(phi)
+    seen, offered, _ = walker(name)(random_garage(seed), capacity)
+    limits = np.asarray(seen.limit_kw)
+    offered = np.asarray(offered)
+    assert (offered >= 0).all()
+    assert (offered <= limits + 1e-5).all()
+    assert (offered.sum(-1) <= float(capacity) + 1e-4).all()
+    if name != "clairvoyant":
+        most = np.minimum(limits.sum(-1), float(capacity))
+        assert offered.sum(-1) == pytest.approx(most, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, phi=SHARES)
+def test_energy_is_neither_made_nor_lost(name, seed, phi):
+    day, capacity = random_garage(seed), feeder(phi)
+    seen, offered, drawn = walker(name)(day, capacity)
+    drawn = np.asarray(drawn)
+    assert (drawn >= 0).all()
+    assert (drawn <= np.asarray(offered) / 4 + 1e-5).all()
+    energy = simulate(jax.tree.map(lambda x: x[None], day), PEERS[name], capacity, MEDIANS)[0, 0]
+    assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
+    assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
+    assert (drawn[~np.asarray(seen.can_draw)] == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, phi=SHARES)
+def test_permuting_stations_permutes_the_offers(name, seed, phi):
+    day, capacity = random_garage(seed), feeder(phi)
+    order = np.random.default_rng(seed).permutation(STATIONS)
+    offered = np.asarray(walker(name)(day, capacity)[1])
+    again = np.asarray(walker(name)(permuted(day, order), capacity)[1])
+    assert again == pytest.approx(offered[:, order], abs=1e-3)
+
+
+def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
+    day = random_garage(1, 2, 1)
+    same = {
+        "arrival": jnp.array([[3], [3]], jnp.int32),
+        "departure": jnp.array([[9], [9]], jnp.int32),
+        "arrived": jnp.array([[2.9], [2.1]]),
+        "need_kwh": jnp.full((2, 1), 5.0),
+        "requested_kwh": jnp.full((2, 1), 8.0),
+        "stated_departure": jnp.full((2, 1), 12.0),
+        "stated": jnp.ones((2, 1), bool),
+        "predicted_need_kwh": jnp.full((2, 1), 8.0),
+        "predicted_departure": jnp.full((2, 1), 12.0),
+    }
+    day = dataclasses.replace(day, **same)
+    seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
+    for name in NAMES:
+        expected = [2.0, 2.0] if name == "equal" else [0.0, 4.0]
+        assert PEERS[name](seen).tolist() == pytest.approx(expected), name
+
+
+def other_future(day: Garage, seen, offered, drawn, n: int, rng) -> Garage:
+    """The same day up to period n, and anything after it: needs, departures, arrivals."""
+    arrays = {f.name: np.array(getattr(day, f.name)) for f in dataclasses.fields(day)}
+    other = {
+        name: np.array(x)
+        for name, x in vars(random_garage(int(rng.integers(1e6)))).items()
+        if name in arrays
+    }
+    arrival, departure = arrays["arrival"].copy(), arrays["departure"].copy()
+    got, short = np.asarray(seen.got_kwh)[n], np.asarray(drawn) * 4 < np.asarray(offered) - 1e-5
+    for station in range(arrival.shape[0]):
+        busy_until = n + 1
+        for place in range(arrival.shape[1]):
+            a, d = arrival[station, place], departure[station, place]
+            if a <= n < d:
+                busy_until = int(rng.integers(n + 1, PERIODS + 1))
+                arrays["departure"][station, place] = busy_until
+                if not short[a:n, station].any():
+                    arrays["need_kwh"][station, place] = got[station] + rng.uniform(0.01, 30)
+        for place in range(arrival.shape[1]):
+            if arrival[station, place] > n or departure[station, place] <= arrival[station, place]:
+                for name in arrays:
+                    arrays[name][station, place] = other[name][station, place]
+                if arrays["arrival"][station, place] < busy_until:
+                    for name in arrays:
+                        arrays[name][station, place] = 0
+                busy_until = max(busy_until, arrays["departure"][station, place])
+    return Garage(**{name: jnp.asarray(x) for name, x in arrays.items()})
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clairvoyant"])
+@given(seed=SEEDS, phi=SHARES, n=st.integers(0, PERIODS - 1))
+def test_nothing_seen_or_decided_up_to_a_period_depends_on_what_comes_after(name, seed, phi, n):
+    day, capacity = random_garage(seed), feeder(phi)
+    seen, offered, drawn = walker(name)(day, capacity)
+    future = other_future(day, seen, offered, drawn, n, np.random.default_rng(seed))
+    seen_then, offered_then, _ = walker(name)(future, capacity)
+    assert np.array_equal(np.asarray(offered)[: n + 1], np.asarray(offered_then)[: n + 1])
+    for field in dataclasses.fields(seen):
+        if field.name != "truth":
+            known, then = (jax.tree.leaves(getattr(s, field.name)) for s in (seen, seen_then))
+            for x, y in zip(known, then, strict=True):
+                assert np.array_equal(np.asarray(x)[: n + 1], np.asarray(y)[: n + 1]), field.name
+
+
+def test_the_clairvoyant_does_look_ahead():
+    """So the test above would notice a peer that did."""
+    day, capacity = random_garage(3), feeder(0.1)
+    seen, offered, drawn = walker("clairvoyant")(day, capacity)
+    changed = 0
+    for n in range(10, 80):
+        future = other_future(day, seen, offered, drawn, n, np.random.default_rng(n))
+        then = walker("clairvoyant")(future, capacity)[1]
+        changed += not np.array_equal(np.asarray(offered)[: n + 1], np.asarray(then)[: n + 1])
+    assert changed > 0
+
+
+KEYS = {
+    "fcfs": lambda c: c["arrived"],
+    "edf": lambda c: c["leaves"],
+    "llf": lambda c: c["leaves"] / 4 - max(c["asked"] - c["got"], 0) / RATE_KW,
+    "edf-predicted": lambda c: c["leaves_predicted"],
+    "llf-predicted": lambda c: (
+        c["leaves_predicted"] / 4 - max(c["need_predicted"] - c["got"], 0) / RATE_KW
+    ),
+    "largest-remaining": lambda c: -max(c["asked"] - c["got"], 0),
+    "clairvoyant": lambda c: c["departure"] / 4 - (c["need"] - c["got"]) / RATE_KW,
+}
+
+
+def plain_day(day: Garage, name: str, capacity: float) -> float:
+    """A day car by car, in plain Python and double precision."""
+    cars = []
+    for i, k in np.argwhere(np.asarray(day.departure > day.arrival)):
+        x = {f.name: float(getattr(day, f.name)[i, k]) for f in dataclasses.fields(day)}
+        said = bool(x["stated"])
+        cars.append(
+            {
+                **{"arrival": x["arrival"], "departure": x["departure"], "arrived": x["arrived"]},
+                **{"need": x["need_kwh"], "got": 0.0, "full": False},
+                "asked": x["requested_kwh"] if said else 9.0,
+                "leaves": x["stated_departure"] if said else x["arrived"] + 20.0,
+                "need_predicted": x["predicted_need_kwh"],
+                "leaves_predicted": x["predicted_departure"],
+            }
+        )
+    for n in range(PERIODS):
+        here = [c for c in cars if c["arrival"] <= n < c["departure"] and not c["full"]]
+        left = capacity
+        for car in [] if name == "equal" else sorted(here, key=KEYS[name]):
+            most = RATE_KW
+            if name == "clairvoyant":
+                most = min(most, (car["need"] - car["got"]) * 4)
+            car["offer"] = min(most, left)
+            left -= car["offer"]
+        for car in here:
+            offer = min(RATE_KW, capacity / len(here)) if name == "equal" else car["offer"]
+            drawn = min(offer, (car["need"] - car["got"]) * 4)
+            car["got"] += drawn / 4
+            car["full"] = offer > 0.3 and drawn < 0.9 * offer
+    return sum(car["got"] for car in cars)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_simulated_day_equals_one_walked_car_by_car(name):
+    days = [random_garage(seed) for seed in range(12)]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *days)
+    for phi in (0.08, 0.25):
+        capacity = phi * STATIONS * RATE_KW
+        energy = simulate(stacked, PEERS[name], capacity, MEDIANS)[0].sum((1, 2))
+        expected = [plain_day(day, name, capacity) for day in days]
+        assert energy == pytest.approx(expected, rel=1e-4)
+
+
+def test_tasks_are_simulated_apart():
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(4)])
+    tasks = np.array([[0, 2, 4], [5, 1, 3]])
+    both = simulate(stacked, PEERS["llf"], np.array([5.0, 9.0]), MEDIANS, tasks)
+    for task, capacity, energy in zip(tasks, (5.0, 9.0), both, strict=True):
+        alone = jax.tree.map(lambda x, task=task: x[:, task], stacked)
+        assert simulate(alone, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
+
+
+def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
+    day = Garage(
+        jnp.array([[0, 4]], jnp.int32),
+        jnp.array([[4, 6]], jnp.int32),
+        jnp.array([[0.0, 3.5]]),
+        jnp.array([[1.0, 5.0]]),
+        *(jnp.array([[2.0, 3.0]]), jnp.array([[4.0, 6.0]]), jnp.ones((1, 2), bool)),
+    )
+    state, limits = empty(1), []
+    for n in range(6):
+        seen = see(day, state, jnp.int32(n), jnp.float32(6.0), MEDIANS)
+        limits.append(float(seen.limit_kw[0]))
+        state, _ = draw(day, state, jnp.int32(n), jnp.minimum(6.0, seen.limit_kw))
+    assert limits == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
+
+
+@jax.jit
+def served_by(day, offers, scale):
+    def period(state, inputs):
+        n, offer = inputs
+        state, drawn = draw(day, state, n, scale * offer)
+        return state, drawn
+
+    periods = jnp.arange(PERIODS, dtype=jnp.int32)
+    return jax.lax.scan(period, empty(STATIONS), (periods, offers))[1].sum()
+
+
+served_gradient = jax.jit(jax.grad(served_by, argnums=2))
+
+
+@given(seed=SEEDS)
+def test_what_is_drawn_has_the_gradient_of_finite_differences(seed):
+    day = random_garage(seed)
+    offers = jnp.asarray(np.random.default_rng(seed).uniform(0.1, 1, (PERIODS, STATIONS)))
+    step = 1e-2
+    here, above, below = (served_by(day, offers, 1 + e) for e in (0.0, step, -step))
+    sides = [float(above - here) / step, float(here - below) / step]
+    if abs(sides[0] - sides[1]) < 0.05:  # no corner between
+        assert served_gradient(day, offers, 1.0) == pytest.approx(sum(sides) / 2, abs=0.05)
+
+
+@given(
+    limits=st.lists(st.floats(0, 10, width=32), min_size=1, max_size=8),
+    capacity=st.floats(0, 60, width=32),
+)
+def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
+    poured = np.asarray(fill(jnp.asarray(limits, jnp.float32), jnp.float32(capacity)))
+    assert poured.sum() == pytest.approx(min(capacity, sum(limits)), abs=1e-3)
+    level = poured.max()
+    assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
+
+
+def test_predicted_peers_ask_for_predictions():
+    day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
+    with pytest.raises(InputError, match="fit a Predictor"):
+        simulate_day(day, PEERS["llf-predicted"], jnp.float32(5.0), MEDIANS)
+
+
+@pytest.fixture(scope="module")
+def jpl():
+    days = Days.of(read_sessions(), "jpl")
+    return days.between("2019-05-01", "2019-09-30"), days.between("2019-10-01", "2019-12-31")
+
+
+def test_regressed_needs_and_stays_are_nearer_the_truth_than_the_statements(jpl):
+    training, later = jpl
+    days = Predictor.fit(training).apply(later)
+    said = days.stated
+    for predicted, stated, truth in (
+        (days.predicted_need_kwh, days.requested_kwh, days.need_kwh),
+        (days.predicted_departure, days.stated_departure, days.departure),
+    ):
+        error, as_stated = (np.abs(x - truth)[said].mean() for x in (predicted, stated))
+        assert error < as_stated
+
+
+def test_predictions_rest_on_what_is_known_on_arrival(jpl):
+    training, later = jpl
+    predictor = Predictor.fit(training)
+    blind = dataclasses.replace(
+        later,
+        need_kwh=later.need_kwh * 0,
+        departure=np.where(later.departure > 0, 96, 0).astype(np.int32),
+    )
+    known, then = predictor.apply(later), predictor.apply(blind)
+    assert np.array_equal(known.predicted_need_kwh, then.predicted_need_kwh)
+    assert np.array_equal(known.predicted_departure, then.predicted_departure)
+
+
+def test_on_real_days_knowing_the_truth_serves_most_and_deadlines_least(jpl):
+    training, later = jpl
+    predictor = Predictor.fit(training)
+    days = predictor.apply(later)
+    stations = np.random.default_rng(0).permutation(52)[:40].reshape(4, 10)
+    capacity = 0.2 * 10 * RATE_KW
+    served = {
+        name: simulate(days.garage(), peer, capacity, predictor.medians, stations).sum()
+        for name, peer in PEERS.items()
+    }
+    assert max(served, key=served.get) == "clairvoyant"
+    assert min(served, key=served.get) == "edf"
