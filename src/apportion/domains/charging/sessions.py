@@ -203,7 +203,7 @@ def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
     frame = pd.DataFrame(index=raw.index)
     for name in ("site", "station"):
         frame[name] = _names(columns.get(name), name, found)
-    zone = timezone or _zone(raw)
+    zone = _zone(raw, timezone, found)
     times = {
         name: columns[name]
         for name in ("arrival", "departure", "stated_departure")
@@ -258,20 +258,24 @@ def _first_input(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _zone(raw: pd.DataFrame) -> str | None:
-    """The zone the file itself names for all its sessions, as ACN's does in its column `timezone`."""
-    for column in raw.columns:
-        if str(column).strip().lower() == "timezone":
-            zones = raw[column].dropna().astype(str).unique()
-            return _known_zone(str(zones[0])) if len(zones) == 1 else None
+def _zone(raw: Any, timezone: str | None, found: _Findings) -> str | None:
+    """The zone that was told, or that the file names for all its sessions, as ACN's does."""
+    named = [column for column in raw.columns if str(column).strip().lower() == "timezone"]
+    zones = [str(zone) for zone in raw[named[0]].dropna().unique() if str(zone)] if named else []
+    zones = [timezone] if timezone is not None else zones
+    if len(zones) > 1:
+        found.refusals.append(
+            f'{found.source}: column "timezone" names {len(zones)} zones, first '
+            f"{', '.join(zones[:2])}; give the sessions of each in a file of their own"
+        )
+    for zone in zones[:1]:
+        try:
+            return ZoneInfo(zone).key
+        except (LookupError, OSError, ValueError):
+            found.refusals.append(
+                f"{found.source}: no such time zone as {zone}; name it as America/Los_Angeles"
+            )
     return None
-
-
-def _known_zone(name: str) -> str | None:
-    try:
-        return ZoneInfo(name).key
-    except (OSError, ValueError):
-        return None
 
 
 def _names(column: Any, name: str, found: _Findings) -> Any:

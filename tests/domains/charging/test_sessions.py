@@ -1,0 +1,273 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.domains.charging.sessions import (
+    EMBEDDED,
+    check_sessions,
+    fingerprint,
+    inspect_sessions,
+    read_sessions,
+)
+from apportion.errors import InputError
+
+HEAD = "site,station,arrival,departure,stated_departure,requested_kwh,delivered_kwh"
+GOOD = "here,a,2019-05-01 08:00,2019-05-01 10:00,2019-05-01 11:00,20,5"
+
+
+def written(tmp_path, *lines, head=HEAD):
+    path = tmp_path / "sessions.csv"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+def refused(path, **options):
+    with pytest.raises(InputError) as error:
+        read_sessions(path, **options)
+    return str(error.value).split("\n")
+
+
+def test_the_embedded_sessions_are_whole_and_attributed():
+    frame = read_sessions()
+    assert len(frame) == 23_449
+    assert frame.groupby("site", observed=True).station.nunique().to_dict() == {
+        "caltech": 54,
+        "jpl": 52,
+    }
+    assert str(frame.arrival.dtype) == "datetime64[s]"
+    assert frame.stated_departure.isna().mean() == pytest.approx(0.074, abs=0.001)
+    assert "CC BY 4.0" in (EMBEDDED.parent / "ATTRIBUTION.md").read_text()
+
+
+def test_what_is_odd_in_the_embedded_sessions_is_noted_and_does_not_forbid_them():
+    checked = inspect_sessions()
+    assert not checked.refusals
+    assert "23,449 sessions, 2019-05-01 to 2021-08-31" in checked.summary()
+    notes = "\n".join(checked.notes)
+    assert "before the one at its station has left in 1 session, first at row 22280" in notes
+    assert "over 24 hours in 60 sessions" in notes
+    assert "more was taken on average than 6.656 kW can give in 746 sessions" in notes
+
+
+def test_reading_twice_gives_tables_of_their_own():
+    first = read_sessions()
+    first.loc[0, "delivered_kwh"] = -1
+    assert read_sessions().delivered_kwh.min() > 0
+
+
+def test_csv_and_parquet_give_the_same_table(tmp_path):
+    frame = read_sessions().head(200)
+    frame.to_csv(tmp_path / "s.csv", index=False)
+    frame.to_parquet(tmp_path / "s.parquet")
+    tables = [read_sessions(tmp_path / name) for name in ("s.csv", "s.parquet")]
+    for table in tables:
+        assert fingerprint(table) == fingerprint(frame)
+        assert table.dtypes.astype(str).to_dict() == frame.dtypes.astype(str).to_dict()
+
+
+def test_names_stay_text(tmp_path):
+    rows = [GOOD.replace(",a,", f",{name},") for name in ("000001", "NA", "1e5", "nan")]
+    table = read_sessions(written(tmp_path, *rows))
+    assert set(table.station) == {"000001", "NA", "1e5", "nan"}
+    numbers = pd.read_csv(written(tmp_path, GOOD)).assign(station=[17])
+    numbers.to_parquet(tmp_path / "numbers.parquet")
+    assert read_sessions(tmp_path / "numbers.parquet").station.tolist() == ["17"]
+
+
+def test_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_path):
+    path = tmp_path / "s.csv"
+    path.write_text(f"{HEAD}\n\n{GOOD}\n\n", encoding="utf-8-sig")
+    assert len(read_sessions(path)) == 1
+
+
+BAD = {
+    "here,a,2019-05-01 08:00,2019-05-01 07:00,,,5": (
+        '"departure" is before "arrival" in 1 session, first at line 3; swap or fix them'
+    ),
+    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,-5": (
+        'column "delivered_kwh" is negative in 1 session, first at line 3; energy must be >= 0'
+    ),
+    "here,a,2019-05-02 08:00,2019-05-02 09:00,2019-05-02 09:00,-1,5": (
+        'column "requested_kwh" is negative in 1 session, first at line 3; energy must be >= 0'
+    ),
+    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,inf": (
+        'column "delivered_kwh" is infinite in 1 session, first at line 3; energy must be finite'
+    ),
+    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,": (
+        'column "delivered_kwh" is missing in 1 session, first at line 3; fill it in'
+    ),
+    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,five": (
+        'column "delivered_kwh" is not a number in 1 session, first at line 3 ("five")'
+    ),
+    "here,a,05/02/2019 8am,2019-05-02 09:00,,,5": (
+        'column "arrival" is no time in 1 session, first at line 3 ("05/02/2019 8am"); write times as'
+    ),
+    "here,a,,2019-05-02 09:00,,,5": 'column "arrival" is missing in 1 session, first at line 3',
+    "here,,2019-05-02 08:00,2019-05-02 09:00,,,5": (
+        'column "station" is empty in 1 session, first at line 3; name the station'
+    ),
+    "here,a,2019-05-02T08:00:00Z,2019-05-02 09:00,,,5": (
+        "some times carry a zone (Z) and some do not; write all in local time"
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BAD)
+def test_a_bad_session_gets_one_sentence(tmp_path, row):
+    path = written(tmp_path, GOOD, row)
+    (sentence,) = refused(path)
+    assert sentence.startswith(f"{path}: {BAD[row]}")
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+    alike = [row for row in BAD if "Z" not in row]
+    sentences = refused(written(tmp_path, GOOD, *alike))
+    assert len(sentences) == len(alike)
+
+
+def test_missing_columns_are_named_together(tmp_path):
+    sentences = refused(written(tmp_path, "1,2", head="site,where"))
+    assert [s.split('"')[1] for s in sentences] == [
+        "station",
+        "arrival",
+        "departure",
+        "delivered_kwh",
+    ]
+    assert all("the columns found are site, where" in s for s in sentences)
+
+
+def test_files_that_hold_nothing_or_are_none_are_refused(tmp_path):
+    assert "holds no session" in refused(written(tmp_path))[0]
+    assert "no such file" in refused(tmp_path / "nowhere.csv")[0]
+    (tmp_path / "empty.csv").write_text("")
+    assert "cannot be read" in refused(tmp_path / "empty.csv")[0]
+    (tmp_path / "not.parquet").write_text("not a table")
+    assert "cannot be read" in refused(tmp_path / "not.parquet")[0]
+
+
+ODD = {
+    "here,a,2019-05-01 09:00,2019-05-01 11:00,,,5": "before the one at its station has left in 1",
+    "here,b,2019-05-01 09:00,2019-05-03 11:00,,,5": "lasts over 24 hours in 1",
+    "here,b,2019-05-01 09:00,2019-05-01 10:00,,,50": "more was taken on average than 6.656 kW",
+    "here,b,2019-05-01 09:00,2019-05-01 10:00,2019-05-01 08:00,5,5": "stated departure is before",
+    "here,b,2019-05-01 09:00,2019-05-01 10:00,2019-05-01 08:00,,5": "neither counts as stated",
+    "here,b,2019-05-01 09:00,2019-05-01 10:00,,5,5": "neither counts as stated",
+}
+
+
+@pytest.mark.parametrize("row", ODD)
+def test_an_odd_session_is_noted_and_used(tmp_path, row):
+    checked = inspect_sessions(written(tmp_path, GOOD, row))
+    assert not checked.refusals
+    assert len(checked.frame) == 2
+    assert any(ODD[row] in note and "line 3" in note for note in checked.notes)
+
+
+def test_a_file_needs_neither_sites_nor_statements(tmp_path):
+    head = "station,arrival,departure,delivered_kwh"
+    checked = inspect_sessions(
+        written(tmp_path, "a,2019-05-01 08:00,2019-05-01 10:00,5", head=head)
+    )
+    assert checked.frame.site.tolist() == ["garage"]
+    assert checked.frame.requested_kwh.isna().all()
+    assert "all sessions count as one site" in checked.notes[0]
+
+
+def acn_row(**changes):
+    inputs = [
+        {"kWhRequested": 25.6, "requestedDeparture": "Wed, 25 Apr 2018 22:00:00 GMT"},
+        {"kWhRequested": 5.0, "requestedDeparture": "Wed, 25 Apr 2018 18:00:00 GMT"},
+    ]
+    return {
+        "connectionTime": "Wed, 25 Apr 2018 15:08:04 GMT",
+        "disconnectTime": "Wed, 25 Apr 2018 23:20:10 GMT",
+        "kWhDelivered": 7.932,
+        "siteID": "0002",
+        "spaceID": "CA-496",
+        "stationID": "2-39-78-362",
+        "timezone": "America/Los_Angeles",
+        "userInputs": inputs,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("dump", [json.dumps, str])
+def test_acn_data_is_understood_as_it_comes(tmp_path, dump):
+    rows = [acn_row(), acn_row(userInputs=None, connectionTime="Thu, 26 Apr 2018 05:00:00 GMT")]
+    rows[1]["disconnectTime"] = "Thu, 26 Apr 2018 09:00:00 GMT"
+    frame = pd.DataFrame(rows)
+    frame["userInputs"] = [None if x is None else dump(x) for x in frame.userInputs]
+    frame.to_csv(tmp_path / "acn.csv", index=False)
+    table = read_sessions(tmp_path / "acn.csv")
+    first, second = table.itertuples(index=False)
+    assert (first.site, first.station) == ("0002", "CA-496")
+    assert first.arrival == pd.Timestamp("2018-04-25 08:08:04")
+    assert first.departure == pd.Timestamp("2018-04-25 16:20:10")
+    # What was stated first: what the driver changed later was not known on arrival.
+    assert first.stated_departure == pd.Timestamp("2018-04-25 15:00:00")
+    assert first.requested_kwh == 25.6
+    assert second.arrival == pd.Timestamp("2018-04-25 22:00:00")
+    assert np.isnan(second.requested_kwh)
+
+
+def test_a_zone_is_converted_only_when_it_is_said_what_is_local(tmp_path):
+    row = "here,a,2019-05-01T15:00:00+00:00,2019-05-01T17:00:00Z,,,5"
+    path = written(tmp_path, row)
+    checked = inspect_sessions(path)
+    assert checked.frame.arrival[0] == pd.Timestamp("2019-05-01 15:00")
+    assert "carry the zone Z and are taken as they are written" in checked.notes[0]
+    local = read_sessions(path, timezone="America/Los_Angeles")
+    assert local.arrival[0] == pd.Timestamp("2019-05-01 08:00")
+
+
+def test_different_zones_are_refused_unless_it_is_said_what_is_local(tmp_path):
+    rows = [
+        "here,a,2019-05-01T08:00:00-07:00,2019-05-01 10:00:00-0700,,,5",
+        "here,a,2019-12-01T08:00:00-08:00,2019-12-01 10:00:00-08,,,5",
+    ]
+    path = written(tmp_path, *rows)
+    (sentence,) = refused(path)
+    assert "times carry different zones (-0700, -0800)" in sentence
+    table = read_sessions(path, timezone="America/Los_Angeles")
+    assert table.arrival.dt.hour.tolist() == [8, 8]
+    assert table.departure.dt.hour.tolist() == [10, 10]
+
+
+def test_zoned_times_of_a_parquet_file_are_converted_too(tmp_path):
+    times = pd.to_datetime(["2019-05-01 15:00", "2019-05-01 17:00"]).tz_localize("UTC")
+    frame = pd.DataFrame({"station": ["a"], "delivered_kwh": [5.0]})
+    frame["arrival"], frame["departure"] = times[:1], times[1:]
+    frame.to_parquet(tmp_path / "s.parquet")
+    table = read_sessions(tmp_path / "s.parquet", timezone="America/Los_Angeles")
+    assert table.departure[0] == pd.Timestamp("2019-05-01 10:00")
+
+
+def test_an_unknown_zone_is_refused(tmp_path):
+    assert "no such time zone" in refused(written(tmp_path, GOOD), timezone="Mars/Olympus")[0]
+
+
+def test_two_zones_in_one_file_are_refused(tmp_path):
+    rows = [f"{GOOD},America/Los_Angeles", f"{GOOD},Europe/Rome"]
+    sentence, *_ = refused(written(tmp_path, *rows, head=f"{HEAD},timezone"))
+    assert "names 2 zones, first America/Los_Angeles, Europe/Rome" in sentence
+
+
+def test_a_table_in_memory_is_checked_too():
+    frame = read_sessions().head(50)
+    summary, *_ = check_sessions(frame, "mine")
+    assert summary.startswith("mine: 50 sessions")
+    frame.loc[3, "delivered_kwh"] = -1
+    (sentence,) = check_sessions(frame, "mine")
+    assert "negative in 1 session, first at row 4" in sentence
+
+
+def test_checking_sessions_starts_no_jax():
+    program = (
+        "import sys; from apportion.domains.charging.sessions import inspect_sessions; "
+        "inspect_sessions(); sys.exit('jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
