@@ -1,0 +1,110 @@
+"""The sorted schedulers against acnportal 0.3.3, the simulator of the Adaptive Charging Network.
+
+Set APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, or have one in .peers.
+"""
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW
+from apportion.domains.charging.peers import PEERS, simulate
+from apportion.domains.charging.sessions import read_sessions
+
+pytestmark = pytest.mark.peer
+OWN = Path(__file__).parents[3] / ".peers" / "acnportal" / "bin" / "python"
+PYTHON = os.environ.get("APPORTION_ACNPORTAL_PYTHON", str(OWN))
+PROGRAM = Path(__file__).with_name("acnportal_days.py")
+STATIONS, DAYS = 10, 20
+CELLS = [(site, phi) for site in ("caltech", "jpl") for phi in (0.1, 0.15)]
+
+
+def comparable(site: str) -> tuple[Days, np.ndarray, np.ndarray]:
+    """Days on which both simulators can play by the same rules, and what both believe was stated.
+
+    acnportal never gives a car more than it asked for and, in its last period, no more than is left of
+    that, while ours does not know when a car has had enough. So needs are cut to the request, and all
+    requests raised by one period's energy, which changes no order. Ties of arrival are of whole periods
+    there.
+    """
+    days = Days.of(read_sessions(), site).between("2019-06-01", "2019-12-31")
+    days = replace(
+        days, dates=days.dates[:DAYS], **{k: x[:DAYS] for k, x in days._arrays().items()}
+    )
+    days = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
+    there, medians = days.departure > days.arrival, days.medians()
+    arrived = days.arrival.astype(np.float32)
+    asked = np.where(days.stated, days.requested_kwh, float(medians.requested_kwh))
+    leaves = np.where(
+        days.stated, days.stated_departure, arrived + float(medians.stay_hours) / PERIOD_HOURS
+    )
+    asked, leaves = np.where(there, asked, 0), np.where(there, leaves, 0)
+    need = np.minimum(days.need_kwh, asked)
+    asked = np.where(there, asked + RATE_KW * PERIOD_HOURS, 0)
+    days = replace(
+        days,
+        arrived=np.where(there, arrived, 0).astype(np.float32),
+        need_kwh=need.astype(np.float32),
+        requested_kwh=asked.astype(np.float32),
+        stated_departure=leaves.astype(np.float32),
+        stated=there,
+    )
+    return days, asked, leaves
+
+
+@pytest.fixture(scope="module", params=CELLS, ids=str)
+def both(request, tmp_path_factory):
+    if not Path(PYTHON).is_file():
+        pytest.skip("APPORTION_ACNPORTAL_PYTHON names no python with acnportal 0.3.3")
+    site, phi = request.param
+    days, asked, leaves = comparable(site)
+    capacity = phi * STATIONS * RATE_KW
+    folder = tmp_path_factory.mktemp("acnportal")
+    np.savez(
+        folder / "days.npz",
+        arrival=days.arrival,
+        departure=days.departure,
+        need=days.need_kwh,
+        requested=asked,
+        leaves=leaves,
+        capacity=capacity,
+    )
+    command = [PYTHON, str(PROGRAM), str(folder / "days.npz"), str(folder / "energy.npz")]
+    subprocess.run(command, check=True)
+    return days, capacity, dict(np.load(folder / "energy.npz"))
+
+
+@pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
+def test_the_same_energy_is_delivered(both, name):
+    days, capacity, theirs = both
+    ours = simulate(days.garage(), PEERS[name], capacity, days.medians())[0]
+    total, expected = ours.sum(), theirs[name].sum()
+    apart = np.abs(ours - theirs[name]).max()
+    print(
+        f"\n{name}: ours {total:.3f} kWh, acnportal's {expected:.3f} of {days.need_kwh.sum():.1f}; "
+        f"{total / expected - 1:+.4%}; a session differs by {apart:.3f} kWh at most"
+    )
+    assert total == pytest.approx(expected, rel=1e-3)
+
+
+def test_days_are_simulated_a_hundred_times_as_fast(both):
+    days, capacity, theirs = both
+    # As many tasks of the same stations as a backtest has.
+    garage, medians = days.garage(), days.medians()
+    tasks = np.broadcast_to(np.arange(STATIONS), (24, STATIONS))
+    simulate(garage, PEERS["llf"], capacity, medians, tasks)
+    started = time.perf_counter()
+    jax.block_until_ready(simulate(garage, PEERS["llf"], capacity, medians, tasks))
+    ours = 24 * len(days) / (time.perf_counter() - started)
+    acnportal = len(days) / float(theirs["llf/seconds"])
+    print(
+        f"\nllf: {ours:,.0f} days/s, acnportal {acnportal:.1f} days/s, ratio {ours / acnportal:,.0f}"
+    )
+    assert ours > 100 * acnportal
