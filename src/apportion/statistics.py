@@ -102,6 +102,44 @@ def over_rows_and_columns(table: np.ndarray, *, resamples: int = 4000, seed: int
     return Estimate(float(array.mean()), low, high, array.size)
 
 
+def clustered_ratio(
+    gains: np.ndarray, sizes: np.ndarray, *, both: bool = False, confidence: float = 0.95
+) -> Estimate:
+    """sum(gains) / sum(sizes) of a table, its rows independent clusters (with `both`, columns too).
+
+    The interval is cluster-robust: the ratio is linearised, what a cluster adds is summed within it,
+    and the t distribution has as many degrees of freedom as there are clusters, less one. With both,
+    the variances over rows and over columns are added and that of the single cells taken off (Cameron,
+    Gelbach and Miller 2011).
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> gains = 1 + rng.normal(size=(40, 1)) + rng.normal(size=(40, 5))
+    >>> clustered_ratio(gains, np.ones((40, 5))).n
+    40
+    """
+    gains, sizes = np.asarray(gains, float), np.asarray(sizes, float)
+    if gains.shape != sizes.shape or gains.ndim != 2:
+        raise InputError(f"clusters: {gains.shape} gains of {sizes.shape} sizes; give two tables")
+    total = sizes.sum()
+    if not total > 0:
+        raise InputError("clusters: the sizes sum to 0; nothing can be compared")
+    ratio = float(gains.sum() / total)
+    rest = (gains - ratio * sizes) / total
+    # A row or column of no size, such as a station in no task, is no cluster.
+    rows, columns = int((sizes.sum(1) > 0).sum()), int((sizes.sum(0) > 0).sum())
+    units = min(rows, columns) if both else rows
+    if units < 2:
+        return Estimate(ratio, -np.inf, np.inf, units)
+    variance = rows / (rows - 1) * (rest.sum(1) ** 2).sum()
+    if both:
+        over_columns = columns / (columns - 1) * (rest.sum(0) ** 2).sum()
+        variance = max(variance + over_columns - (rest**2).sum(), variance, over_columns)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, units - 1)) * float(np.sqrt(variance))
+    return Estimate(ratio, ratio - reach, ratio + reach, units)
+
+
 def block_days(length: int, *, resamples: int = 1000, block: int = 21, seed: int = 0) -> np.ndarray:
     """Days of each resample of a record: blocks of consecutive days, the last followed by the first."""
     block = min(block, length)

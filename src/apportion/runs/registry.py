@@ -9,6 +9,7 @@ from apportion.runs.job import PreparedJob
 from apportion.runs.settings_file import suggest
 
 _JOBS = {
+    "charging": ("apportion.domains.charging", "ChargingSettings"),
     "portfolio": ("apportion.domains.portfolio", "PortfolioJob"),
     "federated": ("apportion.domains.federated", "FederatedSettings"),
     "budget": ("apportion.domains.budget", "BudgetSettings"),

@@ -121,18 +121,20 @@ def fill(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
 
 def serve_in_order(seen: Seen, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
-    # Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less.
+    # Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less. The
+    # barrier keeps a key from being computed anew for every pair.
+    key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
     place = jnp.arange(len(key), dtype=jnp.int32)
 
     def pairs(values: Array) -> tuple[Array, Array]:
-        return values[None, :] < values[:, None], values[None, :] == values[:, None]
+        return values[:, None] < values[None, :], values[:, None] == values[None, :]
 
     sooner, tie = pairs(key)
-    came, together = pairs(seen.arrived)
+    came, together = pairs(arrived)
     first, _ = pairs(place)
     before = sooner | (tie & (came | (together & first)))
-    taken = jnp.where(before, seen.limit_kw[None, :], 0.0).sum(-1)
-    return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
+    taken = jnp.where(before, limit[:, None], 0.0).sum(0)
+    return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
 
 
 def _forecast(seen: Seen) -> Outlook:

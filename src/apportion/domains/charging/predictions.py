@@ -5,8 +5,11 @@ stay, in whether anything was stated, and in the hour of arrival (two waves of t
 squares on training days alone; everything used is known when the car arrives.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from apportion.domains.charging.days import Days
@@ -54,6 +57,35 @@ class Predictor:
             predicted_need_kwh=np.where(there, need, 0).astype(np.float32),
             predicted_departure=np.where(there, departure, 0).astype(np.float32),
         )
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain numbers, to be saved with a policy."""
+        medians = [float(self.medians.requested_kwh), float(self.medians.stay_hours)]
+        return {"need": self.need.tolist(), "stay": self.stay.tolist(), "medians": medians}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Predictor":
+        """The predictor that `to_dict` wrote.
+
+        Raises
+        ------
+        InputError
+            Where the numbers are not what a predictor has.
+        """
+        try:
+            need, stay, medians = (
+                np.asarray(saved[name], float) for name in ("need", "stay", "medians")
+            )
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                "the policy's file has no sound predictions of needs and stays; train it again"
+            ) from None
+        sound = all(np.isfinite(x).all() for x in (need, stay, medians))
+        if not sound or need.shape != (8,) or stay.shape != (8,) or medians.shape != (2,):
+            raise InputError(
+                "the policy's file has damaged predictions of needs and stays; train it again"
+            )
+        return cls(need, stay, Medians(jnp.float32(medians[0]), jnp.float32(medians[1])))
 
 
 def joint_medians(*training: Days) -> Medians:

@@ -77,9 +77,14 @@ class Charging(Problem):
 
         garage = jax.tree.map(joined, *(days.garage() for days in sites))
         days_of = np.repeat([len(days) for days in sites], stations)
-        low_high = jnp.asarray(capacity, jnp.float32)
-        days = jnp.asarray(days_of, jnp.int32)
-        return cls(garage, days, medians, low_high, sum(stations), PERIODS)
+        return cls(
+            garage=garage,
+            days_of=jnp.asarray(days_of, jnp.int32),
+            medians=medians,
+            capacity=jnp.asarray(capacity, jnp.float32),
+            universe=sum(stations),
+            horizon=PERIODS,
+        )
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> DayState:
         day_key, capacity_key = jax.random.split(key)

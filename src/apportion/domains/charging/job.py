@@ -1,0 +1,191 @@
+"""Training a charging policy from past sessions, and testing it beside every scheduler.
+
+It is tested where nothing was fitted: at stations never trained on, and on the days after training.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.charging.backtest import POLICY, ChargingBacktest, backtest
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.sessions import fingerprint, read_sessions
+from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.training import Garages, choose_tasks, train_charging
+from apportion.domains.training import averaged
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.runs.job import Outcome, PreparedJob
+from apportion.training import Chunks, OnChunk, Resume
+
+_TESTED_CAPACITY = 0.15
+_TESTED_TASKS = 8
+
+
+def prepare(settings: ChargingSettings) -> PreparedJob:
+    """Read and check the sessions, and split them."""
+    frame = read_sessions(settings.sessions, timezone=settings.timezone)
+    garages = Garages.of(frame, settings)
+    choose_tasks(garages, settings)
+    data = {
+        "source": "embedded" if settings.sessions is None else str(settings.sessions),
+        "sites": {name: days.summary() for name, days in garages.sites.items()},
+        "until": {name: str(day) for name, day in garages.until.items()},
+        "fingerprint": fingerprint(frame),
+    }
+
+    def train(on_chunk: OnChunk, resume: Resume) -> Outcome:
+        done = train_charging(
+            garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
+        )
+        policy = averaged(done.policy, settings.members)
+        return evaluate_policy(policy, garages, settings)
+
+    return PreparedJob(data, train)
+
+
+def about(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
+    """What is saved with the policy, for `backtest` and `allocate`."""
+    return {
+        "job": "charging",
+        "task_size": settings.task_size,
+        "capacity": list(settings.capacity),
+        "until": {name: str(day) for name, day in garages.until.items()},
+        "trained_on": {
+            name: [days.stations[place] for place in garages.seen[name]]
+            for name, days in garages.sites.items()
+        },
+        "predictor": garages.predictor.to_dict(),
+    }
+
+
+def evaluate_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> Outcome:
+    """The policy beside every scheduler, on stations and on days it was not trained on."""
+    tests = {
+        name: backtest(
+            policy,
+            days,
+            garages.predictor.medians,
+            capacity=_TESTED_CAPACITY,
+            task_size=min(settings.task_size, len(days.stations)),
+            tasks=_TESTED_TASKS,
+            seed=settings.seed,
+        )
+        for name, days in _test_days(garages).items()
+    }
+    notes = [f"{name}\n{test.summary()}" for name, test in tests.items()]
+    if not notes:
+        notes = ["trained on every station and day; test it with apportion backtest on others"]
+    headline = {
+        "title": "Charging",
+        "subtitle": settings.method,
+        "cards": [_card(name, test) for name, test in tests.items()],
+        "words": [
+            "Clairvoyant and optimum look ahead: nobody can know at the time what they know."
+        ],
+    }
+    results = {name: test.to_json() for name, test in tests.items()}
+    tables = {"schedules": schedules(tests)} if tests else {}
+    return Outcome(policy, results, "\n\n".join(notes), about(garages, settings), headline, tables)
+
+
+def schedules(tests: dict[str, ChargingBacktest]) -> pd.DataFrame:
+    """Every test's schedules under one another, best first."""
+    return pd.concat(
+        [test.to_frame().assign(test=name) for name, test in tests.items()], ignore_index=True
+    )
+
+
+def _test_days(garages: Garages) -> dict[str, Days]:
+    tests: dict[str, Days] = {}
+    for site in garages.sites:
+        if len(garages.unseen[site]) > 1:
+            tests[f"{site}, stations never seen"] = garages.unseen_stations(site)
+        later = garages.later_days(site)
+        if later is not None:
+            tests[f"{site}, from {later.dates[0]}"] = later
+    return tests
+
+
+def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:
+    lead = test.ahead("llf")
+    return {
+        "label": f"Energy over least laxity first: {name}",
+        "value": f"{100 * lead.value:+.2f} points",
+        "interval": f"[{100 * lead.low:+.2f}, {100 * lead.high:+.2f}]",
+        "note": f"{test.served[POLICY]:.1%} of the need met, over {lead.n} days",
+        "holds": lead.above_zero,
+    }
+
+
+def backtest_policy(
+    policy: Policy,
+    saved: dict[str, Any],
+    frame: pd.DataFrame,
+    *,
+    site: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    stations: int | None = None,
+    capacity: float = _TESTED_CAPACITY,
+    tasks: int = _TESTED_TASKS,
+    unseen: bool = False,
+) -> ChargingBacktest:
+    """A trained policy beside every scheduler on a file of sessions.
+
+    Parameters
+    ----------
+    saved
+        What was saved with the policy.
+    site
+        Which site of the file; it need not be one that was trained on.
+    start, end
+        First and last day; by default all after training at that site, or all where it is another.
+    stations, capacity, tasks
+        Stations behind a feeder, its capacity as a share of their full rate, and how many are drawn.
+    unseen
+        Only stations that were not trained on.
+    """
+    if saved.get("job") != "charging":
+        raise InputError(
+            f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
+            "give the folder of a charging run"
+        )
+    if not 0 < capacity <= 1:
+        raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
+    if tasks < 1:
+        raise InputError(f"tasks is {tasks}; at least one garage is needed")
+    days = Days.of(frame, _only_site(frame) if site is None else site)
+    until = saved["until"].get(days.site)
+    if start is None and until is not None and not unseen:
+        start = str(np.datetime64(until) + 1)
+    days = days.between(start, end)
+    if unseen:
+        known = set(saved["trained_on"].get(days.site, ()))
+        days = days.at([i for i, name in enumerate(days.stations) if name not in known])
+    size = saved["task_size"] if stations is None else stations
+    if not 1 <= size <= len(days.stations):
+        raise InputError(
+            f'stations {size}: site "{days.site}" has {len(days.stations)} to choose from; give '
+            "--stations from 1 to that"
+        )
+    predictor = Predictor.from_dict(saved["predictor"])
+    return backtest(
+        policy,
+        predictor.apply(days),
+        predictor.medians,
+        capacity=capacity,
+        task_size=size,
+        tasks=tasks,
+    )
+
+
+def _only_site(frame: pd.DataFrame) -> str:
+    names = sorted(map(str, frame.site.unique()))
+    if len(names) > 1:
+        raise InputError(
+            f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
+        )
+    return names[0]

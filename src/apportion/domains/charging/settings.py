@@ -1,0 +1,60 @@
+"""The settings of charging, as one frozen dataclass; nothing here starts JAX."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from apportion.domains.settings import TrainingSettings
+from apportion.errors import InputError
+
+
+@dataclass(frozen=True)
+class ChargingSettings(TrainingSettings):
+    """Share a feeder's power out among charging cars, from sessions of the past.
+
+    Examples
+    --------
+    >>> ChargingSettings(method="mtl").task_size
+    10
+    """
+
+    sessions: Path | None = None
+    """CSV or Parquet file of charging sessions; without it, the embedded ones of two sites."""
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    site: tuple[str, ...] = ()
+    """Sites to train on; by default all in the file."""
+    until: str | None = None
+    """Last day to train on; by default the last third of each site's working days is kept for tests."""
+    held_out: float = 0.3
+    """Share of each site's stations that is never trained on, drawn by the seed."""
+    tasks: int = 200
+    """Number of tasks T, shared out over the sites."""
+    task_size: int = 10
+    """Stations in a task, m."""
+    capacity: tuple[float, float] = (0.05, 0.3)
+    """The least and the most a feeder gives, as a share of its stations' full rate."""
+    steps: int = 1000
+    """Updates of the policy."""
+    days: int = 24
+    """Days in an update, all of the drawn task."""
+    hidden: int = 48
+    """Units of the network's two layers."""
+    learning_rate: float = 3e-3
+    """First step size of Adam; it falls to 0 along a cosine."""
+    chunk: int = 50
+    """Steps between two looks at the run: progress, saving, stopping."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "task_size", "days", "hidden", "chunk")
+        low, high = self.capacity
+        if not 0 < low <= high <= 1:
+            raise InputError(
+                f"capacity {low:g} {high:g}: give the least and the most, 0 < least <= most <= 1"
+            )
+        if not 0 <= self.held_out < 1:
+            raise InputError(
+                f"held_out is {self.held_out}; it is a share of the stations, at least 0 and below 1"
+            )
+        if self.learning_rate <= 0:
+            raise InputError(f"learning_rate is {self.learning_rate}; it must be above 0")
