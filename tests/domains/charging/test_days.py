@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -192,7 +193,7 @@ def test_stations_are_taken_by_place_and_become_a_garage():
     garage = some.garage()
     assert isinstance(garage, Garage)
     assert len(jax.tree.leaves(garage)) == 9
-    day = days.garage().at(7, np.array([5, 3]))
+    day = days.garage().at(jnp.int32(7), jnp.array([5, 3]))
     assert np.array_equal(day.need_kwh, some.need_kwh[7])
 
 

@@ -43,6 +43,15 @@ def test_a_garage_without_cars_needs_nothing():
     assert best_energy(np.zeros(3), np.zeros(3), np.zeros(3), 5.0) == 0
 
 
+def test_days_solved_together_are_solved_as_if_alone():
+    days = [random_garage(seed) for seed in range(35)]
+    arrays = [np.stack([getattr(d, x) for d in days]) for x in ("arrival", "departure", "need_kwh")]
+    tasks = np.array([[0, 1, 2], [5, 4, 3]])
+    together = best_energies(*arrays, 5.0, tasks)
+    alone = [[best_energy(*(x[d, t] for x in arrays), 5.0) for d in range(35)] for t in tasks]
+    assert together == pytest.approx(np.array(alone))
+
+
 @given(seed=st.integers(0, 10**6), phi=st.sampled_from([0.05, 0.15, 0.4]))
 def test_no_scheduler_serves_more_than_the_optimum(seed, phi):
     day = random_garage(seed)

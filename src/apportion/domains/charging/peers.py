@@ -176,7 +176,7 @@ def _simulate(days: Garage, members, schedule: Schedule, capacity_kw, medians: M
 def simulate(
     days: Garage,
     schedule: Schedule,
-    capacity_kw: Float[Array, " tasks"] | float,
+    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
     medians: Medians,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> np.ndarray:
