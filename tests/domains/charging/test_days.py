@@ -208,5 +208,5 @@ def test_stations_are_split_by_share_and_seed():
 
 def test_too_few_sessions_for_a_regression_are_refused():
     days = Days.of(table(("a", DAY + "08:00", DAY + "10:00", 4.0)), "here")
-    with pytest.raises(InputError, match="1 sessions cannot fix 8 coefficients"):
+    with pytest.raises(InputError, match="1 session cannot fix 8 coefficients"):
         Predictor.fit(days)

@@ -5,6 +5,8 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apportion.domains.charging.sessions import (
     EMBEDDED,
@@ -105,6 +107,9 @@ BAD = {
     ),
     "here,a,05/02/2019 8am,2019-05-02 09:00,,,5": (
         'column "arrival" is no time in 1 session, first at line 3 ("05/02/2019 8am"); write times as'
+    ),
+    "here,a,2019-05-02 09:00,9999-12-31 09:00,,,5": (
+        'column "departure" is not of the years 1970 to 2200 in 1 session, first at line 3 ("9999-'
     ),
     "here,a,,2019-05-02 09:00,,,5": 'column "arrival" is missing in 1 session, first at line 3',
     "here,,2019-05-02 08:00,2019-05-02 09:00,,,5": (
@@ -271,3 +276,31 @@ def test_checking_sessions_starts_no_jax():
         "inspect_sessions(); sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+CELLS = st.one_of(
+    st.sampled_from(
+        [
+            *("", "NA", "nan", "a", "000001", "12", "-3", "1e400", "inf", "0x10", "1,5"),
+            *("2019-05-01", "2019-05-01 08:00", "2019-05-01T08:00:00Z", "2019-05-01 08:00-07:00"),
+            *("Wed, 25 Apr 2018 11:08:04 GMT", "Wed, 99 Apr 2018 11:08:04 GMT", "24:00", "08:00Z"),
+            *("0001-01-01 00:00", "9999-12-31 23:59:59", "9999-12-31 23:59:59-12:00", "20190501"),
+            *("2019-05-01 08:00+99:99", "[{", '[{"kWhRequested": "x"}]', "[]", "{}", "é"),
+        ]
+    ),
+    st.text(max_size=8),
+)
+COLUMNS = [*HEAD.split(","), "connectionTime", "kWhDelivered", "userInputs", "timezone"]
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_whatever_is_in_a_file_is_used_or_refused_in_words(data):
+    columns = data.draw(st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
+    columns = data.draw(st.sampled_from([columns, COLUMNS[:7]]))
+    row = st.lists(CELLS, min_size=len(columns), max_size=len(columns))
+    rows = data.draw(st.lists(row, max_size=4))
+    frame = pd.DataFrame(rows, columns=columns, dtype=object)
+    said = check_sessions(frame, "made up")
+    assert said
+    assert all(sentence.startswith("made up: ") for sentence in said)

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import DTypeLike
 
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
-from apportion.domains.charging.sessions import RATE_KW, choose_site
+from apportion.domains.charging.sessions import RATE_KW, choose_site, count
 from apportion.errors import InputError
 from apportion.tasks import split_entities
 
@@ -145,9 +145,9 @@ class Days:
         """What the days are, in a line."""
         there = int((self.departure > self.arrival).sum())
         return (
-            f"{self.site}: {len(self)} working days from {self.dates[0]} to {self.dates[-1]}, "
-            f"{len(self.stations)} stations, {there:,} sessions that need "
-            f"{self.needed_kwh.sum():,.0f} kWh"
+            f"{self.site}: {count(len(self), 'working day')} from {self.dates[0]} to "
+            f"{self.dates[-1]}, {count(len(self.stations), 'station')}, needed "
+            f"{self.needed_kwh.sum():,.0f} kWh in {count(there, 'session')}"
         )
 
     def _arrays(self) -> dict[str, np.ndarray]:

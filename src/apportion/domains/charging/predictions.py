@@ -14,6 +14,7 @@ import numpy as np
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
+from apportion.domains.charging.sessions import count
 from apportion.errors import InputError
 
 _LEAST_KWH = 0.5
@@ -41,7 +42,8 @@ class Predictor:
         x = np.concatenate(features)
         if len(x) < x.shape[1]:
             raise InputError(
-                f"predictions: {len(x)} sessions cannot fix {x.shape[1]} coefficients; give more days"
+                f"predictions: {count(len(x), 'session')} cannot fix {x.shape[1]} coefficients; give "
+                "more days"
             )
         need, *_ = np.linalg.lstsq(x, np.log(np.concatenate(needs)))
         stay, *_ = np.linalg.lstsq(x, np.log(np.concatenate(stays)))

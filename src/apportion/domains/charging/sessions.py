@@ -52,14 +52,19 @@ class Checked:
         """What the data is, in a line."""
         frame = self.frame
         sites = ", ".join(
-            f"{site} ({len(rows):,} sessions at {rows.station.nunique()} stations)"
+            f"{site} ({count(len(rows), 'session')} at {count(rows.station.nunique(), 'station')})"
             for site, rows in frame.groupby("site", observed=True)
         )
         return (
-            f"{self.source}: {len(frame):,} sessions, {frame.arrival.min():%Y-%m-%d} to "
+            f"{self.source}: {count(len(frame), 'session')}, {frame.arrival.min():%Y-%m-%d} to "
             f"{frame.arrival.max():%Y-%m-%d}, {frame.delivered_kwh.sum():,.0f} kWh; {sites}; "
             f"fingerprint {fingerprint(frame)}"
         )
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things in words: 1 session, 2,000 sessions."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def read_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> pd.DataFrame:
@@ -180,9 +185,8 @@ class _Findings:
         places = np.flatnonzero(bad)
         if len(places):
             example = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
-            count = f"{len(places):,} session{'s' * (len(places) != 1)}"
-            first = self.place(places[0])
-            said.append(f"{self.source}: {what} in {count}, first at {first}{example}; {then}")
+            many, first = count(len(places), "session"), self.place(places[0])
+            said.append(f"{self.source}: {what} in {many}, first at {first}{example}; {then}")
 
 
 def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-_ZONED = re.compile(r"^(.*\d:\d{2}\S*?)\s*(Z|GMT|UTC|[+-]\d{2}(?::?\d{2})?)$")
+_ZONED = re.compile(r"^(.*\d:\d{2}\S*?)\s*(Z|GMT|UTC|[+-][01]\d(?::?[0-5]\d)?)$")
 _RFC_1123 = "%a, %d %b %Y %H:%M:%S"
+_YEARS = (1970, 2200)
 _NO_TIME = ("nat", "nan", "none", "null", "na", "n/a", "<na>")
 
 
@@ -32,7 +33,7 @@ def local_times(
     times, parts = {}, {}
     for name, column in columns.items():
         if pd.api.types.is_datetime64_dtype(column):
-            times[name] = column.to_numpy().astype("datetime64[s]")
+            times[name] = _plausible(name, column.to_numpy().astype("datetime64[s]"), found)
         else:
             parts[name] = [_split(text) for text in _texts(column)]
     written = {zone for column in parts.values() for bare, zone in column if bare}
@@ -40,9 +41,9 @@ def local_times(
     convert = zone if _one_kind(written, zone, found) and written != {""} else None
     for name, column in parts.items():
         times[name] = _clock(name, column, convert, found)
-    for name, column in times.items():
+    for name, column in columns.items():
         if name != "stated_departure" and name not in parts:
-            _refuse_gaps(name, np.isnat(column), found)
+            _refuse_gaps(name, column.isna().to_numpy(), found)
     return times
 
 
@@ -58,6 +59,7 @@ def _clock(
         "write times as 2019-05-01 07:30:00",
         bare,
     )
+    local = _plausible(name, local, found)
     if name != "stated_departure":
         _refuse_gaps(name, gap, found)
     if zone is None:
@@ -65,6 +67,15 @@ def _clock(
     minutes = np.array([_minutes(offset) for _, offset in column], "timedelta64[m]")
     utc = pd.DatetimeIndex(local - minutes).tz_localize("UTC")
     return utc.tz_convert(zone).tz_localize(None).to_numpy().astype("datetime64[s]")
+
+
+def _plausible(name: str, times: np.ndarray, found: Findings) -> np.ndarray:
+    """The times, without those of years that calendars of zones do not reach."""
+    years = times.astype("datetime64[Y]").astype(int) + 1970
+    first, last = _YEARS
+    odd = ~np.isnat(times) & ((years < first) | (years >= last))
+    found.refuse(odd, f'column "{name}" is not of the years {first} to {last}', "fix it", times)
+    return np.where(odd, np.datetime64("NaT", "s"), times)
 
 
 def _refuse_gaps(name: str, gap: np.ndarray, found: Findings) -> None:
