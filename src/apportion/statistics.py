@@ -103,41 +103,42 @@ def over_rows_and_columns(table: np.ndarray, *, resamples: int = 4000, seed: int
 
 
 def clustered_ratio(
-    gains: np.ndarray, sizes: np.ndarray, *, both: bool = False, confidence: float = 0.95
+    *clusterings: tuple[np.ndarray, np.ndarray], confidence: float = 0.95
 ) -> Estimate:
-    """sum(gains) / sum(sizes) of a table, its rows independent clusters (with `both`, columns too).
+    """sum(gains) / sum(sizes), with an interval that is robust to clusters.
 
-    The interval is cluster-robust: the ratio is linearised, what a cluster adds is summed within it,
-    and the t distribution has as many degrees of freedom as there are clusters, less one. With both,
-    the variances over rows and over columns are added and that of the single cells taken off (Cameron,
-    Gelbach and Miller 2011).
+    Each clustering is the same whole cut another way, such as by day and by station: what each cluster
+    gained, and its size. The ratio is linearised; each clustering's variance is that of its clusters'
+    sums, and they are added, which errs on the side of width (Cameron, Gelbach and Miller 2011 take
+    off that of the single cells). The t distribution has as many degrees of freedom as the coarsest
+    clustering has clusters, less one.
 
     Examples
     --------
-    >>> rng = np.random.default_rng(0)
-    >>> gains = 1 + rng.normal(size=(40, 1)) + rng.normal(size=(40, 5))
-    >>> clustered_ratio(gains, np.ones((40, 5))).n
+    >>> gains = 1 + np.random.default_rng(0).normal(size=40)
+    >>> clustered_ratio((gains, np.ones(40))).n
     40
     """
-    gains, sizes = np.asarray(gains, float), np.asarray(sizes, float)
-    if gains.shape != sizes.shape or gains.ndim != 2:
-        raise InputError(f"clusters: {gains.shape} gains of {sizes.shape} sizes; give two tables")
-    total = sizes.sum()
-    if not total > 0:
-        raise InputError("clusters: the sizes sum to 0; nothing can be compared")
-    ratio = float(gains.sum() / total)
-    rest = (gains - ratio * sizes) / total
-    # A row or column of no size, such as a station in no task, is no cluster.
-    rows, columns = int((sizes.sum(1) > 0).sum()), int((sizes.sum(0) > 0).sum())
-    units = min(rows, columns) if both else rows
+    variance, units, ratio = 0.0, np.inf, None
+    for gains, sizes in clusterings:
+        gains, sizes = np.asarray(gains, float).ravel(), np.asarray(sizes, float).ravel()
+        if gains.shape != sizes.shape or not sizes.sum() > 0:
+            raise InputError(
+                f"clusters: {gains.size} gains of {sizes.size} sizes that sum to {sizes.sum():g}; "
+                "each cluster needs both, and some size"
+            )
+        # A cluster of no size, such as a station in no task, is none.
+        gains, sizes = gains[sizes > 0], sizes[sizes > 0]
+        ratio = float(gains.sum() / sizes.sum()) if ratio is None else ratio
+        count = len(gains)
+        rest = (gains - ratio * sizes) / sizes.sum()
+        variance += count / max(count - 1, 1) * float((rest**2).sum())
+        units = min(units, count)
+    assert ratio is not None, "at least one clustering is given"
     if units < 2:
-        return Estimate(ratio, -np.inf, np.inf, units)
-    variance = rows / (rows - 1) * (rest.sum(1) ** 2).sum()
-    if both:
-        over_columns = columns / (columns - 1) * (rest.sum(0) ** 2).sum()
-        variance = max(variance + over_columns - (rest**2).sum(), variance, over_columns)
+        return Estimate(ratio, -np.inf, np.inf, int(units))
     reach = float(stats.t.ppf(0.5 + confidence / 2, units - 1)) * float(np.sqrt(variance))
-    return Estimate(ratio, ratio - reach, ratio + reach, units)
+    return Estimate(ratio, ratio - reach, ratio + reach, int(units))
 
 
 def block_days(length: int, *, resamples: int = 1000, block: int = 21, seed: int = 0) -> np.ndarray:

@@ -37,6 +37,9 @@ STUDIES = {
         "portfolio", "learning curves of single-task, multi-task and prioritised learning"
     ),
     "fig5": Entry("portfolio", "allocations and wealth over the last year"),
+    "charging": Entry(
+        "charging", "one policy for every garage beside every scheduler, on real charging sessions"
+    ),
     "fig6": Entry("federated", "learned aggregation in a federation"),
     "federations": Entry(
         "federated", "other federations: unequal tasks, other splits and sizes, clients that lie"

@@ -11,15 +11,16 @@ from functools import cached_property
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import Garage, Medians, Seen
 from apportion.domains.charging.optimum import best_energies
-from apportion.domains.charging.peers import PEERS, Schedule, simulate
+from apportion.domains.charging.peers import PEERS, Schedule, simulate_day
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.policy import Policy
@@ -82,11 +83,11 @@ class ChargingBacktest:
 
         By clusters of days, or with `both` of days and stations.
         """
-        if OPTIMUM in (name, other):
-            gain = self._by_day(name) - self._by_day(other)
-            return clustered_ratio(gain, self._by_day(None))
-        gains = self._by_station(self.drawn_kwh[name] - self.drawn_kwh[other])
-        return clustered_ratio(gains, self._by_station(self.need_kwh), both=both)
+        by_day = (self.by_day(name) - self.by_day(other), self.by_day())
+        if not both:
+            return clustered_ratio(by_day)
+        by_station = (self.by_station(name) - self.by_station(other), self.by_station())
+        return clustered_ratio(by_day, by_station)
 
     def gap_closed(self) -> float:
         """The share of the way from the best peer to the clairvoyant that the policy goes."""
@@ -158,19 +159,45 @@ class ChargingBacktest:
         )
         return "\n".join(lines)
 
-    def _by_day(self, name: str | None) -> np.ndarray:
-        """KWh of a schedule, or of the need, (days, 1)."""
+    def by_day(self, name: str | None = None) -> np.ndarray:
+        """KWh of a schedule, or of the need, on each day."""
         if name == OPTIMUM:
-            assert self.optimum_kwh is not None
-            return self.optimum_kwh.sum(0)[:, None]
-        table = self.need_kwh if name is None else self.drawn_kwh[name]
-        return table.sum((0, 2, 3))[:, None]
+            assert self.optimum_kwh is not None, "the optimum was not computed"
+            return self.optimum_kwh.sum(0)
+        return self._table(name).sum((0, 2, 3))
 
-    def _by_station(self, table: np.ndarray) -> np.ndarray:
-        """What each station adds up to over tasks, (days, stations)."""
-        sums = np.zeros((len(self.dates), self.stations))
-        np.add.at(sums.T, self.members, table.sum(-1).transpose(0, 2, 1))
+    def by_station(self, name: str | None = None) -> np.ndarray:
+        """KWh of a schedule, or of the need, at each station, over all tasks it is in."""
+        sums = np.zeros(self.stations)
+        np.add.at(sums, self.members, self._table(name).sum((1, 3)))
         return sums
+
+    def _table(self, name: str | None) -> np.ndarray:
+        return self.need_kwh if name is None else self.drawn_kwh[name]
+
+
+@eqx.filter_jit
+def _simulate_all(
+    days: Garage,
+    schedules: tuple[Schedule, ...],
+    capacity_kw: Float[Array, ""],
+    medians: Medians,
+    members: Int[Array, "tasks entities"],
+) -> Float[Array, "schedules tasks days entities sessions"]:
+    """The kWh of every session under each schedule: one program, and one to compile."""
+
+    def under(number):
+        def chosen(seen: Seen) -> Float[Array, " entities"]:
+            return jax.lax.switch(number, schedules, seen)
+
+        def task(members):
+            garage = jax.tree.map(lambda x: x[:, members], days)
+            return jax.vmap(lambda day: simulate_day(day, chosen, capacity_kw, medians))(garage)
+
+        # A task's days together fit into the cache; all tasks at once do not.
+        return jax.lax.map(task, members)
+
+    return jax.lax.map(under, jnp.arange(len(schedules)))
 
 
 def backtest(
@@ -201,16 +228,25 @@ def backtest(
     count = min(tasks, count_tasks(len(places), task_size))
     members = np.asarray(draw_tasks(places, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
-    garage: Garage = days.garage()
     schedules = {POLICY: PolicySchedule(policy)} | dict(peers)
-    drawn = {
-        name: simulate(garage, schedule, feeder, medians, members)
-        for name, schedule in schedules.items()
-    }
+    drawn = _simulate_all(
+        days.garage(),
+        tuple(schedules.values()),
+        jnp.float32(feeder),
+        medians,
+        jnp.asarray(members, jnp.int32),
+    )
     best = None
     if optimum:
         best = best_energies(days.arrival, days.departure, days.need_kwh, feeder, members)
     need = days.need_kwh[:, members].transpose(1, 0, 2, 3)
     return ChargingBacktest(
-        days.site, days.dates, members, len(places), capacity, need, drawn, best
+        days.site,
+        days.dates,
+        members,
+        len(places),
+        capacity,
+        need,
+        dict(zip(schedules, np.asarray(drawn), strict=True)),
+        best,
     )

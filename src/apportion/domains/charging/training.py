@@ -99,6 +99,16 @@ def choose_tasks(garages: Garages, settings: ChargingSettings) -> Tasks:
     return together
 
 
+def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
+    """The direct gradient through whole days, its steps falling to 0 along a cosine."""
+    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, settings.steps))
+    return DirectEpisodes(
+        settings.days,
+        settings.learning_rate,
+        transform=optax.chain(optax.scale_by_adam(), cosine),
+    )
+
+
 def train_charging(
     garages: Garages,
     settings: ChargingSettings,
@@ -108,17 +118,11 @@ def train_charging(
 ) -> TrainingResult:
     """Train by the direct gradient through whole days."""
     problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
-    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, settings.steps))
-    learner = DirectEpisodes(
-        settings.days,
-        settings.learning_rate,
-        transform=optax.chain(optax.scale_by_adam(), cosine),
-    )
     return train_members(
         problem,
         choose_tasks(garages, settings),
         lambda key: Pooled(CHANNELS, settings.hidden, key=key),
-        learner,
+        direct_learner(settings),
         settings,
         replay=Replay(act_periods=0),
         chunks=chunks,

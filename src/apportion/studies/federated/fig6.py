@@ -26,7 +26,7 @@ from apportion.domains.federated.aggregators import (
 )
 from apportion.domains.federated.digits import Digits, embedded_digits
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.settings import FederatedSettings, paper_size
+from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
 from apportion.domains.federated.training import (
     build,
     evaluation_keys,
@@ -62,7 +62,7 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
         settings, seeds, totals = paper_size(None, seed=seed), range(seed, seed + 3), TOTALS
     else:
         # Fewer rounds, updates and tasks than the default: four policies in three minutes.
-        settings = FederatedSettings(
+        settings = reduced_size(
             state="accuracy", rounds=12, steps=10, learning_rate=2e-2, unseen=6, seed=seed
         )
         seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)

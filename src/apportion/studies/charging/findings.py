@@ -1,0 +1,228 @@
+"""What the charging study concludes from the kWh that every schedule delivered: table, figure, verdicts.
+
+Points are of the need: 100 x (kWh drawn by one - by the other) / kWh needed. Intervals are by clusters
+of days, as the days of one test share their weather and their week; the table also has those by days
+and stations together, which are wider.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
+from apportion.statistics import Estimate, clustered_ratio
+from apportion.studies.study import Study, Verdict
+
+SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
+_LEARNED = {
+    "pmtl": "P-MTL",
+    "stl": "STL",
+    "ppo": "PPO",
+    "only-caltech": "Caltech only",
+    "only-jpl": "JPL only",
+}
+
+
+def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+    """The study from the rows of all cells."""
+    table = summarise(rows)
+    return Study(
+        "charging",
+        "Charging: one policy for every garage, at stations and in a year it never saw",
+        table,
+        tuple(_verdicts(rows, table)),
+        lambda: plot(table),
+        _notes(table),
+        settings,
+    )
+
+
+def _kwh(rows: Any, trained: str, schedule: str, unit: str) -> Any:
+    """Drawn and needed by day or station, policies in columns."""
+    some = rows[(rows.trained == trained) & (rows.schedule == schedule) & (rows.unit == unit)]
+    return some.pivot_table(index="place", columns="policy", values=["drawn_kwh", "need_kwh"])
+
+
+def lead(
+    rows: Any, first: tuple[str, str], second: tuple[str, str], *, both: bool = False
+) -> Estimate:
+    """What one schedule serves more than another in one test, in points of the need.
+
+    A schedule is named by its cell and its name. Where one side has several policies, their mean is
+    meant, and the policies are a clustering of their own.
+    """
+    units = ("day", "station") if both else ("day",)
+    clusterings = []
+    for unit in units:
+        one, other = (_kwh(rows, *name, unit) for name in (first, second))
+        gains = one.drawn_kwh.mean(axis=1) - other.drawn_kwh.mean(axis=1)
+        clusterings.append((100 * gains.to_numpy(), one.need_kwh.mean(axis=1).to_numpy()))
+    one, other = (_kwh(rows, *name, "day") for name in (first, second))
+    policies = max(one.drawn_kwh.shape[1], other.drawn_kwh.shape[1])
+    if policies > 1:
+        gains = one.drawn_kwh.sum().to_numpy() - other.drawn_kwh.sum().to_numpy()
+        sizes = np.broadcast_to(one.need_kwh.sum().to_numpy(), gains.shape)
+        clusterings.append((100 * gains / policies, sizes / policies))
+    return clustered_ratio(*clusterings)
+
+
+def summarise(rows: Any) -> pd.DataFrame:
+    """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
+    found = []
+    for key, test in rows.groupby(["site", "test", "capacity", "stations"], sort=False):
+        about = dict(zip(("site", "test", "capacity", "stations"), key, strict=True))
+        peers = test[test.trained == "schedulers"].schedule.unique()
+        names = [("mtl", POLICY), *((kind, POLICY) for kind in _LEARNED)]
+        for name in [*names, *(("schedulers", peer) for peer in peers)]:
+            found.append(about | _row(test, name))
+    return pd.DataFrame(found)
+
+
+def _row(test: Any, name: tuple[str, str]) -> dict[str, Any]:
+    kwh = _kwh(test, *name, "day")
+    some = test[(test.trained == name[0]) & (test.schedule == name[1]) & (test.unit == "all")]
+    learned = name[1] == POLICY
+    row: dict[str, Any] = {
+        "schedule": {"mtl": "MTL", **_LEARNED}[name[0]] if learned else name[1],
+        "served": float(kwh.drawn_kwh.to_numpy().sum() / kwh.need_kwh.to_numpy().sum()),
+        "left_short": some.left_short.mean(),
+        "fairness": some.fairness.mean(),
+        "days": len(kwh),
+    }
+    if name != ("mtl", POLICY):
+        ahead = lead(test, ("mtl", POLICY), name)
+        row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
+        if name[1] != OPTIMUM:
+            wide = lead(test, ("mtl", POLICY), name, both=True)
+            row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
+    return row
+
+
+def _tests(rows: Any, *, stations: int = 10) -> Any:
+    return rows[rows.stations == stations].groupby(["site", "test", "capacity"], sort=False)
+
+
+def _best_peer(table: Any, key: Any, stations: int = 10) -> str:
+    site, test, capacity = key
+    here = table[(table.site == site) & (table.test == test) & (table.capacity == capacity)]
+    here = here[(here.stations == stations) & ~here.schedule.isin([*HINDSIGHT, "MTL"])]
+    peers = here[~here.schedule.isin(list(_LEARNED.values()))]
+    return str(peers.loc[peers.served.idxmax(), "schedule"])
+
+
+def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
+    verdicts = []
+    for key, test in _tests(rows):
+        where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
+        best = _best_peer(table, key)
+        for peer in dict.fromkeys((best, "llf")):
+            note = f"{peer}, the best scheduler there" if peer == best else peer
+            ahead = lead(test, ("mtl", POLICY), ("schedulers", peer))
+            verdicts.append(_above_zero(f"MTL serves more than {note} ({where})", ahead))
+    for site, test in rows[rows.stations == 10].groupby("site", sort=False):
+        name = SITE_NAMES[site]
+        test = _one_test(test)
+        pairs = [
+            ("MTL serves more than STL at equal updates", "mtl", "stl"),
+            ("P-MTL serves more than MTL", "pmtl", "mtl"),
+        ]
+        for claim, one, other in pairs:
+            ahead = lead(test, (one, POLICY), (other, POLICY))
+            verdicts.append(_above_zero(f"{claim} ({name})", ahead))
+        ahead = lead(test, ("ppo", POLICY), ("schedulers", "llf"))
+        verdicts.append(_above_zero(f"PPO serves more than llf ({name})", ahead))
+        other = next(kind for kind in ("only-caltech", "only-jpl") if not kind.endswith(site))
+        ahead = lead(test, (other, POLICY), ("schedulers", "llf"))
+        claim = f"Trained at the other site alone it serves more than llf ({name})"
+        verdicts.append(_above_zero(claim, ahead))
+    for (site, stations), test in rows[rows.stations != 10].groupby(
+        ["site", "stations"], sort=False
+    ):
+        ahead = lead(test, ("mtl", POLICY), ("schedulers", "llf"))
+        claim = f"Trained on 10 stations it serves more than llf on {stations}"
+        verdicts.append(_above_zero(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead))
+    return verdicts
+
+
+def _one_test(rows: Any) -> Any:
+    """All tests of a site as one: a day of one test is another unit than the same day of another."""
+    joined = rows.copy()
+    # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
+    sums = ["drawn_kwh", "need_kwh"]
+    keys = ["trained", "schedule", "unit", "place", "policy"]
+    return joined.groupby(keys, sort=False)[sums].sum().reset_index()
+
+
+def _above_zero(claim: str, ahead: Estimate) -> Verdict:
+    return Verdict.of(claim, ahead, holds=ahead.above_zero, paper=False)
+
+
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    closed, leads = [], []
+    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
+        served = here.set_index("schedule").served
+        best = served[_best_peer(table, key)]
+        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
+        leads.append(100 * (served["MTL"] - best))
+    return (
+        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
+        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
+        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
+        "clairvoyant one.",
+        "The best scheduler is chosen for each test in hindsight; no single one is best in all.",
+        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
+        "for other seeds and other splits of the stations.",
+    )
+
+
+def plot(table: Any) -> Figure:
+    """MTL's lead over every scheduler in the 12 tests, what each way to learn adds, and other sizes."""
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    (a, b), (c, d) = figure.subplots(2, 2)
+    tens = table[table.stations == 10]
+    labels = []
+    colours = {"llf": "C0", "edf": "C1", "equal": "C2", "llf-predicted": "C4", CLAIRVOYANT: "0.6"}
+    for place, (key, here) in enumerate(tens.groupby(["site", "test", "capacity"], sort=False)):
+        labels.append(f"{SITE_NAMES[key[0]]} {key[1][:4]}\n{key[2]:.0%}")
+        rows = here.set_index("schedule")
+        for number, (name, colour) in enumerate(colours.items()):
+            row = rows.loc[name]
+            a.errorbar(
+                place + 0.14 * (number - 2), row.mtl_ahead,
+                [[row.mtl_ahead - row.low], [row.high - row.mtl_ahead]], fmt="o", ms=4,
+                color=colour, label=name if place == 0 else None,
+            )  # fmt: skip
+        for number, name in enumerate(("STL", "P-MTL", "PPO")):
+            row = rows.loc[name]
+            b.errorbar(
+                place + 0.2 * (number - 1), row.mtl_ahead,
+                [[row.mtl_ahead - row.low], [row.high - row.mtl_ahead]], fmt="s", ms=4,
+                color=f"C{number + 5}", label=name if place == 0 else None,
+            )  # fmt: skip
+        for number, name in enumerate(("MTL", "llf", "edf", "equal")):
+            colour = {"MTL": "k"}.get(name, colours.get(name))
+            c.bar(place + 0.2 * (number - 1.5), 100 * rows.loc[name].left_short, 0.2, color=colour,
+                  label=name if place == 0 else None)  # fmt: skip
+    for axes, title in (
+        (a, "MTL's lead in energy, points of the need"),
+        (b, "MTL's lead over other ways to learn, points of the need"),
+        (c, "cars that left with less than 80 % of their need, %"),
+    ):
+        axes.set_xticks(range(len(labels)), labels, fontsize=7)
+        axes.axhline(0, color="k", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.legend(fontsize=7, ncols=3)
+    sized = table[(table.test == "2021") & (table.capacity == 0.15)]
+    for site, here in sized.groupby("site", sort=False):
+        llf = here[here.schedule == "llf"].sort_values("stations")
+        d.errorbar(
+            llf.stations, llf.mtl_ahead, [llf.mtl_ahead - llf.low, llf.high - llf.mtl_ahead],
+            fmt="o-", capsize=3, label=SITE_NAMES[site],
+        )  # fmt: skip
+    d.axhline(0, color="k", linewidth=0.8)
+    d.set_xlabel("stations behind the feeder; trained on 10")
+    d.set_title("MTL's lead over llf in 2021, feeder 15 %", fontsize=10)
+    d.legend(fontsize=8)
+    return figure
