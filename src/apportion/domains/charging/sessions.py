@@ -117,13 +117,16 @@ def check_sessions(frame: pd.DataFrame, source: str = "sessions") -> list[str]:
 
 def fingerprint(frame: pd.DataFrame) -> str:
     """A hash of the whole table: the same sessions give the same 16 digits on every machine."""
-    digest = hashlib.sha256()
-    for name in ("site", "station"):
-        digest.update("\n".join(frame[name].astype(str)).encode())
+    # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.
+    columns = [frame[name].astype(str).to_numpy() for name in ("site", "station")]
     for name in ("arrival", "departure", "stated_departure"):
-        digest.update(frame[name].to_numpy().astype("datetime64[s]").astype("<i8").tobytes())
+        columns.append(frame[name].to_numpy().astype("datetime64[s]").astype("<i8"))
     for name in ("requested_kwh", "delivered_kwh"):
-        digest.update(frame[name].to_numpy().astype("<f8").tobytes())
+        columns.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
+    order = np.lexsort([np.unique(x, return_inverse=True)[1] for x in reversed(columns)])
+    digest = hashlib.sha256("\n".join(np.concatenate([x[order] for x in columns[:2]])).encode())
+    for x in columns[2:]:
+        digest.update(x[order].tobytes())
     return digest.hexdigest()[:16]
 
 
