@@ -4,20 +4,30 @@ from pathlib import Path
 from typing import Any
 
 from apportion.cli.options import File, Json
+from apportion.errors import InputError
 from apportion.runs.environment import EXTRAS, devices, installed, versions
 
 
-def check(*, prices: File = None, json: Json = False) -> Any:
+def check(
+    *, prices: File = None, sessions: File = None, timezone: str | None = None, json: Json = False
+) -> Any:
     """Show versions, devices and extras, and check a data file.
 
-    Starts no JAX, so it answers at once. What is wrong with a file is one sentence, and exit code 2.
+    Starts no JAX, so it answers at once. What is wrong with a file is said in a sentence each, and exit
+    code 2.
 
     Example: `apportion check --prices prices.csv`
+
+    Example: `apportion check --sessions sessions.csv`
 
     Parameters
     ----------
     prices
         CSV or Parquet file of daily prices.
+    sessions
+        CSV or Parquet file of charging sessions.
+    timezone
+        Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone.
     """
     found: dict[str, Any] = {
         "versions": versions(),
@@ -29,7 +39,23 @@ def check(*, prices: File = None, json: Json = False) -> Any:
     }
     if prices is not None:
         found["prices"] = _describe_prices(prices)
+    if sessions is not None:
+        found["sessions"] = _describe_sessions(sessions, timezone)
     return found if json else _text(found)
+
+
+def _describe_sessions(path: Path, timezone: str | None) -> dict[str, Any]:
+    from apportion.domains.charging.sessions import fingerprint, inspect_sessions
+
+    checked = inspect_sessions(path, timezone=timezone)
+    if checked.refusals:
+        raise InputError("\n".join(checked.refusals))
+    return {
+        "file": str(path),
+        "summary": checked.summary(),
+        "notes": list(checked.notes),
+        "fingerprint": fingerprint(checked.frame),
+    }
 
 
 def _describe_prices(path: Path) -> dict[str, Any]:
@@ -62,4 +88,6 @@ def _text(found: dict[str, Any]) -> str:
             f"{p['file']}: valid; {p['tickers']} tickers, {p['days']} days, {p['first']} to "
             f"{p['last']}, {', '.join(p['series'])}, fingerprint {p['fingerprint']}",
         ]
+    if "sessions" in found:
+        lines += ["", f"valid: {found['sessions']['summary']}", *found["sessions"]["notes"]]
     return "\n".join(lines)

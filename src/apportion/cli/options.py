@@ -1,11 +1,13 @@
 """The options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from cyclopts import App, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.exceptions import CoercionError
+
+from apportion.errors import InputError
 
 Folder = Annotated[Path, Parameter(name="DIR")]
 """The folder a command works on, given without an option's name."""
@@ -18,9 +20,36 @@ Prices = Annotated[
         help="CSV or Parquet file of daily prices; without it, the 20 embedded stocks.",
     ),
 ]
+Sessions = Annotated[
+    Path | None,
+    Parameter(
+        metavar="FILE",
+        help="CSV or Parquet file of charging sessions; without it, the embedded ones.",
+    ),
+]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
 TensorBoard = Annotated[bool, Parameter(help="Also write TensorBoard event files.")]
+
+
+def finished_run(folder: Path, *jobs: str) -> Any:
+    """A finished run of one of these jobs; any other is refused before anything slow is started."""
+    from apportion.runs.folder import load_run
+
+    run = load_run(folder)
+    if run.job not in jobs:
+        kinds = " or ".join(job for job in jobs if "demo" not in job)
+        raise InputError(f"{folder}: a run of {run.job!r}; give the folder of a {kinds} run")
+    if not run.finished:
+        raise InputError(f"{folder}: is not finished; continue it with `apportion resume {folder}`")
+    return run
+
+
+def refuse_options(folder: Path, job: str, **given: Any) -> None:
+    """Refuse options that a run of this job has no use for."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{folder}: a {job} run, which reads no --{name}; leave it out")
 
 
 def refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

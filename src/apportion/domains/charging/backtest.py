@@ -188,7 +188,9 @@ def _simulate_all(
 
     def under(number):
         def chosen(seen: Seen) -> Float[Array, " entities"]:
-            return jax.lax.switch(number, schedules, seen)
+            # Functions, since a policy with traced parameters has no hash.
+            branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
+            return jax.lax.switch(number, branches, seen)
 
         def task(members):
             garage = jax.tree.map(lambda x: x[:, members], days)

@@ -1,0 +1,86 @@
+"""`apportion allocate`: what a trained policy would share out now."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from apportion.cli.options import File, Folder, Json, Prices, finished_run, refuse_options
+from apportion.errors import InputError
+
+_Now = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
+
+
+def allocate(
+    folder: Folder,
+    /,
+    *,
+    prices: Prices = None,
+    holdings: File = None,
+    now: _Now = None,
+    json: Json = False,
+) -> Any:
+    """Compute the next period's allocation of a trained policy.
+
+    Example: `apportion allocate runs/first --prices prices.csv --holdings today.csv --json`
+
+    Example: `apportion allocate runs/garage --now now.json`
+
+    Parameters
+    ----------
+    folder
+        Folder of a finished portfolio or charging run.
+    holdings
+        Today's shares: a CSV with columns ticker and share, or a JSON object; by default equal.
+    now
+        What the garage's controller sees: a JSON object with time, capacity_kw and stations.
+    """
+    run = finished_run(folder, "portfolio", "charging", "demo", "market-demo")
+
+    from apportion.runs.policy_file import load_about
+
+    about = load_about(folder)
+    if about.get("job") == "charging":
+        refuse_options(folder, "charging", prices=prices, holdings=holdings)
+        return _charging(run.policy, about, folder, now, json)
+    refuse_options(folder, "portfolio", now=now)
+    return _portfolio(run.policy, about, prices, holdings, json)
+
+
+def _charging(
+    policy: Any, about: dict[str, Any], folder: Path, now: Path | None, json: bool
+) -> Any:
+    from apportion.domains.charging.controller import Controller, read_now
+
+    if now is None:
+        raise InputError(
+            f"{folder}: a charging run; give what the controller sees now with --now FILE.json"
+        )
+    result = Controller(policy, about).allocate(read_now(now))
+    if json:
+        return result
+    width = max(map(len, result["allocation_kw"]))
+    lines = [f"  {name:{width}}  {kw:7.3f} kW" for name, kw in result["allocation_kw"].items()]
+    return "\n".join([*lines, f"  {'unused':{width}}  {result['unused_kw']:7.3f} kW"])
+
+
+def _portfolio(
+    policy: Any, about: dict[str, Any], prices: Path | None, holdings: Path | None, json: bool
+) -> Any:
+    import numpy as np
+
+    from apportion.domains.portfolio.holdings import read_holdings
+    from apportion.domains.portfolio.job import accepted_data, read_prices
+    from apportion.domains.portfolio.training import next_allocation
+
+    table = accepted_data(read_prices(prices), about)
+    held = None if holdings is None else read_holdings(holdings, table.tickers)
+    shares = np.asarray(next_allocation(policy, table, window=about["window"], held=held), float)
+    shares = (shares / shares.sum()).tolist()
+    allocation = dict(zip(table.tickers, shares, strict=True))
+    if json:
+        return {"date": str(table.dates[-1]), "allocation": allocation}
+    width = max(map(len, allocation))
+    ordered = sorted(allocation.items(), key=lambda pair: -pair[1])
+    lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
+    return "\n".join([f"allocation for the period after {table.dates[-1]}", *lines])

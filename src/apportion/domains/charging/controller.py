@@ -1,0 +1,254 @@
+"""What a garage's controller asks every minute: who is plugged in now, and how many kW to offer each.
+
+A `Controller` is made once, which compiles; each call of `allocate` then takes milliseconds. It
+remembers which cars are full, so that they are not offered power again.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import (
+    NOTICEABLE_KW,
+    PERIODS,
+    TAKEN,
+    Garage,
+    Seen,
+    State,
+    see,
+)
+from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.problem import observation
+from apportion.domains.charging.sessions import RATE_KW
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.runs.folder import load_run
+from apportion.runs.policy_file import load_about
+
+_PERIOD = pd.Timedelta(minutes=15)
+_NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_kw", "drawn_kw")
+_REMEMBERED = 10_000
+
+
+def read_now(path: Path) -> dict[str, Any]:
+    """A JSON file of what the controller sees."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); give a JSON file") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: is not JSON ({error}); see the page on charging") from None
+
+
+class Controller:
+    """A trained charging policy, ready to be asked.
+
+    Parameters
+    ----------
+    policy, about
+        A policy and what was saved with it.
+    stations
+        The most stations behind the feeder; more are possible, and compile once more.
+
+    Examples
+    --------
+    >>> controller = Controller.load("runs/garage")  # doctest: +SKIP
+    >>> controller.allocate({"time": "2021-06-01 09:00", ...})["allocation_kw"]  # doctest: +SKIP
+    """
+
+    def __init__(self, policy: Policy, about: Mapping[str, Any], *, stations: int = 16):
+        if about.get("job") != "charging":
+            raise InputError(
+                f"the policy was trained for {about.get('job', 'something else')!r}, not for "
+                "charging; give the folder of a charging run"
+            )
+        self._policy = policy
+        self._predictor = Predictor.from_dict(about["predictor"])
+        # Full cars by station and arrival, the oldest first.
+        self._full: dict[tuple[str, str], None] = {}
+        self._width = _width(stations)
+        everyone = [{"id": str(i), "plugged": False} for i in range(max(stations, 1))]
+        self.allocate({"time": "2000-01-01 00:00", "capacity_kw": 1.0, "stations": everyone})
+
+    @classmethod
+    def load(cls, folder: Path | str, *, stations: int = 16) -> "Controller":
+        """The controller of a finished charging run."""
+        return cls(load_run(folder).policy, load_about(folder), stations=stations)
+
+    def allocate(self, now: Mapping[str, Any]) -> dict[str, Any]:
+        """The kW to offer each station until the next call, and what nobody can take.
+
+        Parameters
+        ----------
+        now
+            `time` (local), `capacity_kw`, and `stations`: for each `id`, `max_kw`, `plugged`,
+            `arrival`, `stated_departure`, `requested_kwh`, `delivered_kwh` so far, and `offered_kw`
+            and `drawn_kw` in the period before. What the driver did not state is null or left out;
+            `full` may say that a car has all it wants.
+
+        Raises
+        ------
+        InputError
+            Everything that is wrong with it, a sentence for each.
+        """
+        table, time, capacity = check_now(now)
+        names = [str(name) for name in table["id"]]
+        table["full"] = self._remember(table)
+        width = max(self._width, _width(len(names)))
+        seen = self._see(table, time, capacity, width)
+        shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(names)), float)
+        kw = np.minimum(shares[: len(names)] * capacity, np.asarray(seen.limit_kw)[: len(names)])
+        kw *= min(1.0, capacity / kw.sum()) if kw.sum() > 0 else 1.0
+        return {
+            "allocation_kw": dict(zip(names, kw.tolist(), strict=True)),
+            "unused_kw": max(capacity - float(kw.sum()), 0.0),
+        }
+
+    def _remember(self, table: dict[str, Any]) -> np.ndarray:
+        """Who is full: those said to be, and those who took clearly less than they were offered."""
+        offered, drawn = table["offered_kw"], table["drawn_kw"]
+        full = table["full"] | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
+        for place, (name, arrival) in enumerate(zip(table["id"], table["arrival"], strict=True)):
+            key = (str(name), str(arrival))
+            if full[place] and table["plugged"][place]:
+                self._full[key] = None
+            full[place] = full[place] or key in self._full
+        while len(self._full) > _REMEMBERED:
+            self._full.pop(next(iter(self._full)))
+        return full
+
+    def _see(self, table: dict[str, Any], time: Any, capacity: float, width: int) -> Seen:
+        midnight = time.normalize()
+        n = int((time - midnight) / _PERIOD)
+
+        def periods(times: Any) -> np.ndarray:
+            return ((times - midnight) / _PERIOD).fillna(0).to_numpy(np.float32)
+
+        def wide(values: Any, dtype: Any = np.float32) -> np.ndarray:
+            full = np.zeros((1, width, 1), dtype)
+            full[0, : len(values), 0] = values
+            return full
+
+        plugged = table["plugged"]
+        # Everyone who is there came before now, so that what they drew is theirs.
+        day = Days(
+            "now",
+            np.array([np.datetime64(midnight, "D")]),
+            tuple(map(str, range(width))),
+            arrival=wide(np.where(plugged, n - 1, 0), np.int32),
+            departure=wide(np.where(plugged, PERIODS, 0), np.int32),
+            arrived=wide(periods(table["arrival"])),
+            need_kwh=wide(np.zeros(len(plugged))),
+            requested_kwh=wide(table["requested_kwh"]),
+            stated_departure=wide(periods(table["stated_departure"])),
+            stated=wide(table["stated"], np.bool_),
+        )
+        garage: Garage = jax.tree.map(lambda x: x[0], self._predictor.apply(day).garage())
+        state = State(
+            *(
+                jnp.asarray(wide(table[name])[0, :, 0])
+                for name in ("delivered_kwh", "offered_kw", "drawn_kw")
+            ),
+            full=jnp.asarray(wide(table["full"], np.bool_)[0, :, 0]),
+        )
+        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
+        limit = jnp.asarray(wide(table["max_kw"])[0, :, 0])
+        return eqx.tree_at(lambda s: s.limit_kw, seen, jnp.where(seen.can_draw, limit, 0.0))
+
+
+def _width(stations: int) -> int:
+    """Padded to a power of two, so that a garage that grows is not compiled anew every time."""
+    return max(8, 1 << (stations - 1).bit_length())
+
+
+_seen = eqx.filter_jit(see)
+
+
+@eqx.filter_jit
+def _shares(policy: Policy, seen: Seen, mask: Any) -> Any:
+    return policy(observation(seen, mask), mask)
+
+
+def check_now(now: Any) -> tuple[dict[str, Any], pd.Timestamp, float]:
+    """What the controller sees as columns, its time and its capacity; everything wrong is said at once."""
+    found: list[str] = []
+    if not isinstance(now, Mapping):
+        raise InputError("now: it must be a JSON object with time, capacity_kw and stations")
+    time = _time(now.get("time"), "time", found)
+    capacity = _number(now.get("capacity_kw"), "capacity_kw", found)
+    if not capacity > 0:
+        found.append(f"now: capacity_kw is {now.get('capacity_kw')!r}; it must be above 0")
+    stations = now.get("stations")
+    if not isinstance(stations, list) or not stations:
+        raise InputError("now: stations must be a list of at least one station")
+    rows = []
+    for number, station in enumerate(stations):
+        if not isinstance(station, Mapping) or "id" not in station:
+            found.append(f"now: station {number} has no id; give each a name of its own")
+            continue
+        rows.append(_station(station, time, found))
+    names = [row["id"] for row in rows]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        found.append(f"now: station {name} is there twice; give each a name of its own")
+    if found or time is None:
+        raise InputError("\n".join(found))
+    table: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in _NUMBERS:
+        table[name] = np.asarray(table[name], float)
+    for name in ("plugged", "stated", "full"):
+        table[name] = np.asarray(table[name], bool)
+    for name in ("arrival", "stated_departure"):
+        table[name] = pd.Series(table[name], dtype="datetime64[s]")
+    return table, time, capacity
+
+
+def _station(
+    station: Mapping[str, Any], time: pd.Timestamp | None, found: list[str]
+) -> dict[str, Any]:
+    name = str(station["id"])
+    plugged = station.get("plugged", False)
+    if not isinstance(plugged, bool):
+        found.append(f"now: station {name}: plugged is {plugged!r}; it must be true or false")
+    row: dict[str, Any] = {"id": name, "plugged": bool(plugged), "full": bool(station.get("full"))}
+    for field in _NUMBERS:
+        default = RATE_KW if field == "max_kw" else 0.0
+        value = station.get(field)
+        row[field] = default if value is None else _number(value, f"station {name}: {field}", found)
+        if row[field] < 0:
+            found.append(f"now: station {name}: {field} is {value}; it must be >= 0")
+    for field in ("arrival", "stated_departure"):
+        value = station.get(field)
+        row[field] = None if value is None else _time(value, f"station {name}: {field}", found)
+    stated = station.get("requested_kwh") is not None and row["stated_departure"] is not None
+    row["stated"] = bool(plugged) and stated
+    if plugged and row["arrival"] is None and station.get("arrival") is None:
+        found.append(f"now: station {name}: a car is plugged in, but arrival is missing")
+    if plugged and row["arrival"] is not None and time is not None and row["arrival"] > time:
+        found.append(f"now: station {name}: arrival {row['arrival']} is after the time {time}")
+    return row
+
+
+def _number(value: Any, what: str, found: list[str]) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+        found.append(f"now: {what} is {value!r}; it must be a number")
+        return 0.0
+    return float(value)
+
+
+def _time(value: Any, what: str, found: list[str]) -> pd.Timestamp | None:
+    try:
+        time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
+    except ValueError:
+        time = pd.NaT
+    if not isinstance(time, pd.Timestamp) or time is pd.NaT:
+        found.append(f"now: {what} is {value!r}; write local time as 2021-06-01 09:00")
+        return None
+    return time.tz_localize(None)
