@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -67,8 +68,10 @@ def last_state(
 
 @partial(jax.jit, inline=True)
 def _read(from_input: Array, from_state: Array, bias: Array, history: Array) -> Array:
-    inputs = history.transpose(1, 2, 0)[:, None]
-    (last,) = _last_p.bind(from_input[None], from_state[None], bias[None], inputs)
+    dtype = jnp.promote_types(history.dtype, bias.dtype)
+    inputs = history.astype(dtype).transpose(1, 2, 0)[:, None]
+    parameters = (each.astype(dtype)[None] for each in (from_input, from_state, bias))
+    (last,) = _last_p.bind(*parameters, inputs)
     return last[0].T
 
 
@@ -91,9 +94,7 @@ def _nothing(bias: Bias, inputs: Inputs) -> State:
     return jnp.zeros((*bias.shape, inputs.shape[-1]), inputs.dtype)
 
 
-def _last(
-    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs
-) -> tuple[State]:
+def _last(from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs) -> tuple[State]:
     both = _both(from_input, from_state)
     step = partial(_next, both, bias)
     return (lax.scan(lambda h, x: (step(x, h), None), _nothing(bias, inputs), inputs)[0],)
@@ -156,31 +157,139 @@ def _backward(
 
     def period(carry, here):
         of_state, h, gradient = carry
-        x, before = here
+        k, x = here
+        # Picked out here, because a shifted copy of all states would be written and read again.
+        before = jnp.where(k > 0, states[jnp.maximum(k - 1, 0)], 0)
         of_sum = (of_state * (1 - h * h)).astype(h.dtype)
         gradient += _product(of_sum, jnp.concatenate([x, ones, before], 1).swapaxes(1, 2))
         of_x = _product(from_input, of_sum).astype(x.dtype) if of_inputs else None
         return (_product(from_state, of_sum), before, gradient), of_x
 
-    before = jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
     nothing = jnp.zeros((runs, hidden, channels + 1 + hidden), exact)
     first = (cotangent.astype(exact), states[-1], nothing)
-    (_, _, gradient), of_x = lax.scan(period, first, (inputs, before), reverse=True)
+    (_, _, gradient), of_x = lax.scan(period, first, (jnp.arange(window), inputs), reverse=True)
     gradient = gradient.swapaxes(1, 2).astype(states.dtype)
     of_parameters = gradient[:, :channels], gradient[:, channels + 1 :], gradient[:, channels]
-    return (*of_parameters, of_x) if of_inputs else of_parameters
+    return of_parameters if of_x is None else (*of_parameters, of_x)
 
 
-def _on_gpu(name: str, plain: Callable[..., tuple[Array, ...]]) -> Callable[..., tuple[Array, ...]]:
-    """The Pallas kernel of that name where there is one for such sizes, else the scan."""
+def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of that name for graphics cards, or the scan where its sizes do not suit."""
 
-    def kernel(*args: Array, **options: bool) -> tuple[Array, ...]:
+    def kernel(from_input: Array, from_state: Array, *others: Array, **options: bool) -> Any:
         # Pallas takes long to import, and only a program for a graphics card needs it.
         from apportion import recurrence_gpu
 
-        _, _, channels, _ = args[2 if name == "backward" else 3].shape
-        if not recurrence_gpu.suits(args[1].shape[1], channels, args[1].dtype):
-            return plain(*args, **options)
-        return getattr(recurrence_gpu, name)(*args, **options)
+        suits = recurrence_gpu.suits(from_input)
+        chosen = getattr(recurrence_gpu, name) if suits else scan
+        return chosen(from_input, from_state, *others, **options)
 
     return kernel
+
+
+# Where the axes of runs and of rows are; parameters have no rows.
+_PARAMETER, _SERIES, _STATE = (0, None), (1, 3), (0, 2)
+_Layout = tuple[int, int | None]
+
+
+def _batched(
+    primitive: Primitive,
+    taken: Sequence[_Layout],
+    given: Sequence[_Layout],
+    args: Sequence[Array],
+    axes: Sequence[int | None],
+    **options: bool,
+) -> tuple[Sequence[Array], Sequence[int]]:
+    """The rule of `vmap`: what is mapped over becomes more rows, or more runs where parameters or
+    their gradients differ along it.
+    """
+    size = next(arg.shape[axis] for arg, axis in zip(args, axes, strict=True) if axis is not None)
+    differ = any(rows is None for _, rows in given) or any(
+        axis is not None and rows is None for axis, (_, rows) in zip(axes, taken, strict=True)
+    )
+    which = 0 if differ else 1
+
+    def merge(arg: Array, axis: int | None, layout: _Layout) -> Array:
+        place = layout[which]
+        if place is None:
+            return arg
+        whole = batching.bdim_at_front(arg, axis, size)
+        return lax.collapse(jnp.moveaxis(whole, 0, place), place, place + 2)
+
+    results = primitive.bind(*map(merge, args, axes, taken), **options)
+    places = [layout[which] or 0 for layout, _ in zip(given, results, strict=False)]
+    parted = [
+        result.reshape(*result.shape[:place], size, -1, *result.shape[place + 1 :])
+        for result, place in zip(results, places, strict=True)
+    ]
+    return parted, places
+
+
+def _primitive(
+    name: str, scan: Callable[..., Any], taken: Sequence[_Layout], given: Sequence[_Layout]
+) -> Primitive:
+    """An operation of one axis of runs and one of rows, whose meaning is the scan's."""
+    primitive = Primitive(f"recurrence_{name}")
+    primitive.multiple_results = True
+
+    def shapes(*args: Any, **options: bool) -> list[Any]:
+        out = jax.eval_shape(partial(scan, **options), *args)
+        return [ShapedArray(one.shape, one.dtype) for one in out]
+
+    def derivative(primals: Any, tangents: Any, **options: bool) -> Any:
+        return jax.jvp(partial(scan, **options), primals, _instantiated(tangents))
+
+    primitive.def_impl(scan)
+    primitive.def_abstract_eval(shapes)
+    batching.primitive_batchers[primitive] = partial(_batched, primitive, taken, given)
+    ad.primitive_jvps[primitive] = derivative
+    mlir.register_lowering(primitive, mlir.lower_fun(scan, multiple_results=True))
+    return primitive
+
+
+def _instantiated(tangents: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(ad.instantiate_zeros, tangents))
+
+
+_SHARED = (_PARAMETER, _PARAMETER)
+_last_p = _primitive("last", _last, (*_SHARED, _PARAMETER, _SERIES), (_STATE,))
+_states_p = _primitive("states", _states, (*_SHARED, _PARAMETER, _SERIES), (_SERIES,))
+_tangent_p = _primitive(
+    "tangent",
+    _tangent,
+    (*_SHARED, _SERIES, _SERIES, *_SHARED, _PARAMETER, _SERIES),
+    (_STATE,),
+)
+_backward_p = _primitive(
+    "backward",
+    _backward,
+    (*_SHARED, _SERIES, _SERIES, _STATE),
+    (*_SHARED, _PARAMETER, _SERIES),
+)
+
+
+def _derivative(primals: Any, tangents: Any) -> Any:
+    from_input, from_state, _, inputs = primals
+    (states,) = _states_p.bind(*primals)
+    changes = _instantiated(tangents)
+    return [states[-1]], _tangent_p.bind(from_input, from_state, inputs, states, *changes)
+
+
+def _transposed(cotangents: Sequence[Any], *args: Any) -> list[Any]:
+    known, changes = args[:4], args[4:]
+    wanted = [ad.is_undefined_primal(change) for change in changes]
+    (cotangent,) = _instantiated(cotangents)
+    gradients = _backward_p.bind(*known, cotangent, of_inputs=wanted[3])
+    kept = [gradients[i] if want else None for i, want in enumerate(wanted)]
+    return [None] * len(known) + kept
+
+
+ad.primitive_jvps[_last_p] = _derivative
+ad.primitive_transposes[_tangent_p] = _transposed
+for _name, _scan, _p in (
+    ("last", _last, _last_p),
+    ("states", _states, _states_p),
+    ("backward", _backward, _backward_p),
+):
+    _kernel = mlir.lower_fun(_on_gpu(_name, _scan), multiple_results=True)
+    mlir.register_lowering(_p, _kernel, platform="cuda")
