@@ -18,6 +18,7 @@ import apportion
 from apportion.cli import COMMANDS
 from apportion.cli.options import refuse_fractions
 from apportion.errors import InputError
+from apportion.runs.compiled import keep_compiled
 from apportion.runs.settings_file import suggest
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -25,6 +26,7 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 def run_command(arguments: list[str], out: TextIO) -> Any:
     """Parse the arguments and return what the command returns; help is written to `out`."""
+    keep_compiled()
     app = App(
         name="apportion",
         version=lambda: f"apportion {apportion.__version__}",

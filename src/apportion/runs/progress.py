@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from apportion.runs.compiled import CompileClock
+
 if TYPE_CHECKING:
     from apportion.training import Chunk
 
@@ -16,6 +18,9 @@ EQUAL_BELOW = 1e-3
 """Closer than this to equal shares, a policy has learnt to do nothing."""
 ONE_ABOVE = 0.98
 """Nearer than this to all in one entity, a policy has stopped sharing."""
+
+_WORTH_TELLING = 0.5
+"""Seconds of compiling from which on they are shown."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +126,8 @@ class _Speed:
         return (self.last[1] - self.first[1]) / max(self.last[0] - self.first[0], 1e-9)
 
 
-def describe(status: TrainingStatus, speed: float | None) -> str:
-    """One line on how far training is.
+def describe(status: TrainingStatus, speed: float | None, compiling: float = 0.0) -> str:
+    """One line on how far training is; `compiling` is how many seconds that took.
 
     >>> describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
     'step 50 of 100, 25 steps/s, 2 s left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
@@ -131,6 +136,8 @@ def describe(status: TrainingStatus, speed: float | None) -> str:
     if speed:
         left = (status.steps - status.step) / speed
         parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
+    if compiling >= _WORTH_TELLING:
+        parts.append(f"{_duration(compiling)} compiling")
     parts += [f"reward {status.reward:.4g}", f"from equal {status.deviation:.3g}"]
     if status.most_drawn:
         parts.append(f"most drawn tasks {', '.join(status.most_drawn)}")
@@ -152,6 +159,7 @@ class Lines(Progress):
 
     seconds: float = 5.0
     _speed: _Speed = field(default_factory=_Speed)
+    _clock: CompileClock = field(default_factory=CompileClock)
     _printed: float = -1e9
     _warned: str = ""
 
@@ -159,7 +167,8 @@ class Lines(Progress):
         self._speed.update(status.step)
         fresh = status.warning != self._warned
         self._warned = status.warning
-        line = f"{title}: {describe(status, self._speed.steps_a_second())}"
+        speed = self._speed.steps_a_second()
+        line = f"{title}: {describe(status, speed, self._clock.seconds)}"
         self._print(line, always=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
@@ -169,7 +178,7 @@ class Lines(Progress):
         self._print(text, always=True)
 
     def close(self) -> None:
-        pass
+        self._clock.close()
 
     def _print(self, line: str, *, always: bool) -> None:
         now = time.monotonic()
@@ -186,6 +195,7 @@ class Live(Progress):
         from rich.console import Console
         from rich.live import Live as RichLive
 
+        self._clock = CompileClock()
         self._console = Console(stderr=True)
         # Speed is estimated over minutes, for a chunk may take that long.
         self._bar = progress.Progress(
@@ -222,6 +232,8 @@ class Live(Progress):
             ("from equal shares", f"{status.deviation:.4g}", ""),
             ("most drawn tasks", ", ".join(status.most_drawn), ""),
         ]
+        if self._clock.seconds >= _WORTH_TELLING:
+            rows.append(("compiling took", _duration(self._clock.seconds), ""))
         if status.warning:
             rows.append(("warning", status.warning, "yellow"))
         numbers = Table.grid(padding=(0, 2))
@@ -241,6 +253,7 @@ class Live(Progress):
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
+        self._clock.close()
         self._live.stop()
 
     def _restart(self, title: str, total: int | float | None) -> None:

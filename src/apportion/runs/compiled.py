@@ -1,0 +1,77 @@
+"""Compiled programs: kept on disk for the next start, and how long compiling took.
+
+A program of a run takes seconds to compile. The command line keeps what is compiled in the user's
+cache folder, where the next command of the same sizes finds it. Importing the library changes nothing.
+"""
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+SWITCH = "APPORTION_CACHE"
+"""Environment variable: `off` keeps nothing, a folder keeps it there."""
+_LARGEST = 2**30
+
+
+def keep_compiled() -> Path | None:
+    """Have JAX, before it starts, keep compiled programs; where, or None if it does not.
+
+    What the user has told JAX itself (`JAX_COMPILATION_CACHE_DIR`) goes before it.
+    """
+    wish = os.environ.get(SWITCH, "")
+    if wish.lower() in ("off", "0", "false", "no"):
+        return None
+    # Programs are made for one kind of processor, and a home folder may be seen by several.
+    folder = (Path(wish) if wish else _cache_folder()) / f"{_processor():08x}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    wishes = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_COMPILATION_CACHE_MAX_SIZE": str(_LARGEST),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+    for name, value in wishes.items():
+        os.environ.setdefault(name, value)
+    return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "apportion" / "compiled"
+
+
+def _processor() -> int:
+    """A number that differs between processors of different instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return zlib.crc32("".join(line for line in lines[:40] if line.startswith("flags")).encode())
+
+
+class CompileClock:
+    """Seconds that JAX has spent compiling since this was made."""
+
+    def __init__(self) -> None:
+        # Imported here, because the command line starts JAX only where it is needed.
+        from jax import monitoring
+
+        self.seconds = 0.0
+        self.programs = 0
+        monitoring.register_event_duration_secs_listener(self._hear)
+
+    def close(self) -> None:
+        """Listen no longer."""
+        from jax import monitoring
+
+        monitoring.unregister_event_duration_listener(self._hear)
+
+    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.programs += 1
+        # Tracing is left out: what is traced within another trace would be counted twice.
+        if event.startswith("/jax/core/compile/") and "trace" not in event:
+            self.seconds += duration_secs
