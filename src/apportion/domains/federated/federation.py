@@ -3,9 +3,11 @@
 A round: every client trains from the aggregate, the server scores the submitted models on its
 evaluation set, the policy sees the last H scores of each, and R_t = L(sum_i a_i v_i), the accuracy
 of the aggregate. The state holds the models just submitted, so that nothing is trained twice; an
-episode is one scan, and many of them one `vmap`.
+episode is one scan, and many of them one `vmap`. What clients train is in `clients.py`.
 """
 
+import math
+from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
@@ -13,12 +15,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from apportion.domains.federated.clients import Owned, descend
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.model import ClientModel
 from apportion.domains.federated.partitions import Partition
-from apportion.domains.federated.states import Accuracy, ClientState, Submission
+from apportion.domains.federated.scoring import chances, correct
+from apportion.domains.federated.states import (
+    QUARTER,
+    Accuracy,
+    ClientState,
+    Known,
+    Submission,
+    Tried,
+    shares_by_samples,
+)
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import equal_shares
@@ -26,6 +38,14 @@ from apportion.tasks import Task
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
+
+
+class ServerSamples(eqx.Module):
+    """The server's own samples in an episode: what the policy may see, and what the gate keeps."""
+
+    places: Int[Array, " samples"]
+    shown: Bool[Array, " samples"]
+    kept: Bool[Array, " samples"]
 
 
 class FederationState(eqx.Module):
@@ -36,6 +56,13 @@ class FederationState(eqx.Module):
     models: Models
     history: Float[Array, "entities window channels"]
     held: Float[Array, " entities"]
+    present: Bool[Array, " entities"]
+    """Who took part in the round."""
+    absent: Float[Array, " entities"]
+    """Rounds that have gone by without each client."""
+    move: Model
+    """The aggregate less the one before it."""
+    server: ServerSamples
 
 
 class Federation(Problem):
@@ -61,6 +88,13 @@ class Federation(Problem):
         In which the clients compute; parameters are float32.
     block
         Images scored at once, which bounds memory: activations of `block` images for each model.
+    participation
+        The part of a task's clients that takes part in a round, others each time.
+    drawn
+        Between how many and how many of the evaluation images are the server's own in an episode, others
+        each time; all of them unless given.
+    gate
+        Whether a quarter of them is kept from the policy, for the gate to judge it by.
     """
 
     images: Float[Array, "samples side side"]
@@ -68,6 +102,8 @@ class Federation(Problem):
     index: Int[Array, "universe owned"]
     local_labels: Int[Array, "universe owned"]
     counts: Int[Array, " universe"]
+    factors: Float[Array, " universe"]
+    identities: Int[Array, " universe"]
     evaluation: Int[Array, " evaluation"]
     test: Int[Array, " test"]
     learning_rate: Float[Array, "*runs"]
@@ -79,6 +115,9 @@ class Federation(Problem):
     batch: int = eqx.field(static=True)
     window: int = eqx.field(static=True)
     block: int = eqx.field(static=True)
+    participation: float = eqx.field(static=True)
+    drawn: tuple[int, int] | None = eqx.field(static=True)
+    gate: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -97,6 +136,9 @@ class Federation(Problem):
         state: ClientState | None = None,
         precision: Literal["float32", "bfloat16"] = "float32",
         block: int = 100,
+        participation: float = 1.0,
+        drawn: tuple[int, int] | None = None,
+        gate: bool = False,
         seed: int = 0,
     ):
         for name, count in (("rounds", rounds), ("epochs", epochs), ("batch", batch),
@@ -108,6 +150,8 @@ class Federation(Problem):
         self.index = jnp.asarray(partition.index, jnp.int32)
         self.local_labels = jnp.asarray(partition.labels, jnp.int32)
         self.counts = jnp.asarray(partition.counts, jnp.int32)
+        self.factors = jnp.asarray(partition.factors, jnp.float32)
+        self.identities = jnp.asarray(partition.identities, jnp.int32)
         chosen = _server_sets(digits, evaluation, test, sets, seed)
         self.evaluation, self.test = (jnp.asarray(part, jnp.int32) for part in chosen)
         self.learning_rate = jnp.asarray(learning_rate, float)
@@ -116,6 +160,11 @@ class Federation(Problem):
         self.universe = partition.universe
         self.horizon, self.epochs, self.batch = rounds, epochs, batch
         self.window, self.block = window, block
+        if not 0 < participation <= 1:
+            raise InputError(f"federation: participation {participation} must be in (0, 1]")
+        if drawn is not None and not 1 <= drawn[0] <= drawn[1] <= evaluation:
+            raise InputError(f"federation: {drawn} samples cannot be drawn out of {evaluation}")
+        self.participation, self.drawn, self.gate = participation, drawn, gate
 
     @property
     def channels(self) -> int:
@@ -125,9 +174,30 @@ class Federation(Problem):
     def reset(self, task: Task, *, key: PRNGKeyArray) -> FederationState:
         model_key, train_key = jax.random.split(key)
         first, _ = ravel_pytree(self.model.start(key=model_key))
-        history = jnp.zeros((task.width, self.window, self.channels))
-        held = equal_shares(task.mask)
-        return self._round(task, jnp.zeros((), jnp.int32), first, history, held, train_key)
+        blank = FederationState(
+            jnp.full((), -1, jnp.int32),
+            first,
+            jnp.zeros((task.width, first.shape[0])),
+            jnp.zeros((task.width, self.window, self.channels)),
+            equal_shares(task.mask),
+            task.mask,
+            jnp.zeros(task.width),
+            jnp.zeros_like(first),
+            self._own_samples(jax.random.fold_in(key, 2)),
+        )
+        return self._round(task, blank, first, blank.held, train_key)
+
+    def _own_samples(self, key: PRNGKeyArray) -> ServerSamples:
+        places, real = self.evaluation, jnp.ones(self.evaluation.shape, bool)
+        if self.drawn is not None:
+            fewest, most = self.drawn
+            order_key, count_key = jax.random.split(key)
+            places = jax.random.permutation(order_key, places)[:most]
+            bounds = jnp.log(jnp.array([fewest, most + 1.0]))
+            count = jnp.exp(jax.random.uniform(count_key, (), minval=bounds[0], maxval=bounds[1]))
+            real = jnp.arange(most) < jnp.floor(count)
+        kept = real & (jnp.arange(len(real)) % 4 == 3) & self.gate
+        return ServerSamples(places, real & ~kept, kept)
 
     def observe(self, task: Task, state: FederationState) -> Observation:
         return Observation(state.history, state.held)
@@ -140,7 +210,10 @@ class Federation(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        aggregate = average(allocation, state.models)
+        # Of the clients that the policy apportioned among, those of the round divide what the absent had.
+        shares = jnp.where(state.present, allocation, 0.0)
+        shares = shares / jnp.maximum(shares.sum(), 1e-12) if self.participation < 1 else shares
+        aggregate = average(shares, state.models)
         return self.continue_from(task, state, aggregate, allocation, key=key)
 
     def continue_from(
@@ -154,92 +227,103 @@ class Federation(Problem):
     ) -> Step:
         """Collect the accuracy of an aggregate however it was made, and train the next round."""
         reward = self.correct(aggregate[None, :], self.evaluation).sum()
-        n = state.n + 1
-        following = self._round(task, n, aggregate, state.history, shares, key)
-        return Step(following, reward, jnp.array(False), n >= self.horizon)
+        following = self._round(task, state, aggregate, shares, key)
+        return Step(following, reward, jnp.array(False), following.n >= self.horizon)
 
     def test_accuracy(self, model: Model) -> Float[Array, ""]:
         """Accuracy on the images kept for the end."""
         return self.correct(model[None, :], self.test).sum()
 
-    def _round(self, task, n, aggregate, history, held, key) -> FederationState:
+    def _round(self, task, last, aggregate, held, key) -> FederationState:
+        present, slots = self._participants(task, key)
         # A client's batches depend on who it is, not on its place in the task.
-        keys = jax.vmap(lambda member: jax.random.fold_in(key, member))(task.members)
-        models = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(task.members, keys)
+        members = task.members[slots]
+        keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
+        trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
+        models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
+        absent = jnp.where(present, 0.0, last.absent + 1)
+        move, n = aggregate - last.aggregate, last.n + 1
+        known = Known(
+            self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
+        )
         submission = Submission(
-            self.correct(models, self.evaluation),
+            jnp.zeros((task.width, CLASSES)),
             self._frequency(self.evaluation),
             models - aggregate[None, :],
-            task.mask,
+            present,
+            known=known,
         )
-        shown = self.state(submission)
-        history = jnp.concatenate([history[:, 1:], shown[:, None, :]], axis=1)
-        return FederationState(n, aggregate, models, history, held)
+        submission = self._scored(submission, models, aggregate, last.server)
+        latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
+        history = jnp.where(present[:, None, None], latest, last.history)
+        held = jnp.where(present, held, last.held) if self.participation < 1 else held
+        return FederationState(
+            n, aggregate, models, history, held, present, absent, move, last.server
+        )
 
-    def _blank(self) -> dict[str, Array]:
-        """Parameters of the clients' model that are all zero, for their shapes alone."""
-        shapes = jax.eval_shape(lambda: self.model.start(key=jax.random.key(0)))
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    def _participants(self, task: Task, key: PRNGKeyArray):
+        """Who takes part, as a mask and as places; as many places as the largest task needs."""
+        if self.participation == 1:
+            return task.mask, jnp.arange(task.width)
+        chance = jax.random.uniform(jax.random.fold_in(key, -1), (task.width,))
+        order = jnp.argsort(jnp.where(task.mask, chance, 2.0))
+        count = jnp.ceil(self.participation * task.mask.sum())
+        present = jnp.argsort(order) < count
+        return present, order[: math.ceil(self.participation * task.width)]
+
+    def _scored(
+        self, submission: Submission, models: Models, aggregate: Model, server: ServerSamples
+    ) -> Submission:
+        """The submission with what its state reads of the server's samples."""
+        match self.state.reads:
+            case "classes":
+                return replace(submission, correct=self.correct(models, self.evaluation))
+            case "samples":
+                assert submission.known is not None
+                shares = shares_by_samples(submission.known.counts, submission.mask)
+                fedavg = average(shares, models)
+                towards = fedavg + QUARTER * (models - fedavg)
+                both = jnp.stack([fedavg, aggregate])
+                found = self.chances(jnp.concatenate([models, towards, both]), server.places)
+                own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
+                return replace(submission, tried=Tried(own, near, rest[0], rest[1], server.shown))
+            case _:
+                return submission
 
     def train(self, model: Model, client: Int[Array, ""], *, key: PRNGKeyArray) -> Model:
-        """A client's epochs of SGD from the aggregate, in its own random order."""
-        _, unravel = ravel_pytree(self._blank())
-        owned = self.index.shape[1]
-        steps = -(-owned // self.batch)
-        places = jnp.arange(steps * self.batch)
+        """A client's epochs of SGD from the aggregate, in its own random order; an attacker sends its
+        update multiplied.
+        """
+        labels, count = self.local_labels[client], self.counts[client]
+        owned = Owned(self.images, self.index[client], labels, count)
+        return model + self.factors[client] * (self.descend(model, owned, key=key) - model)
 
-        def order(key):
-            # Real images first; what lies beyond the client's own count weighs nothing.
-            chance = jax.random.uniform(key, (owned,))
-            ranked = jnp.argsort(jnp.where(jnp.arange(owned) < self.counts[client], chance, 2.0))
-            return jnp.pad(ranked, (0, steps * self.batch - owned))
+    def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
+        """The model after a client's epochs of SGD on these images."""
+        rate = self.learning_rate
+        return descend(
+            self.model,
+            model,
+            owned,
+            epochs=self.epochs,
+            batch=self.batch,
+            learning_rate=rate,
+            key=key,
+        )
 
-        orders = jax.vmap(order)(jax.random.split(key, self.epochs))
-        weights = (places < self.counts[client]).astype(jnp.float32)
-        batches = orders.reshape(self.epochs * steps, self.batch)
-        weights = jnp.tile(weights.reshape(steps, self.batch), (self.epochs, 1))
+    def chances(
+        self, models: Models, chosen: Int[Array, " chosen"]
+    ) -> Float[Array, "entities chosen"]:
+        """The chance that each model gives to the right class of each of the chosen images."""
+        return chances(self.model, models, self.images, self.labels, chosen, self.block)
 
-        @jax.grad
-        def slope(parameters, images, labels, weight):
-            logits = self.model.logits(parameters, images)
-            own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-            loss = jax.nn.logsumexp(logits, axis=-1) - own
-            return (weight * loss).sum() / jnp.maximum(weight.sum(), 1.0)
-
-        def descend(parameters, batch):
-            order, weight = batch
-            images = self.images[self.index[client, order]]
-            gradient = slope(parameters, images, self.local_labels[client, order], weight)
-            step = self.learning_rate
-            return jax.tree.map(lambda p, g: p - step * g, parameters, gradient), None
-
-        trained, _ = jax.lax.scan(descend, unravel(model), (batches, weights))
-        return ravel_pytree(trained)[0]
+    def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
+        """Cross-entropy on the chosen images."""
+        return -jnp.log(self.chances(model[None, :], chosen) + 1e-9).mean()
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
-        """The part of the chosen images that is of a class and that each model gets right.
-
-        Block after block of images, so that memory is bounded however many models there are.
-        """
-        _, unravel = ravel_pytree(self._blank())
-        size = chosen.shape[0]
-        blocks = -(-size // min(self.block, size))
-        length = -(-size // blocks)
-        padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
-        real = (jnp.arange(blocks * length) < size).reshape(blocks, length)
-
-        def score_block(block):
-            places, real = block
-            images, labels = self.images[places], self.labels[places]
-            classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
-
-            def right(model):
-                answer = self.model.logits(unravel(model), images).argmax(-1)
-                return (answer == labels).astype(jnp.float32) @ classes
-
-            return jax.vmap(right)(models)
-
-        return jax.lax.map(score_block, (padded, real)).sum(0) / size
+        """The part of the chosen images that is of a class and that each model gets right."""
+        return correct(self.model, models, self.images, self.labels, chosen, self.block)
 
     def _frequency(self, chosen: Int[Array, " chosen"]) -> Float[Array, " classes"]:
         return jax.nn.one_hot(self.labels[chosen], CLASSES).mean(0)

@@ -29,6 +29,20 @@ class Partition:
     labels: np.ndarray
     counts: np.ndarray
     groups: np.ndarray
+    multiples: np.ndarray | None = None
+    """What each client multiplies its update by before it sends it: 1 unless it attacks."""
+    names: np.ndarray | None = None
+    """A number for each client that decides its batches: its place, unless given."""
+
+    @property
+    def factors(self) -> np.ndarray:
+        """The multiples, 1 where none are given."""
+        return np.ones(self.universe, np.float32) if self.multiples is None else self.multiples
+
+    @property
+    def identities(self) -> np.ndarray:
+        """The names, places where none are given."""
+        return np.arange(self.universe) if self.names is None else self.names
 
     @property
     def universe(self) -> int:
@@ -116,12 +130,12 @@ def dirichlet_split(
             )
         for _ in range(count):
             mix = rng.dirichlet(np.full(len(seen), concentration))
-            rows.append(_sample_images(left, seen, mix, samples, rng))
+            rows.append(sample_images(left, seen, mix, samples, rng))
             groups.append(group)
     return _padded(digits, rows, groups)
 
 
-def _sample_images(left, seen, mix, samples, rng) -> np.ndarray:
+def sample_images(left, seen, mix, samples, rng) -> np.ndarray:
     """`samples` images by the mix, taken out of what is left of each class."""
     taken: list[int] = []
     while len(taken) < samples:

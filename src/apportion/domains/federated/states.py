@@ -1,19 +1,48 @@
 """What the server shows the policy of each client, x_{i,n} = f(v_{i,n}): never the data.
 
-The paper's state is the accuracy of the client's model on the server's evaluation set. Richer ones,
-still equivariant, tell the clients apart when accuracies no longer do: accuracy by class, and the
-size and direction of the update.
+The paper's state is the accuracy of the client's model on the server's evaluation set. `Invariant`
+is what the default policy sees: it knows samples, not classes, so that calling the classes by other
+names changes nothing, and it serves any number of classes and any score. `Blind` is its part that
+needs no samples. The states by class and by geometry are those of the study of the paper's Figure 6.
 """
 
 from abc import abstractmethod
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from apportion.errors import InputError
 
 Channels = Float[Array, "entities channels"]
+
+
+class Tried(eqx.Module):
+    """The chance each model gives to the right answer, for each of the server's samples."""
+
+    models: Float[Array, "entities samples"]
+    towards: Float[Array, "entities samples"]
+    """Of FedAvg's aggregate moved a quarter of the way to the client's model."""
+    fedavg: Float[Array, " samples"]
+    """Of FedAvg's aggregate."""
+    before: Float[Array, " samples"]
+    """Of the aggregate that the clients started from."""
+    shown: Bool[Array, " samples"]
+    """The samples that the policy may see; the others are for the gate."""
+
+
+class Known(eqx.Module):
+    """What a server without samples knows of a round's clients."""
+
+    counts: Float[Array, " entities"]
+    """Samples each client says it holds."""
+    absent: Float[Array, " entities"]
+    """Rounds that went by without it since it last took part."""
+    move: Float[Array, " parameters"]
+    """The aggregate less the one before, in the coordinates of the updates."""
+    n: Float[Array, ""]
+    """Rounds before this one."""
 
 
 class Submission(eqx.Module):
@@ -26,6 +55,10 @@ class Submission(eqx.Module):
     updates: Float[Array, "entities parameters"]
     """Each model less the aggregate it started from."""
     mask: Bool[Array, " entities"]
+    tried: Tried | None = None
+    """How the models do sample by sample; only `Invariant` looks at it."""
+    known: Known | None = None
+    """What the server knows without any samples; only `Invariant` and `Blind` look at it."""
 
     def centred(self, values: Channels) -> Channels:
         """Values less their mean over the clients: what sets a client apart."""
@@ -36,6 +69,9 @@ class Submission(eqx.Module):
 
 class ClientState(eqx.Module):
     """One round's channels of each client."""
+
+    reads = "classes"
+    """Which part of a submission it looks at: how models do by class, or sample by sample, or neither."""
 
     @abstractmethod
     def channels(self, classes: int) -> int:
@@ -105,7 +141,111 @@ class Joint(ClientState):
         return jnp.concatenate([part(submission) for part in self.parts], -1)
 
 
+QUARTER = 0.25
+"""How far towards each client's model FedAvg's aggregate is tried."""
+LARGEST = 10.0
+"""No client's samples count for more than this many times the median count."""
+
+
+def lower_median(values: Float[Array, " entities"], mask: Bool[Array, " entities"]) -> Array:
+    """The middle one of the real values, the lower of two."""
+    return jnp.sort(jnp.where(mask, values, jnp.inf))[(mask.sum() - 1) // 2]
+
+
+def shares_by_samples(
+    counts: Float[Array, " entities"], mask: Bool[Array, " entities"]
+) -> Float[Array, " entities"]:
+    """FedAvg's shares; a count is capped, for claiming samples is the way to take a federation over."""
+    real = jnp.where(mask, counts, 0.0)
+    capped = jnp.minimum(real, LARGEST * lower_median(real, mask))
+    return capped / jnp.maximum(capped.sum(), 1e-12)
+
+
+class Blind(ClientState):
+    """Geometry and counts: what a server without samples knows of each client.
+
+    The first channel is the log of FedAvg's share, which `AggregationPolicy` builds on.
+    """
+
+    reads = "nothing"
+
+    def channels(self, classes: int) -> int:
+        return 9
+
+    def __call__(self, submission: Submission) -> Channels:
+        known, mask = submission.known, submission.mask
+        assert known is not None
+        m = mask.sum()
+        share = shares_by_samples(known.counts, mask)
+        log_share = jnp.log(jnp.maximum(share, 1e-12))
+        updates = jnp.where(mask[:, None], submission.updates, 0.0)
+        norms = jnp.linalg.norm(updates, axis=-1)
+        norm = jnp.log((norms + 1e-12) / (lower_median(norms, mask) + 1e-12))
+        directions = updates / (norms + 1e-12)[:, None]
+        mean = jnp.matmul(share, updates, precision="highest")
+        pairs = jnp.matmul(directions, directions.T, precision="highest")
+        others = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+        ones = jnp.ones(len(mask))
+        channels = [
+            log_share,
+            jnp.clip(norm, -3.0, 3.0),
+            2 * _cosines(directions, mean),
+            _cosines(directions, known.move),
+            jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
+            jnp.where(others, pairs, -1.0).max(1),
+            jnp.log1p(known.absent),
+            ones * known.n / (known.n + 10),
+            ones * jnp.log(m / 10) / 2,
+        ]
+        return jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
+
+
+def _cosines(
+    directions: Float[Array, "entities parameters"], other: Float[Array, " parameters"]
+) -> Float[Array, " entities"]:
+    length = jnp.linalg.norm(other) + 1e-12
+    return jnp.matmul(directions, other / length, precision="highest")
+
+
+class Invariant(ClientState):
+    """`Blind`, and how the client's model does on the server's samples, whatever their classes.
+
+    Samples that most models get wrong count for more: who gets those right holds rare data.
+    """
+
+    reads = "samples"
+
+    def channels(self, classes: int) -> int:
+        return Blind().channels(classes) + 8
+
+    def __call__(self, submission: Submission) -> Channels:
+        tried, mask = submission.tried, submission.mask
+        assert tried is not None
+        count = tried.shown.sum()
+        weight = tried.shown / jnp.maximum(count, 1)
+        mean = jnp.where(mask[:, None], tried.models, 0.0).sum(0) / mask.sum()
+        gap = tried.models - mean[None, :]
+        hard = weight * (1 - mean)
+        own, before, fedavg = tried.models @ weight, tried.before @ weight, tried.fedavg @ weight
+        slope = (tried.towards @ weight - fedavg) / QUARTER
+        ones = jnp.ones(len(mask))
+        channels = [
+            4 * submission.centred(own[:, None])[:, 0],
+            3 * (gap @ hard) / (hard.sum() + 1e-6),
+            5 * submission.centred((jax.nn.relu(gap) @ weight)[:, None])[:, 0],
+            3 * (own - before),
+            jnp.clip(4 * slope, -3.0, 3.0),
+            ones * before,
+            ones * 3 * (fedavg - before),
+            ones * (jnp.log10(jnp.maximum(count, 1)) - 2),
+        ]
+        shown = jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
+        return jnp.concatenate([Blind()(submission), shown], -1)
+
+
 STATES: dict[str, ClientState] = {
+    "invariant": Invariant(),
+    "blind": Blind(),
     "accuracy": Accuracy(),
     "raw-accuracy": RawAccuracy(),
     "class-accuracy": Joint((Accuracy(), ClassAccuracy())),

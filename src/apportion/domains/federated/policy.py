@@ -1,0 +1,127 @@
+"""A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f zero at first.
+
+Pooled over the clients, the same network also decides how far the server goes along the average
+update, eta in [.5, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
+that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from apportion.domains.federated.states import shares_by_samples
+from apportion.errors import InputError
+from apportion.policy import ScoringPolicy
+from apportion.problem import Observation
+from apportion.recurrence import Features, History, Recurrence
+from apportion.simplex import Allocation, Head, Mask, Scores
+
+LEAST_STEP, MOST_STEP = 0.5, 3.0
+MOST_MOMENTUM = 0.9
+
+
+class Decision(eqx.Module):
+    """What a server does with a round's models."""
+
+    shares: Float[Array, " entities"]
+    step: Float[Array, ""]
+    momentum: Float[Array, ""]
+
+    def model(
+        self,
+        models: Float[Array, "entities parameters"],
+        start: Float[Array, " parameters"],
+        move: Float[Array, " parameters"],
+    ) -> Float[Array, " parameters"]:
+        """The next aggregate, from the clients' models, the last aggregate and its last move."""
+        average = jnp.matmul(self.shares, models, precision="highest")
+        return start + self.step * (average - start) + self.momentum * move
+
+
+class ClientFeatures(eqx.Module):
+    """What `encode` makes of the clients: hidden features, and the log of FedAvg's shares."""
+
+    own: Features
+    pooled: Float[Array, " hidden"]
+    log_share: Float[Array, " entities"]
+
+
+class AggregationPolicy(ScoringPolicy):
+    """Shares around FedAvg's, with the server's step and momentum; it serves any number of clients.
+
+    A client's history is read by a recurrent network, and judged beside the mean over all clients.
+
+    Parameters
+    ----------
+    channels
+        Channels of the state, of which the first is the log of FedAvg's share (`Invariant`, `Blind`).
+    hidden
+        Units of each layer.
+
+    Examples
+    --------
+    >>> policy = AggregationPolicy(channels=17, key=jax.random.key(0))
+    >>> history = jnp.ones((3, 5, 17)).at[..., 0].set(jnp.log(jnp.array([[0.2], [0.3], [0.5]])))
+    >>> decision = policy.decide(Observation(history, jnp.full(3, 1 / 3)), jnp.ones(3, bool))
+    >>> [round(share, 4) for share in decision.shares.tolist()]
+    [0.2, 0.3, 0.5]
+    >>> float(decision.step), float(decision.momentum)
+    (1.0, 0.0)
+    """
+
+    recurrence: Recurrence
+    joint: eqx.nn.Linear
+    score: Float[Array, " hidden"]
+    server: Float[Array, "hidden 2"]
+    head: Head
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
+
+    def __init__(
+        self, channels: int, hidden: int = 16, *, head: Head | None = None, key: PRNGKeyArray
+    ):
+        if channels < 1 or hidden < 1:
+            raise InputError(f"channels {channels} and hidden {hidden} must be at least 1")
+        self.channels, self.hidden = channels, hidden
+        recurrence_key, joint_key = jax.random.split(key)
+        self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
+        self.joint = eqx.nn.Linear(2 * hidden, hidden, key=joint_key)
+        self.score, self.server = jnp.zeros(hidden), jnp.zeros((hidden, 2))
+        self.head = Head() if head is None else head
+
+    def encode(self, history: History, mask: Mask) -> ClientFeatures:
+        # The network gets the share in units of an equal one; rounds not yet lived are all zero.
+        log_share = history[:, -1, 0]
+        lived = mask[:, None] & (history[..., 0] != 0)
+        apart = jnp.where(lived, history[..., 0] + jnp.log(mask.sum()), 0.0)
+        own = self.recurrence(history.at[..., 0].set(apart))
+        middle = jnp.where(mask[:, None], own, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+        both = jax.vmap(lambda h: jnp.tanh(self.joint(jnp.concatenate([h, middle]))))(own)
+        pooled = jnp.where(mask[:, None], both, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+        return ClientFeatures(both, pooled, log_share)
+
+    def scores(self, features: ClientFeatures, held: Allocation, mask: Mask) -> Scores:
+        return features.log_share + features.own @ self.score
+
+    def decide(self, observation: Observation, mask: Mask) -> Decision:
+        """The shares with the server's step and momentum."""
+        features = self.encode(observation.history, mask)
+        shares = self.allocate(features, observation.held, mask, observation.bounds)
+        log_step, momentum = features.pooled @ self.server
+        bounds = jnp.log(jnp.array([LEAST_STEP, MOST_STEP]))
+        return Decision(
+            shares,
+            jnp.exp(_within(log_step, bounds[0], bounds[1])),
+            _within(momentum, 0.0, MOST_MOMENTUM),
+        )
+
+
+def _within(value: Array, low: Array | float, high: Array | float) -> Array:
+    """The value held within bounds, its slope as if it were not: at a bound learning goes on."""
+    return value + jax.lax.stop_gradient(jnp.clip(value, low, high) - value)
+
+
+def fedavg(counts: Float[Array, " entities"], mask: Mask) -> Decision:
+    """FedAvg as a decision."""
+    return Decision(shares_by_samples(counts, mask), jnp.ones(()), jnp.zeros(()))
