@@ -2,15 +2,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import (
-    UNIFORM,
-    BySamples,
-    Fixed,
-    Krum,
-    Median,
-    Received,
-    TrimmedMean,
-)
+from apportion.domains.federated.aggregators import UNIFORM, BySamples, Fixed, Received
+from apportion.domains.federated.optimisers import Adaptive, ServerStep
+from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
 from apportion.problem import Observation
 
 
@@ -19,7 +13,9 @@ def received(models, mask=None, counts=None):
     m = len(models)
     mask = jnp.ones(m, bool) if mask is None else jnp.asarray(mask)
     counts = jnp.ones(m, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
-    return Received(models, Observation(jnp.zeros((m, 1, 1)), jnp.zeros(m)), counts, mask)
+    observation = Observation(jnp.zeros((m, 1, 1)), jnp.zeros(m))
+    zero = jnp.zeros(models.shape[1])
+    return Received(models, observation, counts, mask, zero, zero)
 
 
 MODELS = np.random.default_rng(0).normal(size=(7, 5))
@@ -68,3 +64,70 @@ def test_the_minority_gets_its_total():
     shares = Fixed.minority(0.45).shares
     assert float(shares[8:].sum()) == pytest.approx(0.45)
     assert float(shares.sum()) == pytest.approx(1)
+
+
+def test_nobody_takes_over_by_claiming_samples():
+    _, shares = BySamples()(received(MODELS[:4], counts=[10, 10, 10, 10**6]))
+    assert np.asarray(shares) == pytest.approx(np.array([1, 1, 1, 10]) / 13)
+
+
+def test_near_neighbours_are_mixed_before_the_trimmed_mean():
+    model, shares = NearestMixing(0.3)(received(PADDED, MASK))
+    mixed = np.stack([
+        MODELS[np.argsort(((MODELS - own) ** 2).sum(1))[:5]].mean(0) for own in MODELS
+    ])  # fmt: skip
+    assert np.asarray(model) == pytest.approx(np.sort(mixed, 0)[2:-2].mean(0), abs=1e-5)
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-5)
+
+
+def walk(aggregator, start, rounds):
+    """The models after rounds in which every client sends its own model plus the aggregate."""
+    model, move, memory, found = start, np.zeros_like(start), aggregator.begin(start), []
+    for _ in range(rounds):
+        base = received(MODELS + np.asarray(model))
+        base = Received(
+            base.models,
+            base.observation,
+            base.counts,
+            base.mask,
+            jnp.asarray(model),
+            jnp.asarray(move),
+        )
+        following, _, memory = aggregator.step(base, memory)
+        move, model = np.asarray(following) - np.asarray(model), np.asarray(following)
+        found.append(model)
+    return np.stack(found)
+
+
+def test_momentum_repeats_a_part_of_the_last_move():
+    update = MODELS.mean(0)
+    moves = np.diff(walk(ServerStep(1.5, 0.5), jnp.zeros(5), 4), axis=0, prepend=0)
+    expected = [1.5 * update]
+    for _ in range(3):
+        expected.append(1.5 * update + 0.5 * expected[-1])
+    assert moves == pytest.approx(np.stack(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("yogi", [False, True], ids=["adam", "yogi"])
+def test_adaptive_servers_step_as_flowers_do(yogi):
+    strategies = pytest.importorskip("flwr.serverapp.strategy")
+    app = pytest.importorskip("flwr.app")
+    flower = strategies.FedYogi(eta=0.05) if yogi else strategies.FedAdam(eta=0.05)
+    model, expected = np.zeros(5), []
+    for n in range(1, 4):
+        flower.current_arrays = {"x": model}
+        sent = [
+            app.Message(
+                content=app.RecordDict({
+                    "arrays": app.ArrayRecord({"x": app.Array(own + model)}),
+                    "metrics": app.MetricRecord({"num-examples": 1}),
+                }),
+                metadata=app.Metadata(1, "", node, 1, "x", "", 0.0, 60.0, "train"),
+            )
+            for node, own in enumerate(MODELS)
+        ]  # fmt: skip
+        arrays, _ = flower.aggregate_train(n, sent)
+        model = arrays["x"].numpy()
+        expected.append(model)
+    found = walk(Adaptive(0.05, yogi=yogi), jnp.zeros(5), 3)
+    assert found == pytest.approx(np.stack(expected), abs=1e-4)

@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 from apportion.domains.federated.aggregators import (
     UNIFORM,
+    BySamples,
     Fixed,
     PolicyAggregator,
     run_episode,
@@ -99,7 +100,9 @@ def test_every_client_state_keeps_the_interface(name):
     check_problem(problem, TRAINING)
     observation = problem.observe(TRAINING[0], problem.reset(TRAINING[0], key=KEY))
     assert observation.history.shape == (10, 5, problem.channels)
-    assert float(jnp.ptp(observation.history[:, -1], axis=0).min()) > 0
+    differs = np.ptp(np.asarray(observation.history[:, -1]), axis=0) > 0
+    # Of the round, the server's samples and the other clients every client is told the same.
+    assert differs.sum() >= min(problem.channels, 4 if name == "blind" else 9)
 
 
 def test_the_convolution_is_a_convolution():
@@ -178,3 +181,43 @@ def test_a_geometry_shows_the_direction_of_the_update():
     assert cosine[0] == cosine[1]
     with pytest.raises(InputError, match="choose one of"):
         client_state("colour")
+
+
+def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
+    problem = federation(participation=0.4, state=client_state("blind"), rounds=6)
+    record = run_episodes(problem, BySamples(), TRAINING, key=KEY)
+    assert ((record.shares > 0).sum(-1) == 4).all()
+    assert ((record.shares > 0).any(1).sum(-1) > 4).all()
+    state = problem.reset(TRAINING[0], key=KEY)
+    following = problem.step(TRAINING[0], state, equal_shares(TRAINING[0].mask), key=KEY).state
+    away = np.asarray(~following.present)
+    assert (np.asarray(following.history)[away] == np.asarray(state.history)[away]).all()
+    assert (np.asarray(following.absent)[away] >= 1).all()
+    with pytest.raises(InputError, match="participation"):
+        federation(participation=0.0)
+
+
+def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_the_policy():
+    problem = federation(drawn=(20, 60), gate=True, state=client_state("invariant"))
+    counts = set()
+    for key in jax.random.split(KEY, 8):
+        server = problem.reset(TRAINING[0], key=key).server
+        shown, kept = np.asarray(server.shown), np.asarray(server.kept)
+        assert not (shown & kept).any()
+        total = shown.sum() + kept.sum()
+        assert 20 <= total <= 60
+        assert kept.sum() == total // 4
+        counts.add(int(total))
+        places = np.asarray(server.places)
+        assert len(set(places)) == len(places)
+        assert set(places) <= set(np.asarray(problem.evaluation))
+    assert len(counts) > 3
+
+
+def test_an_attacker_sends_its_update_multiplied():
+    multiples = np.ones(PARTITION.universe, np.float32)
+    multiples[3] = -2.0
+    honest, attacked = federation(), federation(partition=replace(PARTITION, multiples=multiples))
+    first, _ = ravel_pytree(honest.model.start(key=KEY))
+    here, there = (p.train(first, jnp.asarray(3), key=KEY) - first for p in (honest, attacked))
+    assert np.asarray(there) == pytest.approx(-2 * np.asarray(here), abs=1e-6)

@@ -1,8 +1,9 @@
 """Ways to make one model of many: learned shares, and those they are compared with.
 
-An aggregator turns what the server received into a model and the shares it gave. Shares average
-whole models; the median, the trimmed mean (Yin et al. 2018) and Krum (Blanchard et al. 2017) are
-the usual defences against byzantine clients. An episode under an aggregator is an `EpisodeRecord`.
+An aggregator turns what the server received into a model and the shares it gave; it may remember
+something from round to round. The usual defences are in `robust.py`, the server's optimisers in
+`optimisers.py`, those that learn from the server's samples in `server_side.py`. An episode under an
+aggregator is an `EpisodeRecord`.
 """
 
 from abc import abstractmethod
@@ -12,10 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.composition import EqualShares
-from apportion.domains.federated.federation import Federation, Model, Models, average
+from apportion.domains.federated.federation import (
+    Federation,
+    FederationState,
+    Model,
+    Models,
+    ServerSamples,
+    average,
+)
+from apportion.domains.federated.states import shares_by_samples
 from apportion.problem import Choice, Observation
 from apportion.tasks import Task, Tasks, TaskSets
 
@@ -29,26 +38,54 @@ class Received(eqx.Module):
     observation: Observation
     counts: Int[Array, " entities"]
     mask: Bool[Array, " entities"]
+    start: Model
+    """The aggregate that the clients started from."""
+    move: Model
+    """That aggregate less the one before."""
+    samples: ServerSamples | None = None
+    federation: Federation | None = None
+    """Where the server tries models on its samples."""
+    key: PRNGKeyArray | None = None
+
+
+Memory = PyTree[Array]
 
 
 class Aggregator(eqx.Module):
     """The received models to one model, and the shares that made it."""
 
     @abstractmethod
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
+    def begin(self, model: Model) -> Memory:
+        """What is remembered before the first round."""
+
+    @abstractmethod
+    def step(self, received: Received, memory: Memory) -> tuple[Model, Shares, Memory]:
         """Aggregate one round."""
 
 
-class BySamples(Aggregator):
-    """FedAvg as first published: shares in proportion to the clients' samples."""
+class Memoryless(Aggregator):
+    """An aggregator that sees one round at a time."""
+
+    @abstractmethod
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        """Aggregate one round."""
+
+    def begin(self, model: Model) -> Memory:
+        return ()
+
+    def step(self, received: Received, memory: Memory) -> tuple[Model, Shares, Memory]:
+        return *self(received), memory
+
+
+class BySamples(Memoryless):
+    """FedAvg as first published: shares in proportion to the clients' samples, capped."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
-        counts = jnp.where(received.mask, received.counts, 0).astype(jnp.float32)
-        shares = counts / counts.sum()
+        shares = shares_by_samples(received.counts.astype(jnp.float32), received.mask)
         return average(shares, received.models), shares
 
 
-class PolicyAggregator(Aggregator):
+class PolicyAggregator(Memoryless):
     """Shares by any choice of (observation, mask): a learned policy, or `EqualShares()` (FedAvg)."""
 
     choose: Choice
@@ -62,7 +99,7 @@ UNIFORM = PolicyAggregator(EqualShares())
 """FedAvg with equal shares."""
 
 
-class Fixed(Aggregator):
+class Fixed(Memoryless):
     """The same shares every round, by the client's place in the task: an informed yardstick."""
 
     shares: Shares
@@ -80,60 +117,6 @@ class Fixed(Aggregator):
         return cls(
             jnp.concatenate([jnp.full(first, (1 - total) / first), jnp.full(last, total / last)])
         )
-
-
-class TrimmedMean(Aggregator):
-    """Coordinate by coordinate, the mean without the `fraction` smallest and largest values."""
-
-    fraction: float = eqx.field(static=True, default=0.2)
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        m = received.mask.sum()
-        cut = jnp.minimum((self.fraction * m).astype(jnp.int32), (m - 1) // 2)
-        return _by_rank(received, cut, m - cut)
-
-
-class Median(Aggregator):
-    """Coordinate by coordinate, the median."""
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        m = received.mask.sum()
-        return _by_rank(received, (m - 1) // 2, m // 2 + 1)
-
-
-def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Shares]:
-    """Mean of the values ranked first..end in each coordinate; the share of a client is how much
-    of the model is made of its values.
-    """
-    values = jnp.where(received.mask[:, None], received.models, jnp.inf)
-    ranks = jnp.argsort(jnp.argsort(values, axis=0), axis=0)
-    kept = (ranks >= first) & (ranks < end)
-    model = jnp.where(kept, received.models, 0.0).sum(0) / (end - first)
-    return model, kept.mean(1) / (end - first)
-
-
-class Krum(Aggregator):
-    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine clients to
-    withstand.
-    """
-
-    byzantine: int = eqx.field(static=True, default=2)
-
-    def __call__(self, received: Received) -> tuple[Model, Shares]:
-        mask, models = received.mask, received.models
-        m = mask.sum()
-        squares = (models**2).sum(-1)
-        distances = (
-            squares[:, None]
-            + squares[None, :]
-            - 2 * jnp.matmul(models, models.T, precision="highest")
-        )
-        apart = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
-        ordered = jnp.sort(jnp.where(apart, distances, jnp.inf), axis=-1)
-        near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.byzantine - 2, 1)
-        score = jnp.where(mask, jnp.where(near, ordered, 0.0).sum(-1), jnp.inf)
-        chosen = jnp.argmin(score)
-        return models[chosen], jax.nn.one_hot(chosen, len(mask))
 
 
 class EpisodeRecord(eqx.Module):
@@ -164,26 +147,41 @@ def run_episode(
     """One episode under an aggregator, tested every round; the same key gives the same batches."""
     reset_key, walk_key = jax.random.split(key)
 
-    def one_round(state, key):
-        received = Received(
-            state.models,
-            federation.observe(task, state),
-            federation.counts[task.members],
-            task.mask,
-        )
-        model, shares = aggregator(received)
+    def one_round(carry, key):
+        state, memory = carry
+        received = receive(federation, task, state, key)
+        model, shares, memory = aggregator.step(received, memory)
         step = federation.continue_from(task, state, model, shares, key=key)
-        return step.state, (step.reward, federation.test_accuracy(model), shares)
+        return (step.state, memory), (step.reward, federation.test_accuracy(model), shares)
 
     first = federation.reset(task, key=reset_key)
     keys = jax.random.split(walk_key, federation.horizon)
-    _, (evaluated, tested, shares) = jax.lax.scan(one_round, first, keys)
+    begun = (first, aggregator.begin(first.aggregate))
+    _, (evaluated, tested, shares) = jax.lax.scan(one_round, begun, keys)
     return EpisodeRecord(evaluated, tested, shares)
 
 
-def _run_tasks(
+def receive(
+    federation: Federation, task: Task, state: FederationState, key: PRNGKeyArray
+) -> Received:
+    """What the server has received in a state."""
+    return Received(
+        state.models,
+        federation.observe(task, state),
+        federation.counts[task.members],
+        state.present,
+        state.aggregate,
+        state.move,
+        state.server,
+        federation,
+        jax.random.fold_in(key, 1),
+    )
+
+
+def run_each(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
+    """One episode of every task with its own key: arrays (tasks, time, ...)."""
     return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
         tasks.each, keys
     )
@@ -194,7 +192,7 @@ def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
 ) -> EpisodeRecord:
     """One episode of every task, each with its own key: arrays (tasks, time, ...)."""
-    return _run_tasks(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
+    return run_each(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
 
 
 @eqx.filter_jit
@@ -205,6 +203,6 @@ def run_episode_sets(
 
     An aggregator without arrays, such as `Median()`, serves every run.
     """
-    return eqx.filter_vmap(_run_tasks, in_axes=(None, eqx.if_array(0), 0, 0))(
+    return eqx.filter_vmap(run_each, in_axes=(None, eqx.if_array(0), 0, 0))(
         federation, aggregators, tasks.each, keys
     )

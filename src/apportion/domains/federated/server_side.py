@@ -1,0 +1,97 @@
+"""Aggregators that learn from the server's samples in every round, without any policy.
+
+`ShareGradient` descends the server's loss in the shares, `ServerClient` lets the server train as one
+more client, `FineTuned` trains FedAvg's aggregate on the server's samples.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from apportion.domains.federated.aggregators import Memoryless, Received, Shares
+from apportion.domains.federated.clients import Owned
+from apportion.domains.federated.federation import Model, average
+from apportion.domains.federated.policy import Decision
+from apportion.domains.federated.states import shares_by_samples
+from apportion.simplex import masked_softmax
+
+
+def _fedavg(received: Received) -> Shares:
+    return shares_by_samples(received.counts.astype(jnp.float32), received.mask)
+
+
+class ShareGradient(Memoryless):
+    """Shares by gradient on the server's loss, from FedAvg's and pulled back to them, with momentum.
+
+    Parameters
+    ----------
+    steps, step_size
+        Steps of gradient descent on the log shares, in units of the gradient's own norm.
+    pull
+        Weight of the divergence from FedAvg's shares beside the loss.
+    momentum
+        How much of its last move the server repeats.
+    """
+
+    steps: int = eqx.field(static=True, default=20)
+    step_size: float = eqx.field(static=True, default=0.5)
+    pull: float = eqx.field(static=True, default=0.05)
+    momentum: float = eqx.field(static=True, default=0.5)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        federation, samples = received.federation, received.samples
+        assert federation is not None
+        assert samples is not None
+        plain = _fedavg(received)
+        real = samples.shown | samples.kept
+        log_plain = jnp.where(received.mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
+
+        def loss(change: Float[Array, " entities"]) -> Float[Array, ""]:
+            shares = masked_softmax(log_plain + change, received.mask)
+            chances = federation.chances(average(shares, received.models)[None], samples.places)[0]
+            own = -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
+            apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
+            return own + self.pull * apart
+
+        def descend(change, _):
+            slope = jax.grad(loss)(change)
+            return change - self.step_size * slope / (jnp.linalg.norm(slope) + 1e-6), None
+
+        change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, self.steps)
+        shares = masked_softmax(log_plain + change, received.mask)
+        decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
+        return decision.model(received.models, received.start, received.move), shares
+
+
+class ServerClient(Memoryless):
+    """The server trains on its own samples as the clients do, and is averaged with them by samples."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        plain = _fedavg(received)
+        own, count = _trained(received, received.start)
+        total = jnp.where(received.mask, received.counts, 0).sum()
+        part = count / (count + total)
+        return (1 - part) * average(plain, received.models) + part * own, plain
+
+
+class FineTuned(Memoryless):
+    """FedAvg's aggregate, trained on the server's samples."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        plain = _fedavg(received)
+        return _trained(received, average(plain, received.models))[0], plain
+
+
+def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]:
+    """A model after a client's epochs on the server's samples, and how many those are."""
+    federation, samples, key = received.federation, received.samples, received.key
+    assert federation is not None
+    assert samples is not None
+    assert key is not None
+    real = samples.shown | samples.kept
+    # The real ones first, as clients have theirs.
+    places = samples.places[jnp.argsort(~real)]
+    count = real.sum()
+    owned = Owned(federation.images, places, federation.labels[places], count)
+    return federation.descend(model, owned, key=key), count.astype(jnp.float32)
