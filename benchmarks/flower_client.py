@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from jax.flatten_util import ravel_pytree
 
-from apportion.domains.federated.settings import FederatedSettings, paper_size
+from apportion.domains.federated.settings import paper_size, reduced_size
 from apportion.domains.federated.training import build, read_digits, sample_tasks
 
 app = ClientApp()
@@ -28,7 +28,7 @@ def setting(size):
         # Few images at a time: the layers of ten models then stay in a CPU's cache.
         settings = paper_size(mnist, precision="float32", block=20)
     else:
-        settings = FederatedSettings(state="accuracy")
+        settings = reduced_size(state="accuracy")
     federation, partition = build(settings, read_digits(settings))
     return federation, sample_tasks(settings, partition, 0)[1][0]
 

@@ -8,15 +8,15 @@ import jax
 
 from apportion.domains.federated import (
     UNIFORM,
-    FederatedSettings,
     Fixed,
     build,
     read_digits,
+    reduced_size,
     run_episodes,
     sample_tasks,
 )
 
-settings = FederatedSettings(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
+settings = reduced_size(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
 federation, partition = build(settings, read_digits(settings))
 _, unseen = sample_tasks(settings, partition, seed=0)
 

@@ -169,7 +169,7 @@ def test_whether_to_pool_is_answered_for_a_users_own_tasks(tmp_path):
 @pytest.mark.slow
 def test_a_federation_is_trained_and_compared_with_fedavg(tmp_path):
     small = (
-        "--steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
+        "--learner ppo --steps 2 --chunk 1 --rollouts 2 --rounds 3 --samples 20 --clients 8 4 --seen 5 2 "
         "--task-sizes 3 1 --tasks 3 --unseen 2 --pooling 4 --model perceptron --epochs 1 "
         "--test 100 --evaluation 50"
     )

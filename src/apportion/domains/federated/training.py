@@ -1,7 +1,8 @@
 """From settings to a federation, its tasks and trained policies: many runs as one compiled program.
 
-Runs differ in seed and method: single-task learning is a run whose tasks are all the same one,
-uniform multi-task learning is alpha = 0.
+`train_policies` is the paper's learning on its own split: runs differ in seed and method, single-task
+learning is a run whose tasks are all the same one, uniform multi-task learning is alpha = 0.
+`train_mixture` makes one policy for federations of every kind.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,18 @@ from jaxtyping import Array, Key
 
 from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.model import ClientModel, Convolutional, Perceptron
+from apportion.domains.federated.mixtures import client_model, training_world
 from apportion.domains.federated.partitions import Partition, paper_split, skewed_tasks
+from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.states import client_state
+from apportion.domains.federated.through_rounds import ThroughRounds, shortfall
 from apportion.domains.settings import Method
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.tasks import Tasks, TaskSets
-from apportion.training import Chunks, OnChunk, TrainingResult, train_runs
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train, train_runs
 from apportion.trees import stack
 
 
@@ -39,9 +42,7 @@ def build(
     """The federation of these settings out of full-size digits, with the partition behind it."""
     digits = digits.pooled(settings.pooling)
     side = digits.images.shape[1]
-    model: ClientModel = {"convolutional": Convolutional, "perceptron": Perceptron}[settings.model](
-        side, settings.width
-    )
+    model = client_model(settings, side)
     if partition is None:
         partition = paper_split(digits, settings.clients, settings.samples, seed=settings.seed)
     federation = Federation(
@@ -114,6 +115,33 @@ def train_policies(
         chunks=Chunks(length, on_chunk=on_chunk),
         keys=run_keys,
     )
+
+
+def train_mixture(
+    settings: FederatedSettings,
+    digits: Digits,
+    *,
+    chunks: Chunks | None = None,
+    state: Resume | None = None,
+) -> AggregationPolicy:
+    """One policy for federations of every kind asked for, by direct gradient through the aggregation."""
+    federation, dealt = training_world(settings, digits)
+    policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    result = train(
+        federation,
+        settings.trained_tasks(dealt.tasks),
+        AggregationPolicy(federation.channels, settings.hidden, key=policy_key),
+        ThroughRounds(settings.rollouts, settings.learning_rate, updates=settings.steps),
+        steps=settings.steps,
+        selection=settings.selection(),
+        scorer=shortfall,
+        replay=Replay(act_periods=0),
+        chunks=chunks,
+        state=state,
+        key=run_key,
+    )
+    assert isinstance(result.policy, AggregationPolicy)
+    return result.policy
 
 
 def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:

@@ -1,0 +1,183 @@
+"""The policy that starts as FedAvg: what it may depend on, and what the gate lets through."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.domains.federated.aggregators import BySamples, run_episode, run_episodes
+from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.kinds import mixture
+from apportion.domains.federated.learned import Learned, passes
+from apportion.domains.federated.model import ClientModel, Perceptron
+from apportion.domains.federated.policy import AggregationPolicy, Decision
+from apportion.domains.federated.states import STATES, client_state
+from apportion.domains.federated.through_rounds import ThroughRounds, shortfall, walk
+from apportion.errors import InputError
+from apportion.memory import Replay
+from apportion.policy import Recurrent
+from apportion.problem import Observation
+from apportion.runs.policy_file import load_policy, save_policy
+from apportion.tasks import Task
+from domains.federated.made_up import made_up_digits
+from learning import assert_mean_above, train_seeds
+
+KEY = jax.random.key(0)
+DIGITS = made_up_digits()
+KINDS = ("sizes", "two-labels", "flipped-3")
+MIXTURE = mixture(
+    DIGITS, [(kind, 6, seed) for kind in KINDS for seed in range(2)], np.arange(900), samples=30
+)
+
+
+def federation(state="invariant", model=None, drawn=(20, 60)):
+    return Federation(
+        MIXTURE.digits, MIXTURE.partition, Perceptron(6, 8) if model is None else model,
+        rounds=4, epochs=2, batch=10,
+        learning_rate=0.3, evaluation=100, test=150, state=client_state(state), drawn=drawn,
+        gate=True,
+    )  # fmt: skip
+
+
+def opinionated(channels, scale=0.5):
+    """A policy whose decisions depend strongly on what it sees."""
+    policy = AggregationPolicy(channels, 6, key=KEY)
+    score, server = jax.random.normal(KEY, (6,)), jax.random.normal(KEY, (6, 2))
+    return eqx.tree_at(lambda p: (p.score, p.server), policy, (3 * score, scale * server))
+
+
+@pytest.mark.parametrize("state", ["invariant", "blind"])
+def test_the_untrained_policy_is_fedavg(state):
+    problem = federation(state)
+    untrained = Learned(AggregationPolicy(problem.channels, 6, key=KEY), gated=False)
+    here, there = (
+        run_episodes(problem, aggregator, MIXTURE.tasks, key=KEY)
+        for aggregator in (untrained, BySamples())
+    )
+    assert np.asarray(here.shares) == pytest.approx(np.asarray(there.shares), abs=1e-6)
+    assert np.asarray(here.tested) == pytest.approx(np.asarray(there.tested), abs=0.01)
+    # Clients of unequal size have unequal shares.
+    assert float(jnp.ptp(here.shares[0, 0])) > 0.01
+
+
+def test_permuting_the_clients_permutes_the_shares_and_nothing_else():
+    problem, task = federation(), MIXTURE.tasks[0]
+    aggregator = Learned(opinionated(problem.channels), gated=False)
+    order = np.random.default_rng(0).permutation(6)
+    run = jax.jit(lambda task: run_episode(problem, aggregator, task, key=KEY))
+    here, there = run(task), run(Task(task.members[order], task.mask[order]))
+    assert float(jnp.abs(here.shares - 1 / 6).max()) > 0.05
+    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-4)
+    assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=0.01)
+
+
+class Renamed(ClientModel):
+    """A model whose classes have other names: what it called c it calls names[c]."""
+
+    model: Perceptron
+    names: tuple[int, ...] = eqx.field(static=True)
+
+    def start(self, *, key):
+        return self.model.start(key=key)
+
+    def logits(self, parameters, images):
+        return self.model.logits(parameters, images)[:, np.argsort(self.names)]
+
+
+def test_renaming_the_classes_changes_no_share():
+    names = np.random.default_rng(3).permutation(10)
+    here = federation()
+    there = eqx.tree_at(
+        lambda f: (f.labels, f.local_labels),
+        federation(model=Renamed(Perceptron(6, 8), tuple(names.tolist()))),
+        (jnp.asarray(names)[here.labels], jnp.asarray(names)[here.local_labels]),
+    )
+    aggregator = Learned(opinionated(here.channels))
+    plain, renamed = (
+        run_episodes(problem, aggregator, MIXTURE.tasks, key=KEY) for problem in (here, there)
+    )
+    assert float(jnp.ptp(plain.shares)) > 0.1
+    # The first round: later ones multiply the last digits' rounding, which order decides.
+    first = np.asarray(plain.shares[:, 0])
+    assert np.asarray(renamed.shares[:, 0]) == pytest.approx(first, abs=1e-6)
+    assert np.asarray(renamed.shares) == pytest.approx(np.asarray(plain.shares), abs=1e-4)
+    assert np.asarray(renamed.tested) == pytest.approx(np.asarray(plain.tested), abs=0.01)
+
+
+def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
+    policy = opinionated(17, scale=100.0)
+    history = jax.random.normal(KEY, (5, 5, 17))
+    mask = jnp.ones(5, bool)
+
+    def decide(policy):
+        return policy.decide(Observation(history, jnp.full(5, 0.2)), mask)
+
+    decision = decide(policy)
+    assert 0.5 <= float(decision.step) <= 3
+    assert 0 <= float(decision.momentum) <= 0.9
+    slope = eqx.filter_grad(lambda p: decide(p).momentum)(policy)
+    assert float(jnp.abs(slope.server).max()) > 0
+
+
+def test_the_gate_lets_pass_what_chance_explains_and_nothing_worse():
+    everything = jnp.ones(40, bool)
+    noise = jax.random.normal(KEY, (40,))
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    error = 1 / jnp.sqrt(40)
+    assert bool(passes(noise - 0.9 * error, everything))
+    assert not bool(passes(noise - 1.1 * error, everything))
+    assert bool(passes(noise + 1, everything))
+    # Samples that are not kept for the gate have no say.
+    half = jnp.arange(40) < 20
+    assert bool(passes(jnp.where(half, 0.1, -9.0), half))
+
+
+class Harmful(AggregationPolicy):
+    """Everything to the first client, backed by three steps at once."""
+
+    def decide(self, observation, mask):
+        first = jax.nn.one_hot(0, len(mask))
+        return Decision(first, jnp.asarray(3.0), jnp.zeros(()))
+
+
+def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
+    problem = federation("blind", drawn=(100, 100))
+    harmful = Harmful(problem.channels, 4, key=KEY)
+    open_, gated, fedavg = (
+        np.asarray(run_episodes(problem, aggregator, MIXTURE.tasks, key=KEY).tested[:, -1])
+        for aggregator in (Learned(harmful, False), Learned(harmful), BySamples())
+    )
+    assert open_.mean() < fedavg.mean() - 0.05
+    assert gated.mean() > fedavg.mean() - 0.03
+
+
+def test_a_policy_learns_to_do_better_than_fedavg():
+    dealt = mixture(DIGITS, [("scaled", 5, seed) for seed in range(2)], np.arange(900), samples=30)
+    problem = Federation(
+        dealt.digits, dealt.partition, Perceptron(6, 8), rounds=4, batch=10, learning_rate=0.5,
+        evaluation=100, test=150, state=client_state("invariant"),
+    )  # fmt: skip
+    policies = train_seeds(
+        problem, dealt.tasks, lambda key: AggregationPolicy(problem.channels, 6, key=key),
+        ThroughRounds(1, 5e-2, updates=20), steps=20, seeds=4, scorer=shortfall,
+        replay=Replay(act_periods=0),
+    )  # fmt: skip
+
+    def gain(policy):
+        walked = jax.vmap(lambda task: walk(problem, policy, task, key=jax.random.key(9)))
+        found = walked(dealt.tasks.each)
+        return (found.plain - found.losses).mean()
+
+    assert_mean_above(eqx.filter_jit(eqx.filter_vmap(gain))(policies), 0.0)
+
+
+def test_other_policies_are_refused_before_training():
+    with pytest.raises(InputError, match="AggregationPolicy"):
+        ThroughRounds(updates=3).start(Recurrent(1, 4, key=KEY))
+
+
+def test_a_policy_is_saved_and_loaded(tmp_path):
+    policy = opinionated(STATES["invariant"].channels(10))
+    save_policy(policy, tmp_path)
+    assert bool(eqx.tree_equal(load_policy(tmp_path), policy))
