@@ -9,88 +9,90 @@ from domains.federated.made_up import made_up_digits
 
 DIGITS = made_up_digits()
 SMALL = FederatedSettings(
-    pooling=1, clients=(20, 8), seen=(10, 5), samples=20, model="perceptron", width=8, rounds=3,
-    epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
-    steps=2, rollouts=2, hidden=4, chunk=2,
+    pooling=1, samples=20, width=8, rounds=3, epochs=1, batch=10, client_rate=0.3, evaluation=60,
+    test=100, block=60,
 )  # fmt: skip
 PLAN = federations.plan(scale="paper", digits=DIGITS)
 
 
 def computed(cells):
-    found = federations.compute(
-        cells, lambda what, done: None, settings=SMALL, widths=(5, 50), digits=DIGITS
-    )
+    found = federations.compute(cells, lambda what, done: None, settings=SMALL, digits=DIGITS)
     return {cell.name: rows for cell, rows in found}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "unequal-accuracy-state-the-papers",
-        "poisoned-skewed-clients-krum",
-    ],
-)
-def test_a_cell_computed_alone_is_the_same_as_with_others(program):
-    """Seeds and methods differ, and all accuracies were equal; in a longer training sums over another
-    number of runs, rounded in another order, may change an answer.
-    """
-    cells = [cell for cell in PLAN.cells if cell.program == program]
-    several = [cells[0], cells[-1]]
-    assert several[0]["seed"] != several[1]["seed"]
-    together, alone = computed(several), computed(several[1:])
-    name = several[1].name
+@pytest.fixture(scope="module")
+def small(monkeypatch_module):
+    """Circumstances of the study with server's samples that the made-up digits have."""
+    own = federations.Circumstance(samples=40, clients=5)
+    monkeypatch_module.setitem(federations.CIRCUMSTANCES, "perceptron, 200 samples", own)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def cells_of(method, kinds=("sizes", "scaled")):
+    return [
+        cell
+        for cell in PLAN.cells
+        if cell["circumstance"] == "perceptron, 200 samples"
+        and cell["method"] == method
+        and cell["kind"] in kinds
+        and cell["seed"] < 2
+    ]
+
+
+def test_a_cell_computed_alone_is_the_same_as_with_others(small):
+    several = cells_of("FedAvgM")
+    assert len(several) == 4
+    together, alone = computed(several), computed(several[2:3])
+    name = several[2].name
     pd.testing.assert_frame_equal(alone[name], together[name], check_exact=False, rtol=0, atol=1e-6)
-    assert (together[several[0].name]["tested"] != alone[name]["tested"]).any()
+    finals = {rows["tested"].iloc[-1] for rows in together.values()}
+    assert len(finals) > 1
 
 
-def test_policies_and_baselines_of_a_seed_meet_the_same_tasks_and_batches():
-    """A policy trained for two steps still gives nearly equal shares: it must do as FedAvg does."""
-    fedavg, learned = (
-        next(cell for cell in PLAN.cells if cell.program == program and cell["seed"] == 3)
-        for program in ("transfer-fedavg", "transfer-mtl-accuracy-state")
-    )
-    base = computed([fedavg])[fedavg.name]
-    policy = computed([learned])[learned.name]
-    where = ["setting", "seed", "task", "round"]
-    assert base[where].equals(policy[where])
-    assert base["setting"].nunique() == 5
-    assert base["tested"].to_numpy() == pytest.approx(policy["tested"].to_numpy(), abs=0.05)
-    # Tasks differ by more than that, so it would show if they were exchanged.
-    finals = base[base["round"] == SMALL.rounds].groupby(["setting", "task"])["tested"].first()
-    assert np.ptp(finals) > 0.1
+@pytest.mark.parametrize("method", ["nearest-neighbour mixing", "fine-tuned", federations.LEARNED])
+def test_every_method_gives_an_accuracy_for_every_round(method, small):
+    for rows in computed(cells_of(method, ("scaled",))).values():
+        assert rows["round"].tolist() == [1, 2, 3]
+        assert rows["tested"].between(0, 1).all()
 
 
 def made_up_rows(accuracies):
-    """Four seeds of two tasks and five rounds, the same accuracy in all."""
+    """Four seeds and five rounds, the same accuracy in all."""
     frames = []
-    for name, accuracy in accuracies.items():
-        experiment, setting, method = name.split("/")
-        index = pd.MultiIndex.from_product(
-            [range(4), range(2), range(1, 6)], names=["seed", "task", "round"]
-        )
-        about = {"experiment": experiment, "setting": setting, "method": method}
+    for (kind, method), accuracy in accuracies.items():
+        index = pd.MultiIndex.from_product([range(4), range(1, 6)], names=["seed", "round"])
         rows = pd.DataFrame({"tested": accuracy}, index).reset_index()
-        frames.append(rows.assign(**about))
+        frames.append(rows.assign(circumstance="here", kind=kind, method=method))
     return pd.concat(frames, ignore_index=True)
 
 
-def test_a_defence_that_is_better_keeps_its_verdict():
-    accuracies = {
-        "unequal/skewed/FedAvg": 0.6,
-        "unequal/skewed/MTL": 0.6,
-        "unequal/skewed/P-MTL, gradient-norm": 0.8,
-        "transfer/5 clients/MTL, rich state": 0.8,
-        "transfer/5 clients/FedAvg": 0.6,
-        "poisoned/equal clients/MTL, rich state": 0.6,
-        "poisoned/equal clients/FedAvg": 0.6,
-        "poisoned/equal clients/median": 0.8,
-    }
-    study = federations.conclude(made_up_rows(accuracies), {})
-    held = {verdict.claim.split(",")[0]: verdict.holds for verdict in study.verdicts}
-    assert held == {"unequal tasks": True, "transfer": True, "poisoned": False}
+def study_of(learned_equal, learned_flipped):
+    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
+    values = {("equal", name): value for name, value in rivals.items()}
+    values |= {("flipped-3", name): value for name, value in rivals.items()}
+    values |= {("equal", "learned"): learned_equal, ("flipped-3", "learned"): learned_flipped}
+    return federations.conclude(made_up_rows(values), {})
+
+
+@pytest.mark.parametrize(
+    ("equal", "flipped", "held"),
+    [
+        (0.7, 0.7, [True, True, True, True]),
+        (0.599, 0.8, [False, True, True, True]),
+        (0.59, 0.69, [False, False, False, False]),
+    ],
+)
+def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
+    study = study_of(equal, flipped)
+    assert [verdict.holds for verdict in study.verdicts] == held
     assert {verdict.n for verdict in study.verdicts} == {4}
-    assert study.table["experiments"].tolist() == [4] * len(accuracies)
-    assert np.allclose(study.table["final"], list(accuracies.values()))
+    mean = study.table[(study.table["kind"] == "mean of kinds")].set_index("method")["final"]
+    assert mean["learned"] == pytest.approx((equal + flipped) / 2)
     assert study.plot() is not None
 
 
@@ -99,13 +101,15 @@ def test_paper_size_asks_for_all_of_mnist():
         federations.plan(scale="paper")
 
 
-def test_every_seed_meets_every_method_in_every_experiment():
+def test_every_seed_meets_every_method_in_every_kind():
     names = [cell.name for cell in PLAN.cells]
     assert len(set(names)) == len(names)
     assert all(name.replace("-", "").isalnum() for name in names)
     seeds = {}
     for cell in PLAN.cells:
-        key = (cell["experiment"], cell["setting"], cell["label"])
+        key = (cell["circumstance"], cell["kind"], cell["method"])
         seeds.setdefault(key, set()).add(cell["seed"])
-    assert len(seeds) == 2 * 6 + 3 + 2 * 6
-    assert all(own == set(range(6)) for own in seeds.values())
+    assert len(seeds) == 13 * (4 * 14 + 4 * 4)
+    assert all(own == set(range(8)) for own in seeds.values())
+    assert len({cell.program for cell in PLAN.cells}) == 4 * 14 + 4 * 4
+    assert np.unique([cell["kind"] for cell in PLAN.cells]).size == 13

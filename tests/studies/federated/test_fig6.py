@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.federated.job import prepare
-from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.settings import FederatedSettings, reduced_size
 from apportion.errors import InputError
 from apportion.studies.federated import fig6
 from domains.federated.made_up import made_up_digits
@@ -135,7 +135,7 @@ def test_every_seed_has_every_method_and_every_fixed_share():
 
 @pytest.mark.slow
 def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
-    results = prepare(FederatedSettings()).train(None, None).results
+    results = prepare(reduced_size()).train(None, None).results
     assert results["gain_final"]["value"] >= 0.04
     assert results["gain_mean_over_rounds"]["value"] >= 0.07
 
