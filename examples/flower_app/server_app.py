@@ -2,8 +2,8 @@
 
 Run with: python examples/flower_app/server_app.py    (about a minute on two cores)
 
-Eight clients hold the digits 0-5, two hold 6-9. The policy in `policy/` was trained in apportion's
-simulator on other clients, by POLICY_COMMAND below, and has never seen these.
+Eight clients hold the digits 0-5, two hold 6-9. The policy that comes with apportion was trained in
+its simulator on other clients, and has never seen these.
 """
 
 import os
@@ -23,11 +23,6 @@ from flwr.simulation import run_simulation
 from apportion.bridges.flower import LearnedAggregation
 from apportion.domains.federated import embedded_digits, paper_split, skewed_tasks
 
-POLICY = Path(__file__).parent / "policy"
-POLICY_COMMAND = (
-    "apportion train federated --method mtl --model perceptron --width 32 --rounds 20 --epochs 4 "
-    "--steps 40 --state accuracy"
-)
 CLIENTS = 10
 
 app = ServerApp()
@@ -49,11 +44,10 @@ def share_out(folder):
     }
 
 
-def learned(server_data, policy=POLICY, **options):
-    """The strategy: a policy, and a way for the server to try models on its own samples."""
+def learned(server_data, **options):
+    """The strategy: all it needs is a way for the server to try models on its own samples."""
     images, labels = server_data["evaluation"]
-    return LearnedAggregation.load(
-        policy,
+    return LearnedAggregation(
         predict=lambda arrays: network.logits(arrays.to_numpy_ndarrays(), images),
         labels=labels,
         **options,
@@ -90,7 +84,7 @@ def main(grid, context):
     rounds = int(context.run_config.get("rounds", 20))
     with tempfile.TemporaryDirectory() as name:
         data = share_out(Path(name))
-        strategy = learned(data, context.run_config.get("policy") or POLICY)
+        strategy = learned(data)
         plain = federate(grid, FedAvg(fraction_evaluate=0.0), Path(name), data, rounds)
         better = federate(grid, strategy, Path(name), data, rounds)
     print("round    FedAvg   learned")

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import os
 import socket
 import subprocess
@@ -11,7 +10,6 @@ import time
 import urllib.request
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -35,13 +33,6 @@ from faulty_clients import (
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-
-from apportion.domains.federated.job import evaluate_policy
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import build, read_digits, sample_tasks
-from apportion.problem import Observation
-from apportion.runs.policy_file import load_policy
-from apportion.runs.settings_file import from_toml
 
 ROUNDS, TIMEOUT = 20, 4.0
 
@@ -196,7 +187,7 @@ def superlink(tmp_path):
 @pytest.mark.slow
 def test_flwr_run_runs_the_example(superlink):
     app = Path(server_app.__file__).parent
-    settings = ["--run-config", f"rounds=2 policy='{server_app.POLICY}'"]
+    settings = ["--run-config", "rounds=2"]
     federation = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
     command = ["flwr", "run", str(app), "--stream", *settings, *federation]
     done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
@@ -204,26 +195,3 @@ def test_flwr_run_runs_the_example(superlink):
     rows = [line.split() for line in output.splitlines()[-12:]]
     assert ["round", "FedAvg", "learned"] in rows, output
     assert [row[0] for row in rows if len(row) == 3 and row[0].isdigit()] == ["1", "2"]
-
-
-@pytest.mark.slow
-def test_the_example_s_policy_is_what_its_command_makes(tmp_path):
-    command = [*server_app.POLICY_COMMAND.split()[1:], "--out", str(tmp_path / "run"), "--quiet"]
-    # The suite's own flags compile fast and compute slowly; here it is the other way round.
-    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    subprocess.run([sys.executable, "-m", "apportion", *command], check=True, env=plain)
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["gain_final"]["value"] > 0.08
-    settings = from_toml(tmp_path / "run" / "settings.toml", "federated", FederatedSettings)
-    federation, partition = build(settings, read_digits(settings))
-    _, unseen = sample_tasks(settings, partition, settings.seed)
-    kept = load_policy(server_app.POLICY)
-    # Forty updates multiply a difference in the last digits until the parameters have little in
-    # common: what they achieve is the same. Measured were .155 and .148 at the end, .174 and .169.
-    achieved = evaluate_policy(federation, kept, unseen, settings).results
-    for gain in ("gain_final", "gain_mean_over_rounds"):
-        assert achieved[gain]["value"] == pytest.approx(results[gain]["value"], abs=0.02)
-    observation = Observation(jnp.zeros((10, 5, 1)).at[8:].set(-0.8), jnp.full(10, 0.1))
-    for policy in (load_policy(tmp_path / "run"), kept):
-        shares = np.asarray(policy(observation, jnp.ones(10, bool)))
-        assert (shares[8:] > 0.15).all()

@@ -29,6 +29,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation
+from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
@@ -62,10 +63,10 @@ def opinionated(channels=1, sign=1, **options):
 def strategy_of(policy=None, predict=None, labels=LABELS, **options):
     """By default a model is a table of scores, one row for each of the server's samples."""
     return LearnedAggregation(
-        opinionated() if policy is None else policy,
         (lambda arrays: arrays["scores"].numpy()) if predict is None else predict,
         labels,
-        **({"min_train_nodes": 0, "min_available_nodes": 0} | options),
+        opinionated() if policy is None else policy,
+        **({"min_train_nodes": 0, "min_available_nodes": 0, "state": "accuracy"} | options),
     )
 
 
@@ -105,7 +106,7 @@ def shares_of(strategy, server_round=1):
 
 def test_permuting_the_clients_permutes_the_shares():
     tables, order = models(6), [3, 0, 5, 1, 4, 2]
-    plain, permuted = (begin(strategy_of(harm=None)) for _ in range(2))
+    plain, permuted = (begin(strategy_of(gate=False)) for _ in range(2))
     for n in (1, 2):
         plain.aggregate_train(n, [reply(i, tables[i]) for i in range(6)])
         permuted.aggregate_train(n, [reply(i, tables[order[i]]) for i in range(6)])
@@ -122,7 +123,7 @@ def test_the_order_in_which_replies_arrive_changes_nothing():
 
 
 def test_the_aggregate_is_the_mean_by_the_shares_in_the_model_s_own_types():
-    tables, strategy = models(4), strategy_of(harm=None)
+    tables, strategy = models(4), strategy_of(gate=False)
     record = {"scores": Array(np.zeros_like(TRUTH)), "steps": Array(np.array(0))}
     list(strategy.configure_train(1, ArrayRecord(record), ConfigRecord(), NoNodes()))
     replies = [reply(i, table, steps=Array(np.array(7))) for i, table in enumerate(tables)]
@@ -214,7 +215,7 @@ def test_a_round_without_a_usable_reply_keeps_the_model(replies):
 
 
 def test_clients_come_and_go_and_are_remembered_by_their_node():
-    strategy, tables = begin(strategy_of(harm=None)), models(12)
+    strategy, tables = begin(strategy_of(gate=False)), models(12)
     rounds = [[0, 1, 2], [0, 1, 2, 3, 4], [4], list(range(12)), [0, 2]]
     for n, nodes in enumerate(rounds, 1):
         made, _ = strategy.aggregate_train(n, [reply(i, tables[i]) for i in nodes])
@@ -222,7 +223,7 @@ def test_clients_come_and_go_and_are_remembered_by_their_node():
         assert shares.index.tolist() == nodes
         assert shares.sum() == pytest.approx(1)
         assert np.isfinite(made["scores"].numpy()).all()
-    fresh = begin(strategy_of(harm=None))
+    fresh = begin(strategy_of(gate=False))
     fresh.aggregate_train(1, [reply(i, tables[i]) for i in (0, 2)])
     assert abs(shares_of(fresh)[0] - shares_of(strategy, 5)[0]) > 1e-3
 
@@ -291,20 +292,123 @@ def test_metrics_that_cannot_be_averaged_do_not_cost_the_round():
     assert metrics["clients-kept"] == 3
 
 
-def test_a_liar_of_ordinary_size_is_left_out_and_nobody_is_where_all_are_honest():
+def test_a_policy_that_favours_the_wrong_does_not_pass_the_gate():
     honest = [TRUTH + 0.3 * table for table in models(6)]
-    strategy = begin(strategy_of(opinionated(sign=-1)))  # it favours models that are often wrong
-    strategy.aggregate_train(1, [reply(i, table) for i, table in enumerate(honest)])
-    assert len(shares_of(strategy)) == 6
-    lie = reply(9, 4 * np.roll(TRUTH, 1, axis=1))
-    made, _ = begin(strategy).aggregate_train(
-        1, [*(reply(i, t) for i, t in enumerate(honest)), lie]
+    lies = [reply(i, 4 * np.roll(TRUTH, 1, axis=1)) for i in (8, 9)]
+    replies = [*(reply(i, table) for i, table in enumerate(honest)), *lies]
+    favours_wrong = opinionated(sign=-1)
+    open_, gated = (begin(strategy_of(favours_wrong, gate=gate)) for gate in (False, True))
+    made, metrics = open_.aggregate_train(1, replies)
+    assert metrics["gate-passed"] == 1
+    assert (made["scores"].numpy().argmax(1) == LABELS).mean() < 0.5
+    made, metrics = gated.aggregate_train(1, replies)
+    assert metrics["gate-passed"] == 0
+    np.testing.assert_allclose(shares_of(gated), np.full(8, 1 / 8))
+
+
+def test_without_a_policy_the_shipped_one_leaves_liars_with_little():
+    honest = [TRUTH + 0.3 * table for table in models(7)]
+    lies = [reply(i, 4 * np.roll(TRUTH, 1, axis=1)) for i in (7, 8, 9)]
+    replies = [*(reply(i, table) for i, table in enumerate(honest)), *lies]
+    plain = LearnedAggregation(
+        lambda arrays: arrays["scores"].numpy(), LABELS, min_train_nodes=0, min_available_nodes=0
     )
-    assert 9 not in shares_of(strategy).index
-    assert (made["scores"].numpy().argmax(1) == LABELS).all()
+    begin(plain).aggregate_train(1, replies)
+    assert shares_of(plain)[[7, 8, 9]].sum() < 0.2
 
 
-@pytest.mark.parametrize("state", ["accuracy", "rich"])
+def test_a_score_stands_for_answers_and_labels():
+    def losses(arrays):
+        return ((arrays["scores"].numpy() - TRUTH) ** 2).sum(1)
+
+    plain = LearnedAggregation(score=losses, min_train_nodes=0, min_available_nodes=0)
+    tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
+    made, _ = begin(plain).aggregate_train(1, [reply(i, t) for i, t in enumerate(tables)])
+    assert np.isfinite(made["scores"].numpy()).all()
+    assert shares_of(plain)[5] < 0.15
+    with pytest.raises(InputError, match="a score has none"):
+        LearnedAggregation(score=losses, state="accuracy", policy=opinionated())
+
+
+def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
+    tables, file = models(5), tmp_path / "memory.safetensors"
+    whole, first = (begin(shipped(**keep)) for keep in ({}, {"keep": file}))
+    rounds = [[reply(i, t + 0.1 * n) for i, t in enumerate(tables)] for n in range(4)]
+    expected = after_rounds(whole, rounds, range(1, 5))
+    after_rounds(first, rounds, (1, 2))
+    second = shipped(keep=file)
+    model = second.kept_model
+    assert (model["scores"].numpy() == first.kept_model["scores"].numpy()).all()
+    for n, replies in enumerate(rounds[2:], 1):
+        list(second.configure_train(n, model, ConfigRecord(), NoNodes()))
+        model, _ = second.aggregate_train(n, replies)
+    np.testing.assert_allclose(model["scores"].numpy(), expected["scores"].numpy(), atol=1e-5)
+    file.write_bytes(b"junk")
+    with pytest.raises(InputError, match="memory.safetensors"):
+        shipped(keep=file)
+
+
+def shipped(**options):
+    nobody = {"min_train_nodes": 0, "min_available_nodes": 0}
+    return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(nobody | options))
+
+
+def after_rounds(strategy, rounds, numbers):
+    model = None
+    for n in numbers:
+        if model is not None:
+            list(strategy.configure_train(n, model, ConfigRecord(), NoNodes()))
+        model, _ = strategy.aggregate_train(n, rounds[n - 1])
+    return model
+
+
+class Nodes(NoNodes):
+    def get_node_ids(self):
+        return [1, 2, 3]
+
+
+def test_nodes_that_stay_silent_are_told_of(monkeypatch):
+    def addressed(strategy, record, nodes, kind):
+        facts = [Metadata(1, "", 0, node, "", "", 0.0, 60.0, kind) for node in nodes]
+        return [Message(content=record, metadata=own) for own in facts]
+
+    # Outside a run Flower gives its messages no run's number.
+    monkeypatch.setattr(FedAvg, "_construct_messages", addressed)
+    strategy, tables = strategy_of(), models(3)
+    record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
+    asked = list(strategy.configure_train(1, record, ConfigRecord(), Nodes()))
+    assert len(asked) == 3
+    strategy.aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
+    outcomes = strategy.to_frame().set_index("node")["outcome"]
+    assert outcomes.to_dict() == {1: "kept", 2: "kept", 3: "silent"}
+
+
+def test_a_round_in_which_all_fail_ends_the_run_where_that_is_asked_for():
+    strategy = begin(strategy_of(stop_when_all_fail=True))
+    with pytest.raises(RuntimeError, match="no disk left"):
+        strategy.aggregate_train(1, [message(1, error=Error(1, "no disk left"))])
+
+
+def test_noise_for_equal_weights_is_refused():
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy_of(), 1.0, 1.0, 3)
+    record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
+    with pytest.raises(InputError, match="noise protects an average of equal"):
+        list(wrapped.configure_train(1, record, ConfigRecord(), Nodes()))
+
+
+def test_counters_and_variances_are_averaged_and_never_extrapolated():
+    start = {"weight": np.zeros(2), "variance": np.ones(2), "steps": np.array(0)}
+    average = {"weight": np.ones(2), "variance": np.full(2, 0.5), "steps": np.array(7.0)}
+    move = {"weight": np.ones(2), "variance": np.full(2, -1.0)}
+    made = moved(average, start, move, 3.0, 0.5)
+    assert made["weight"].tolist() == [3.5, 3.5]
+    assert made["variance"].tolist() == [0.5, 0.5]
+    assert made["steps"] == 7
+
+
+@pytest.mark.parametrize("state", ["accuracy", "rich", "invariant"])
 def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
     rng = np.random.default_rng(0)
     labels = np.arange(300, dtype=np.int32) % CLASSES
@@ -331,7 +435,7 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
         return federation.model.logits(leaves, federation.images[federation.evaluation])
 
     own = np.asarray(federation.labels[federation.evaluation])
-    strategy = strategy_of(policy, predict, own, state=state, harm=None)
+    strategy = strategy_of(policy, predict, own, state=state, gate=False)
     now = jax.jit(lambda: federation.reset(task, key=jax.random.key(1)))()
     step = jax.jit(lambda now, shares, key: federation.step(task, now, shares, key=key).state)
     for n in (1, 2, 3):
@@ -377,7 +481,7 @@ def test_a_saved_policy_brings_its_state_and_its_window(tmp_path):
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
         (opinionated, {"labels": []}, "labels"),
         (opinionated, {"largest": 0.5}, "largest"),
-        (opinionated, {"harm": -1.0}, "harm"),
+        (opinionated, {"predict": False, "score": lambda arrays: [1.0]}, "either predict"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_sentence(policy, options, words):
@@ -402,7 +506,7 @@ def test_a_folder_with_another_policy_is_refused(about, asked, words, tmp_path):
 
 
 def test_one_policy_serves_one_client_and_a_hundred():
-    strategy = begin(strategy_of(harm=None))
+    strategy = begin(strategy_of(gate=False))
     for n, count in ((1, 1), (2, 100)):
         strategy.aggregate_train(n, [reply(i, t) for i, t in enumerate(models(count))])
         assert shares_of(strategy, n).sum() == pytest.approx(1)

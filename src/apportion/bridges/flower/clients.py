@@ -1,58 +1,20 @@
-"""What a federation's server knows of its clients: how their models do on its data, what they were.
+"""What a federation's server remembers of its clients, by node id, and how that outlives the server.
 
-`ServerData` scores a model by the part of the server's samples it gets right, class by class;
-`Memory` keeps the last H rounds of every client's state x_{i,n} and its previous share by node id.
+The last H rounds of every client's state x_{i,n}, its previous share and when it was last seen; with
+the model sent out and its last move, all that the next round needs.
 """
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import ArrayRecord
 from jaxtyping import Array, Bool
 
-from apportion.bridges.flower.updates import Model, cast_like, write_model
+from apportion.bridges.flower.updates import Model
 from apportion.errors import InputError
 from apportion.problem import Observation
-
-Predict = Callable[[ArrayRecord], Any]
-_log = logging.getLogger("flwr")
-
-
-class ServerData:
-    """Samples of the server's own, known by what a model answers to them."""
-
-    def __init__(self, predict: Predict, labels: Any):
-        given = np.asarray(labels)
-        if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu" or given.min() < 0:
-            raise InputError(
-                f"labels: {given.dtype} of shape {given.shape}; give the classes 0, 1, ... of the "
-                "server's samples, at least one"
-            )
-        self.predict = predict
-        self.labels = given.astype(np.int64)
-        self.classes = int(self.labels.max()) + 1
-        self.frequency = np.bincount(self.labels) / len(self.labels)
-
-    def correct(self, model: Model) -> np.ndarray | None:
-        """The part of the samples that is of a class and rightly answered; None without answers."""
-        try:
-            answers = np.asarray(self.predict(write_model(model)))
-            answers = answers.argmax(-1) if answers.ndim == 2 else answers
-            if answers.shape != self.labels.shape:
-                raise ValueError(f"{answers.shape} answers to {self.labels.shape} samples")
-        except Exception as error:  # the user's own function must not cost a round
-            _log.warning("predict: %s: %s", type(error).__name__, error)
-            return None
-        right = self.labels[answers == self.labels]
-        return np.bincount(right, minlength=self.classes) / len(self.labels)
-
-    def accuracy(self, model: Model, like: Model) -> float:
-        """Accuracy of a model once it has the types of another; -inf without answers."""
-        right = self.correct(cast_like(model, like))
-        return -np.inf if right is None else float(right.sum())
+from apportion.runs.atomic import read_arrays, write_arrays
 
 
 class Memory:
@@ -60,8 +22,27 @@ class Memory:
 
     def __init__(self, window: int):
         self.window = window
+        self.rounds = 0
+        self.start: Model | None = None
+        self.move: Model | None = None
         self.histories: dict[int, np.ndarray] = {}
         self.shares: dict[int, float] = {}
+        self.seen: dict[int, int] = {}
+        """The round of each client's last reply, counted over all runs."""
+
+    def send(self, model: Model) -> None:
+        """Take note of the model sent out, and of how it moved."""
+        before, self.move = self.start, None
+        if before is not None and {n: a.shape for n, a in before.items()} == {
+            n: a.shape for n, a in model.items()
+        }:
+            floats = [name for name, array in model.items() if array.dtype.kind == "f"]
+            self.move = {name: model[name] - before[name] for name in floats}
+        self.start = model
+
+    def absent(self, nodes: Sequence[int]) -> np.ndarray:
+        """Rounds that have gone by without each client since it was last seen."""
+        return np.array([self.rounds - self.seen.get(node, 0) for node in nodes], float)
 
     def observation(
         self, nodes: Sequence[int], shown: np.ndarray
@@ -87,8 +68,42 @@ class Memory:
         for i, node in enumerate(nodes):
             self.histories[node] = self._extended(node, shown[i])
             self.shares[node] = float(shares[i])
+            self.seen[node] = self.rounds + 1
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
         past = self.histories.get(node)
         past = np.zeros((self.window, len(shown)), np.float32) if past is None else past
         return np.concatenate([past[1:], shown[None, :]])
+
+    def save(self, path: Path, made: Model) -> None:
+        """Write everything, with the model just made, at one stroke; nothing is pickled."""
+        arrays = {f"history/{node}": own for node, own in self.histories.items()}
+        arrays |= {f"start/{name}": own for name, own in (self.start or {}).items()}
+        arrays |= {f"made/{name}": own for name, own in made.items()}
+        about = {
+            "rounds": self.rounds,
+            "names": list(made),
+            "clients": [[node, self.shares[node], self.seen[node]] for node in self.histories],
+        }
+        write_arrays(path, arrays, about)
+
+    @classmethod
+    def restored(cls, path: Path, window: int) -> "tuple[Memory, Model]":
+        """The memory of a file, and the model that was made last."""
+        arrays, about = read_arrays(path)
+        memory = cls(window)
+        try:
+            memory.rounds = about["rounds"]
+            for node, share, seen in about["clients"]:
+                memory.histories[node] = arrays[f"history/{node}"]
+                memory.shares[node], memory.seen[node] = share, seen
+            # The file sorts arrays; a model goes by their order.
+            memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
+            made = {name: arrays[f"made/{name}"] for name in about["names"]}
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
+            ) from error
+        if any(own.shape[0] != window for own in memory.histories.values()):
+            raise InputError(f"{path}: its clients' histories are of another length than {window}")
+        return memory, made

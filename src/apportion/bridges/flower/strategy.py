@@ -1,11 +1,13 @@
 """A trained policy as a Flower strategy: learned shares aggregate the models of a real federation.
 
 In round n the server scores every submitted model v_{i,n} on its own data, the policy turns each
-client's last H scores and its previous share into a_{i,n}, and sum_i a_{i,n} v_{i,n} is sent out
-again. Clients are known by their node id alone, may come and go, and are trusted with nothing.
+client's last H states into shares a_{i,n}, a step and a momentum, and the aggregate is sent out again
+if it passes the gate. Clients are known by their node id alone, may come and go, and are trusted with
+nothing.
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +17,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Bool, Float
 
-from apportion.domains.federated.states import STATES, Submission, client_state
+from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.states import STATES, client_state
 from apportion.errors import InputError
 from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Observation
@@ -33,12 +35,12 @@ except ImportError:
         "run pip install 'apportion[federated]'"
     ) from None
 
-from apportion.bridges.flower.clients import Memory, Predict, ServerData
+from apportion.bridges.flower.clients import Memory
+from apportion.bridges.flower.rounds import Aggregated, Round, split_scored
+from apportion.bridges.flower.server_data import Answers, ServerData
 from apportion.bridges.flower.updates import (
-    Model,
     Update,
     cast_like,
-    geometry,
     read_model,
     sample_counts,
     usable,
@@ -50,43 +52,45 @@ _log = logging.getLogger("flwr")
 
 
 class LearnedAggregation(FedAvg):
-    """FedAvg with shares decided by a trained policy, and with a guard at the door.
+    """FedAvg with shares, step and momentum decided by a trained policy, and with guards at the door.
 
-    Replies that failed, are misshapen, not finite or huge are left out; so are models that the
-    server's data shows to do harm. A round without any usable reply keeps the model. Where no model
-    can be scored, the round is FedAvg's, with a warning in Flower's log.
+    Replies that failed, are misshapen, not finite or huge are left out, and the policy's model is taken
+    only where it is not worse than FedAvg's on samples that the policy does not see. A round without any
+    usable reply keeps the model. Where no model can be scored, the round is FedAvg's, with a warning in
+    Flower's log.
 
     Parameters
     ----------
-    policy
-        A policy trained in the simulator (`apportion train federated`) for this `state`. It serves
-        any number of clients.
     predict
-        Answers of a model (an `ArrayRecord`) for the server's samples: classes, or a row of scores
-        a sample.
+        Answers of a model (an `ArrayRecord`) for the server's samples: classes, or a row of scores or of
+        probabilities a sample.
     labels
         The right classes of the server's samples, 0, 1, ...
+    policy
+        The one that comes with the package, unless given: one trained in the simulator
+        (`apportion train federated`) for this `state`. It serves any number of clients and classes.
+    score
+        In place of predict and labels, where the task is none of classes: the loss of a model (an
+        `ArrayRecord`) on each of the server's samples, at least 0.
     state, window
         What the policy was trained to see: a name of `apportion.domains.federated.states.STATES`, and the
         rounds of it. `load` takes them from the policy's folder.
     largest
         An update whose norm is more than this many times the median one is huge.
-    harm
-        A client is left out of a round where the aggregate without it is more than this much more
-        accurate on the server's data, and shares are equal where that is: one more scoring for each
-        client. Policies that favour rare data would otherwise favour byzantine clients. None trusts
-        everyone.
+    gate
+        Whether the policy's model has to pass; a quarter of the samples is for that.
+    keep
+        A file for the strategy's memory, written after every round. Where it is there already, the
+        strategy goes on from it: `kept_model` is the model to begin with.
+    stop_when_all_fail
+        Whether a round without any usable reply ends the run with an error.
     options
         As in Flower's `FedAvg`; `fraction_evaluate` is 0 unless it is given.
 
     Examples
     --------
-    >>> import jax
-    >>> from apportion.policy import Recurrent
     >>> strategy = LearnedAggregation(
-    ...     Recurrent(channels=1, hidden=4, key=jax.random.key(0)),
-    ...     predict=lambda arrays: arrays.to_numpy_ndarrays()[0],
-    ...     labels=[0, 1, 1],
+    ...     predict=lambda arrays: arrays.to_numpy_ndarrays()[0], labels=[0, 1, 1]
     ... )
     >>> strategy.to_frame().columns.tolist()
     ['round', 'node', 'outcome', 'accuracy', 'share']
@@ -94,33 +98,45 @@ class LearnedAggregation(FedAvg):
 
     def __init__(
         self,
-        policy: Policy,
-        predict: Predict,
-        labels: Any,
+        predict: Answers | None = None,
+        labels: Any = None,
+        policy: Policy | None = None,
         *,
-        state: str = "accuracy",
+        score: Answers | None = None,
+        state: str = "invariant",
         window: int = 5,
         largest: float = 10.0,
-        harm: float | None = 0.03,
+        gate: bool = True,
+        keep: Path | str | None = None,
+        stop_when_all_fail: bool = False,
         **options: Any,
     ):
         options.setdefault("fraction_evaluate", 0.0)
         super().__init__(**options)
-        self.server = ServerData(predict, labels)
-        if not largest > 1 or not (harm is None or harm >= 0) or window < 1:
+        self.server = ServerData(predict, labels, score)
+        if not largest > 1 or window < 1:
             raise InputError(
-                f"LearnedAggregation: largest {largest} must be over 1, harm {harm} at least 0 (or "
-                f"None) and window {window} at least 1"
+                f"LearnedAggregation: largest {largest} must be over 1 and window {window} at least 1"
             )
-        self.policy = policy
+        self.policy = shipped_policy() if policy is None else policy
         self.state, self.window = client_state(state), window
-        self.largest, self.harm = largest, harm
-        _check_policy(policy, state, window, self.server.classes)
+        self.largest, self.gate = largest, gate
+        self.keep = None if keep is None else Path(keep)
+        self.stop_when_all_fail = stop_when_all_fail
+        if self.server.classes == 0 and self.state.reads == "classes":
+            raise InputError(
+                f"state {state!r} reads classes, and a score has none; use 'invariant'"
+            )
+        _check_policy(self.policy, state, window, max(self.server.classes, 1))
         self._begin()
 
     @classmethod
     def load(
-        cls, folder: Path | str, predict: Predict, labels: Any, **options: Any
+        cls,
+        folder: Path | str,
+        predict: Answers | None = None,
+        labels: Any = None,
+        **options: Any,
     ) -> "LearnedAggregation":
         """The strategy with the policy of a run's folder, and with the state it was trained for.
 
@@ -143,47 +159,72 @@ class LearnedAggregation(FedAvg):
                 f"{asked!r}; leave state out, or train one for {asked!r}"
             )
         options.setdefault("window", about.get("window", 5))
-        return cls(policy, predict, labels, state=asked, **options)
+        return cls(predict, labels, policy, state=asked, **options)
+
+    @property
+    def kept_model(self) -> ArrayRecord | None:
+        """The last model of the run whose memory `keep` holds; None before the first."""
+        return None if self._made is None else write_model(self._made)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As in FedAvg, remembering the model sent out: replies are compared with it."""
-        self._start = read_model(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
+        """As in FedAvg, remembering the model sent out, which replies are compared with, and to whom."""
+        _refuse_noise(sys._getframe(1).f_locals.get("self"))
+        if server_round == 1 and self._memory.rounds > self._resumed:
+            self._begin()
+        self._memory.send(read_model(arrays))
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._asked = {message.metadata.dst_node_id for message in messages}
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The replies' models to one; (None, None), which keeps the old one, if none is usable."""
-        if server_round == 1:
-            self._begin(self._start)
+        replies = list(replies)
         usual = [norm for norms in self._norms for norm in norms]
-        updates, refused, start = usable(replies, self._start, usual, self.largest)
-        for node, why in refused.items():
-            self._note(server_round, node, why.partition(":")[0])
-            _log.warning("round %d: node %d is left out (%s)", server_round, node, why)
+        updates, refused, start = usable(replies, self._memory.start, usual, self.largest)
+        self._note_refused(server_round, replies, refused)
         if not updates or start is None:
-            _log.warning("round %d: no usable reply; the model stays", server_round)
-            return None, None
+            self._memory.rounds += 1
+            return self._no_model(server_round, refused)
         self._norms.append([update.norm for update in updates])
-        kept, shares, correct = self._apportion(server_round, updates, start)
-        for update, share, right in zip(kept, shares, correct, strict=True):
-            self._note(server_round, update.node, "kept", float(np.sum(right)), share)
-        models = [update.model for update in kept]
-        self._start = cast_like(weighted_sum(shares, models), start)
-        return write_model(self._start), self._metrics(kept, shares, len(refused))
+        self.server.begin_round(start)
+        scored, judged, not_scored = split_scored(updates, self.server)
+        counts = sample_counts(scored, self.weighted_by_key, self.largest)
+        here = Round(scored, judged, start, self._memory, self.server, counts, self.gate)
+        made = self._decided(server_round, here)
+        if made is None:
+            made = self._fedavg(server_round, updates)
+            here = None
+        else:
+            for node in not_scored:
+                self._note(server_round, node, "not scored")
+        kept = updates if here is None else here.updates
+        right = [np.nan] * len(kept) if here is None else [j.right.mean() for j in here.judged]
+        for update, share, accuracy in zip(kept, made.shares, right, strict=True):
+            self._note(server_round, update.node, "kept", float(accuracy), float(share))
+        self._memory.rounds += 1
+        self._made = cast_like(made.model, start)
+        if self.keep is not None:
+            self._memory.save(self.keep, self._made)
+        left_out = len(refused) + len(not_scored)
+        return write_model(self._made), self._metrics(kept, made, left_out)
 
     def to_frame(self) -> pd.DataFrame:
-        """What became of every reply: kept, failed, misshapen, not finite, huge or harmful, with the
-        accuracy of its model on the server's data and its share.
+        """What became of every client asked: kept, failed, misshapen, not finite, huge, not scored or
+        silent, with the accuracy of its model on the server's samples and its share.
         """
         return pd.DataFrame(self._notes, columns=["round", "node", "outcome", "accuracy", "share"])
 
-    def _begin(self, start: Model | None = None) -> None:
-        """Forget the clients of an earlier run."""
-        self._start = start
-        self._memory = Memory(self.window)
+    def _begin(self) -> None:
+        """Forget the clients of an earlier run; go on from a file that is there."""
+        self._memory, self._made = Memory(self.window), None
+        if self.keep is not None and self.keep.exists():
+            self._memory, self._made = Memory.restored(self.keep, self.window)
+        self._resumed = self._memory.rounds
+        self._asked: set[int] = set()
         self._norms: deque[list[float]] = deque(maxlen=self.window)
         self._notes: list[tuple[int, int, str, float, float]] = []
 
@@ -192,79 +233,43 @@ class LearnedAggregation(FedAvg):
     ) -> None:
         self._notes.append((n, node, outcome, accuracy, share))
 
-    def _apportion(
-        self, n: int, updates: list[Update], start: Model
-    ) -> tuple[list[Update], np.ndarray, list[np.ndarray]]:
-        """Whom to average, with what shares, and how each did on the server's data."""
-        answers = [(update, self.server.correct(update.model)) for update in updates]
-        scored = [(update, right) for update, right in answers if right is not None]
-        for update, right in answers:
-            if scored and right is None:
-                self._note(n, update.node, "not scored")
-        kept = scored
-        while kept:
-            present, correct = [update for update, _ in kept], [right for _, right in kept]
-            nodes, shown = [update.node for update in present], self._shown(present, correct, start)
-            shares = np.asarray(_decide(self.policy, *self._memory.observation(nodes, shown)))
-            shares = shares[: len(nodes)].astype(np.float64) / shares[: len(nodes)].sum()
-            if not np.isfinite(shares).all():
-                break
-            # An honest majority is never sent away.
-            droppable = len(kept) > len(scored) / 2 + 1
-            shares, worst = self._guarded(n, present, shares, droppable)
-            if worst is None:
-                self._memory.keep(nodes, shown, shares)
-                return present, shares, correct
-            self._note(n, nodes[worst], "harmful", float(correct[worst].sum()))
-            _log.warning("round %d: node %d is left out (harmful)", n, nodes[worst])
-            kept = kept[:worst] + kept[worst + 1 :]
+    def _note_refused(self, n: int, replies: list[Message], refused: dict[int, str]) -> None:
+        for node, why in refused.items():
+            self._note(n, node, why.partition(":")[0])
+            _log.warning("round %d: node %d is left out (%s)", n, node, why)
+        heard = {message.metadata.src_node_id for message in replies}
+        for node in sorted(self._asked - heard):
+            self._note(n, node, "silent")
+
+    def _no_model(self, n: int, refused: dict[int, str]) -> tuple[None, None]:
+        why = next(iter(refused.values()), "nobody replied")
+        text = f"round {n}: no usable reply ({len(refused)} refused; {why}); the model stays"
+        if self.stop_when_all_fail:
+            raise RuntimeError(text)
+        _log.error(text)
+        return None, None
+
+    def _decided(self, n: int, here: Round) -> Aggregated | None:
+        """The round's model by the policy, behind the gate; None where the samples fail it."""
+        if not here.updates:
+            return None
+        shown = here.shown(self.state)
+        made = None if shown is None else here.decide(self.policy, shown)
+        if shown is None or made is None:
+            return None
+        if not made.learned:
+            _log.info("round %d: FedAvg's model does better than the policy's", n)
+        self._memory.keep(here.nodes, shown, made.shares)
+        return made
+
+    def _fedavg(self, n: int, updates: list[Update]) -> Aggregated:
         _log.warning("round %d: no model can be scored; FedAvg instead of learned shares", n)
         counts = sample_counts(updates, self.weighted_by_key, self.largest)
-        return updates, counts / counts.sum(), [np.array(np.nan)] * len(updates)
+        shares = counts / counts.sum()
+        model = weighted_sum(shares, [update.model for update in updates])
+        return Aggregated(model, shares, learned=False)
 
-    def _shown(self, present: list[Update], correct: list[np.ndarray], start: Model) -> np.ndarray:
-        submission = Submission(
-            jnp.asarray(np.stack(correct), jnp.float32),
-            jnp.asarray(self.server.frequency, jnp.float32),
-            jnp.asarray(geometry([update.model for update in present], start), jnp.float32),
-            jnp.ones(len(present), bool),
-        )
-        return np.asarray(self.state(submission))
-
-    def _guarded(
-        self, n: int, present: list[Update], shares: np.ndarray, droppable: bool
-    ) -> tuple[np.ndarray, int | None]:
-        """The client, if there is one, without which the aggregate does better by more than `harm`;
-        else the shares, or equal ones where those do better by as much.
-        """
-        if self.harm is None:
-            return shares, None
-        models = [update.model for update in present]
-        equal = np.full(len(models), 1 / len(models))
-        best, worst = self._tried(shares, models, droppable)
-        if worst is not None:
-            return shares, worst
-        plain, worst = self._tried(equal, models, False)
-        if plain <= best + self.harm:
-            return shares, None
-        _log.warning("round %d: equal shares do better than the learned ones", n)
-        return equal, self._tried(equal, models, droppable)[1]
-
-    def _tried(
-        self, shares: np.ndarray, models: list[Model], droppable: bool
-    ) -> tuple[float, int | None]:
-        """Accuracy of the aggregate, and the client without which it would be better by `harm`."""
-        total = weighted_sum(shares, models)
-        together = self.server.accuracy(total, models[0])
-        without = np.full(len(models), -np.inf)
-        for i, (share, model) in enumerate(zip(shares, models, strict=True)):
-            if droppable and share < 1 - 1e-6:
-                rest = {name: (total[name] - share * model[name]) / (1 - share) for name in total}
-                without[i] = self.server.accuracy(rest, model)
-        worst = int(without.argmax())
-        return together, worst if without[worst] > together + (self.harm or 0) else None
-
-    def _metrics(self, kept: list[Update], shares: np.ndarray, refused: int) -> MetricRecord:
+    def _metrics(self, kept: list[Update], made: Aggregated, refused: int) -> MetricRecord:
         try:
             contents = [update.content for update in kept]
             metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
@@ -273,15 +278,19 @@ class LearnedAggregation(FedAvg):
             metrics = MetricRecord()
         metrics["clients-kept"] = len(kept)
         metrics["clients-refused"] = refused
-        metrics["largest-share"] = float(shares.max())
+        metrics["largest-share"] = float(made.shares.max())
+        metrics["server-step"], metrics["server-momentum"] = made.step, made.momentum
+        metrics["gate-passed"] = int(made.learned)
         return metrics
 
 
-@eqx.filter_jit
-def _decide(
-    policy: Policy, observation: Observation, mask: Bool[Array, " entities"]
-) -> Float[Array, " entities"]:
-    return policy(observation, mask)
+def _refuse_noise(caller: Any) -> None:
+    """Flower's wrappers for differential privacy add noise that is measured for equal weights."""
+    if type(caller).__name__.startswith("DifferentialPrivacy"):
+        raise InputError(
+            f"LearnedAggregation inside {type(caller).__name__}: its noise protects an average of equal "
+            "weights, and learned shares, step and momentum would void that; use FedAvg inside it"
+        )
 
 
 def _check_policy(policy: Any, state: str, window: int, classes: int) -> None:

@@ -54,16 +54,37 @@ def cast_like(model: Model, like: Model) -> Model:
     }
 
 
-def geometry(models: Sequence[Model], start: Model) -> np.ndarray:
-    """The updates turned into few coordinates, a row for each, their norms and angles unchanged.
+def moved(average: Model, start: Model, move: Model | None, step: float, momentum: float) -> Model:
+    """The model start + step (average - start) + momentum x move, in float64.
+
+    Counters are averaged, and so is an array that no client has negative values in and that would get
+    some, such as the variances of a batch normalisation.
+    """
+    made = {}
+    for name, own in average.items():
+        if start[name].dtype.kind != "f":
+            made[name] = own
+            continue
+        first = start[name].astype(np.float64)
+        last = 0.0 if move is None else momentum * move[name].astype(np.float64)
+        there = first + step * (own - first) + last
+        made[name] = own if (own >= 0).all() and (there < 0).any() else there
+    return made
+
+
+def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -> np.ndarray:
+    """The updates turned into few coordinates, a row for each, their norms and angles unchanged; the
+    server's last move is the last row.
 
     Rows with the same inner products stand for the updates, so that states need not hold them all.
     """
-    gram = np.zeros((len(models), len(models)))
+    gram = np.zeros((len(models) + 1, len(models) + 1))
     for name in _floats(start):
         first = start[name].astype(np.float64).ravel()
-        rows = np.stack([model[name].astype(np.float64).ravel() - first for model in models])
-        gram += rows @ rows.T
+        rows = [model[name].astype(np.float64).ravel() - first for model in models]
+        last = np.zeros_like(first) if move is None else move[name].astype(np.float64).ravel()
+        stacked = np.stack([*rows, last])
+        gram += stacked @ stacked.T
     values, vectors = np.linalg.eigh(gram)
     return vectors * np.sqrt(np.maximum(values, 0.0))
 

@@ -1,0 +1,168 @@
+"""One round's decision: what the policy sees of the replies, what it makes of them, and the gate.
+
+In the simulator and here the same state functions show the policy the same numbers. Models are tried
+one at a time, so that memory holds the replies and two models more, however many clients there are.
+"""
+
+from dataclasses import dataclass, replace
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from apportion.bridges.flower.clients import Memory
+from apportion.bridges.flower.server_data import Judged, ServerData
+from apportion.bridges.flower.updates import (
+    Model,
+    Update,
+    cast_like,
+    geometry,
+    moved,
+    weighted_sum,
+)
+from apportion.domains.federated.policy import AggregationPolicy, Decision
+from apportion.domains.federated.states import QUARTER, ClientState, Known, Submission, Tried
+from apportion.policy import Policy
+from apportion.problem import Observation
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The model of a round, and how it came about."""
+
+    model: Model
+    shares: np.ndarray
+    step: float = 1.0
+    momentum: float = 0.0
+    learned: bool = True
+    """Whether it is the policy's model, not FedAvg's."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """The usable replies of a round, as the server's samples and its memory show them."""
+
+    updates: list[Update]
+    judged: list[Judged]
+    start: Model
+    memory: Memory
+    server: ServerData
+    counts: np.ndarray
+    gated: bool
+
+    @property
+    def nodes(self) -> list[int]:
+        """Who replied."""
+        return [update.node for update in self.updates]
+
+    @property
+    def models(self) -> list[Model]:
+        """What they sent."""
+        return [update.model for update in self.updates]
+
+    def fedavg(self) -> tuple[Model, np.ndarray]:
+        """FedAvg's model and shares."""
+        shares = self.counts / self.counts.sum()
+        return weighted_sum(shares, self.models), shares
+
+    def shown(self, state: ClientState) -> np.ndarray | None:
+        """What the policy sees of each client; None where the server's samples fail it."""
+        rows = geometry(self.models, self.start, self.memory.move)
+        m = len(self.updates)
+        known = Known(
+            _array(self.counts),
+            _array(self.memory.absent(self.nodes)),
+            _array(rows[m]),
+            _array(float(self.memory.rounds)),
+        )
+        submission = Submission(
+            _array(np.stack([self.server.correct(own) for own in self.judged])),
+            _array(self.server.frequency),
+            _array(rows[:m]),
+            jnp.ones(m, bool),
+            known=known,
+        )
+        if state.reads == "samples":
+            tried = self._tried()
+            if tried is None:
+                return None
+            submission = replace(submission, tried=tried)
+        return np.asarray(state(submission))
+
+    def _tried(self) -> Tried | None:
+        fedavg, _ = self.fedavg()
+        before, ahead = self._judge(self.start), self._judge(fedavg)
+        if before is None or ahead is None:
+            return None
+        towards = []
+        for model, own in zip(self.models, self.judged, strict=True):
+            near = {
+                name: there + QUARTER * (model[name].astype(np.float64) - there)
+                for name, there in fedavg.items()
+            }
+            found = self._judge(near)
+            towards.append(own.chances if found is None else found.chances)
+        return Tried(
+            _array(np.stack([own.chances for own in self.judged])),
+            _array(np.stack(towards)),
+            _array(ahead.chances),
+            _array(before.chances),
+            jnp.asarray(~(kept_samples(len(ahead.chances)) & self.gated)),
+        )
+
+    def _judge(self, model: Model) -> Judged | None:
+        return self.server.judged(cast_like(model, self.start))
+
+    def decide(self, policy: Policy, shown: np.ndarray) -> Aggregated | None:
+        """The policy's model, or FedAvg's where the gate says so; None if it decides on no number."""
+        observation, mask = self.memory.observation(self.nodes, shown)
+        decision = _decide(policy, observation, mask)
+        shares = np.asarray(decision.shares, np.float64)[: len(self.updates)]
+        if not np.isfinite(shares).all():
+            return None
+        shares = shares / shares.sum()
+        step, momentum = float(decision.step), float(decision.momentum)
+        average = weighted_sum(shares, self.models)
+        model = moved(average, self.start, self.memory.move, step, momentum)
+        if self.gated and not self._passes(model):
+            plain, shares = self.fedavg()
+            return Aggregated(plain, shares, learned=False)
+        return Aggregated(model, shares, step, momentum)
+
+    def _passes(self, model: Model) -> bool:
+        """Whether the model is not worse than FedAvg's by more than the standard error, on the samples
+        that the policy does not see.
+        """
+        ours, theirs = self._judge(model), self._judge(self.fedavg()[0])
+        if ours is None or theirs is None:
+            return ours is not None
+        gains = (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]
+        error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        return bool(len(gains) == 0 or gains.mean() >= -error)
+
+
+def split_scored(
+    updates: list[Update], server: ServerData
+) -> tuple[list[Update], list[Judged], list[int]]:
+    """The replies that can be scored, how they do, and the nodes whose cannot."""
+    judged = [(update, server.judged(update.model)) for update in updates]
+    scored = [(update, own) for update, own in judged if own is not None]
+    failed = [update.node for update, own in judged if own is None]
+    return [update for update, _ in scored], [own for _, own in scored], failed
+
+
+def kept_samples(count: int) -> np.ndarray:
+    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
+    return np.arange(count) % 4 == 3
+
+
+@eqx.filter_jit
+def _decide(policy: Policy, observation: Observation, mask: Bool[Array, " entities"]) -> Decision:
+    if isinstance(policy, AggregationPolicy):
+        return policy.decide(observation, mask)
+    return Decision(policy(observation, mask), jnp.ones(()), jnp.zeros(()))
+
+
+def _array(values: np.ndarray | float) -> Array:
+    return jnp.asarray(values, jnp.float32)

@@ -1,0 +1,127 @@
+"""What the server's own samples say of a model: the chance it gives to each right answer.
+
+Answers may be classes, rows of scores or of probabilities; for other tasks than classification, any
+loss for each sample stands for them. A model is judged sample by sample, so that neither the number
+nor the names of classes matter.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from apportion.bridges.flower.updates import Model, write_model
+from apportion.errors import InputError
+
+Answers = Callable[[ArrayRecord], Any]
+"""What a model answers to the server's samples, or its loss on each of them."""
+_log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a model does on each sample."""
+
+    chances: np.ndarray
+    """Of the right answer; what stands for it where there is only a loss."""
+    right: np.ndarray
+    """Whether the most likely answer is right."""
+
+
+class ServerData:
+    """Samples of the server's own, known by what a model answers to them.
+
+    Every fourth of them is kept from the policy, for the gate.
+    """
+
+    def __init__(self, predict: Answers | None, labels: Any, score: Answers | None = None):
+        if (predict is None) == (score is None):
+            raise InputError("give either predict with labels, or score: a loss for each sample")
+        self.predict, self.score = predict, score
+        self.labels = None if predict is None else _classes(labels)
+        self.scale = 1.0
+
+    @property
+    def classes(self) -> int:
+        """How many classes the samples have; 0 where they have none."""
+        return 0 if self.labels is None else int(self.labels.max()) + 1
+
+    def begin_round(self, start: Model) -> None:
+        """Losses are taken in units of the mean loss of the model that was sent out."""
+        if self.score is not None:
+            losses = self._losses(start)
+            usual = None if losses is None else float(losses.mean())
+            self.scale = usual if usual is not None and usual > 0 else 1.0
+
+    def judged(self, model: Model) -> Judged | None:
+        """How a model does; None where it cannot be tried."""
+        if self.labels is None:
+            losses = self._losses(model)
+            if losses is None:
+                return None
+            chances = np.exp(-losses / self.scale)
+            return Judged(chances, chances > np.exp(-1))
+        return self._answered(model, self.labels)
+
+    def correct(self, judged: Judged) -> np.ndarray:
+        """The part of the samples that is of a class and rightly answered."""
+        if self.labels is None:
+            return np.array([judged.right.mean()])
+        right = self.labels[judged.right]
+        return np.bincount(right, minlength=self.classes) / len(self.labels)
+
+    @property
+    def frequency(self) -> np.ndarray:
+        """The part of the samples that is of a class."""
+        if self.labels is None:
+            return np.ones(1)
+        return np.bincount(self.labels) / len(self.labels)
+
+    def _answered(self, model: Model, labels: np.ndarray) -> Judged | None:
+        try:
+            assert self.predict is not None
+            answers = np.asarray(self.predict(write_model(model)))
+            if answers.shape[:1] != labels.shape or answers.ndim > 2:
+                raise ValueError(f"{answers.shape} answers to {labels.shape} samples")
+            if answers.ndim == 1:
+                right = answers == labels
+                return Judged(right.astype(float), right)
+            chances = _probabilities(answers.astype(np.float64))[np.arange(len(labels)), labels]
+            if not np.isfinite(chances).all():
+                raise ValueError("scores that are not finite")
+            return Judged(chances, answers.argmax(-1) == labels)
+        except Exception as error:  # the user's own function must not cost a round
+            _log.warning("predict: %s: %s", type(error).__name__, error)
+            return None
+
+    def _losses(self, model: Model) -> np.ndarray | None:
+        try:
+            assert self.score is not None
+            losses = np.asarray(self.score(write_model(model)), np.float64)
+            if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():
+                raise ValueError(f"{losses.shape}: a loss >= 0 for each sample is needed")
+            return losses
+        except Exception as error:  # the user's own function must not cost a round
+            _log.warning("score: %s: %s", type(error).__name__, error)
+            return None
+
+
+def _classes(labels: Any) -> np.ndarray:
+    given = np.asarray(labels)
+    if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu" or given.min() < 0:
+        raise InputError(
+            f"labels: {given.dtype} of shape {given.shape}; give the classes 0, 1, ... of the "
+            "server's samples, at least one"
+        )
+    return given.astype(np.int64)
+
+
+def _probabilities(answers: np.ndarray) -> np.ndarray:
+    """Rows as they are where they are probabilities; else the softmax of scores."""
+    if (answers >= 0).all() and np.abs(answers.sum(-1) - 1).max() < 1e-3:
+        return answers
+    shifted = np.exp(answers - answers.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
