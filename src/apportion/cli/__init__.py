@@ -15,10 +15,10 @@ from apportion.errors import InputError
 
 COMMANDS = {
     "demo": ("demo", "the main job on embedded data, minutes on 2 cores"),
-    "train": ("train", "train a policy: portfolio, federated or budget"),
+    "train": ("train", "train a policy: charging, portfolio, federated or budget"),
     "resume": ("train", "continue a run exactly where it stopped"),
-    "backtest": ("portfolio", "a trained policy on prices, with baselines"),
-    "allocate": ("portfolio", "the next period's allocation"),
+    "backtest": ("backtest", "a trained policy on past data, with baselines"),
+    "allocate": ("allocate", "the next period's allocation"),
     "study": ("study", "a figure or claim of the paper, with its verdict"),
     "report": ("study", "one HTML page of a run or a study"),
     "check": ("check", "versions, devices, extras; what is wrong with a data file"),
@@ -34,6 +34,7 @@ commands:
 
 examples:
   apportion demo
+  apportion train charging --out runs/garage
   apportion train portfolio --prices prices.csv --out runs/first
   apportion backtest runs/first --prices prices.csv --start 2019-01-01 --json
   apportion allocate runs/first --prices prices.csv --json

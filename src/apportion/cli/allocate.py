@@ -35,7 +35,7 @@ def allocate(
     now
         What the garage's controller sees: a JSON object with time, capacity_kw and stations.
     """
-    run = finished_run(folder, "portfolio", "charging", "demo", "market-demo")
+    run = finished_run(folder, "portfolio", "charging", "demo")
 
     from apportion.runs.policy_file import load_about
 

@@ -59,7 +59,7 @@ def backtest(
     unseen
         Only stations that were not trained on; then all days by default.
     """
-    run = finished_run(folder, "portfolio", "charging", "demo", "market-demo")
+    run = finished_run(folder, "portfolio", "charging", "demo")
     charging = {
         "sessions": sessions,
         "timezone": timezone,

@@ -1,31 +1,104 @@
 """`apportion demo`: the main job on embedded data, ending with the path of its report."""
 
+import json as jsons
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from apportion.cli.options import Json, Out, Quiet
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
 from apportion.studies.portfolio.demo_settings import DemoSettings
 
-_DEFAULTS = DemoSettings()
+_MARK = "demo.json"
+"""Says in a folder which demo made it: only such a folder is replaced."""
+_OTHERS = {
+    "recipe": ("lazy Equal CRP beats Equal CRP on held-out tasks (log points a year)", "Market"),
+    "fig6": ("MTL beats FedAvg in final test accuracy on unseen tasks", "Federation"),
+}
+"""Studies at full size whose claim is shown beside the demo, where the repository is at hand."""
+
+demo = App(name="demo", help="Run the main job on embedded data, in minutes on 2 cores.")
 
 
-def demo(
+@dataclass(frozen=True)
+class ChargingDemoSettings:
+    """The charging demo: 2019 at two sites, tested on other stations and on 2021."""
+
+    steps: int = 600
+    """Updates of the policy."""
+    days: int = 24
+    """Days in an update."""
+    seed: int = 0
+    """Decides everything random."""
+
+
+@demo.default
+def charging(
     *,
     out: Out = Path("apportion-demo"),
     json: Json = False,
     quiet: Quiet = False,
-    settings: Annotated[DemoSettings, Parameter(name="*", group="Settings")] = _DEFAULTS,
+    settings: Annotated[
+        ChargingDemoSettings, Parameter(name="*", group="Settings")
+    ] = ChargingDemoSettings(),  # noqa: B008
 ) -> Any:
-    """Run the main job on embedded data, in minutes on 2 cores.
+    """Share a garage's power out among its cars: train on real sessions, test beside every scheduler.
+
+    Trains one policy on stations of two sites in 2019, and tests it on stations it never saw and on
+    2021. Ends with the path of report.html. `apportion demo market` is the same for portfolios.
+
+    Example: `apportion demo`
+
+    Parameters
+    ----------
+    out
+        Folder to write to; an earlier demo in it is replaced.
+    """
+    _remove_earlier_demo(out)
+
+    from apportion.domains.charging.settings import ChargingSettings
+    from apportion.report import write_report
+    from apportion.runs.atomic import write_json
+    from apportion.runs.folder import load_run
+    from apportion.runs.runner import start_run
+
+    chosen = ChargingSettings(
+        method="mtl",
+        until="2019-12-31",
+        steps=settings.steps,
+        days=settings.days,
+        chunk=min(50, settings.steps),
+        seed=settings.seed,
+    )
+    with open_progress(quiet=quiet) as progress:
+        outcome = start_run(out, "charging", chosen, progress)
+        write_json(out / _MARK, {"demo": "charging"})
+        cards = [*outcome.headline["cards"], *_other_domains()]
+        write_json(out / "headline.json", outcome.headline | {"cards": cards})
+        progress.stage("writing the report")
+        report = write_report(out)
+    if json:
+        return {"report": str(report), "results": load_run(out).results}
+    return f"{outcome.summary}\n\nwrote {report}"
+
+
+@demo.command
+def market(
+    *,
+    out: Out = Path("apportion-demo"),
+    json: Json = False,
+    quiet: Quiet = False,
+    settings: Annotated[DemoSettings, Parameter(name="*", group="Settings")] = DemoSettings(),  # noqa: B008
+) -> Any:
+    """Share money out among stocks: the same method where it gains little, and says so.
 
     Trains P-MTL, MTL and STL on 20 stocks and backtests them on later years, on the stocks they were
     trained on and on others. Ends with what held, and with the path of report.html.
 
-    Example: `apportion demo`
+    Example: `apportion demo market`
 
     Parameters
     ----------
@@ -37,6 +110,7 @@ def demo(
     import jax
 
     from apportion.report import write_report
+    from apportion.runs.atomic import write_json
     from apportion.runs.environment import environment
     from apportion.runs.folder import Run
     from apportion.runs.runner import finish
@@ -51,6 +125,7 @@ def demo(
             data=found.data,
         )
         run = Run.create(out, "demo", settings, facts)
+        write_json(out / _MARK, {"demo": "market"})
         run.write_rows("metrics", settings.steps, found.metrics)
         run.write_rows("probabilities", settings.steps, found.probabilities)
         finish(run, found.outcome)
@@ -61,15 +136,43 @@ def demo(
     return f"{found.outcome.summary}\n\nwrote {report}"
 
 
+def _other_domains() -> list[dict[str, Any]]:
+    """A card each for the market and the federation, from results that lie beside the source."""
+    import apportion
+
+    results = Path(apportion.__file__).parents[2] / "docs" / "results"
+    cards = []
+    for study, (claim, name) in _OTHERS.items():
+        path = results / study / "verdict.json"
+        verdicts = jsons.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        for verdict in verdicts:
+            if verdict["claim"] == claim:
+                low, high = verdict["interval"]
+                card = {
+                    "label": f"{name}: {claim}",
+                    "value": f"{verdict['estimate']:+.3g}",
+                    "interval": f"[{low:+.3g}, {high:+.3g}]",
+                    "note": f"from the study {study} at full size; n = {verdict['n']}",
+                    "holds": verdict["holds"],
+                }
+                cards.append(card)
+    return cards
+
+
 def _remove_earlier_demo(folder: Path) -> None:
     """Make room in a folder that holds a demo; refuse one that holds another run."""
     from apportion.runs.folder import load_run
 
     if not (folder / "settings.toml").is_file():
         return
-    if load_run(folder).job != "demo":
+    if not (folder / _MARK).is_file() and load_run(folder).job != "demo":
         raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
-    for file in ("settings.toml", "results.json", "report.html"):
+    for file in ("settings.toml", "results.json", "report.html", "headline.json", _MARK):
         (folder / file).unlink(missing_ok=True)
-    for part in folder.glob("*.parquet/step-*.parquet"):
-        part.unlink()
+    tables = ("values", "allocations", "strategies", "power", "cars", "schedules")
+    for part in [
+        *folder.glob("*.parquet/step-*.parquet"),
+        *folder.glob("checkpoints/step-*"),
+        *(folder / f"{name}.csv" for name in tables),
+    ]:
+        part.unlink(missing_ok=True)

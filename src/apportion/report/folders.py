@@ -48,6 +48,11 @@ _CHOICE = (
     "policies trained before it; k = 0 is equal shares. A learned policy is taken only if it beats "
     "them on average and in most years."
 )
+_SCHEDULES = (
+    "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
+    "Fairness is Jain's index of the shares of need met. In brackets: 95 % intervals by clusters of "
+    "days. Clairvoyant and optimum know the future."
+)
 _COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
 """What a study's page says of how it was computed."""
 _FOUND = "a study holds verdict.json and table.csv, a run holds metrics.csv or metrics.parquet"
@@ -59,9 +64,10 @@ def write_report(folder: Path) -> Path:
     A study's folder holds `verdict.json`, `table.csv` and `figure.png`. A run's holds `metrics`
     (a row for each recorded step) and may hold tables that add a section each: `headline.json`,
     `choice` (a row for each variant), `values` (a column for each strategy), `strategies` (a row for
-    each), `accuracy` (a column for each way to aggregate), `allocations` (a column for each entity),
-    `probabilities` (a column for each task), with `settings.toml` and `environment.json`. Tables are
-    CSV or Parquet; the first column of those over time is the date, the round or the step.
+    each), `power`, `cars` and `schedules` (of a garage), `accuracy` (a column for each way to
+    aggregate), `allocations` (a column for each entity), `probabilities` (a column for each task),
+    with `settings.toml` and `environment.json`. Tables are CSV or Parquet; the first column of those
+    over time is the date, the round or the step.
 
     Raises
     ------
@@ -148,6 +154,7 @@ def _run(folder: Path) -> str:
             parts.append(Table("Strategies side by side", side_by_side(strategies), _INTERVALS))
         lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
         sections.append(Section("Value against baselines", parts, lead))
+    sections += _garage(folder)
     tested = _table(folder, "accuracy", indexed=True)
     if tested is not None:
         lead = "On images that are in no client's hands and in no evaluation set."
@@ -161,6 +168,46 @@ def _run(folder: Path) -> str:
     sections += _provenance(settings, _json(environment) if environment.exists() else {})
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""))
+
+
+def _garage(folder: Path) -> list[Section]:
+    """A charging run: a day's power and its cars, and every schedule on every test."""
+    sections = []
+    kw, cars = _table(folder, "power", indexed=True), _table(folder, "cars")
+    if kw is not None:
+        parts: list[Part] = [outcomes.power(kw)]
+        if cars is not None:
+            about = "What each car left with, as a share of what it needed, under each schedule."
+            parts.append(Table("Who left with what", cars, about))
+        lead = "The busiest day of the last test, and the learned policy at work on it."
+        sections.append(Section("One day", parts, lead))
+    schedules = _table(folder, "schedules")
+    if schedules is not None:
+        tables: list[Part] = [
+            Table(str(name), _served(rows)) for name, rows in schedules.groupby("test", sort=False)
+        ]
+        sections.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
+    return sections
+
+
+def _served(rows: pd.DataFrame) -> pd.DataFrame:
+    """Schedules as text: need met, cars left short, and the policy's lead in points."""
+    shown = []
+    for row in rows.to_dict("records"):
+        known = pd.notna(row["ahead"])
+        ends = f"[{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]" if known else ""
+        shown.append(
+            {
+                "schedule": row["schedule"],
+                "need met": f"{row['served']:.2%}",
+                "cars left short": f"{row['left_short']:.1%}"
+                if pd.notna(row["left_short"])
+                else "",
+                "fairness": f"{row['fairness']:.3f}" if pd.notna(row["fairness"]) else "",
+                "the policy's lead, points": f"{100 * row['ahead']:+.2f} {ends}" if known else "",
+            }
+        )
+    return pd.DataFrame(shown)
 
 
 def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:

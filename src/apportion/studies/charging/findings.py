@@ -185,7 +185,7 @@ def plot(table: Any) -> Figure:
     labels = []
     colours = {"llf": "C0", "edf": "C1", "equal": "C2", "llf-predicted": "C4", CLAIRVOYANT: "0.6"}
     for place, (key, here) in enumerate(tens.groupby(["site", "test", "capacity"], sort=False)):
-        labels.append(f"{SITE_NAMES[key[0]]} {key[1][:4]}\n{key[2]:.0%}")
+        labels.append(f"{SITE_NAMES[key[0]]}\n{key[1][:4]}\n{key[2]:.0%}")
         rows = here.set_index("schedule")
         for number, (name, colour) in enumerate(colours.items()):
             row = rows.loc[name]

@@ -1,0 +1,152 @@
+"""The controller: kW within limits, the same as in simulation, full cars remembered, bad input named."""
+
+import copy
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+from apportion.domains.charging.controller import Controller, read_now
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import draw, empty, see
+from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.problem import CHANNELS, observation
+from apportion.domains.charging.sessions import read_sessions
+from apportion.errors import InputError
+from apportion.policy import Pooled
+
+DAYS = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-05-31")
+PREDICTOR = Predictor.fit(DAYS)
+ABOUT = {"job": "charging", "predictor": PREDICTOR.to_dict()}
+NOW = {
+    "time": "2021-06-01 09:00",
+    "capacity_kw": 9.0,
+    "stations": [
+        {"id": "A", "plugged": True, "arrival": "2021-06-01 08:10", "requested_kwh": 20,
+         "stated_departure": "2021-06-01 12:00", "delivered_kwh": 3, "offered_kw": 6, "drawn_kw": 6},
+        {"id": "B", "max_kw": 3.3, "plugged": True, "arrival": "2021-06-01 07:10"},
+        {"id": "C", "plugged": False},
+        {"id": "D", "plugged": True, "arrival": "2021-06-01 07:30", "offered_kw": 4, "drawn_kw": 1},
+    ],
+}  # fmt: skip
+
+
+def opinionated() -> Pooled:
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
+
+
+@pytest.fixture(scope="module")
+def controller():
+    return Controller(opinionated(), ABOUT, stations=8)
+
+
+def test_power_is_within_limits_and_capacity_and_none_goes_to_the_absent_or_full(controller):
+    result = controller.allocate(NOW)
+    kw = result["allocation_kw"]
+    assert kw["C"] == kw["D"] == 0
+    assert 0 < kw["B"] <= 3.3
+    assert sum(kw.values()) + result["unused_kw"] == pytest.approx(9.0, abs=1e-5)
+
+
+def test_a_full_car_stays_full_until_it_leaves(controller):
+    controller.allocate(NOW)
+    later = copy.deepcopy(NOW) | {"time": "2021-06-01 09:15"}
+    later["stations"][3] |= {"offered_kw": 0, "drawn_kw": 0}
+    assert controller.allocate(later)["allocation_kw"]["D"] == 0
+    later["stations"][3]["arrival"] = "2021-06-01 09:10"
+    assert controller.allocate(later)["allocation_kw"]["D"] > 0
+
+
+def test_the_order_of_stations_does_not_matter(controller):
+    turned = NOW | {"stations": NOW["stations"][::-1]}
+    kw = controller.allocate(NOW)["allocation_kw"]
+    assert controller.allocate(turned)["allocation_kw"] == pytest.approx(kw, abs=1e-5)
+
+
+def test_it_decides_as_the_policy_does_in_simulation(controller):
+    days, n, capacity = PREDICTOR.apply(DAYS.at(range(8))), 44, 7.0
+    garage = days.garage().at(jnp.int32(3), jnp.arange(8))
+    state = empty(8)
+    for period in range(n):
+        state, _ = draw(garage, state, jnp.int32(period), jnp.full(8, capacity / 8))
+    seen = see(garage, state, jnp.int32(n), jnp.float32(capacity), PREDICTOR.medians)
+    expected = opinionated()(observation(seen, jnp.ones(8, bool)), jnp.ones(8, bool)) * capacity
+    midnight = f"{days.dates[3]}"
+
+    def clock(periods) -> str:
+        return str(jnp_timestamp(midnight, float(periods)))
+
+    stations = []
+    for i, name in enumerate(days.stations):
+        k = int(((garage.arrival[i] <= n) & (garage.departure[i] > n)).argmax())
+        plugged = bool(seen.plugged[i])
+        car = {"id": name, "plugged": plugged}
+        if plugged:
+            car |= {
+                "arrival": clock(garage.arrived[i, k]),
+                "delivered_kwh": float(seen.got_kwh[i]),
+                "offered_kw": float(seen.offered_kw[i]),
+                "drawn_kw": float(seen.drawn_kw[i]),
+                "full": not bool(seen.can_draw[i]),
+            }
+            if bool(garage.stated[i, k]):
+                car |= {
+                    "requested_kwh": float(garage.requested_kwh[i, k]),
+                    "stated_departure": clock(garage.stated_departure[i, k]),
+                }
+        stations.append(car)
+    now = {"time": f"{midnight} 11:00", "capacity_kw": capacity, "stations": stations}
+    kw = controller.allocate(now)["allocation_kw"]
+    assert bool(seen.can_draw.any())
+    assert list(kw.values()) == pytest.approx(expected.tolist(), abs=2e-2)
+
+
+def jnp_timestamp(midnight: str, periods: float):
+    import pandas as pd
+
+    return (pd.Timestamp(midnight) + periods * pd.Timedelta(minutes=15)).round("s")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda now: now.pop("time"), "time is None; write local time"),
+        (lambda now: now.update(time="half past nine"), "half past nine"),
+        (lambda now: now.update(capacity_kw=-1), "capacity_kw is -1; it must be above 0"),
+        (lambda now: now.update(capacity_kw="9"), "it must be a number"),
+        (lambda now: now.update(stations=[]), "at least one station"),
+        (lambda now: now["stations"].append({"plugged": True}), "station 4 has no id"),
+        (lambda now: now["stations"].append({"id": "A"}), "A is there twice"),
+        (lambda now: now["stations"][0].pop("arrival"), "arrival is missing"),
+        (lambda now: now["stations"][0].update(arrival="2021-06-01 10:00"), "after the time"),
+        (lambda now: now["stations"][0].update(delivered_kwh=-2), "it must be >= 0"),
+        (lambda now: now["stations"][0].update(drawn_kw=float("nan")), "must be a number"),
+        (lambda now: now["stations"][0].update(plugged="yes"), "true or false"),
+    ],
+)
+def test_bad_input_gets_a_sentence(controller, change, message):
+    now = copy.deepcopy(NOW)
+    change(now)
+    with pytest.raises(InputError, match=message):
+        controller.allocate(now)
+
+
+def test_all_findings_are_said_at_once_and_files_are_read(controller, tmp_path):
+    now = copy.deepcopy(NOW) | {"time": 5}
+    now["stations"][0]["drawn_kw"] = -1
+    with pytest.raises(InputError) as caught:
+        controller.allocate(now)
+    assert len(str(caught.value).splitlines()) == 2
+    (tmp_path / "now.json").write_text(json.dumps(NOW))
+    assert read_now(tmp_path / "now.json") == NOW
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        read_now(tmp_path / "bad.json")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_now(tmp_path / "none.json")
+    with pytest.raises(InputError, match="not for charging"):
+        Controller(opinionated(), {"job": "portfolio"})

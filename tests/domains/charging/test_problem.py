@@ -1,0 +1,116 @@
+"""Charging as a problem: the same energies as the simulator's, and no look at what is to come."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.composition import EqualShares
+from apportion.domains.charging.garage import PERIODS
+from apportion.domains.charging.peers import PEERS, simulate_day
+from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.policy import Pooled
+from apportion.problem import check_problem
+from apportion.tasks import Tasks
+from domains.charging.garages import MEDIANS, STATIONS, random_garage
+
+TASKS = Tasks.of([list(range(STATIONS))])
+
+
+def problem_of(garage) -> Charging:
+    """A problem of one day."""
+    stacked = jax.tree.map(lambda x: x[None], garage)
+    days = jnp.ones(STATIONS, jnp.int32)
+    return Charging(
+        garage=stacked,
+        days_of=days,
+        medians=MEDIANS,
+        capacity=jnp.array([0.1, 0.2], jnp.float32),
+        universe=STATIONS,
+        horizon=PERIODS,
+    )
+
+
+def opinionated() -> Pooled:
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = 3 * jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
+
+
+@eqx.filter_jit
+def walk(garage, policy, capacity_kw):
+    """Allocations and kWh drawn in every period of the day."""
+    problem, task = problem_of(garage), TASKS[0]
+
+    def period(state, _):
+        shares = policy(problem.observe(task, state), task.mask)
+        step = problem.step(task, state, shares, key=jax.random.key(0))
+        return step.state, (shares, step.reward)
+
+    start = problem.midnight(task, jnp.int32(0), capacity_kw)
+    return jax.lax.scan(period, start, None, PERIODS)[1]
+
+
+def test_the_interface_is_kept():
+    check_problem(problem_of(random_garage(0)), TASKS)
+
+
+@given(st.integers(0, 2**31))
+def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
+    garage, capacity = random_garage(seed), jnp.float32(9.0)
+    _, rewards = walk(garage, EqualShares(), capacity)
+    energy = eqx.filter_jit(simulate_day)(garage, PEERS["equal"], capacity, MEDIANS)
+    assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
+
+
+@given(st.integers(0, 2**31), st.integers(1, PERIODS - 2))
+def test_what_comes_after_a_period_changes_no_decision_up_to_it(seed, n):
+    garage, other = random_garage(seed), random_garage(seed + 1)
+    # Cars that are there keep what was seen of them; needs not yet met, departures after n and later
+    # arrivals are another day's.
+    later = garage.arrival > n
+    staying = (garage.arrival <= n) & (garage.departure > n)
+    shares, _ = walk(garage, opinionated(), jnp.float32(8.0))
+    changed = eqx.tree_at(
+        lambda g: (g.departure, g.need_kwh, g.requested_kwh),
+        garage,
+        (
+            jnp.where(staying, jnp.maximum(n + 1, other.departure), garage.departure),
+            jnp.where(later, other.need_kwh + 5.0, garage.need_kwh),
+            jnp.where(later, other.requested_kwh + 1.0, garage.requested_kwh),
+        ),
+    )
+    again, _ = walk(changed, opinionated(), jnp.float32(8.0))
+    np.testing.assert_array_equal(np.asarray(shares)[: n + 1], np.asarray(again)[: n + 1])
+
+
+@given(st.integers(0, 2**31))
+def test_needs_show_only_through_what_was_drawn(seed):
+    garage, capacity = random_garage(seed), jnp.float32(8.0)
+    shares, _ = walk(garage, opinionated(), capacity)
+    more = eqx.tree_at(lambda g: g.need_kwh, garage, garage.need_kwh + 100.0)
+    plenty, _ = walk(more, opinionated(), capacity)
+    differ = np.flatnonzero(np.abs(np.asarray(shares) - np.asarray(plenty)).max(1) > 0)
+    if len(differ):
+        # The first decision that differs comes after some car drew less than it could.
+        before = np.asarray(shares)[: differ[0]]
+        np.testing.assert_array_equal(before, np.asarray(plenty)[: differ[0]])
+        assert differ[0] > int(np.asarray(garage.arrival)[np.asarray(garage.need_kwh) > 0].min())
+
+
+@given(st.integers(0, 2**31))
+def test_permuting_stations_permutes_the_shares_within_their_limits(seed):
+    garage = random_garage(seed)
+    order = np.random.default_rng(seed).permutation(STATIONS)
+    shares, _ = walk(garage, opinionated(), jnp.float32(8.0))
+    moved, _ = walk(jax.tree.map(lambda x: x[order], garage), opinionated(), jnp.float32(8.0))
+    assert np.asarray(moved) == pytest.approx(np.asarray(shares)[:, order], abs=1e-5)
+    there = np.asarray(
+        (garage.arrival[None] <= jnp.arange(PERIODS)[:, None, None])
+        & (jnp.arange(PERIODS)[:, None, None] < garage.departure[None])
+    ).any(-1)
+    assert (np.asarray(shares)[~there] == 0).all()
+    assert (np.asarray(shares) * 8.0 <= 6.656 + 1e-4).all()
