@@ -13,6 +13,7 @@ RESULTS = ROOT / "docs" / "results"
 _MOST_ROWS = 120
 _WIDE = ' style="min-width: 15rem"'
 _LABELS = {
+    "charging": "Charging",
     **{f"fig{n}": f"Figure {n}" for n in range(1, 7)},
     "bound": "The bound",
     "crossover": "When to pool",
