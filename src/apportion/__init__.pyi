@@ -14,6 +14,7 @@ from .problem import Observation as Observation
 from .problem import Problem as Problem
 from .problem import Step as Step
 from .result import TrainingResult as TrainingResult
+from .runs.export import export_policy as export_policy
 from .runs.folder import load_run as load_run
 from .runs.policy_file import load_policy as load_policy
 from .runs.policy_file import save_policy as save_policy

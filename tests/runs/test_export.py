@@ -1,0 +1,131 @@
+"""What is exported gives the policy's own shares, for any number of entities, with NumPy alone too."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from apportion import export_policy
+from apportion.composition import (
+    Ensemble,
+    EqualShares,
+    LimitedGroups,
+    PartialTrading,
+    ShrunkToEqual,
+)
+from apportion.errors import InputError
+from apportion.policy import Attention, Convolutional, Pooled, Recurrent
+from apportion.problem import Observation
+from apportion.runs.numpy_policy import NumpyPolicy
+from apportion.simplex import Head
+
+pytest.importorskip("flatbuffers")
+
+WINDOW, CHANNELS = 5, 3
+KEYS = jax.random.split(jax.random.key(0), 3)
+
+
+def shaken(policy):
+    """The policy with parameters far from the first ones, where all shares are nearly equal."""
+    leaves, structure = jax.tree.flatten(eqx.filter(policy, eqx.is_inexact_array))
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    moved = [x + 0.5 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, moved), policy)
+
+
+def team():
+    members = eqx.filter_vmap(lambda key: Recurrent(CHANNELS, 6, key=key))(KEYS)
+    return PartialTrading(ShrunkToEqual(Ensemble(shaken(members)), 0.7), 0.4)
+
+
+IN_NUMPY = {
+    "pooled": lambda: shaken(Pooled(CHANNELS, 12, key=KEYS[0])),
+    "recurrent": lambda: shaken(Recurrent(CHANNELS, 12, key=KEYS[0])),
+    "bounded": lambda: shaken(Pooled(CHANNELS, 12, head=Head(floor=0.04, cap=0.3), key=KEYS[0])),
+    "cash": lambda: shaken(Recurrent(CHANNELS, 6, head=Head(cap=0.2, cash=True), key=KEYS[0])),
+    "team": team,
+    "equal": EqualShares,
+}
+ONLY_STABLEHLO = {
+    "attention": lambda: shaken(Attention(CHANNELS, 12, key=KEYS[0])),
+    "convolutional": lambda: shaken(Convolutional(CHANNELS, WINDOW, 12, key=KEYS[0])),
+}
+
+
+def observations(count, seed=0):
+    """Random histories, shares, masks and limits of 1, 4 and 9 entities, some absent, some all absent."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        m = (9, 4, 1)[number % 3]
+        history = rng.normal(size=(m, WINDOW, CHANNELS)).astype(np.float32)
+        held = rng.dirichlet(np.ones(m)).astype(np.float32)
+        mask = np.arange(m) < rng.integers(1, m + 1)
+        limits = np.where(rng.random(m) < 0.7, rng.random(m), 0).astype(np.float32)
+        limits = np.zeros_like(limits) if number % 10 == 0 else limits
+        yield history, held, mask, np.ones_like(limits) if number % 4 == 0 else limits
+
+
+def largest_gap(policy, run, count=90):
+    decide = eqx.filter_jit(policy)
+    gaps = []
+    for history, held, mask, limits in observations(count):
+        seen = Observation(*map(jnp.asarray, (history, held, np.where(mask, limits, 0))))
+        wanted = np.asarray(decide(seen, jnp.asarray(mask)))
+        gaps.append(np.abs(np.asarray(run(history, held, mask, limits)) - wanted).max())
+    return max(gaps)
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_numpy_alone_gives_the_policy_s_shares(name, tmp_path):
+    policy = IN_NUMPY[name]()
+    export_policy(policy, tmp_path, window=WINDOW, channels=CHANNELS)
+    assert largest_gap(policy, NumpyPolicy(tmp_path / "policy.npz")) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["pooled", "team", *ONLY_STABLEHLO])
+def test_stablehlo_gives_the_policy_s_shares_for_any_number_of_entities(name, tmp_path):
+    policy = (IN_NUMPY | ONLY_STABLEHLO)[name]()
+    file, *others = export_policy(policy, tmp_path, window=WINDOW, channels=CHANNELS)
+    program = export.deserialize(bytearray(file.read_bytes()))
+    assert "entities" in str(program.in_avals[0])
+    assert largest_gap(policy, program.call, count=12) <= 1e-6
+    assert bool(others) == (name in IN_NUMPY)
+
+
+def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(tmp_path):
+    export_policy(IN_NUMPY["pooled"](), tmp_path, window=WINDOW, channels=CHANNELS)
+    code = (
+        "import sys, numpy as np; from numpy_policy import NumpyPolicy\n"
+        f"policy = NumpyPolicy('policy.npz'); seen = np.ones((4, {WINDOW}, {CHANNELS}))\n"
+        "print(policy(seen, np.full(4, 0.25), limits=[0.1, 0.2, 1, 1]).sum())\n"
+        "assert not {'jax', 'apportion', 'safetensors'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert float(done.stdout) == pytest.approx(1)
+
+
+def test_what_the_page_on_production_shows_runs(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    exec("".join(blocks), {})
+
+
+def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="Pooled cannot be exported for histories of 5 periods"):
+        export_policy(IN_NUMPY["pooled"](), tmp_path, window=WINDOW, channels=CHANNELS + 1)
+    limited = LimitedGroups(EqualShares(), jnp.array([0.5]))
+    with pytest.raises(InputError, match="names no groups"):
+        export_policy(limited, tmp_path, window=WINDOW, channels=CHANNELS)
+    assert list(tmp_path.iterdir()) == []
