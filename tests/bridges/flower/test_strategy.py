@@ -28,7 +28,7 @@ from flwr.app import (
 )
 from flwr.serverapp.strategy import FedAvg
 
-from apportion.bridges.flower import LearnedAggregation
+from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.federation import Federation
@@ -387,6 +387,29 @@ def test_a_round_in_which_all_fail_ends_the_run_where_that_is_asked_for():
     strategy = begin(strategy_of(stop_when_all_fail=True))
     with pytest.raises(RuntimeError, match="no disk left"):
         strategy.aggregate_train(1, [message(1, error=Error(1, "no disk left"))])
+
+
+def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
+    def loss(model):
+        return -jnp.take_along_axis(jax.nn.log_softmax(model["scores"]), LABELS[:, None], 1).mean()
+
+    nobody = {"min_train_nodes": 0, "min_available_nodes": 0}
+    tables = [TRUTH + 0.3 * table for table in models(4)] + [4 * np.roll(TRUTH, 1, axis=1)]
+    replies = [reply(i, table) for i, table in enumerate(tables)]
+    strategy = begin(ShareGradient(loss, **nobody))
+    made, metrics = strategy.aggregate_train(1, replies)
+    plain, _ = begin(FedAvg(fraction_evaluate=0.0, **nobody)).aggregate_train(1, replies)
+    assert float(loss({"scores": made["scores"].numpy()})) < float(
+        loss({"scores": plain["scores"].numpy()})
+    )
+    assert metrics["loss"] == pytest.approx(0.5)
+    # The second round repeats half of the first one's move.
+    list(strategy.configure_train(2, made, ConfigRecord(), NoNodes()))
+    again, _ = strategy.aggregate_train(2, [reply(i, made["scores"].numpy()) for i in range(3)])
+    np.testing.assert_allclose(again["scores"].numpy(), 1.5 * made["scores"].numpy(), rtol=1e-4)
+    assert strategy.aggregate_train(3, []) == (None, None)
+    with pytest.raises(InputError, match="momentum"):
+        ShareGradient(loss, momentum=1.0)
 
 
 def test_noise_for_equal_weights_is_refused():

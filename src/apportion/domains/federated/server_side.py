@@ -4,6 +4,8 @@
 more client, `FineTuned` trains FedAvg's aggregate on the server's samples.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from apportion.domains.federated.clients import Owned
 from apportion.domains.federated.federation import Model, average
 from apportion.domains.federated.policy import Decision
 from apportion.domains.federated.states import shares_by_samples
-from apportion.simplex import masked_softmax
+from apportion.simplex import Mask, masked_softmax
 
 
 def _fedavg(received: Received) -> Shares:
@@ -45,23 +47,44 @@ class ShareGradient(Memoryless):
         assert samples is not None
         plain = _fedavg(received)
         real = samples.shown | samples.kept
-        log_plain = jnp.where(received.mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
 
-        def loss(change: Float[Array, " entities"]) -> Float[Array, ""]:
-            shares = masked_softmax(log_plain + change, received.mask)
+        def loss(shares: Shares) -> Float[Array, ""]:
             chances = federation.chances(average(shares, received.models)[None], samples.places)[0]
-            own = -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
-            apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
-            return own + self.pull * apart
+            return -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
 
-        def descend(change, _):
-            slope = jax.grad(loss)(change)
-            return change - self.step_size * slope / (jnp.linalg.norm(slope) + 1e-6), None
-
-        change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, self.steps)
-        shares = masked_softmax(log_plain + change, received.mask)
+        shares = descend_shares(
+            loss, plain, received.mask, steps=self.steps, step_size=self.step_size, pull=self.pull
+        )
         decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
         return decision.model(received.models, received.start, received.move), shares
+
+
+def descend_shares(
+    loss: Callable[[Shares], Float[Array, ""]],
+    plain: Shares,
+    mask: Mask,
+    *,
+    steps: int,
+    step_size: float,
+    pull: float,
+) -> Shares:
+    """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them.
+
+    A step has the length `step_size` in the log shares, whatever the loss's unit is.
+    """
+    log_plain = jnp.where(mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
+
+    def pulled(change: Shares) -> Float[Array, ""]:
+        shares = masked_softmax(log_plain + change, mask)
+        apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
+        return loss(shares) + pull * apart
+
+    def descend(change, _):
+        slope = jax.grad(pulled)(change)
+        return change - step_size * slope / (jnp.linalg.norm(slope) + 1e-6), None
+
+    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, steps)
+    return masked_softmax(log_plain + change, mask)
 
 
 class ServerClient(Memoryless):
