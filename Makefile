@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-learning lint bench docs clean
+.PHONY: install demo test test-learning test-peers peers-env lint bench docs clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable ".[market,federated,cluster,report,tensorboard,docs,dev]"
+		--editable ".[market,federated,cluster,gym,report,tensorboard,docs,dev]"
 	touch $(STAMP)
 
 demo: install
@@ -26,6 +26,17 @@ test: install
 test-learning: install
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/test_training.py tests/learners \
 		tests/domains/test_budget.py
+
+# Other libraries in environments of their own, for the tests that hold ours against them.
+peers-env: .peers/acnportal/.installed
+
+.peers/acnportal/.installed:
+	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
+	.peers/acnportal/bin/python -m pip install --quiet --disable-pip-version-check acnportal==0.3.3
+	touch $@
+
+test-peers: install peers-env
+	$(BIN)/python -m pytest -n auto --dist loadfile -m peer
 
 lint: install
 	$(BIN)/ruff check .
@@ -43,4 +54,4 @@ docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers site build dist .pytest_cache .ruff_cache .hypothesis

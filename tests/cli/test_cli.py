@@ -191,9 +191,37 @@ def test_a_study_runs_on_ray(tmp_path):
     assert json.loads((tmp_path / "verdict.json").read_text()) == printed["studies"]["should-pool"]
 
 
-def test_the_demo_reports_what_held_and_where_its_report_is(tmp_path):
+def test_a_garage_is_trained_on_tested_and_asked(tmp_path):
+    small = ["--steps", "4", "--days", "2", "--chunk", "2", "--hidden", "4", "--tasks", "4"]
+    some = ["--site", "jpl", "--until", "2019-05-31", "--task-size", "5"]
+    done = apportion("train", "charging", *small, *some, "--out", tmp_path / "run", "--json")
+    results = one_object(done)["results"]
+    assert {"jpl, stations never seen"} < set(results)
+    asked = ["--site", "jpl", "--start", "2019-06-03", "--end", "2019-06-07", "--stations", "4"]
+    tested = one_object(
+        apportion("backtest", tmp_path / "run", *asked, "--capacity", "0.2", "--json")
+    )
+    assert (tested["days"], tested["stations"], tested["capacity"]) == (5, 4, 0.2)
+    names = {"equal", "fcfs", "edf", "llf", "edf-predicted", "llf-predicted", "largest-remaining"}
+    assert set(tested["served"]) == names | {"policy", "clairvoyant", "optimum"}
+    assert set(tested["ahead"]) == set(tested["served"]) - {"policy"}
+    assert all(e["low"] <= e["estimate"] <= e["high"] for e in tested["ahead"].values())
+    now = tmp_path / "now.json"
+    car = {"id": "A", "plugged": True, "arrival": "2019-06-03 08:00", "max_kw": 6.0}
+    now.write_text(
+        json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [car, {"id": "B"}]})
+    )
+    given = one_object(apportion("allocate", tmp_path / "run", "--now", now, "--json"))
+    assert given["allocation_kw"] == pytest.approx({"A": 6.0, "B": 0.0}, abs=1e-5)
+    assert given["unused_kw"] == pytest.approx(14.0, abs=1e-4)
+    refused = apportion("backtest", tmp_path / "run", "--prices", now)
+    assert refused.returncode == 2
+    assert "reads no --prices" in refused.stderr
+
+
+def test_the_demo_of_the_market_reports_what_held_and_where_its_report_is(tmp_path):
     small = ["--experiments", "2", "--steps", "10", "--tasks", "3"]
-    done = apportion("demo", "--out", tmp_path / "demo", *small)
+    done = apportion("demo", "market", "--out", tmp_path / "demo", *small)
     assert done.returncode == 0, done.stderr
     report = Path(done.stdout.splitlines()[-1].removeprefix("wrote "))
     assert report.is_file()
