@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from apportion.domains.settings import ScorerName, TrainingSettings
+from apportion.domains.settings import Method, ScorerName, TrainingSettings
 from apportion.errors import InputError
 
 
@@ -28,8 +28,11 @@ class FederatedSettings(TrainingSettings):
     around FedAvg's with the server's step and momentum; ppo: the paper's policy, on its own split."""
     kinds: str = "all"
     """Kinds of federations to learn from, joined by commas, such as equal,paper (gradient)."""
-    sizes: tuple[int, int] = (6, 16)
+    sizes: tuple[int, int] = (10, 10)
     """Clients in the smaller and in the larger federations to learn from (gradient)."""
+    method: Method = "mtl"
+    """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
+    first task alone."""
     copies: int = 3
     """Federations of each kind and size, each with clients of its own (gradient)."""
     server_samples: tuple[int, int] = (20, 200)
@@ -73,7 +76,7 @@ class FederatedSettings(TrainingSettings):
     """Rounds of it, H."""
     hidden: int = 16
     """Units of the policy's layers."""
-    steps: int = 480
+    steps: int = 240
     """Updates of the policy."""
     rollouts: int = 2
     """Episodes in an update."""
@@ -82,7 +85,7 @@ class FederatedSettings(TrainingSettings):
     gamma: float = 0.9
     """Discount (ppo)."""
     beta: float = 0.0
-    """Correction of the sampling bias (pmtl): none, so that kinds that gain least weigh more."""
+    """Correction of the sampling bias (pmtl): none, so that what is drawn more often weighs more."""
     scorer: ScorerName = "reward-variance"
     """What a task is scored by (ppo); with the gradient, by how little it gains over FedAvg."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -109,8 +112,8 @@ class FederatedSettings(TrainingSettings):
 def reduced_size(**changes: Any) -> FederatedSettings:
     """The paper's federation and learner, small enough for two cores."""
     sizes = {
-        "learner": "ppo", "state": "rich", "model": "convolutional", "width": 8, "rounds": 15,
-        "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "beta": 1.0,
+        "learner": "ppo", "method": "pmtl", "state": "rich", "model": "convolutional", "width": 8,
+        "rounds": 15, "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "beta": 1.0,
         "block": 100, "chunk": 4,
     }  # fmt: skip
     return FederatedSettings(**(sizes | changes))

@@ -1,6 +1,6 @@
 """The policy that comes with the package: trained on every kind of federation, kilobytes.
 
-It is what `apportion train federated` makes; docs/tutorials/aggregation-policy.md is its card.
+It is what `apportion train federated` makes; docs/tutorials/flower.md has its card.
 """
 
 from functools import cache
