@@ -28,10 +28,11 @@ def keep_compiled() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
+    # Small programs too: a run has many of them, and together they take as long as the large one.
     wishes = {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(_LARGEST),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     for name, value in wishes.items():
         os.environ.setdefault(name, value)
