@@ -7,7 +7,6 @@ cache folder, where the next command of the same sizes finds it. Importing the l
 import os
 import zlib
 from pathlib import Path
-from typing import Any
 
 SWITCH = "APPORTION_CACHE"
 """Environment variable: `off` keeps nothing, a folder keeps it there."""
