@@ -1,0 +1,193 @@
+"""Gradient steps of the portfolio's policy a second, against PyTorch's eager mode, as ratios.
+
+Both learn at the same sizes on the same machine, turn by turn, so that what else the machine does
+meets both. A turn's rate is that of its median step; the ratio is taken turn by turn. PyTorch lives
+in an environment of its own: `python benchmarks/recurrence.py --peer PATH/TO/ITS/python`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+PEER = Path(__file__).parent / "recurrence_peer.py"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: sizes, learners at once, steps of a turn, and the ratio to reach."""
+
+    name: str
+    window: int
+    batch: int
+    entities: int
+    learners: int
+    steps: int
+    target: float
+
+
+ROWS = [
+    Row("H31 B109 m10", 31, 109, 10, 1, 20, 2.0),
+    Row("H16 B50 m10", 16, 50, 10, 1, 40, 2.0),
+    Row("H8 B32 m5", 8, 32, 5, 1, 100, 2.0),
+    Row("H8 B32 m5, ten learners", 8, 32, 5, 10, 40, 8.0),
+]
+
+
+def prepare(row: Row):
+    """A function that makes a turn of steps and returns steps a second, all learners together."""
+    import equinox as eqx
+    import jax
+
+    from apportion import Direct, Recurrent, draw_tasks
+    from apportion.algorithm import Algorithm, advance, begin
+    from apportion.domains.portfolio import Market, SimulatedMarket
+    from apportion.memory import Replay
+
+    market = Market.of(
+        SimulatedMarket.draw(universe=50, days=1000, seed=0).prices, window=row.window
+    )
+    keys = jax.random.split(jax.random.key(0), row.learners)
+    policies = eqx.filter_vmap(lambda key: Recurrent(3, 25, key=key))(keys)
+    whole = Replay(length=market.horizon, warm_up=market.horizon, recency=5e-5, act_periods=0)
+    algorithm = Algorithm.of(
+        market,
+        draw_tasks(50, row.entities, 30, seed=0),
+        Recurrent(3, 25, key=keys[0]),
+        Direct(row.batch, 2.8e-4),
+        replay=whole,
+    )
+    # A chunk is one call, hence short ones, of which the median is taken as of the peer's steps.
+    length = max(row.steps // 5, 1)
+    forward = eqx.filter_jit(
+        eqx.filter_vmap(lambda state: advance(algorithm, state, length)), donate="all"
+    )
+    start = eqx.filter_jit(eqx.filter_vmap(lambda policy, key: begin(algorithm, policy, key)))
+    held = [forward(start(policies, keys))[0]]
+
+    def turn() -> float:
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            held[0] = jax.block_until_ready(forward(held[0]))[0]
+            times.append(time.perf_counter() - begun)
+        return row.learners * length / statistics.median(times)
+
+    return turn
+
+
+class Peer:
+    """PyTorch in its own process: one line asks for a turn, one line answers with its rate."""
+
+    def __init__(self, python: str, row: Row, threads: int):
+        sizes = [str(n) for n in (row.window, row.batch, row.entities, row.steps, threads)]
+        self._process = subprocess.Popen(
+            [python, str(PEER), *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._read()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def turn(self) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write("turn\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def measure(row: Row, python: str, turns: int, cores: int) -> dict:
+    """The peer with one thread and with all: the better of the two is what we are compared with."""
+    ours = prepare(row)
+    peers = {threads: Peer(python, row, threads) for threads in sorted({1, cores})}
+    rates: dict[str, list[float]] = {"ours": [], **{f"{t} threads": [] for t in peers}}
+    for _ in range(turns):
+        rates["ours"].append(ours())
+        for threads, peer in peers.items():
+            rates[f"{threads} threads"].append(peer.turn())
+    for peer in peers.values():
+        peer.close()
+    names = [name for name in rates if name != "ours"]
+    best = [max(rates[name][turn] for name in names) for turn in range(turns)]
+    ratios = [ours / peer for ours, peer in zip(rates["ours"], best, strict=True)]
+    return {
+        "row": row.name,
+        "ours": spread(rates["ours"]),
+        "peer": spread(best),
+        "peer by threads": {name: spread(rates[name]) for name in names},
+        "ratio": spread(ratios),
+        "target": row.target,
+    }
+
+
+def table(results: list[dict], facts: dict) -> str:
+    def cell(value: dict, digits: str) -> str:
+        return f"{value['median']:{digits}} ({value['least']:{digits}}-{value['most']:{digits}})"
+
+    lines = [
+        "# Gradient steps a second against PyTorch",
+        "",
+        "Medians over turns taken alternately, with the least and the most. The peer is eager "
+        "PyTorch with one thread or one for each core, whichever was faster in that turn.",
+        "",
+        "| size | ours | PyTorch, eager | ratio | to reach |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['row']} | {cell(r['ours'], '.0f')} | {cell(r['peer'], '.0f')} | "
+        f"{cell(r['ratio'], '.1f')} | {r['target']:.0f} |"
+        for r in results
+    ]
+    lines += ["", *(f"- {name}: {value}" for name, value in facts.items()), ""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", required=True, help="python of an environment with PyTorch")
+    parser.add_argument("--turns", type=int, default=9)
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+
+    import jax
+
+    ask = [options.peer, "-c", "import torch; print(torch.__version__)"]
+    facts = {
+        "machine": f"{cores} cores, {platform.machine()}, {jax.devices()[0].platform}",
+        "load when begun": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "jax": jax.__version__,
+        "torch": subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip(),
+        "python": platform.python_version(),
+    }
+    results = []
+    for row in ROWS:
+        results.append(measure(row, options.peer, options.turns, cores))
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    text = table(results, facts)
+    (RESULTS / "recurrence.md").write_text(text)
+    (RESULTS / "recurrence.json").write_text(
+        json.dumps({"rows": results, **facts}, indent=1) + "\n"
+    )
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
