@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 from mkdocs.structure.files import File
 
+from apportion.statistics import outcome
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 _MOST_ROWS = 120
@@ -130,7 +132,9 @@ class StudyPage:
 
 
 def _held(verdict):
-    return "holds" if verdict["holds"] else "does not hold"
+    # Results computed before there were three outcomes have none.
+    found = verdict.get("outcome") or outcome(verdict["holds"], verdict["interval"])
+    return found.replace("-", " ")
 
 
 def _verdict(verdict):

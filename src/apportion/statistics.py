@@ -3,13 +3,16 @@
 Every comparison the package prints goes through here, on SciPy's bootstrap.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 from apportion.errors import InputError
+
+Outcome = Literal["holds", "does-not-hold", "not-established"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,26 @@ class Estimate:
         """The whole interval lies above 0."""
         return self.low > 0
 
+    @property
+    def outcome(self) -> Outcome:
+        """What may be said of the claim that it is above 0."""
+        return outcome(self.above_zero, (self.low, self.high))
+
     def to_dict(self) -> dict[str, float]:
         """Plain numbers, for a table or JSON."""
         return asdict(self)
+
+
+def outcome(holds: bool, interval: Sequence[float | None]) -> Outcome:
+    """What may be said of a claim that a number is above 0: an interval around 0 establishes nothing.
+
+    >>> outcome(False, (-0.1, 0.3)), outcome(False, (-0.3, -0.1))
+    ('not-established', 'does-not-hold')
+    """
+    if holds:
+        return "holds"
+    high = interval[1]
+    return "does-not-hold" if high is not None and high < 0 else "not-established"
 
 
 def interquartile_mean(values: np.ndarray, axis: int = -1) -> np.ndarray:

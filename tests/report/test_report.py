@@ -100,7 +100,7 @@ def run_folder(tmp_path_factory):
         "label": f"gain on {HOSTILE}",
         "value": "+1.0",
         "interval": "[-3.0, 3.4]",
-        "holds": False,
+        "outcome": "does-not-hold",
     }
     headline = {"title": f"Run of {HOSTILE}", "cards": [card], "words": ["It did not hold."]}
     (folder / "headline.json").write_text(json.dumps(headline))
@@ -270,7 +270,7 @@ def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
     text = (study_folder / "report.html").read_text()
     assert "regret falls with N" in text
     assert "[−1.4, −1]" in text
-    assert "does not hold" in text
+    assert "not established" in text
     assert "[−0.1, –]" in text
     assert "The first 200 of 300 rows" in text
     assert "data:image/png;base64," in text

@@ -71,11 +71,14 @@ def _portfolio(
 
     from apportion.domains.portfolio.holdings import read_holdings
     from apportion.domains.portfolio.job import accepted_data, read_prices
+    from apportion.domains.portfolio.rules import Rules
     from apportion.domains.portfolio.training import next_allocation
 
     table = accepted_data(read_prices(prices), about)
     held = None if holdings is None else read_holdings(holdings, table.tickers)
-    shares = np.asarray(next_allocation(policy, table, window=about["window"], held=held), float)
+    rules = Rules.from_dict(about.get("rules"))
+    wanted = next_allocation(policy, table, window=about["window"], held=held, rules=rules)
+    shares = np.asarray(wanted, float)
     shares = (shares / shares.sum()).tolist()
     allocation = dict(zip(table.tickers, shares, strict=True))
     if json:

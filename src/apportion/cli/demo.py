@@ -139,6 +139,7 @@ def market(
 def _other_domains() -> list[dict[str, Any]]:
     """A card each for the market and the federation, from results that lie beside the source."""
     import apportion
+    from apportion.statistics import outcome
 
     results = Path(apportion.__file__).parents[2] / "docs" / "results"
     cards = []
@@ -153,7 +154,7 @@ def _other_domains() -> list[dict[str, Any]]:
                     "value": f"{verdict['estimate']:+.3g}",
                     "interval": f"[{low:+.3g}, {high:+.3g}]",
                     "note": f"from the study {study} at full size; n = {verdict['n']}",
-                    "holds": verdict["holds"],
+                    "outcome": outcome(verdict["holds"], verdict["interval"]),
                 }
                 cards.append(card)
     return cards

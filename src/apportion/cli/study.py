@@ -111,7 +111,7 @@ def _place(options: StudyOptions) -> Any:
 
 def _describe(verdict: dict[str, Any]) -> str:
     low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
-    mark = "holds" if verdict["holds"] else "does not hold"
+    mark = verdict["outcome"].replace("-", " ")
     return (
         f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
         f"n = {verdict['n']}"

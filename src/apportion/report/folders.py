@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.report import learning, outcomes
+from apportion.report import garage, learning, outcomes
 from apportion.report.page import (
     Facts,
     Headline,
@@ -27,6 +27,7 @@ from apportion.report.page import (
     page,
 )
 from apportion.runs.atomic import write_atomic
+from apportion.statistics import Outcome, outcome
 
 _CURVES = {
     "reward": "Reward of the batch",
@@ -47,11 +48,6 @@ _CHOICE = (
     "Sharpe ratio less that of daily Equal CRP, on years at the end of the training period, each with "
     "policies trained before it; k = 0 is equal shares. A learned policy is taken only if it beats "
     "them on average and in most years."
-)
-_SCHEDULES = (
-    "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
-    "Fairness is Jain's index of the shares of need met. In brackets: 95 % intervals by clusters of "
-    "days. Clairvoyant and optimum know the future."
 )
 _COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
 """What a study's page says of how it was computed."""
@@ -124,12 +120,17 @@ def _verdict_card(verdict: dict[str, Any]) -> Headline:
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
         f"{whose}; n = {verdict['n']}",
-        bool(verdict["holds"]),
+        _outcome(verdict),
     )
 
 
 def _verdict_words(verdict: dict[str, Any]) -> str:
-    return f"{verdict['claim']}: {'holds' if verdict['holds'] else 'does not hold'}"
+    return f"{verdict['claim']}: {_outcome(verdict).replace('-', ' ')}"
+
+
+def _outcome(verdict: dict[str, Any]) -> Outcome:
+    """As the study says, or from the interval where it was written before there were three."""
+    return verdict.get("outcome") or outcome(bool(verdict["holds"]), verdict["interval"])
 
 
 def _run(folder: Path) -> str:
@@ -154,7 +155,8 @@ def _run(folder: Path) -> str:
             parts.append(Table("Strategies side by side", side_by_side(strategies), _INTERVALS))
         lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
         sections.append(Section("Value against baselines", parts, lead))
-    sections += _garage(folder)
+    kw, cars = _table(folder, "power", indexed=True), _table(folder, "cars")
+    sections += garage.sections(kw, cars, _table(folder, "schedules"))
     tested = _table(folder, "accuracy", indexed=True)
     if tested is not None:
         lead = "On images that are in no client's hands and in no evaluation set."
@@ -170,49 +172,9 @@ def _run(folder: Path) -> str:
     return page(title, sections, subtitle=about.get("subtitle", ""))
 
 
-def _garage(folder: Path) -> list[Section]:
-    """A charging run: a day's power and its cars, and every schedule on every test."""
-    sections = []
-    kw, cars = _table(folder, "power", indexed=True), _table(folder, "cars")
-    if kw is not None:
-        parts: list[Part] = [outcomes.power(kw)]
-        if cars is not None:
-            about = "What each car left with, as a share of what it needed, under each schedule."
-            parts.append(Table("Who left with what", cars, about))
-        lead = "The busiest day of the last test, and the learned policy at work on it."
-        sections.append(Section("One day", parts, lead))
-    schedules = _table(folder, "schedules")
-    if schedules is not None:
-        tables: list[Part] = [
-            Table(str(name), _served(rows)) for name, rows in schedules.groupby("test", sort=False)
-        ]
-        sections.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
-    return sections
-
-
-def _served(rows: pd.DataFrame) -> pd.DataFrame:
-    """Schedules as text: need met, cars left short, and the policy's lead in points."""
-    shown = []
-    for row in rows.to_dict("records"):
-        known = pd.notna(row["ahead"])
-        ends = f"[{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]" if known else ""
-        shown.append(
-            {
-                "schedule": row["schedule"],
-                "need met": f"{row['served']:.2%}",
-                "cars left short": f"{row['left_short']:.1%}"
-                if pd.notna(row["left_short"])
-                else "",
-                "fairness": f"{row['fairness']:.3f}" if pd.notna(row["fairness"]) else "",
-                "the policy's lead, points": f"{100 * row['ahead']:+.2f} {ends}" if known else "",
-            }
-        )
-    return pd.DataFrame(shown)
-
-
 def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     """The cards the run's maker wrote, or else what the metrics alone can say."""
-    cards = [Headline(**card) for card in about.get("cards", [])]
+    cards = [_card(card) for card in about.get("cards", [])]
     if not cards:
         last = metrics["step"].to_numpy().max()
         late: Any = metrics[metrics["step"] > 0.9 * last]
@@ -231,6 +193,14 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     if about.get("words"):
         parts.append(Words(about["words"]))
     return Section("Headline", parts, about.get("lead", ""))
+
+
+def _card(card: dict[str, Any]) -> Headline:
+    """A run's card; those written before there were three outcomes say `holds`."""
+    if "holds" not in card:
+        return Headline(**card)
+    rest = {name: value for name, value in card.items() if name != "holds"}
+    return Headline(**rest, outcome="holds" if card["holds"] else "not-established")
 
 
 def _looked_at(choice: pd.DataFrame) -> Table:

@@ -66,48 +66,6 @@ def allocations(
     return Plot(title, words, data, layout, wide=True)
 
 
-def power(kw: pd.DataFrame, *, title: str = "A day's power, as it was shared") -> Plot:
-    """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
-    stations = kw.drop(columns="unused")
-    order = stations.sum().sort_values(ascending=False).index
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "kw",
-            "line": {"width": 0.5, "shape": "hv", "color": f"$series-{place % COLOURS + 1}"},
-            "x": [str(time) for time in kw.index],
-            "y": numbers(stations[column]),
-            "name": name,
-            "hovertemplate": "%{y:.1f} kW",
-        }
-        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
-    ]
-    feeder = float(kw.sum(axis=1).max())
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [str(kw.index[0]), str(kw.index[-1])],
-            "y": [feeder, feeder],
-            "name": "the feeder",
-            "line": {"dash": "dash", "width": 1.5, "color": "$series-10"},
-        }
-    )
-    layout = {
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": "power, kW"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-    }
-    energy = stations.sum().sum() / 4
-    words = (
-        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {energy:.0f} kWh together; "
-        f"{order[0]} drew most, {stations[order[0]].sum() / 4:.1f} kWh, and "
-        f"{kw['unused'].sum() / 4:.0f} kWh of the time shown stayed unused."
-    )
-    return Plot(title, words, data, layout, wide=True)
-
-
 def values(
     wealth: pd.DataFrame, *, title: str = "Value of 1 invested", first: Sequence[str] = ("policy",)
 ) -> Plot:

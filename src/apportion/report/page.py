@@ -83,13 +83,13 @@ class Words(Part):
 
 @dataclass(frozen=True)
 class Headline:
-    """One thing to know first: what, how much, how surely; `holds` colours it, None leaves it plain."""
+    """One thing to know first: what, how much, how surely; its outcome colours it, none leaves it plain."""
 
     label: str
     value: str
     interval: str = ""
     note: str = ""
-    holds: bool | None = None
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,9 @@ class Headlines(Part):
 
     @staticmethod
     def _card(card: Headline) -> str:
-        kind = {None: "plain", True: "holds", False: "fails"}[card.holds]
-        word = {None: "", True: "holds", False: "does not hold"}[card.holds]
+        kinds = {None: "plain", "holds": "holds", "does-not-hold": "fails"}
+        kind = kinds.get(card.outcome, "open")
+        word = "" if card.outcome is None else escape(card.outcome.replace("-", " "))
         mark = f'<span class="mark">{word}</span>' if word else ""
         interval = f'<span class="interval">{escape(card.interval)}</span>' if card.interval else ""
         note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""

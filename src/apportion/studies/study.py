@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.runs.atomic import write_atomic, write_json
-from apportion.statistics import Estimate
+from apportion.statistics import Estimate, Outcome, outcome
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Verdict:
     paper: bool = True
     """Whether the paper makes the claim; the others are ours."""
 
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the claim holds, does not, or cannot be told."""
+        return outcome(self.holds, self.interval)
+
     @classmethod
     def of(cls, claim: str, estimate: Estimate, *, holds: bool, paper: bool = True) -> "Verdict":
         """A verdict from an estimate with its interval."""
@@ -38,6 +43,7 @@ class Verdict:
         finite = [end if abs(end) < float("inf") else None for end in self.interval]
         return {
             "claim": self.claim,
+            "outcome": self.outcome,
             "holds": self.holds,
             "estimate": self.estimate,
             "interval": finite,
@@ -66,9 +72,8 @@ class Study:
         lines = [self.title, ""]
         for verdict in self.verdicts:
             low, high = verdict.interval
-            mark = "holds   " if verdict.holds else "does not"
             lines.append(
-                f"  {mark}  {verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
+                f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
                 f"n = {verdict.n}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])

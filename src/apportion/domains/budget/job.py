@@ -95,5 +95,5 @@ def _card(name: str, gain: Estimate) -> dict[str, Any]:
         "value": f"{gain.value:+.1%}",
         "interval": f"[{gain.low:+.1%}, {gain.high:+.1%}]",
         "note": f"paired over {gain.n} tasks",
-        "holds": gain.above_zero,
+        "outcome": gain.outcome,
     }

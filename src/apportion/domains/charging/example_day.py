@@ -44,7 +44,7 @@ def power(
     capacity = jnp.float32(test.capacity * len(members) * RATE_KW)
     drawn = np.asarray(_drawn_kw(garage, PolicySchedule(policy), capacity, medians))
     names = pd.Index([days.stations[place] for place in members])
-    minutes = pd.to_datetime(days.dates[day]) + np.arange(PERIODS) * pd.Timedelta(minutes=15)
+    minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
     table = pd.DataFrame(drawn, columns=names).assign(
         unused=np.maximum(float(capacity) - drawn.sum(1), 0.0)
     )

@@ -135,7 +135,7 @@ def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:
         "value": f"{100 * lead.value:+.2f} points",
         "interval": f"[{100 * lead.low:+.2f}, {100 * lead.high:+.2f}]",
         "note": f"{test.served[POLICY]:.1%} of the need met, over {lead.n} days",
-        "holds": lead.above_zero,
+        "outcome": lead.outcome,
     }
 
 

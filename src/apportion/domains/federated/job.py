@@ -218,5 +218,5 @@ def _card(when: str, gain: Estimate) -> dict:
         "value": f"{100 * gain.value:+.1f} points",
         "interval": f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]",
         "note": f"paired over {gain.n} unseen tasks",
-        "holds": gain.above_zero,
+        "outcome": gain.outcome,
     }

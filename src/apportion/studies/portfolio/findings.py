@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from apportion.domains.portfolio.backtest import LAZY
-from apportion.statistics import over_rows_and_columns
+from apportion.statistics import outcome, over_rows_and_columns
 
 Gains = dict[tuple[str, str], np.ndarray]
 """(method, own or held-out) to log growth a year over Equal CRP in points, experiments by years."""
@@ -65,7 +65,7 @@ def headline_of(claims: list[dict[str, Any]]) -> dict[str, Any]:
             "value": f"{claim['estimate']:+.2f} points",
             "interval": "[{:+.2f}, {:+.2f}]".format(*claim["interval"]),
             "note": f"{claim['n']} cells of experiment and year",
-            "holds": claim["holds"],
+            "outcome": outcome(claim["holds"], claim["interval"]),
         }
         for claim in claims
     ]
