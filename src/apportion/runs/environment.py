@@ -14,6 +14,7 @@ EXTRAS = {
     "market": ("skfolio",),
     "federated": ("flwr", "mlxtend"),
     "cluster": ("ray",),
+    "gym": ("gymnasium",),
     "report": ("plotly",),
     "tensorboard": ("tensorboardX",),
 }

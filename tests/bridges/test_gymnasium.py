@@ -1,0 +1,356 @@
+"""Problems as environments, environments as problems: nothing is lost or invented on the way."""
+
+import runpy
+import warnings
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learning import assert_mean_above, train_seeds
+
+pytest.importorskip("gymnasium")
+
+import gymnasium
+from gymnasium.utils.env_checker import check_env
+
+from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Tasks, draw_tasks, train
+from apportion.bridges.gymnasium import ProblemEnv, ProblemVectorEnv, from_gymnasium
+from apportion.composition import EqualShares
+from apportion.domains.budget.problem import Budget
+from apportion.domains.probes import ConstantBest, ShownBest
+from apportion.errors import InputError
+from apportion.problem import evaluate
+from apportion.scorers import realised_gain
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "06_your_own_simulator.py"
+KEY = jax.random.key(0)
+BUDGET = Budget.simulate(universe=12, periods=14, seed=1)
+MIXED = Tasks.of([[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]])
+IDS = ("apportion/Budget-v0", "apportion/Charging-v0")
+
+
+class NumpyBudget(gymnasium.Env):
+    """The budget's problem once more, as a user would write it."""
+
+    def __init__(self, campaigns):
+        self.own = np.array(campaigns)
+        self.carry, self.saturation = (
+            np.asarray(x)[self.own] for x in (BUDGET.carry, BUDGET.saturation)
+        )
+
+    def show(self):
+        record = np.asarray(BUDGET.measured)[self.own, self.n : self.n + BUDGET.window]
+        return np.stack([record, np.broadcast_to(self.goodwill[:, None], record.shape)], -1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n, self.goodwill = 0, 1 / len(self.own) / (1 - self.carry)
+        return self.show(), {}
+
+    def step(self, shares):
+        self.goodwill = self.carry * self.goodwill + shares
+        efficiency = np.asarray(BUDGET.efficiency)[self.own, self.n + BUDGET.window]
+        reward = (efficiency * self.goodwill / (self.goodwill + self.saturation)).mean()
+        self.n += 1
+        return self.show(), reward, False, self.n >= BUDGET.horizon, {}
+
+
+class Lottery(gymnasium.Env):
+    """Random prizes, a random end, limits, and a memory of everything: what is hard to repeat."""
+
+    def __init__(self, entities):
+        self.entities = np.array(entities, np.float32)
+        self.over = True
+
+    def show(self):
+        limits = self.np_random.uniform(0.3, 1.0, len(self.entities))
+        return {"history": np.stack([self.entities / 10, self.prize], 1), "limits": limits}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.prize, self.pot, self.over = self.np_random.random(len(self.entities)), 0.0, False
+        return self.show(), {}
+
+    def step(self, shares):
+        assert not self.over, "stepped after its end"
+        self.pot = 0.5 * self.pot + float(shares @ self.prize)
+        self.prize = self.np_random.random(len(self.entities))
+        self.over = bool(self.np_random.random() < 0.2)
+        return self.show(), self.pot, self.over, False, {}
+
+
+def numpy_budget(**options):
+    return from_gymnasium(NumpyBudget, universe=12, horizon=BUDGET.horizon, **options)
+
+
+def lottery(**options):
+    return from_gymnasium(Lottery, universe=8, horizon=6, **options)
+
+
+def train_shortly(problem, tasks, *, steps=4, replay=None, chunks=None, **options):
+    policy = Pooled(2, 4, key=KEY)
+    learner = PPO(rollouts=3, epochs=2, minibatches=2)
+    return train(
+        problem,
+        tasks,
+        policy,
+        learner,
+        steps=steps,
+        replay=Replay(act_periods=0) if replay is None else replay,
+        chunks=Chunks(2) if chunks is None else chunks,
+        key=KEY,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasium_s_own_checks_find_nothing(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gymnasium.make(name, entities=3, tasks=4).unwrapped)
+
+
+def episode(env, seed, periods):
+    rows = [env.reset(seed=seed)[0]]
+    rng, rewards = np.random.default_rng(0), []
+    for _ in range(periods):
+        action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        observation, reward, *_ = env.step(action)
+        rows.append(observation)
+        rewards.append(reward)
+    return [{name: value.tolist() for name, value in row.items()} for row in rows], rewards
+
+
+def test_the_same_seed_gives_the_same_episode_and_another_one_does_not():
+    env = ProblemEnv(ShownBest(), draw_tasks(12, 4, 6))
+    first, again, other = (episode(env, seed, 6) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_episodes_side_by_side_are_those_of_single_environments():
+    tasks = draw_tasks(12, 4, 6)
+    vector = ProblemVectorEnv(3, ShownBest(), tasks)
+    actions = np.random.default_rng(0).uniform(-1, 1, (5, 3, 4)).astype(np.float32)
+    seen, rewards = [vector.reset(seed=7)[0]], []
+    for action in actions:
+        observation, reward, *_ = vector.step(action)
+        seen.append(observation)
+        rewards.append(reward)
+    for i in range(3):
+        env = ProblemEnv(ShownBest(), tasks)
+        assert env.reset(seed=7 + i)[0]["history"].tolist() == seen[0]["history"][i].tolist()
+        for n, action in enumerate(actions[:, i]):
+            observation, reward, *_ = env.step(action)
+            assert observation["history"].tolist() == seen[n + 1]["history"][i].tolist()
+            assert reward == pytest.approx(rewards[n][i], abs=1e-6)
+
+
+def test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended():
+    envs = gymnasium.make_vec("apportion/Budget-v0", num_envs=2, entities=3, tasks=4)
+    _, horizon = envs.reset(seed=0), envs.unwrapped.interface.problem.horizon
+    still = np.zeros((2, 3), np.float32)
+    for _ in range(horizon):
+        _, _, terminated, truncated, _ = envs.step(still)
+    assert truncated.all()
+    assert not terminated.any()
+    _, reward, terminated, truncated, _ = envs.step(still)
+    assert reward.tolist() == [0, 0]
+    assert not (terminated | truncated).any()
+    assert (envs.step(still)[1] > 0).all()
+
+
+def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
+    env = gymnasium.make("apportion/Charging-v0", entities=4, tasks=4, flat=False)
+    observation, info = env.reset(seed=1, options={"task": 2})
+    assert info["task"] == 2
+    assert observation["history"].shape == (4, 1, 18)
+    rng, ends, bounded = np.random.default_rng(0), [], 0
+    for _ in range(96):
+        limits = observation["limits"]
+        action = rng.uniform(-1, 1, 4).astype(np.float32)
+        observation, _, terminated, truncated, info = env.step(action)
+        assert (info["allocation"] <= limits + 1e-6).all()
+        assert info["allocation"].sum() == pytest.approx(min(1, limits.sum()), abs=1e-5)
+        assert info["mask"].all()
+        bounded += int((limits < 1).all())
+        ends.append((terminated, truncated))
+    assert bounded > 0
+    assert ends[-1] == (True, False)
+    assert not np.any(ends[:-1])
+
+
+def test_an_action_is_scores_whose_softmax_is_the_allocation():
+    env = ProblemEnv(BUDGET, Tasks.of([[0, 1, 2], [3, 4]])[1], reach=2.0)
+    observation, _ = env.reset(seed=0)
+    assert observation["mask"].tolist() == [1, 1, 0]
+    assert observation["limits"].tolist() == [1, 1, 0]
+    *_, info = env.step(np.array([1.0, 0.5, 1.0], np.float32))
+    shares = np.exp([2.0, 1.0]) / np.exp([2.0, 1.0]).sum()
+    np.testing.assert_allclose(info["allocation"], [*shares, 0], atol=1e-6)
+
+
+@pytest.mark.peer
+def test_stable_baselines_checks_find_nothing_and_its_ppo_learns():
+    stable_baselines3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.env_checker import check_env as check_for_baselines
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in IDS:
+            check_for_baselines(gymnasium.make(name, entities=3, tasks=4).unwrapped)
+    problem = ConstantBest()
+    tasks = draw_tasks(12, 4, 4)
+    gains = []
+    for seed in range(4):
+        env = ProblemEnv(problem, tasks)
+        model = stable_baselines3.PPO(
+            "MultiInputPolicy", env, n_steps=256, batch_size=64, learning_rate=3e-3, seed=seed
+        )
+        before = _mean_reward(model, ProblemEnv(problem, tasks))
+        model.learn(4096)
+        gains.append(_mean_reward(model, ProblemEnv(problem, tasks)) - before)
+    assert_mean_above(gains, 0)
+
+
+def _mean_reward(model, env, episodes=8):
+    rewards = []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        ended = False
+        while not ended:
+            action, _ = model.predict(observation, deterministic=True)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            ended = terminated or truncated
+            rewards.append(reward)
+    return float(np.mean(rewards))
+
+
+def test_a_simulator_gives_the_episodes_of_the_same_problem_in_jax_padding_included():
+    problem, policy = numpy_budget(), Recurrent(2, 4, key=KEY)
+    assert (problem.horizon, problem.window, problem.channels) == (BUDGET.horizon, 8, 2)
+    theirs, ours = (evaluate(p, policy, MIXED, key=KEY, episodes=2) for p in (problem, BUDGET))
+    np.testing.assert_allclose(theirs.rewards, ours.rewards, rtol=1e-4)
+    np.testing.assert_allclose(theirs.allocations, ours.allocations, atol=1e-5)
+
+
+def test_training_on_a_simulator_is_training_on_the_same_problem_in_jax():
+    """With a scorer that asks what equal shares would have earned: nothing disturbs an episode."""
+    problem = numpy_budget()
+    theirs = train_shortly(problem, MIXED, scorer=realised_gain).metrics
+    ours = train_shortly(BUDGET, MIXED, scorer=realised_gain).metrics
+    assert theirs["task"].tolist() == ours["task"].tolist()
+    np.testing.assert_allclose(theirs["reward"], ours["reward"], rtol=1e-3)
+    np.testing.assert_allclose(theirs["score"], ours["score"], atol=1e-4)
+    assert problem.host.episodes.replayed > 0
+
+
+def test_where_no_scorer_asks_for_equal_shares_nothing_is_simulated_twice():
+    problem = numpy_budget()
+    train_shortly(problem, MIXED)
+    # Beside the rollouts, two periods are walked before the run begins.
+    assert problem.host.episodes.stepped == 2 + 4 * 3 * BUDGET.horizon
+    assert problem.host.episodes.replayed == 0
+
+
+def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
+    first, other = lottery(), lottery()
+    task = Tasks.of([[1, 2, 5]])[0]
+    a, b = jnp.array([0.3, 0.3, 0.3]), jnp.array([0.1, 0.2, 0.3])
+    state = first.reset(task, key=KEY)
+    once = first.step(task, state, a, key=KEY)
+    aside = first.step(task, state, b, key=KEY)
+    later = first.step(task, once.state, b, key=KEY)
+    again = first.step(task, state, a, key=KEY)
+    elsewhere = other.step(task, once.state, b, key=KEY)
+    assert eqx.tree_equal(once, again)
+    assert eqx.tree_equal(later, elsewhere)
+    assert not eqx.tree_equal(once, aside)
+
+
+def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments_in_processes():
+    """With memory too: what it holds of an episode is enough to lead a new environment there."""
+    tasks, replay, states = draw_tasks(8, 3, 4), Replay(act_periods=2), []
+    keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
+    whole = train_shortly(lottery(), tasks, replay=replay, chunks=keep)
+    elsewhere = lottery(workers=2)
+    resumed = train_shortly(elsewhere, tasks, replay=replay, state=states[0])
+    elsewhere.close()
+    assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
+    assert eqx.tree_equal(resumed.policy, whole.policy)
+
+
+def test_a_failure_in_a_process_is_told():
+    class Broken(Lottery):
+        def step(self, shares):
+            if len(shares) == 4:
+                raise ValueError("the belt is torn")
+            return super().step(shares)
+
+    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=1)
+    with pytest.raises(Exception, match="the belt is torn"):
+        evaluate(problem, EqualShares(), draw_tasks(8, 4, 2), key=KEY)
+    problem.close()
+
+
+class Forgetful(Lottery):
+    def step(self, shares):
+        observation, *others = super().step(shares)
+        return observation | {"history": np.random.default_rng().random((3, 2))}, *others
+
+
+class Sideways(Lottery):
+    def show(self):
+        return super().show()["history"].T
+
+
+class Nothing(Lottery):
+    def show(self):
+        return {"screen": np.zeros(3)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        (Forgetful, "Forgetful: the same seed and shares gave another history in period 1"),
+        (Sideways, r"for 3 entities the observation has shape \(2, 3\)"),
+        (Nothing, r"has \['screen'\] but no history"),
+        (lambda entities: entities, "make_env returned list; return a gymnasium.Env"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused_before_any_work(environment, sentence):
+    with pytest.raises(InputError, match=sentence):
+        from_gymnasium(environment, universe=8, horizon=6)
+
+
+def test_a_horizon_is_asked_for_and_a_gradient_is_refused():
+    with pytest.raises(InputError, match="horizon is None; give the periods"):
+        from_gymnasium(Lottery, universe=8)
+    with pytest.raises(InputError, match="has no gradient; train with PPO"):
+        train(lottery(), MIXED[:2], Pooled(2, 4, key=KEY), Direct(4, 1e-2), steps=2, key=KEY)
+
+
+def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen(capsys):
+    assert len(EXAMPLE.read_text().splitlines()) <= 50
+    example = runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert "gain +" in capsys.readouterr().out
+    assert example["gain"].above_zero
+    policies = train_seeds(
+        example["problem"],
+        example["tasks"],
+        lambda key: Pooled(channels=2, hidden=16, key=key),
+        PPO(rollouts=4, learning_rate=3e-3),
+        steps=100,
+        seeds=4,
+        replay=Replay(act_periods=0),
+    )
+
+    def earned(policy):
+        return evaluate(example["problem"], policy, example["fresh"], key=KEY).mean_reward.mean()
+
+    gains = eqx.filter_jit(eqx.filter_vmap(earned))(policies) / earned(EqualShares()) - 1
+    assert_mean_above(gains, 0)
