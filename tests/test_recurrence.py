@@ -223,7 +223,14 @@ def lowered_for_cuda(cell, histories) -> str:
     def loss(cell):
         return jax.vmap(cell)(histories).sum()
 
-    return jax.jit(jax.grad(loss)).trace(cell).lower(lowering_platforms=("cuda",)).as_text()
+    traced = jax.jit(jax.grad(loss)).trace(cell)
+    try:
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:
+        # From JAX 0.11 on, lowering for a card needs one.
+        if "No supported GPU devices" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 def test_a_graphics_card_gets_one_kernel_each_way_and_no_loop():

@@ -15,7 +15,7 @@ from apportion.studies.portfolio.demo_settings import DemoSettings
 _MARK = "demo.json"
 """Says in a folder which demo made it: only such a folder is replaced."""
 _OTHERS = {
-    "recipe": ("lazy Equal CRP beats Equal CRP on held-out tasks (log points a year)", "Market"),
+    "recipe": ("the recipe beats lazy Equal CRP on held-out tasks (log points a year)", "Market"),
     "fig6": ("MTL beats FedAvg in final test accuracy on unseen tasks", "Federation"),
 }
 """Studies at full size whose claim is shown beside the demo, where the repository is at hand."""

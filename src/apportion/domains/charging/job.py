@@ -179,7 +179,7 @@ def backtest_policy(
     days = Days.of(frame, _only_site(frame) if site is None else site)
     until = saved["until"].get(days.site)
     if start is None and until is not None and not unseen:
-        start = str(np.datetime64(until) + 1)
+        start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
     days = days.between(start, end)
     if unseen:
         known = set(saved["trained_on"].get(days.site, ()))

@@ -66,7 +66,7 @@ class Garages:
     def later_days(self, site: str) -> Days | None:
         """All stations on the days after training, with predictions; None where there are none."""
         days = self.sites[site]
-        after = self.until[site] + 1
+        after = self.until[site] + np.timedelta64(1, "D")
         return None if after > days.dates[-1] else self.predictor.apply(days.between(after))
 
     def unseen_stations(self, site: str) -> Days:
