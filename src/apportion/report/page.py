@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.errors import InputError
+from apportion.statistics import Outcome
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
