@@ -39,32 +39,39 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     )
 
 
-def _kwh(rows: Any, trained: str, schedule: str, unit: str) -> Any:
-    """Drawn and needed by day or station, policies in columns."""
-    some = rows[(rows.trained == trained) & (rows.schedule == schedule) & (rows.unit == unit)]
-    return some.pivot_table(index="place", columns="policy", values=["drawn_kwh", "need_kwh"])
+Name = tuple[str, str]
+"""A schedule by the cell that computed it and its name there."""
+Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
+"""Of each cell, schedule and unit: what was drawn and needed, (places, policies)."""
 
 
-def lead(
-    rows: Any, first: tuple[str, str], second: tuple[str, str], *, both: bool = False
-) -> Estimate:
+def kwh_of(rows: Any) -> Kwh:
+    """The rows of one test as arrays; a cell's policies come one after the other, places in order."""
+    found: Kwh = {}
+    some = rows[rows.unit != "all"]
+    for key, group in some.groupby(["trained", "schedule", "unit"], sort=False):
+        policies = group.policy.nunique()
+        arrays = [group[name].to_numpy() for name in ("drawn_kwh", "need_kwh")]
+        found[key] = tuple(x.reshape(policies, -1).T for x in arrays)
+    return found
+
+
+def lead(kwh: Kwh, first: Name, second: Name, *, both: bool = False) -> Estimate:
     """What one schedule serves more than another in one test, in points of the need.
 
-    A schedule is named by its cell and its name. Where one side has several policies, their mean is
-    meant, and the policies are a clustering of their own.
+    Where one side has several policies, their mean is meant, and the policies are a clustering of their
+    own.
     """
-    units = ("day", "station") if both else ("day",)
     clusterings = []
-    for unit in units:
-        one, other = (_kwh(rows, *name, unit) for name in (first, second))
-        gains = one.drawn_kwh.mean(axis=1) - other.drawn_kwh.mean(axis=1)
-        clusterings.append((100 * gains.to_numpy(), one.need_kwh.mean(axis=1).to_numpy()))
-    one, other = (_kwh(rows, *name, "day") for name in (first, second))
-    policies = max(one.drawn_kwh.shape[1], other.drawn_kwh.shape[1])
+    for unit in ("day", "station") if both else ("day",):
+        (one, need), (other, _) = kwh[(*first, unit)], kwh[(*second, unit)]
+        clusterings.append((100 * (one.mean(1) - other.mean(1)), need.mean(1)))
+    (one, need), (other, _) = kwh[(*first, "day")], kwh[(*second, "day")]
+    policies = max(one.shape[1], other.shape[1])
     if policies > 1:
-        gains = one.drawn_kwh.sum().to_numpy() - other.drawn_kwh.sum().to_numpy()
-        sizes = np.broadcast_to(one.need_kwh.sum().to_numpy(), gains.shape)
-        clusterings.append((100 * gains / policies, sizes / policies))
+        gains = (one.sum(0) - other.sum(0)) / policies
+        sizes = np.broadcast_to(need.sum(0), gains.shape) / policies
+        clusterings.append((100 * gains, sizes))
     return clustered_ratio(*clusterings)
 
 
@@ -75,27 +82,28 @@ def summarise(rows: Any) -> pd.DataFrame:
         about = dict(zip(("site", "test", "capacity", "stations"), key, strict=True))
         peers = test[test.trained == "schedulers"].schedule.unique()
         names = [("mtl", POLICY), *((kind, POLICY) for kind in _LEARNED)]
+        kwh = kwh_of(test)
         for name in [*names, *(("schedulers", peer) for peer in peers)]:
-            found.append(about | _row(test, name))
+            found.append(about | _row(test, kwh, name))
     return pd.DataFrame(found)
 
 
-def _row(test: Any, name: tuple[str, str]) -> dict[str, Any]:
-    kwh = _kwh(test, *name, "day")
+def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
+    drawn, need = kwh[(*name, "day")]
     some = test[(test.trained == name[0]) & (test.schedule == name[1]) & (test.unit == "all")]
     learned = name[1] == POLICY
     row: dict[str, Any] = {
         "schedule": {"mtl": "MTL", **_LEARNED}[name[0]] if learned else name[1],
-        "served": float(kwh.drawn_kwh.to_numpy().sum() / kwh.need_kwh.to_numpy().sum()),
+        "served": float(drawn.sum() / need.sum()),
         "left_short": some.left_short.mean(),
         "fairness": some.fairness.mean(),
-        "days": len(kwh),
+        "days": len(drawn),
     }
     if name != ("mtl", POLICY):
-        ahead = lead(test, ("mtl", POLICY), name)
+        ahead = lead(kwh, ("mtl", POLICY), name)
         row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
         if name[1] != OPTIMUM:
-            wide = lead(test, ("mtl", POLICY), name, both=True)
+            wide = lead(kwh, ("mtl", POLICY), name, both=True)
             row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
     return row
 
@@ -116,31 +124,31 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
     for key, test in _tests(rows):
         where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
-        best = _best_peer(table, key)
+        best, kwh = _best_peer(table, key), kwh_of(test)
         for peer in dict.fromkeys((best, "llf")):
             note = f"{peer}, the best scheduler there" if peer == best else peer
-            ahead = lead(test, ("mtl", POLICY), ("schedulers", peer))
+            ahead = lead(kwh, ("mtl", POLICY), ("schedulers", peer))
             verdicts.append(_above_zero(f"MTL serves more than {note} ({where})", ahead))
     for site, test in rows[rows.stations == 10].groupby("site", sort=False):
         name = SITE_NAMES[site]
-        test = _one_test(test)
+        kwh = kwh_of(_one_test(test))
         pairs = [
             ("MTL serves more than STL at equal updates", "mtl", "stl"),
             ("P-MTL serves more than MTL", "pmtl", "mtl"),
         ]
         for claim, one, other in pairs:
-            ahead = lead(test, (one, POLICY), (other, POLICY))
+            ahead = lead(kwh, (one, POLICY), (other, POLICY))
             verdicts.append(_above_zero(f"{claim} ({name})", ahead))
-        ahead = lead(test, ("ppo", POLICY), ("schedulers", "llf"))
+        ahead = lead(kwh, ("ppo", POLICY), ("schedulers", "llf"))
         verdicts.append(_above_zero(f"PPO serves more than llf ({name})", ahead))
         other = next(kind for kind in ("only-caltech", "only-jpl") if not kind.endswith(site))
-        ahead = lead(test, (other, POLICY), ("schedulers", "llf"))
+        ahead = lead(kwh, (other, POLICY), ("schedulers", "llf"))
         claim = f"Trained at the other site alone it serves more than llf ({name})"
         verdicts.append(_above_zero(claim, ahead))
     for (site, stations), test in rows[rows.stations != 10].groupby(
         ["site", "stations"], sort=False
     ):
-        ahead = lead(test, ("mtl", POLICY), ("schedulers", "llf"))
+        ahead = lead(kwh_of(test), ("mtl", POLICY), ("schedulers", "llf"))
         claim = f"Trained on 10 stations it serves more than llf on {stations}"
         verdicts.append(_above_zero(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead))
     return verdicts
@@ -151,7 +159,7 @@ def _one_test(rows: Any) -> Any:
     joined = rows.copy()
     # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
     sums = ["drawn_kwh", "need_kwh"]
-    keys = ["trained", "schedule", "unit", "place", "policy"]
+    keys = ["trained", "schedule", "unit", "policy", "place"]
     return joined.groupby(keys, sort=False)[sums].sum().reset_index()
 
 

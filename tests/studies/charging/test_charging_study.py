@@ -1,0 +1,63 @@
+"""The charging study's conclusions follow from its rows, and from nothing else."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from apportion.studies.charging.charging import plan
+from apportion.studies.charging.findings import conclude, kwh_of, lead
+
+COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "charging"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return pd.read_parquet(COMMITTED / "rows.parquet")
+
+
+@pytest.fixture(scope="module")
+def study(rows):
+    return conclude(rows, {})
+
+
+def test_the_committed_verdicts_follow_from_the_committed_rows(study):
+    committed = json.loads((COMMITTED / "verdict.json").read_text())
+    assert [v["claim"] for v in committed] == [v.claim for v in study.verdicts]
+    for before, now in zip(committed, study.verdicts, strict=True):
+        assert now.estimate == pytest.approx(before["estimate"], abs=1e-6)
+        assert list(now.interval) == pytest.approx(before["interval"], abs=1e-6)
+        assert (now.outcome, now.n) == (before["outcome"], before["n"])
+
+
+def test_the_readme_says_what_the_verdicts_say(study):
+    readme = (COMMITTED.parents[2] / "README.md").read_text()
+    best = [v for v in study.verdicts if "the best scheduler there" in v.claim]
+    over_llf = [v for v in study.verdicts if v.claim.startswith("MTL serves more than llf")]
+    ahead, sure = sum(v.estimate >= 0 for v in best), sum(v.holds for v in best)
+    assert len(best) == len(over_llf) == 12
+    assert f"ahead in {ahead}, established in {sure}" in readme
+    assert f"over least laxity first established in {sum(v.holds for v in over_llf)}" in readme
+    for verdict in study.verdicts:
+        if "than STL" in verdict.claim:
+            low, high = verdict.interval
+            assert f"+{verdict.estimate:.2f} [{low:.2f}, {high:.2f}]" in readme
+
+
+def test_a_lead_is_plain_arithmetic(rows):
+    some = rows[(rows.site == "jpl") & (rows.test == "2021") & (rows.capacity == 0.1)]
+    some = some[some.stations == 10]
+    days = some[some.unit == "day"]
+    mtl = days[(days.trained == "mtl")]
+    llf = days[(days.trained == "schedulers") & (days.schedule == "llf")]
+    expected = 100 * (mtl.drawn_kwh.sum() - llf.drawn_kwh.sum()) / mtl.need_kwh.sum()
+    found = lead(kwh_of(some), ("mtl", "policy"), ("schedulers", "llf"))
+    assert found.value == pytest.approx(expected, abs=1e-6)
+    assert found.n == llf.place.nunique()
+
+
+def test_every_way_to_train_is_a_cell_of_its_own():
+    names = [cell.name for cell in plan(scale="quick").cells]
+    assert names == ["schedulers", "mtl", "pmtl", "stl", "ppo", "only-caltech", "only-jpl"]
+    assert plan(scale="quick").digest != plan(scale="paper").digest
