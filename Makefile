@@ -25,7 +25,7 @@ test: install
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
 test-learning: install
 	$(BIN)/python -m pytest -n auto --dist loadfile tests/test_training.py tests/learners \
-		tests/domains/test_budget.py
+		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them.
 peers-env: .peers/acnportal/.installed
@@ -35,7 +35,7 @@ peers-env: .peers/acnportal/.installed
 	.peers/acnportal/bin/python -m pip install --quiet --disable-pip-version-check acnportal==0.3.3
 	touch $@
 
-test-peers: install peers-env
+test-peers: install
 	$(BIN)/python -m pytest -n auto --dist loadfile -m peer
 
 lint: install
@@ -47,7 +47,7 @@ lint: install
 
 # Those that need another environment, data or a GPU say so in their first lines.
 bench: install
-	for name in federated lspi portfolio tasks; do \
+	for name in charging federated lspi portfolio tasks; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 docs: install
