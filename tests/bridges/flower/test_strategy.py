@@ -34,6 +34,7 @@ from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
 from apportion.domains.federated.partitions import paper_split
+from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.states import client_state
 from apportion.errors import InputError
 from apportion.policy import Recurrent
@@ -328,6 +329,18 @@ def test_a_score_stands_for_answers_and_labels():
     assert shares_of(plain)[5] < 0.15
     with pytest.raises(InputError, match="a score has none"):
         LearnedAggregation(score=losses, state="accuracy", policy=opinionated())
+
+
+def test_a_server_without_samples_aggregates_by_geometry_and_counts():
+    nobody = {"min_train_nodes": 0, "min_available_nodes": 0}
+    untrained = AggregationPolicy(client_state("blind").channels(1), 4, key=jax.random.key(0))
+    strategy = begin(LearnedAggregation(policy=untrained, state="blind", **nobody))
+    tables = models(3)
+    made, _ = strategy.aggregate_train(1, [reply(i, t, 10 * (i + 1)) for i, t in enumerate(tables)])
+    expected = np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
+    np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
+    with pytest.raises(InputError, match="needs a policy for the state 'blind'"):
+        LearnedAggregation()
 
 
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):

@@ -30,6 +30,11 @@ class Judged:
     right: np.ndarray
     """Whether the most likely answer is right."""
 
+    @property
+    def accuracy(self) -> float:
+        """The part of the samples that it gets right; NaN without samples."""
+        return float(self.right.mean()) if len(self.right) else float("nan")
+
 
 class ServerData:
     """Samples of the server's own, known by what a model answers to them.
@@ -38,11 +43,16 @@ class ServerData:
     """
 
     def __init__(self, predict: Answers | None, labels: Any, score: Answers | None = None):
-        if (predict is None) == (score is None):
+        if predict is not None and score is not None:
             raise InputError("give either predict with labels, or score: a loss for each sample")
         self.predict, self.score = predict, score
         self.labels = None if predict is None else _classes(labels)
         self.scale = 1.0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the server has no samples at all."""
+        return self.predict is None and self.score is None
 
     @property
     def classes(self) -> int:
@@ -58,6 +68,8 @@ class ServerData:
 
     def judged(self, model: Model) -> Judged | None:
         """How a model does; None where it cannot be tried."""
+        if self.empty:
+            return Judged(np.zeros(0), np.zeros(0, bool))
         if self.labels is None:
             losses = self._losses(model)
             if losses is None:
@@ -69,7 +81,7 @@ class ServerData:
     def correct(self, judged: Judged) -> np.ndarray:
         """The part of the samples that is of a class and rightly answered."""
         if self.labels is None:
-            return np.array([judged.right.mean()])
+            return np.array([judged.accuracy])
         right = self.labels[judged.right]
         return np.bincount(right, minlength=self.classes) / len(self.labels)
 

@@ -74,7 +74,8 @@ class LearnedAggregation(FedAvg):
         `ArrayRecord`) on each of the server's samples, at least 0.
     state, window
         What the policy was trained to see: a name of `apportion.domains.federated.states.STATES`, and the
-        rounds of it. `load` takes them from the policy's folder.
+        rounds of it. `load` takes them from the policy's folder. A server without samples needs a policy
+        for the state `blind`, and has no gate.
     largest
         An update whose norm is more than this many times the median one is huge.
     gate
@@ -120,7 +121,7 @@ class LearnedAggregation(FedAvg):
             )
         self.policy = shipped_policy() if policy is None else policy
         self.state, self.window = client_state(state), window
-        self.largest, self.gate = largest, gate
+        self.largest, self.gate = largest, gate and not self.server.empty
         self.keep = None if keep is None else Path(keep)
         self.stop_when_all_fail = stop_when_all_fail
         if self.server.classes == 0 and self.state.reads == "classes":
@@ -202,9 +203,9 @@ class LearnedAggregation(FedAvg):
             for node in not_scored:
                 self._note(server_round, node, "not scored")
         kept = updates if here is None else here.updates
-        right = [np.nan] * len(kept) if here is None else [j.right.mean() for j in here.judged]
+        right = [np.nan] * len(kept) if here is None else [own.accuracy for own in here.judged]
         for update, share, accuracy in zip(kept, made.shares, right, strict=True):
-            self._note(server_round, update.node, "kept", float(accuracy), float(share))
+            self._note(server_round, update.node, "kept", accuracy, float(share))
         self._memory.rounds += 1
         self._made = cast_like(made.model, start)
         if self.keep is not None:

@@ -265,7 +265,8 @@ class Federation(Problem):
         """Who takes part, as a mask and as places; as many places as the largest task needs."""
         if self.participation == 1:
             return task.mask, jnp.arange(task.width)
-        chance = jax.random.uniform(jax.random.fold_in(key, -1), (task.width,))
+        # No client has this number, so that nobody's batches decide who takes part.
+        chance = jax.random.uniform(jax.random.fold_in(key, 2**31 - 1), (task.width,))
         order = jnp.argsort(jnp.where(task.mask, chance, 2.0))
         count = jnp.ceil(self.participation * task.mask.sum())
         present = jnp.argsort(order) < count

@@ -36,6 +36,7 @@ from apportion.domains.federated.training import (
     train_mixture,
 )
 from apportion.domains.training import averaged, train_members
+from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
@@ -60,7 +61,11 @@ def prepare(settings: FederatedSettings) -> PreparedJob:
 
 def _mixture_job(settings: FederatedSettings, digits: Digits) -> PreparedJob:
     kinds = kinds_of(settings.kinds)
-    client_state(settings.state)
+    if client_state(settings.state).reads == "classes":
+        raise InputError(
+            f"state {settings.state!r} does not hold FedAvg's shares, which the gradient starts from; "
+            "choose invariant or blind, or the learner ppo"
+        )
     data = {
         "source": _source(settings), "kinds": len(kinds), "fingerprint": digits.fingerprint
     }  # fmt: skip
