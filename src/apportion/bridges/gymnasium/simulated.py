@@ -160,7 +160,13 @@ class SimulatedState(eqx.Module):
 
 
 class Simulated(Problem):
-    """Environments of Gymnasium as a family of tasks; `from_gymnasium` makes one."""
+    """Environments of Gymnasium as a family of tasks; `from_gymnasium` makes one.
+
+    Training with PPO takes several times as long as on the same problem in JAX, simulating about a
+    hundred times; a scorer that asks what equal shares would have earned costs as many steps again
+    as an episode has had in every period. Without memory (`Replay(act_periods=0)`) nothing of an
+    episode is kept between updates.
+    """
 
     host: Host = eqx.field(static=True)
     window: int = eqx.field(static=True)
@@ -234,17 +240,10 @@ def from_gymnasium(
     there are any, `limits`: the most each can take next, as a share. What happens in it may depend on
     nothing but the seed given to `reset` and the shares given to `step`.
 
-    Training with PPO takes several times as long as on the same problem in JAX, simulating about a
-    hundred times; a scorer that asks what equal shares would have earned costs as many steps again
-    as an episode has had in every period. Without memory (`Replay(act_periods=0)`) nothing of an episode
-    is kept between updates.
-
     Parameters
     ----------
-    make_env
-        Makes an environment over some entities, given as a list of indices.
-    universe
-        Number of entities.
+    make_env, universe
+        Makes an environment over some entities, given as indices below `universe`.
     horizon
         Longest episode, in periods; by default the environment's own `max_episode_steps`.
     workers
@@ -265,18 +264,15 @@ def from_gymnasium(
     ...     def __init__(self, entities):
     ...         self.worth = np.array(entities, float)
     ...     def reset(self, *, seed=None, options=None):
-    ...         super().reset(seed=seed)
     ...         return self.worth, {}
     ...     def step(self, shares):
     ...         return self.worth, float(shares @ self.worth), False, False, {}
-    >>> problem = from_gymnasium(Coins, universe=9, horizon=4)
-    >>> problem.universe, problem.horizon, problem.channels
-    (9, 4, 1)
+    >>> from_gymnasium(Coins, universe=9, horizon=4).channels
+    1
     """
     if universe < 1 or workers < 0 or keep < 1:
         raise InputError(
-            f"from_gymnasium: universe {universe}, workers {workers}, keep {keep}; universe and "
-            "keep must be >= 1, workers >= 0"
+            f"universe {universe}, workers {workers}, keep {keep}: they must be >= 1, 0 and 1"
         )
     found = probe(make_env, universe, horizon)
     window, channels = found.shape["history"]
