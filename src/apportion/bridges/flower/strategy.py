@@ -124,6 +124,11 @@ class LearnedAggregation(FedAvg):
         self.largest, self.gate = largest, gate and not self.server.empty
         self.keep = None if keep is None else Path(keep)
         self.stop_when_all_fail = stop_when_all_fail
+        if self.server.empty and self.state.reads != "nothing":
+            raise InputError(
+                f"state {state!r} reads the server's samples: give predict and labels, or score; a "
+                "server without any needs a policy for the state 'blind'"
+            )
         if self.server.classes == 0 and self.state.reads == "classes":
             raise InputError(
                 f"state {state!r} reads classes, and a score has none; use 'invariant'"
