@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.runs.settings_file import from_toml
@@ -331,3 +332,16 @@ def test_prices_that_are_wrong_are_refused_before_anything_is_made(prices, tmp_p
     assert left.value.code == 2
     assert "negative" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_tested_on_its_own_data_where_no_other_is_given(tmp_path):
+    from apportion.cli.options import own_data
+    from apportion.runs.folder import Run
+
+    run = Run.create(
+        tmp_path / "run", "charging", ChargingSettings(sessions=tmp_path / "mine.csv"), {}
+    )
+    assert own_data(run, "sessions", None) == tmp_path / "mine.csv"
+    assert own_data(run, "sessions", tmp_path / "other.csv") == tmp_path / "other.csv"
+    embedded = Run.create(tmp_path / "embedded", "charging", ChargingSettings(), {})
+    assert own_data(embedded, "sessions", None) is None

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from apportion.cli.options import File, Folder, Json, Prices, finished_run, refuse_options
+from apportion.cli.options import File, Folder, Json, Prices, finished_run, own_data, refuse_options
 from apportion.errors import InputError
 
 _Now = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
@@ -44,7 +44,7 @@ def allocate(
         refuse_options(folder, "charging", prices=prices, holdings=holdings)
         return _charging(run.policy, about, folder, now, json)
     refuse_options(folder, "portfolio", now=now)
-    return _portfolio(run.policy, about, prices, holdings, json)
+    return _portfolio(run.policy, about, own_data(run, "prices", prices), holdings, json)
 
 
 def _charging(

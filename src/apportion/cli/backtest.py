@@ -1,14 +1,40 @@
 """`apportion backtest`: a trained policy on data of the past, beside what people use without it."""
 
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from apportion.cli.options import Folder, Json, Prices, finished_run, refuse_options
-from apportion.cli.options import Sessions as SessionsFile
+from apportion.cli.options import (
+    Folder,
+    Json,
+    Prices,
+    Sessions,
+    finished_run,
+    own_data,
+    refuse_options,
+)
 
 _Day = Annotated[str | None, Parameter(metavar="DAY")]
-_Charging = Parameter(group="Charging")
+
+
+@dataclass(frozen=True)
+class ChargingOptions:
+    """What a backtest of a charging run may be told."""
+
+    sessions: Sessions = None
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    site: str | None = None
+    """The site to test on; needed where the file has several."""
+    stations: int | None = None
+    """Stations behind one feeder; by default as in training."""
+    capacity: float | None = None
+    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
+    tasks: int | None = None
+    """Garages to draw among the site's stations; 8 by default."""
+    unseen: bool | None = None
+    """Only stations that were not trained on; then all days by default."""
 
 
 def backtest(
@@ -19,13 +45,7 @@ def backtest(
     end: _Day = None,
     json: Json = False,
     prices: Prices = None,
-    sessions: SessionsFile = None,
-    timezone: Annotated[str | None, _Charging] = None,
-    site: Annotated[str | None, _Charging] = None,
-    stations: Annotated[int | None, _Charging] = None,
-    capacity: Annotated[float | None, _Charging] = None,
-    tasks: Annotated[int | None, _Charging] = None,
-    unseen: Annotated[bool, _Charging] = False,
+    charging: Annotated[ChargingOptions, Parameter(name="*", group="Charging")] = ChargingOptions(),  # noqa: B008
 ) -> Any:
     """Backtest a trained policy, with every baseline or scheduler beside it.
 
@@ -46,47 +66,36 @@ def backtest(
         First day, such as 2019-01-01; by default the day after the last one trained on.
     end
         Last day; by default the last in the file.
-    timezone
-        Where the garage is, such as America/Los_Angeles, for files whose times carry a zone.
-    site
-        The site to test on; needed where the file has several.
-    stations
-        Stations behind one feeder; by default as in training.
-    capacity
-        What the feeder gives, as a share of its stations' full rate; 0.15 by default.
-    tasks
-        Garages to draw among the site's stations; 8 by default.
-    unseen
-        Only stations that were not trained on; then all days by default.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
-    charging = {
-        "sessions": sessions,
-        "timezone": timezone,
-        "site": site,
-        "stations": stations,
-        "capacity": capacity,
-        "tasks": tasks,
-        "unseen": unseen or None,
-    }
 
     from apportion.runs.policy_file import load_about
 
     about = load_about(folder)
     if about.get("job") == "charging":
         refuse_options(folder, "charging", prices=prices)
-
-        from apportion.domains.charging.job import backtest_policy as backtest_charging
-        from apportion.domains.charging.sessions import read_sessions
-
-        frame = read_sessions(sessions, timezone=timezone)
-        given = {k: v for k, v in charging.items() if v is not None}
-        given = {k: v for k, v in given.items() if k not in ("sessions", "timezone")}
-        result = backtest_charging(run.policy, about, frame, start=start, end=end, **given)
+        own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
+        result = _garage(run.policy, about, own, start, end)
     else:
-        refuse_options(folder, "portfolio", **charging)
+        refuse_options(folder, "portfolio", **asdict(charging))
 
         from apportion.domains.portfolio.job import backtest_policy, read_prices
 
-        result = backtest_policy(run.policy, about, read_prices(prices), start=start, end=end)
+        table = read_prices(own_data(run, "prices", prices))
+        result = backtest_policy(run.policy, about, table, start=start, end=end)
     return result.to_json() if json else result.summary()
+
+
+def _garage(
+    policy: Any, about: dict[str, Any], given: ChargingOptions, start: str | None, end: str | None
+) -> Any:
+    from apportion.domains.charging.job import backtest_policy
+    from apportion.domains.charging.sessions import read_sessions
+
+    frame = read_sessions(given.sessions, timezone=given.timezone)
+    chosen = {
+        name: value
+        for name, value in asdict(given).items()
+        if value is not None and name not in ("sessions", "timezone")
+    }
+    return backtest_policy(policy, about, frame, start=start, end=end, **chosen)

@@ -17,14 +17,14 @@ Prices = Annotated[
     Path | None,
     Parameter(
         metavar="FILE",
-        help="CSV or Parquet file of daily prices; without it, the 20 embedded stocks.",
+        help="CSV or Parquet file of daily prices; without it, what the run was trained on.",
     ),
 ]
 Sessions = Annotated[
     Path | None,
     Parameter(
         metavar="FILE",
-        help="CSV or Parquet file of charging sessions; without it, the embedded ones.",
+        help="CSV or Parquet file of charging sessions; without it, what the run was trained on.",
     ),
 ]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
@@ -43,6 +43,12 @@ def finished_run(folder: Path, *jobs: str) -> Any:
     if not run.finished:
         raise InputError(f"{folder}: is not finished; continue it with `apportion resume {folder}`")
     return run
+
+
+def own_data(run: Any, name: str, given: Path | None) -> Path | None:
+    """The file the user gave, else the one the run was trained on; none where that was embedded."""
+    own = run.settings.get(name)
+    return Path(own) if given is None and own else given
 
 
 def refuse_options(folder: Path, job: str, **given: Any) -> None:
