@@ -19,7 +19,7 @@ from domains.federated.made_up import made_up_digits
 SETTINGS = FederatedSettings(
     pooling=1, clients=(18, 8), seen=(10, 5), samples=25, model="perceptron", width=8, rounds=3,
     epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
-    steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy",
+    steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy", beta=1.0,
 )  # fmt: skip
 FEDERATION, PARTITION = build(SETTINGS, made_up_digits())
 TASKS, UNSEEN = sample_tasks(SETTINGS, PARTITION, 0)
