@@ -1,9 +1,7 @@
 """What is exported gives the policy's own shares, for any number of entities, with NumPy alone too."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -25,8 +23,6 @@ from apportion.policy import Attention, Convolutional, Pooled, Recurrent
 from apportion.problem import Observation
 from apportion.runs.numpy_policy import NumpyPolicy
 from apportion.simplex import Head
-
-pytest.importorskip("flatbuffers")
 
 WINDOW, CHANNELS = 5, 3
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -111,15 +107,6 @@ def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert float(done.stdout) == pytest.approx(1)
-
-
-def test_what_the_page_on_production_shows_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    blocks = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    exec("".join(blocks), {})
 
 
 def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_path):
