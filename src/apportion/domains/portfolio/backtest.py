@@ -19,8 +19,10 @@ from matplotlib.figure import Figure
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import metrics
 from apportion.domains.portfolio.costs import Costs
+from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.walk import walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -53,6 +55,8 @@ class Backtest:
     turnover: Mapping[str, np.ndarray]
     allocations: Mapping[str, np.ndarray]
     """Allocations of each strategy, (time, entities)."""
+    note: str = ""
+    """Which strategies keep to rules, and that the others do not."""
 
     @cached_property
     def measures(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -122,7 +126,7 @@ class Backtest:
                 f"{values['turnover']:10.4f}   {ahead.value:+.4f} "
                 f"[{ahead.low:+.4f}, {ahead.high:+.4f}]"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, self.note] if self.note else lines)
 
     def plot(self) -> Figure:
         """Wealth of every strategy net of costs, and its lead over Equal CRP."""
@@ -162,6 +166,7 @@ def backtest(
     end: str | np.datetime64 | None = None,
     window: int = 31,
     cost: float = 0.0025,
+    rules: Mapping[str, Rules] | None = None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
 
@@ -177,6 +182,8 @@ def backtest(
         Strategies that are shown the tested periods' relatives, all of them, such as best CRP.
     start, end
         First and last day; the first period ends on the first trading day on or after `start`.
+    rules
+        What the policies of these names were trained to keep to; every other strategy is free.
 
     Examples
     --------
@@ -189,8 +196,15 @@ def backtest(
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
     first = int(market.first)
     everyone = Tasks.of([range(len(prices.tickers))])[0]
+    rules = rules or {}
+    for kept in rules.values():
+        kept.check(prices.tickers)
+    ruled = {
+        name: Market.of(prices, start=start, end=end, window=window, costs=costs, rules=kept)
+        for name, kept in rules.items()
+    }
     walks = {
-        name: _walk_one(policy, market, everyone)
+        name: _walk_one(policy, ruled.get(name, market), everyone)
         for name, policy in {**policies, EQUAL: EqualShares()}.items()
     }
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
@@ -199,8 +213,9 @@ def backtest(
             targets = strategy(shown)[-market.horizon :]
             _check_targets(name, np.asarray(targets))
             walks[name] = _walk_targets(targets, market, everyone)
+    held = opening_shares(prices, first)
     accounts = {
-        name: account(np.asarray(walk.allocations), prices.relatives()[first:], cost)
+        name: account(np.asarray(walk.allocations), prices.relatives()[first:], cost, held)
         for name, walk in walks.items()
     }
     return Backtest(
@@ -211,7 +226,20 @@ def backtest(
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         {name: np.asarray(walk.allocations) for name, walk in walks.items()},
+        describe_rules(rules),
     )
+
+
+def describe_rules(rules: Mapping[str, Rules]) -> str:
+    """Who keeps to what, in a line; nothing where all strategies are free."""
+    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
+    return f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else ""
+
+
+def opening_shares(prices: Prices, row: int) -> np.ndarray | None:
+    """Equal shares of those listed as the period that ends on `row` begins; None where all are."""
+    listed = tradable(prices.close)
+    return None if listed is None else listed[row] / listed[row].sum()
 
 
 def account(

@@ -21,7 +21,9 @@ from apportion.domains.portfolio.backtest import (
     lazy_rebalancing,
 )
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.prices import Prices, embedded_prices, load_prices
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
 from apportion.domains.portfolio.validation import (
@@ -38,6 +40,9 @@ from apportion.runs.job import Outcome, PreparedJob
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 
+FITTED = {"minimum-variance", "risk-parity"}
+"""Baselines that are fitted by skfolio."""
+
 
 def read_prices(path: Path | None) -> Prices:
     """A price file, or the embedded stocks."""
@@ -52,6 +57,7 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         raise InputError(
             f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
         )
+    rules = Rules.of(settings)
     # Told now, before a folder is made, if the settings do not fit the data.
     choose_tasks(len(known.tickers), settings)
     training_market(known, settings)
@@ -91,6 +97,7 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice, held_apart),
+            "rules": rules.to_dict(),
         }
         if len(prices.dates) == len(known.dates):
             outcome = _untested(done.policy, about, settings)
@@ -113,6 +120,8 @@ def _describe_choice(
         )
         return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
     described = f"chosen: {choice.summary()}"
+    if not Rules.of(settings).none:
+        described += ", all of them within the rules"
     if held_apart is None:
         return described
     names = [prices.tickers[i] for i in np.unique(np.asarray(held_apart.members))]
@@ -144,7 +153,7 @@ def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
         "value": f"{ahead.value:+.4f}",
         "interval": f"[{ahead.low:+.4f}, {ahead.high:+.4f}]",
         "note": f"{result.dates[0]} to {result.dates[-1]}, block bootstrap over days",
-        "holds": ahead.above_zero,
+        "outcome": ahead.outcome,
     }
     headline = {"title": "A portfolio", "cards": [card], "words": [about["chosen"]]}
     summary = f"{result.summary()}\n{about['chosen']}"
@@ -191,7 +200,10 @@ def backtest_policy(
             stacklevel=2,
         )
     # Fitted by skfolio, which may not be installed.
-    absent = set() if installed("skfolio") else {"minimum-variance", "risk-parity"}
+    absent = set() if installed("skfolio") else set(FITTED)
+    if tradable(prices.close) is not None:
+        # A price that stands still before its listing has no variance to fit.
+        absent |= FITTED
     left_out = {EQUAL, *WITHOUT_HISTORY, *absent}
     return backtest(
         prices,
@@ -202,6 +214,7 @@ def backtest_policy(
         end=end,
         window=about["window"],
         cost=about["cost"],
+        rules={"policy": Rules.from_dict(about.get("rules"))},
     )
 
 

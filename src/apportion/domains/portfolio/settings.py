@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from apportion.priority import Priority
 
 Protocol = Literal["per-policy", "per-task"]
+Rebalance = Literal["daily", "weekly", "monthly"]
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,51 @@ class PortfolioSettings(TrainingSettings):
     fresh without it."""
     held_out: int = 0
     """Instruments never trained on, drawn by the seed."""
+    max_weight: float = 1.0
+    """The most wealth in one instrument, as a share."""
+    min_weight: float = 0.0
+    """The least wealth in each instrument, as a share."""
+    group: Path | None = None
+    """CSV file with columns ticker, group and limit: the most wealth in each group together, as a
+    share; a ticker that it leaves out is in no group."""
+    max_turnover: float = 2.0
+    """The most that is traded at a time, bought and sold added up; 2 exchanges everything."""
+    rebalance: Rebalance = "daily"
+    """When the policy trades: daily, or on the first trading day of each week or month; it holds on
+    all other days."""
 
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "task_size", "window", "batch", "hidden")
+        self._check_weights()
         for name in ("k", "eta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
         if self.tracking < 0 or self.learning_rate <= 0:
             raise InputError("tracking must be >= 0 and learning_rate > 0")
+
+    def _check_weights(self) -> None:
+        low, high, m = self.min_weight, self.max_weight, self.task_size
+        if not 0 <= low < high <= 1:
+            raise InputError(
+                f"min_weight {low:g} and max_weight {high:g}: they must satisfy "
+                "0 <= min_weight < max_weight <= 1"
+            )
+        if m * high < 1 - 1e-9:
+            raise InputError(
+                f"max_weight {high:g}: the {m} instruments of a task can then hold only "
+                f"{m * high:.4g} of the wealth; choose at least {1 / m:.4g}, or a larger task_size"
+            )
+        if m * low > 1 + 1e-9:
+            raise InputError(
+                f"min_weight {low:g}: the {m} instruments of a task would need {m * low:.4g} of the "
+                f"wealth; choose at most {1 / m:.4g}, or a smaller task_size"
+            )
+        if not 0 < self.max_turnover <= 2:
+            raise InputError(
+                f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
+                "exchanges everything"
+            )
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":

@@ -7,6 +7,7 @@ batch's own drifted allocations.
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -16,17 +17,19 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.domains.portfolio.constrained import constrain, unconstrained
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.errors import InputError
-from apportion.learners.direct import Direct
-from apportion.memory import Replay
+from apportion.learners.direct import BatchRollout, Direct, lookback
+from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
 from apportion.priority import Selection
-from apportion.simplex import equal_shares
-from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks, split_entities
+from apportion.problem import Problem
+from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
 from apportion.trees import repeat
 
@@ -127,7 +130,11 @@ def train_policies(
         market,
         tasks,
         first,
-        Direct(settings.batch, settings.learning_rate),
+        Direct(
+            settings.batch,
+            settings.learning_rate,
+            objective=lookback if settings.rebalance == "daily" else until_traded,
+        ),
         steps=settings.updates,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
@@ -149,7 +156,36 @@ def untrained_policies(
     channels: int, settings: PortfolioSettings, keys: Key[Array, " runs"]
 ) -> Policy:
     """The policies that training starts from, stacked, one for each key."""
-    return eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
+    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
+    return constrain(first, Rules.of(settings))
+
+
+def until_traded(
+    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
+) -> BatchRollout:
+    """What `lookback` does, for markets that are held between rebalancing days.
+
+    All periods' allocations are computed at once from the remembered states; then one walk carries
+    what is held, so that an allocation's gradient sees every day until the next trade and its cost.
+    """
+    market = cast(Market, problem)
+
+    def act(state):
+        return policy(market.observe(task, state), task.mask)
+
+    def period(carried, now):
+        remembered, wanted, linked, key = now
+        state = jax.tree.map(lambda a, b: jnp.where(linked, a, b), carried, remembered)
+        allocation = market.traded(task, state.n, state.held, wanted)
+        step = market.step(task, state, allocation, key=key)
+        return step.state, (state, allocation, step.reward)
+
+    keys = jax.random.split(key, batch.rows.shape[0])
+    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
+    wanted = jax.vmap(act)(batch.states)
+    walk = (batch.states, wanted, batch.linked, keys)
+    _, (states, allocations, rewards) = jax.lax.scan(period, first, walk)
+    return BatchRollout(states, allocations, rewards, batch.valid)
 
 
 def train_ensembles(
@@ -203,9 +239,17 @@ def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Tasks:
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
-    """The market over every period that has a full window behind it."""
+    """The market over every period that has a full window behind it; refuses rules it cannot meet."""
+    rules = Rules.of(settings)
+    if settings.group is not None:
+        rules.check_tickers(prices.tickers, settings.group)
+    rules.check(prices.tickers)
     market = Market.of(
-        prices, window=settings.window, costs=Costs(settings.cost), tracking=settings.tracking
+        prices,
+        window=settings.window,
+        costs=Costs(settings.cost),
+        tracking=settings.tracking,
+        rules=rules,
     )
     if market.horizon < settings.batch:
         raise InputError(
@@ -216,20 +260,36 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
 
 
 def compose(members: Policy, settings: PortfolioSettings) -> Policy:
-    """Stacked policies as one: averaged, shrunk to equal shares, trading part of the way."""
-    return PartialTrading(ShrunkToEqual(Ensemble(members), settings.k), settings.eta)
+    """Stacked policies as one: averaged, shrunk to equal shares, trading part of the way, within the
+    rules.
+    """
+    rules = Rules.of(settings)
+    team = Ensemble(unconstrained(members, rules))
+    return constrain(PartialTrading(ShrunkToEqual(team, settings.k), settings.eta), rules)
 
 
 def next_allocation(
-    policy: Policy, prices: Prices, *, window: int, held: np.ndarray | None = None
+    policy: Policy,
+    prices: Prices,
+    *,
+    window: int,
+    held: np.ndarray | None = None,
+    rules: Rules | None = None,
 ) -> Float[Array, " entities"]:
-    """The allocation for the period after the last row, given today's drifted shares (or equal)."""
+    """The allocation for the period after the last row, given today's drifted shares (or equal).
+
+    `rules` are those the policy was trained with. What is held stays where the last row is no day to
+    rebalance; without `held` the portfolio is set up on that day, whichever it is.
+    """
     if len(prices.dates) < window:
         raise InputError(
             f"prices: {len(prices.dates)} days, but a decision sees {window}; give more days"
         )
-    market = Market.ending(prices, window=window)
+    if rules is not None:
+        rules.check(prices.tickers)
+    market = Market.ending(prices, window=window, rules=rules)
     task = Tasks.of([range(len(prices.tickers))])[0]
-    shares = equal_shares(task.mask) if held is None else jnp.asarray(held, jnp.float32)
-    history = market.windows(task, jnp.zeros((), jnp.int32))
-    return policy.allocate(policy.encode(history, task.mask), shares, task.mask)
+    shares = market.start(task) if held is None else jnp.asarray(held, jnp.float32)
+    now = Holding(jnp.zeros((), jnp.int32), shares)
+    wanted = policy(market.observe(task, now), task.mask)
+    return market.traded(task, now.n, shares, wanted, enter=held is None)

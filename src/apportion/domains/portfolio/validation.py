@@ -16,10 +16,12 @@ import pandas as pd
 from jaxtyping import Array, Float, Int
 
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.domains.portfolio.constrained import constrain, unconstrained
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
     choose_tasks,
@@ -106,12 +108,14 @@ def score_variants(
     tasks: TaskSets,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
+    rules: Rules | None = None,
 ) -> tuple[Float[Array, "cells variants tasks"], Float[Array, "cells variants tasks"]]:
     """Net log growth a year and Sharpe ratio of each cell's ensemble, for each (k, eta).
 
-    Features are computed once for all variants: k and eta come after them.
+    Features are computed once for all variants: k and eta come after them, and the rules around both.
     """
-    arrays, rest = eqx.partition(members, eqx.is_array)
+    rules = Rules() if rules is None else rules
+    arrays, rest = eqx.partition(unconstrained(members, rules), eqx.is_array)
 
     def one(cell):
         arrays, start, days, tasks = cell
@@ -119,7 +123,8 @@ def score_variants(
         team = Ensemble(eqx.combine(arrays, rest))
 
         def variant(task, k, eta):
-            return walk_policy(PartialTrading(ShrunkToEqual(team, k), eta), here, task).log_return
+            policy = constrain(PartialTrading(ShrunkToEqual(team, k), eta), rules)
+            return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
         log = across(tasks.each, ks, etas).swapaxes(0, 1)
@@ -231,7 +236,8 @@ def _scorer(
 ) -> Callable[[Policy], pd.DataFrame]:
     """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
     costs = Costs(settings.cost, exact=True)
-    market = Market.of(prices, window=settings.window, costs=costs)
+    rules = Rules.of(settings)
+    market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
     test = replace(market, horizon=max(spans.days))
     ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
@@ -239,7 +245,7 @@ def _scorer(
 
     def score(policies: Policy) -> pd.DataFrame:
         teams = grouped(policies, settings.members)
-        _, sharpe = score_variants(teams, test, starts, days, by_year, ks, etas)
+        _, sharpe = score_variants(teams, test, starts, days, by_year, ks, etas, rules)
         gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
         frame = pd.DataFrame(pairs, columns=["k", "eta"])
         return pd.concat(

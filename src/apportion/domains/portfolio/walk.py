@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
-from apportion.simplex import equal_shares
 from apportion.tasks import Task, Tasks
 
 _CHUNK = 64
@@ -51,7 +50,8 @@ def walk_policy(
     days = jnp.arange(market.horizon)
 
     def encode(n):
-        return policy.encode(market.windows(task, n), task.mask)
+        seen = market.observe(task, Holding(n, market.start(task)))
+        return policy.encode(seen.history, seen.scored(task.mask))
 
     features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
     return _walk(policy.allocate, features, market, task, held)
@@ -76,9 +76,12 @@ def walk_targets(
     *,
     held: Float[Array, " entities"] | None = None,
 ) -> Walk:
-    """Follow given target allocations, a row for each period of the market's horizon."""
+    """Follow given target allocations, a row for each period of the market's horizon.
 
-    def follow(target, held, mask):
+    What a target gives to instruments that are not listed goes to the others in proportion.
+    """
+
+    def follow(target, held, mask, bounds):
         return target
 
     return _walk(follow, targets, market, task, held)
@@ -87,16 +90,17 @@ def walk_targets(
 def _walk(
     allocate: Callable, features: PyTree, market: Market, task: Task, held: Array | None
 ) -> Walk:
-    start = equal_shares(task.mask) if held is None else held
+    start = market.start(task) if held is None else held
 
-    def period(held, day):
+    def period(before, day):
         n, features = day
-        allocation = allocate(features, held, task.mask)
-        grown = allocation * market.relatives(task, n)
-        growth = grown.sum()
-        factor = market.costs.cost_factor(held, allocation)
-        turnover = jnp.abs(allocation - held).sum()
-        return grown / growth, (allocation, growth, factor, turnover)
+        seen = market.observe(task, Holding(n, before))
+        wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
+        allocation = market.traded(task, n, before, wanted, enter=held is None)
+        growth, after = market.grow(task, n, allocation)
+        factor = market.cost_factor(before, allocation)
+        turnover = jnp.abs(allocation - before).sum()
+        return after, (allocation, growth, factor, turnover)
 
     last, (allocations, growth, factor, turnover) = jax.lax.scan(
         period, start, (jnp.arange(market.horizon), features)

@@ -14,10 +14,19 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.backtest import EQUAL, LAZY, Backtest, account, lazy_rebalancing
+from apportion.domains.portfolio.backtest import (
+    EQUAL,
+    LAZY,
+    Backtest,
+    account,
+    describe_rules,
+    lazy_rebalancing,
+    opening_shares,
+)
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
     choose_tasks,
@@ -66,7 +75,8 @@ def walk_forward(
 ) -> Backtest:
     """Retrain before each of consecutive years and walk it, carrying the drifted shares over.
 
-    Trains on tasks of all instruments and trades all of them, beside Equal CRP and lazy Equal CRP.
+    Trains on tasks of all instruments and trades all of them, beside Equal CRP and lazy Equal CRP,
+    which keep to no rules.
     """
     settings = PortfolioSettings() if settings is None else settings
     spans = Years.of(prices, years, before=settings.window + settings.batch)
@@ -84,19 +94,27 @@ def walk_forward(
     )
     teams = [compose(take(last[0], place), settings) for place in range(len(years))]
     costs = Costs(settings.cost, exact=True)
-    whole = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
+    rules = Rules.of(settings)
+    whole, ruled = (
+        replace(
+            Market.of(prices, window=settings.window, costs=costs, rules=kept),
+            horizon=max(spans.days),
+        )
+        for kept in (Rules(), rules)
+    )
     everyone = Tasks.of([range(len(prices.tickers))])[0]
     start, periods = spans.firsts[0], sum(spans.days)
     relatives = prices.relatives()[start : start + periods]
     allocations = {
-        name: _carry(policies, whole, spans, everyone, prices.relatives())
-        for name, policies in {
-            "policy": teams,
-            LAZY: [lazy_rebalancing()] * len(years),
-            EQUAL: [EqualShares()] * len(years),
-        }.items()
+        name: _carry(policies, market, spans, everyone, prices.relatives())
+        for name, policies, market in (
+            ("policy", teams, ruled),
+            (LAZY, [lazy_rebalancing()] * len(years), whole),
+            (EQUAL, [EqualShares()] * len(years), whole),
+        )
     }
-    accounts = {name: account(a, relatives, settings.cost) for name, a in allocations.items()}
+    held = opening_shares(prices, start)
+    accounts = {name: account(a, relatives, settings.cost, held) for name, a in allocations.items()}
     return Backtest(
         prices.dates[start : start + periods],
         prices.tickers,
@@ -105,21 +123,22 @@ def walk_forward(
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
+        describe_rules({"policy": rules}),
     )
 
 
 def _carry(
-    policies: list[Policy], market: Market, spans: Years, task: Task, relatives: np.ndarray
+    policies: Sequence[Policy], market: Market, spans: Years, task: Task, relatives: np.ndarray
 ) -> np.ndarray:
     """Allocations over all years; each starts from what the year before drifted to."""
-    held = np.full(task.width, 1 / task.width, np.float32)
+    held = None
     parts = []
     for policy, first, days in zip(policies, spans.firsts, spans.days, strict=True):
         here = eqx.tree_at(lambda m: m.first, market, jnp.asarray(first, jnp.int32))
-        walk = _walk(policy, here, task, jnp.asarray(held))
+        walk = _walk(policy, here, task, held)
         parts.append(np.asarray(walk.allocations)[:days])
         grown = parts[-1][-1] * relatives[first + days - 1]
-        held = (grown / grown.sum()).astype(np.float32)
+        held = jnp.asarray(grown / grown.sum(), jnp.float32)
     return np.concatenate(parts)
 
 

@@ -1,0 +1,289 @@
+"""Portfolios within rules: every day of a walk, in training, from the command line."""
+
+import json
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.cli import main
+from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket, job
+from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.constrained import Constrained, constrain
+from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.walk import walk_policy, walk_tasks
+from apportion.domains.portfolio.walk_forward import walk_forward
+from apportion.errors import InputError
+from apportion.policy import Policy, Recurrent
+from apportion.problem import check_problem, rollout
+from apportion.runs.policy_file import load_about, load_policy, save_policy
+from apportion.tasks import Tasks
+
+PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
+NAMES = PRICES.tickers
+GROUPS = {
+    "members": ((NAMES[4], 1), *((name, 0) for name in NAMES[:3])),
+    "groups": (("tech", 0.3), ("oil", 0.1)),
+}
+CASES = {
+    "weights": Rules(max_weight=0.25, min_weight=0.08),
+    "groups": Rules(max_weight=0.45, **GROUPS),
+    "turnover": Rules(max_turnover=0.1),
+    "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2, **GROUPS),
+}
+EVERYONE = Tasks.of([range(6)])[0]
+
+
+def opinionated(seed: int) -> Policy:
+    """A policy that trades much: its shares are far from equal and change daily."""
+    policy = Recurrent(3, 6, key=jax.random.key(seed))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, 4 * jnp.ones(6))
+
+
+INSIDE = PartialTrading(ShrunkToEqual(Ensemble.of([opinionated(1), opinionated(2)]), 0.9), 0.8)
+
+
+def market(rules: Rules, prices=PRICES) -> Market:
+    return Market.of(prices, window=8, costs=Costs(0.0025), rules=rules)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def walked(request):
+    rules = CASES[request.param]
+    return rules, eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), market(rules), EVERYONE)
+
+
+def test_every_day_of_a_walk_is_within_the_rules(walked):
+    rules, walk = walked
+    shares = np.asarray(walk.allocations, float)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
+    assert shares.max() <= rules.max_weight + 1e-6
+    assert shares.min() >= rules.min_weight - 1e-6
+    numbers = rules.numbers(NAMES)
+    for number, limit in enumerate(rules.limits):
+        assert shares[:, numbers == number].sum(1).max() <= limit + 1e-6
+    # Equal shares break the groups' limits, so the first day is forced whatever the turnover.
+    assert np.asarray(walk.turnover)[1:].max() <= rules.max_turnover + 1e-6
+
+
+def test_without_the_rules_the_same_policy_breaks_them_all(walked):
+    rules, _ = walked
+    free = walk_policy(INSIDE, market(Rules()), EVERYONE)
+    shares = np.asarray(free.allocations)
+    assert shares.max() > rules.max_weight or rules.max_weight == 1
+    assert shares.min() < rules.min_weight or rules.min_weight == 0
+    assert np.asarray(free.turnover).max() > rules.max_turnover or rules.max_turnover == 2
+
+
+def test_permuting_tickers_permutes_shares_within_rules(walked):
+    rules, walk = walked
+    order = np.array([3, 5, 1, 0, 4, 2])
+    moved = market(rules, PRICES.select([NAMES[i] for i in order]))
+    again = eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), moved, EVERYONE)
+    np.testing.assert_allclose(again.allocations, walk.allocations[:, order], atol=1e-5)
+
+
+def test_a_task_too_small_for_its_rules_stays_whole():
+    """Three instruments of one group cannot stay below its limit: the limit gives way, no more."""
+    rules = CASES["groups"]
+    tasks = Tasks.of([[0, 1, 2], [0, 3, 4], [1, 2, 4], [3, 5]])
+    check_problem(market(rules), tasks)
+    walk = walk_tasks(constrain(INSIDE, rules), market(rules), tasks)
+    shares = np.asarray(walk.allocations)
+    np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-5)
+    # 0.45 and both groups hold 0.85: the 0.15 left over go by their room, 0.15 and 0.35.
+    full = [0.3 + 0.15 * 0.3, 0.45, 0.1 + 0.15 * 0.7]
+    np.testing.assert_allclose(shares[1], np.tile(full, (len(shares[1]), 1)), atol=1e-6)
+    np.testing.assert_allclose(shares[3], np.tile([0.5, 0.5, 0], (len(shares[3]), 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("rebalance", ["weekly", "monthly"])
+def test_nothing_is_traded_between_rebalancing_days(rebalance):
+    rules = replace(CASES["weights"], rebalance=rebalance)
+    walk = walk_policy(constrain(INSIDE, rules), market(rules), EVERYONE)
+    turnover, shares = np.asarray(walk.turnover), np.asarray(walk.allocations)
+    # The period that ends on a row was decided on the row before it.
+    decided = rebalancing_days(PRICES.dates, rebalance)[7:-1]
+    entered = np.append(True, decided[1:])
+    assert (turnover[~entered] == 0).all()
+    assert (turnover[entered] > 1e-3).all()
+    assert shares[entered].max() <= rules.max_weight + 1e-6
+    path = rollout(market(rules), constrain(INSIDE, rules), EVERYONE, key=jax.random.key(0))
+    np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
+
+
+def test_a_held_portfolio_grows_as_buy_and_hold_does():
+    rules = Rules(rebalance="monthly")
+    result = backtest(PRICES, {"policy": INSIDE}, window=8, rules={"policy": rules})
+    decided = rebalancing_days(PRICES.dates, "monthly")[7:-1]
+    decided[0] = True
+    y = PRICES.relatives()[8:]
+    wealth, worth = 1.0, np.zeros(6)
+    for n, relatives in enumerate(y):
+        if decided[n]:
+            worth = wealth * result.allocations["policy"][n].astype(float)
+        worth = worth * relatives
+        wealth = worth.sum()
+    assert np.prod(1 + result.gross["policy"]) == pytest.approx(wealth, rel=1e-5)
+    assert "rebalanced monthly; all other strategies are unconstrained" in result.summary()
+    assert "unconstrained" not in backtest(PRICES, {"policy": INSIDE}, window=8).summary()
+
+
+def test_other_strategies_are_as_without_rules():
+    rules = {"policy": replace(CASES["all"], rebalance="weekly")}
+    policy = constrain(INSIDE, rules["policy"])
+    ruled = backtest(PRICES, {"policy": policy, "free": INSIDE}, window=8, rules=rules)
+    free = backtest(PRICES, {"free": INSIDE}, window=8)
+    for name in ("free", "equal-crp"):
+        np.testing.assert_array_equal(ruled.net[name], free.net[name])
+
+
+TINY = PortfolioSettings(
+    tasks=4, task_size=4, steps=6, members=2, window=8, batch=24, hidden=4, learning_rate=0.05
+)
+
+
+@pytest.fixture(scope="module")
+def group_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("groups") / "groups.csv"
+    rows = [(n, "tech", 0.3) for n in NAMES[:3]] + [(NAMES[4], "oil", 0.1)]
+    pd.DataFrame(rows, columns=["ticker", "group", "limit"]).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("rebalance", ["daily", "weekly"])
+def test_training_learns_within_the_rules_and_moves_no_limit(group_file, rebalance, tmp_path):
+    settings = replace(
+        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, group=group_file,
+        rebalance=rebalance, k=1.0, eta=1.0,
+    )  # fmt: skip
+    done = train_portfolio(PRICES, settings)
+    policy = done.policy
+    assert isinstance(policy, Constrained)
+    assert (policy.head.floor, policy.head.cap, policy.turnover) == (0.02, 0.45, 0.4)
+    assert policy.group_limits == (0.3, 0.1)
+    assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
+    start = train_portfolio(PRICES, replace(settings, steps=1)).policy
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), policy, start)
+    assert max(jax.tree.leaves(moved)) > 1e-4
+    save_policy(policy, tmp_path)
+    assert eqx.tree_equal(load_policy(tmp_path), policy)
+
+
+def test_a_gradient_sees_every_day_until_the_next_trade():
+    """Monthly: what is decided on one day earns on all the days it is held."""
+    rules = Rules(rebalance="monthly")
+    days = market(rules)
+    first = jnp.full(6, 1 / 6)
+
+    def total(wanted):
+        state, earned = days.reset(EVERYONE, key=jax.random.key(0)), 0.0
+        for _ in range(5):
+            step = days.step(EVERYONE, state, wanted, key=jax.random.key(0))
+            state, earned = step.state, earned + step.reward
+        return earned
+
+    # The first period is traded, the four after it are held (no month begins in them).
+    assert not rebalancing_days(PRICES.dates, "monthly")[8:12].any()
+    slope = np.asarray(jax.grad(total)(first))
+    y = PRICES.relatives()[8:13].prod(0)
+    # Shares sum to 1, so a slope that all have in common, such as the commission's, says nothing.
+    held = y / y.mean()
+    np.testing.assert_allclose(slope - slope.mean(), held - held.mean(), atol=1e-4)
+
+
+def test_years_walked_forward_keep_to_the_rules():
+    prices = SimulatedMarket.draw(universe=5, days=560, seed=2).prices
+    settings = replace(TINY, task_size=3, max_weight=0.4, rebalance="weekly", k=1.0, eta=1.0)
+    result = walk_forward(prices, settings, years=[2001])
+    trades = result.turnover["policy"] > 1e-6
+    row = prices.row("2001-01-01")
+    decided = rebalancing_days(prices.dates, "weekly")[row - 1 :][: len(trades)]
+    assert not trades[1:][~decided[1:]].any()
+    assert result.allocations["policy"][np.append(True, decided[1:])].max() <= 0.4 + 1e-6
+    assert "policy keeps to at most 40% each, rebalanced weekly" in result.summary()
+
+
+def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
+    rules = replace(CASES["weights"], rebalance="weekly")
+    policy = constrain(INSIDE, rules)
+    held = np.array([0.3, 0.1, 0.1, 0.2, 0.2, 0.1])
+    starts = rebalancing_days(PRICES.dates, "weekly")
+    for row in range(100, 106):
+        cut = PRICES.until(PRICES.dates[row + 1])
+        shares = np.asarray(next_allocation(policy, cut, window=8, held=held, rules=rules))
+        assert np.allclose(shares, held, atol=1e-7) == (not starts[row])
+    fresh = np.asarray(next_allocation(policy, cut, window=8, rules=rules))
+    day = PRICES.dates[106]
+    ahead = backtest(
+        PRICES, {"policy": policy}, start=day, end=day, window=8, rules={"policy": rules}
+    )
+    np.testing.assert_allclose(fresh, ahead.allocations["policy"][0], atol=1e-6)
+
+
+def test_rules_are_refused_before_any_work(group_file):
+    with pytest.raises(InputError, match="group tech: its 3 instruments at min_weight 0.12"):
+        train_portfolio(PRICES, replace(TINY, group=group_file, min_weight=0.12))
+    with pytest.raises(InputError, match=f"ticker {NAMES[0]} is not among the prices"):
+        train_portfolio(PRICES.select(NAMES[1:]), replace(TINY, group=group_file))
+    few = PRICES.select(NAMES[:3])
+    with pytest.raises(InputError, match="max_weight 0.25: 3 instruments"):
+        backtest(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
+    with pytest.raises(InputError, match="names no groups; build the market with the same rules"):
+        walk_policy(constrain(INSIDE, CASES["groups"]), market(Rules()), EVERYONE)
+
+
+def command(capfd, *arguments: object) -> str:
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    out, err = capfd.readouterr()
+    assert left.value.code == 0, err
+    return out
+
+
+def test_the_command_line_trains_backtests_and_allocates_within_rules(
+    group_file, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(job, "installed", lambda _: False)  # the fitted baselines are slow
+    file, folder = tmp_path / "prices.csv", tmp_path / "run"
+    prices = SimulatedMarket.draw(universe=6, days=700, seed=5).prices
+    assert prices.tickers == NAMES
+    prices.to_frame().to_csv(file)
+    out = command(
+        capfd, "train", "portfolio", "--prices", file, "--out", folder, "--until", "2001-07-01",
+        "--steps", 4, "--chunk", 2, "--members", 2, "--tasks", 4, "--task-size", 4, "--window", 8,
+        "--batch", 16, "--hidden", 4, "--validation", 1, "--max-weight", 0.4, "--min-weight", 0.02,
+        "--group", group_file, "--max-turnover", 0.3, "--rebalance", "weekly",
+    )  # fmt: skip
+    words = "policy keeps to at most 40% each, at least 2% each, at most 30% in tech"
+    assert words in out
+    assert "all other strategies are unconstrained" in out
+    about = load_about(folder)
+    assert about["rules"]["rebalance"] == "weekly"
+    assert isinstance(load_policy(folder), Constrained)
+
+    shares = pd.read_csv(folder / "allocations.csv", index_col=0)
+    assert list(shares) == list(NAMES)
+    dates = prices.dates[prices.row("2001-07-01") - 1 :]
+    traded = np.append(True, rebalancing_days(dates, "weekly")[1:-1])
+    first = shares[traded]
+    assert first.max().max() <= 0.4 + 1e-6
+    assert first.min().min() >= 0.02 - 1e-6
+    assert first[list(NAMES[:3])].sum(axis=1).max() <= 0.3 + 1e-6
+
+    assert words in command(capfd, "backtest", folder, "--prices", file)
+    told = json.loads(command(capfd, "allocate", folder, "--prices", file, "--json"))
+    assert sum(told["allocation"][name] for name in NAMES[:3]) <= 0.3 + 1e-6
+    assert max(told["allocation"].values()) <= 0.4 + 1e-6
+    with pytest.raises(SystemExit) as left:
+        main(["train", "portfolio", "--out", str(tmp_path / "no"), "--max-weight", "0.01"])
+    assert left.value.code == 2
+    assert "max_weight 0.01: the 10 instruments" in capfd.readouterr().err
+    assert not (tmp_path / "no").exists()

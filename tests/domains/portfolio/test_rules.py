@@ -1,0 +1,130 @@
+"""The rules of a portfolio: what cannot be met is refused in a sentence before any work."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.domains.portfolio.rules import Rules, read_groups, rebalancing_days
+from apportion.domains.portfolio.settings import PortfolioJob, PortfolioSettings
+from apportion.errors import InputError
+from apportion.runs.settings_file import from_toml, to_toml
+
+TICKERS = ("A", "B", "C", "D", "E")
+GROUPED = Rules(members=(("A", 0), ("B", 0), ("C", 1)), groups=(("tech", 0.3), ("oil", 0.1)))
+
+
+def written(tmp_path, text: str):
+    path = tmp_path / "groups.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_group_file_gives_each_ticker_a_number_and_each_group_a_limit(tmp_path):
+    path = written(tmp_path, "Ticker, group ,limit\nA,tech,0.3\nC,oil,0.1\nB , tech,.3\n")
+    members, groups = read_groups(path)
+    assert members == (("A", 0), ("C", 1), ("B", 0))
+    assert groups == (("tech", 0.3), ("oil", 0.1))
+    rules = Rules.of(PortfolioSettings(group=path))
+    assert rules.numbers(TICKERS).tolist() == [0, 0, 1, -1, -1]  # pyright: ignore[reportOptionalMemberAccess]
+    assert rules.limits == (0.3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ticker,limit\nA,0.3\n", 'column "group" is missing'),
+        ("ticker,group,limit\nA,tech,0.3\nB,tech,0.4\n", "line 3: group tech has the limit 0.4"),
+        ("ticker,group,limit\nA,tech,0.3\nA,oil,0.4\n", "ticker A occurs twice"),
+        ("ticker,group,limit\nA,tech,30%\n", 'line 2: limit "30%" is not a share'),
+        ("ticker,group,limit\nA,tech,1.3\n", 'line 2: limit "1.3" is not a share'),
+        ("ticker,group,limit\nA,,0.3\n", 'column "group" is empty at line 2'),
+        ("ticker,group,limit\n", "names no ticker"),
+        ("", "cannot be read"),
+    ],
+)
+def test_a_bad_group_file_gets_one_sentence(tmp_path, text, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read_groups(written(tmp_path, text))
+    assert ";" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="no such file"):
+        read_groups(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_weight": 0.05}, "max_weight 0.05: the 10 instruments .* at least 0.1"),
+        ({"min_weight": 0.2}, "min_weight 0.2: the 10 instruments .* at most 0.1"),
+        ({"min_weight": 0.1, "max_weight": 0.1}, "min_weight < max_weight"),
+        ({"max_weight": 1.5}, "max_weight <= 1"),
+        ({"max_turnover": 0.0}, "max_turnover is 0; .* above 0"),
+        ({"max_turnover": 2.5}, "max_turnover is 2.5"),
+        ({"rebalance": "yearly"}, "rebalance 'yearly': choose one of daily"),
+    ],
+)
+def test_settings_that_no_task_can_meet_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        PortfolioSettings(**changes)
+
+
+def test_bounds_that_just_fit_are_accepted():
+    PortfolioSettings(max_weight=0.1, task_size=10)
+    PortfolioSettings(min_weight=0.1, task_size=10)
+    Rules(max_weight=0.2).check(TICKERS)
+
+
+def test_rules_that_the_instruments_cannot_meet_are_refused():
+    GROUPED.check(TICKERS)
+    with pytest.raises(InputError, match="together hold only 0.4 .* raise a group's limit"):
+        GROUPED.check(TICKERS[:3])
+    with pytest.raises(InputError, match="together hold only 0.9"):
+        replace(GROUPED, max_weight=0.25).check(TICKERS)
+    with pytest.raises(InputError, match="group tech: its 2 instruments at min_weight 0.16"):
+        replace(GROUPED, min_weight=0.16).check(TICKERS)
+    with pytest.raises(InputError, match="max_weight 0.15: 5 instruments .* at least 0.2"):
+        Rules(max_weight=0.15).check(TICKERS)
+    with pytest.raises(InputError, match="min_weight 0.3: 5 instruments .* at most 0.2"):
+        Rules(min_weight=0.3).check(TICKERS)
+    with pytest.raises(InputError, match="g.csv: ticker A is not among the prices"):
+        GROUPED.check_tickers(TICKERS[1:], "g.csv")
+
+
+def test_rebalancing_days_are_the_first_of_their_week_or_month():
+    days = pd.bdate_range("2024-01-01", "2024-03-15").drop("2024-01-15")  # a holiday on a Monday
+    dates = days.to_numpy().astype("datetime64[D]")
+    weekly = dates[rebalancing_days(dates, "weekly")]
+    assert str(weekly[2]) == "2024-01-16"
+    firsts = {}
+    for day in dates.tolist():
+        firsts.setdefault(day.isocalendar()[:2], day)
+    assert weekly.tolist() == list(firsts.values())
+    monthly = dates[rebalancing_days(dates, "monthly")]
+    assert monthly.astype(str).tolist() == ["2024-01-01", "2024-02-01", "2024-03-01"]
+    assert rebalancing_days(dates, "daily").all()
+    # Days to come say nothing about days before them.
+    for rebalance in ("weekly", "monthly"):
+        whole = rebalancing_days(dates, rebalance)
+        np.testing.assert_array_equal(rebalancing_days(dates[:20], rebalance), whole[:20])
+
+
+def test_rules_are_kept_as_plain_values():
+    rules = replace(GROUPED, max_weight=0.5, rebalance="weekly")
+    assert Rules.from_dict(rules.to_dict()) == rules
+    assert Rules.from_dict(None) == Rules()
+    assert Rules().none
+    assert not Rules(rebalance="weekly").none
+    assert not Rules(rebalance="weekly").bind_shares
+    assert rules.describe() == (
+        "at most 50% each, at most 30% in tech, at most 10% in oil, rebalanced weekly"
+    )
+
+
+def test_settings_with_rules_are_written_and_read(tmp_path):
+    settings = PortfolioJob(
+        max_weight=0.4, min_weight=0.01, max_turnover=0.5, rebalance="weekly", group=tmp_path / "g"
+    )
+    (tmp_path / "s.toml").write_text(to_toml(settings, "portfolio"))
+    assert from_toml(tmp_path / "s.toml", "portfolio", PortfolioJob) == settings
