@@ -1,7 +1,8 @@
 """The table of daily prices v_{i,n}, read from CSV or Parquet; one sentence on what is wrong with a file.
 
 Long files hold a row for each (date, ticker); wide files a column of closes for each ticker.
-Everything behind this file may rely on a full table of positive numbers on ascending days.
+Everything behind this file may rely on a table of positive numbers on ascending days, full but for
+the days before an instrument is listed and after it is delisted, which are NaN (see `listings`).
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from apportion.domains.portfolio.listings import fill, outside, refuse_empty_days
 from apportion.errors import InputError
 
 LEAST_DAYS = 33
@@ -36,7 +38,7 @@ class Prices:
     tickers: tuple[str, ...]
     """Names of the instruments, one a column."""
     close: np.ndarray
-    """Closing prices, (time, universe)."""
+    """Closing prices, (time, universe); NaN while an instrument is not listed."""
     high: np.ndarray | None = None
     """Highest prices of each day, or None."""
     low: np.ndarray | None = None
@@ -62,9 +64,11 @@ class Prices:
         return np.stack([self.close, self.high, self.low], -1)
 
     def relatives(self) -> np.ndarray:
-        """Price relatives y_n = v_n / v_{n-1}, (time, universe); the first row is 1."""
-        first = np.ones_like(self.close[:1])
-        return np.concatenate([first, self.close[1:] / self.close[:-1]])
+        """Price relatives y_n = v_n / v_{n-1}, (time, universe); 1 on the first row and where an
+        instrument is not listed.
+        """
+        close = fill(self.close)
+        return np.concatenate([np.ones_like(close[:1]), close[1:] / close[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
         """The row of the first trading day on or after `day`; past the end when none is left."""
@@ -158,6 +162,7 @@ def load_prices(
             f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
             f"{least_days} are needed, so give a longer history"
         )
+    refuse_empty_days(prices.close, prices.dates, prices.tickers, least_tickers, path)
     return prices
 
 
@@ -217,8 +222,10 @@ def _days(column: Any, path: Path) -> np.ndarray:
     return days.to_numpy().astype("datetime64[D]")
 
 
-def _numbers(column: Any, days: np.ndarray, who: Sequence[str], path: Path) -> np.ndarray:
-    """A column as positive floats; `who` names each row's ticker."""
+def _numbers(
+    column: Any, days: np.ndarray, who: Sequence[str] | np.ndarray, path: Path, closes: Any = None
+) -> np.ndarray:
+    """A column as positive floats, NaN where the ticker is not listed; `who` names each row's ticker."""
     values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
 
     def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
@@ -233,11 +240,25 @@ def _numbers(column: Any, days: np.ndarray, who: Sequence[str], path: Path) -> n
     if text.any():
         example = column.iloc[int(np.flatnonzero(text)[0])]
         refuse(text, f'values that are not numbers ("{example}")', "prices must be plain numbers")
-    refuse(np.isnan(values), "missing values", "fill them in, or drop the ticker or the day")
+    unlisted = _unlisted(values if closes is None else closes, np.asarray(who))
+    refuse(
+        np.isnan(values) & ~unlisted,
+        "missing values",
+        "fill them in, or drop the ticker or the day",
+    )
     refuse(np.isinf(values), "infinite values", "prices must be finite")
     refuse(values < 0, "negative values", "prices must be > 0")
     refuse(values == 0, "zero values", "prices must be > 0; drop days without trading")
     return values
+
+
+def _unlisted(closes: np.ndarray, who: np.ndarray) -> np.ndarray:
+    """Rows before a ticker's first close and after its last one."""
+    found = np.zeros(len(closes), bool)
+    if np.isnan(closes).any():
+        for ticker in np.unique(who):
+            found[who == ticker] = outside(closes[who == ticker])
+    return found
 
 
 def _refuse_disorder(days: np.ndarray, rows: np.ndarray, who: str, path: Path) -> None:
@@ -295,7 +316,8 @@ def _from_long(frame: pd.DataFrame, path: Path) -> Prices:
         )
     who = frame["ticker"].astype(str).str.strip().to_numpy()
     series = ["close", "high", "low"] if "high" in frame.columns else ["close"]
-    values = {name: _numbers(frame[name], days, who, path) for name in series}
+    closes = _numbers(frame["close"], days, who, path)
+    values = {name: _numbers(frame[name], days, who, path, closes) for name in series}
     if "high" in values:
         upside_down = np.flatnonzero(values["high"] < values["low"])
         if len(upside_down):
@@ -311,15 +333,16 @@ def _from_long(frame: pd.DataFrame, path: Path) -> Prices:
     for place, ticker in enumerate(tickers):
         rows = np.flatnonzero(column == place)
         _refuse_disorder(days[rows], rows, f" for {ticker}", path)
-        if len(rows) < len(calendar):
-            absent = np.setdiff1d(calendar, days[rows])
+        lived = calendar[(calendar >= days[rows[0]]) & (calendar <= days[rows[-1]])]
+        if len(rows) < len(lived):
+            absent = np.setdiff1d(lived, days[rows])
             raise InputError(
                 f'{path}: column "close": {ticker} has no row on {len(absent)} of {len(calendar)} '
                 f"days, first {absent[0]}; add the rows or drop the ticker"
             )
     table = {}
     for name, column_values in values.items():
-        full = np.empty((len(calendar), len(tickers)))
+        full = np.full((len(calendar), len(tickers)), np.nan)
         full[np.searchsorted(calendar, days), column] = column_values
         table[name] = full
     return Prices(calendar, tickers, table["close"], table.get("high"), table.get("low"))
