@@ -42,7 +42,7 @@ STUDIES = {
     ),
     "fig6": Entry("federated", "learned aggregation in a federation"),
     "federations": Entry(
-        "federated", "other federations: unequal tasks, other splits and sizes, clients that lie"
+        "federated", "one policy in every kind of federation, beside every other way to aggregate"
     ),
     "bound": Entry("theory", "both theorems against measured suboptimality"),
     "crossover": Entry("theory", "when multi-task learning stops paying as tasks drift apart"),
