@@ -197,14 +197,8 @@ def backtest(
     first = int(market.first)
     everyone = Tasks.of([range(len(prices.tickers))])[0]
     rules = rules or {}
-    for kept in rules.values():
-        kept.check(prices.tickers)
-    ruled = {
-        name: Market.of(prices, start=start, end=end, window=window, costs=costs, rules=kept)
-        for name, kept in rules.items()
-    }
     walks = {
-        name: _walk_one(policy, ruled.get(name, market), everyone)
+        name: _walk_one(policy, _ruled(market, prices, rules.get(name)), everyone)
         for name, policy in {**policies, EQUAL: EqualShares()}.items()
     }
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
@@ -213,21 +207,41 @@ def backtest(
             targets = strategy(shown)[-market.horizon :]
             _check_targets(name, np.asarray(targets))
             walks[name] = _walk_targets(targets, market, everyone)
-    held = opening_shares(prices, first)
+    allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
+    return accounted(prices, first, allocations, cost, rules)
+
+
+def accounted(
+    prices: Prices,
+    first: int,
+    allocations: Mapping[str, np.ndarray],
+    cost: float,
+    rules: Mapping[str, Rules],
+) -> Backtest:
+    """The records of strategies that held these allocations from row `first` on."""
+    (days,) = {len(shares) for shares in allocations.values()}
+    relatives, held = prices.relatives()[first:], opening_shares(prices, first)
     accounts = {
-        name: account(np.asarray(walk.allocations), prices.relatives()[first:], cost, held)
-        for name, walk in walks.items()
+        name: account(shares, relatives, cost, held) for name, shares in allocations.items()
     }
     return Backtest(
-        prices.dates[first : first + market.horizon],
+        prices.dates[first : first + days],
         prices.tickers,
         cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
-        {name: np.asarray(walk.allocations) for name, walk in walks.items()},
+        allocations,
         describe_rules(rules),
     )
+
+
+def _ruled(market: Market, prices: Prices, rules: Rules | None) -> Market:
+    """The market as a strategy with rules finds it."""
+    if rules is None:
+        return market
+    rules.check(prices.tickers)
+    return market.ruled(prices, rules)
 
 
 def describe_rules(rules: Mapping[str, Rules]) -> str:

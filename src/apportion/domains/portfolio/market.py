@@ -5,6 +5,7 @@ when asked for. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n
 Between rebalancing days a_n = w_{n-1}; who is not listed has the limit 0.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -124,6 +125,11 @@ class Market(Problem):
             universe=values.shape[1],
             **_ruled(prices, rules, slice(-window - 1, None), cash=False),
         )
+
+    def ruled(self, prices: Prices, rules: Rules) -> "Market":
+        """The same market, of the same prices, for strategies with these rules."""
+        rows = slice(0, self.prices.shape[0])
+        return replace(self, **_ruled(prices, rules, rows, cash=self.costs.cash))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""

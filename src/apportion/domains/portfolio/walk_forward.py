@@ -18,10 +18,8 @@ from apportion.domains.portfolio.backtest import (
     EQUAL,
     LAZY,
     Backtest,
-    account,
-    describe_rules,
+    accounted,
     lazy_rebalancing,
-    opening_shares,
 )
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
@@ -95,16 +93,9 @@ def walk_forward(
     teams = [compose(take(last[0], place), settings) for place in range(len(years))]
     costs = Costs(settings.cost, exact=True)
     rules = Rules.of(settings)
-    whole, ruled = (
-        replace(
-            Market.of(prices, window=settings.window, costs=costs, rules=kept),
-            horizon=max(spans.days),
-        )
-        for kept in (Rules(), rules)
-    )
+    whole = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
+    ruled = whole.ruled(prices, rules)
     everyone = Tasks.of([range(len(prices.tickers))])[0]
-    start, periods = spans.firsts[0], sum(spans.days)
-    relatives = prices.relatives()[start : start + periods]
     allocations = {
         name: _carry(policies, market, spans, everyone, prices.relatives())
         for name, policies, market in (
@@ -113,18 +104,7 @@ def walk_forward(
             (EQUAL, [EqualShares()] * len(years), whole),
         )
     }
-    held = opening_shares(prices, start)
-    accounts = {name: account(a, relatives, settings.cost, held) for name, a in allocations.items()}
-    return Backtest(
-        prices.dates[start : start + periods],
-        prices.tickers,
-        settings.cost,
-        {name: growth - 1 for name, (growth, _, _) in accounts.items()},
-        {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
-        {name: turnover for name, (_, _, turnover) in accounts.items()},
-        allocations,
-        describe_rules({"policy": rules}),
-    )
+    return accounted(prices, spans.firsts[0], allocations, settings.cost, {"policy": rules})
 
 
 def _carry(
