@@ -263,3 +263,26 @@ def test_whole_units_are_those_of_largest_remainders():
 def test_units_of_negative_shares_are_refused():
     with pytest.raises(InputError, match="to_units"):
         to_units(np.array([-0.1, 1.1]), 5)
+
+
+@pytest.mark.parametrize(
+    ("shares", "limits", "expected"),
+    [
+        ([0.0, 1.0], [1.0, 1.0], [0.0, 1.0]),
+        ([0.0, 1.0], [1.0, 0.7], [0.3, 0.7]),
+        ([0.0, 0.0], [1.0, 1.0], [0.5, 0.5]),
+        ([0.0, 0.0, 1.0], [0.2, 0.0, 0.5], [0.2, 0.0, 0.5]),
+        ([1e-20, 1.0], [1.0, 1.0], [0.0, 1.0]),
+    ],
+)
+def test_extreme_shares_are_apportioned_too(shares, limits, expected):
+    found = within(jnp.array(shares), jnp.ones(len(shares), bool), Bounds(jnp.array(limits)))
+    assert np.asarray(found) == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@given(st.floats(0, 60), st.sampled_from([0.3, 0.999999, 1.0]))
+def test_a_leader_by_any_margin_leaves_nothing_unused(gap, limit):
+    bounds = Bounds(jnp.array([limit, 1.0, 1.0]), None, jnp.array([0, 0, -1]), jnp.array([1.0]))
+    shares = apportioned(jnp.array([gap, 0.0, 0.0], jnp.float32), jnp.ones(3, bool), bounds)
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-6)
+    assert float(shares[0]) <= limit + 1e-6

@@ -111,7 +111,8 @@ def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
     if bounds is None:
         return shares
     here = present(mask, bounds)
-    least = _LEAST_SHARE * jnp.maximum(jnp.max(shares), jnp.finfo(shares.dtype).tiny / _LEAST_SHARE)
+    top = jnp.max(shares)
+    least = _LEAST_SHARE * jnp.where(top > 0, top, 1.0)
     shares = jnp.where(here, jnp.maximum(shares, least), 0.0)
     highest = here.astype(shares.dtype)
     if bounds.limits is not None:
@@ -171,6 +172,8 @@ def _fill(shares: Allocation, lowest: Allocation, highest: Allocation, total: Sc
     fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, lowest)).sum()
     mass = jnp.where(free, shares, 0.0).sum()
     tau = jnp.where(mass > 0, (total - fixed) / jnp.where(mass > 0, mass, 1.0), start)
+    # Below its own piece only by rounding, where a small mass would let go of those at their bounds.
+    tau = jnp.where(tau < start, start, tau)
     return jnp.clip(tau * shares, lowest, highest)
 
 
