@@ -1,5 +1,6 @@
 """Tests run with every array annotation checked at run time."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import jax
 from jaxtyping import install_import_hook
 
 # The inside speaks JAX and checks nothing at run time: here every annotation of it is checked. The edges
@@ -51,3 +53,17 @@ LONG = ("test_resume.py", "test_simulation.py", "test_simulated.py", "test_cli.p
 def pytest_collection_modifyitems(items):
     """Files that take minutes come first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+# Linux lets a process have 65,530 memory maps, and every compiled program takes some: a worker that
+# keeps all programs of the suite dies in the middle of it.
+MOST_MAPS = 20_000
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Forget compiled programs between files once there are many."""
+    maps = Path("/proc/self/maps")
+    between_files = nextitem is None or nextitem.path != item.path
+    if between_files and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
