@@ -33,15 +33,15 @@ def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     [
         (ConstantBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
         (ShownBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
-        (HeldPays(), 12, PPO(8, 5e-2, gamma=0.5, noise_std=1.0), 160),
+        (HeldPays(), 12, PPO(8, 5e-2, gamma=0.5, noise_std=1.0), 100),
         (SomeCarrySignal(), 8, PPO(8, 5e-2, gamma=0.0), 60),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_the_probes_are_solved(problem, universe, learner, steps):
-    # Over 20 seeds: .996, .998, .980 (24 seeds, standard error .003) and .969 (.002).
+    # Over 24 seeds: .996, .998, .971 (standard error .004; .971 and .003 under SSE4.2) and .969 (.002).
     tasks = draw_tasks(universe, 4, 8)
-    policies = learn(problem, tasks, learner, steps)
+    policies = learn(problem, tasks, learner, steps, seeds=24)
     assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
 
 
