@@ -33,13 +33,14 @@ def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     [
         (ConstantBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
         (ShownBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
-        (HeldPays(), 12, PPO(8, 5e-2, gamma=0.5, noise_std=1.0), 100),
+        (HeldPays(), 12, PPO(8, 3e-2, gamma=0.9, noise_std=1.0), 60),
         (SomeCarrySignal(), 8, PPO(8, 5e-2, gamma=0.0), 60),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_the_probes_are_solved(problem, universe, learner, steps):
-    # Over 24 seeds: .996, .998, .971 (standard error .004; .971 and .003 under SSE4.2) and .969 (.002).
+    # Over 24 seeds: .996, .998, .983 and .969 (standard error .002). HeldPays over 240 seeds, on each
+    # of AVX-512, AVX2 and SSE4.2: .983, standard deviation .004, the worst seed .968.
     tasks = draw_tasks(universe, 4, 8)
     policies = learn(problem, tasks, learner, steps, seeds=24)
     assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
@@ -47,8 +48,8 @@ def test_the_probes_are_solved(problem, universe, learner, steps):
 
 def test_a_learned_critic_solves_a_probe_too():
     problem, tasks = HeldPays(), draw_tasks(12, 4, 8)
-    learner = PPO(8, 3e-2, gamma=0.5, noise_std=1.0, baseline=Critic(1))
-    # Over 20 seeds: .968 with a standard error of .002.
+    learner = PPO(8, 3e-2, gamma=0.9, noise_std=1.0, baseline=Critic(1))
+    # Over 240 seeds: .973, .973 and .974 (AVX-512, AVX2, SSE4.2), standard deviation .010.
     policies = learn(problem, tasks, learner, 60)
     assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)
 
