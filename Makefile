@@ -17,14 +17,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/apportion demo --out runs/demo
 
+# PYTEST_SEED=3 make test asks the same of other random numbers.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile \
+	$(if $(PYTEST_SEED),--hypothesis-seed=$(PYTEST_SEED))
+
 # The examples in the docstrings first: they take a minute.
 test: install
-	$(BIN)/python -m pytest -n auto --dist loadfile --doctest-modules src
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --doctest-modules src
+	$(PYTEST) --no-loadscope-reorder
 
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
 test-learning: install
-	$(BIN)/python -m pytest -n auto --dist loadfile tests/test_training.py tests/learners \
+	$(PYTEST) tests/test_training.py tests/learners \
 		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them.
@@ -36,7 +40,7 @@ peers-env: .peers/acnportal/.installed
 	touch $@
 
 test-peers: install
-	$(BIN)/python -m pytest -n auto --dist loadfile -m peer
+	$(PYTEST) -m peer
 
 lint: install
 	$(BIN)/ruff check .
