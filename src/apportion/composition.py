@@ -153,7 +153,9 @@ class LimitedGroups(Policy):
                 "LimitedGroups: the observation names no groups; give it `groups`, a number for each "
                 "entity (-1 for none)"
             )
-        limited = Bounds(bounds.limits, bounds.floors, bounds.groups, self.most)
+        # A limit is given, not learnt.
+        most = jax.lax.stop_gradient(self.most)
+        limited = Bounds(bounds.limits, bounds.floors, bounds.groups, most)
         return self.policy.allocate(features, held, mask, limited)
 
 
@@ -187,7 +189,9 @@ class LimitedTurnover(Policy):
         target = self.policy.allocate(features, held, mask, bounds)
         start = within(held, mask, bounds)
         forced, path = jnp.abs(start - held).sum(), jnp.abs(target - start).sum()
-        room = jnp.maximum(self.most.astype(held.dtype) - forced, 0.0)
+        # A limit is given, not learnt.
+        most = jax.lax.stop_gradient(self.most).astype(held.dtype)
+        room = jnp.maximum(most - forced, 0.0)
         step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)
         return start + step * (target - start)
 

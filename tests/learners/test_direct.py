@@ -6,12 +6,17 @@ import optax
 import pytest
 
 from apportion import memory as replay
+from apportion.composition import LimitedTurnover
 from apportion.domains.budget.problem import Budget
-from apportion.domains.probes import HeldPays
+from apportion.domains.probes import ConstantBest, HeldPays, ShownBest
 from apportion.errors import InputError
-from apportion.learners.direct import Direct, lookback, unroll
+from apportion.learners.direct import Direct, DirectEpisodes, lookback, unroll
+from apportion.memory import Replay
 from apportion.policy import Recurrent
+from apportion.priority import Priority
 from apportion.tasks import draw_tasks
+from apportion.training import train
+from learning import assert_mean_above, fractions_of_best, train_seeds
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, 4, 1)
@@ -91,3 +96,25 @@ def test_the_weight_scales_the_step_and_the_loss_but_not_the_reported_gradient_n
 def test_a_batch_needs_a_period():
     with pytest.raises(InputError, match="periods is 0"):
         Direct(0)
+
+
+def test_limits_around_a_policy_are_not_trained():
+    limited = LimitedTurnover(Recurrent(1, 4, key=KEY), 0.3)
+    trained = train(
+        HeldPays(), draw_tasks(8, 4, 4), limited, Direct(8, 5e-2), steps=5, key=KEY,
+        replay=Replay(warm_up=8),
+    ).policy  # fmt: skip
+    assert float(trained.most) == float(limited.most)
+    assert not eqx.tree_equal(trained.policy, limited.policy)
+
+
+@pytest.mark.parametrize(
+    "problem", [ConstantBest(), ShownBest(), HeldPays()], ids=lambda p: type(p).__name__
+)
+def test_whole_episodes_solve_the_probes(problem):
+    tasks = draw_tasks(12, 4, 8)
+    policies = train_seeds(
+        problem, tasks, lambda key: Recurrent(1, 8, key=key), DirectEpisodes(8, 5e-2), steps=80,
+        seeds=12, selection=Priority(alpha=0), replay=Replay(act_periods=0),
+    )  # fmt: skip
+    assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)

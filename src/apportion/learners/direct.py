@@ -154,14 +154,11 @@ class Direct(Learner):
             return -_mean_reward(rollout), rollout
 
         (value, rollout), gradient = loss(policy)
-        weighted = jax.tree.map(lambda g: weight * g, gradient)
-        trainable = eqx.filter(policy, eqx.is_inexact_array)
-        direction, state = self.transform.update(weighted, state, trainable)
-        step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
         norm = optax.tree.norm(gradient)
         evidence = _evidence(problem, task, rollout, weight * value, norm, key)
         refreshed = rollout.new_states if self.refresh else None
-        return Update(eqx.apply_updates(policy, step), state, evidence, refreshed)
+        policy, state = _descend(self, policy, state, gradient, weight)
+        return Update(policy, state, evidence, refreshed)
 
 
 class DirectEpisodes(Learner):
@@ -237,16 +234,28 @@ class DirectEpisodes(Learner):
         norm = optax.tree.norm(gradient)
         # The clip comes before w_t, or it would undo the weight of every steep task.
         factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
-        clipped = jax.tree.map(lambda g: factor * g, gradient)
-        trainable = eqx.filter(policy, eqx.is_inexact_array)
-        direction, state = self.transform.update(clipped, state, trainable)
-        step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
         evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        return Update(eqx.apply_updates(policy, step), state, evidence)
+        policy, state = _descend(self, policy, state, gradient, factor)
+        return Update(policy, state, evidence)
 
 
 # One object for all learners that ask for no other, so that equal settings compile once.
 _ADAM = optax.scale_by_adam()
+
+
+def _descend(
+    learner: Direct | DirectEpisodes,
+    policy: Policy,
+    state: PyTree[Array],
+    gradient: PyTree[Array],
+    factor: Float[Array, ""],
+) -> tuple[Policy, PyTree[Array]]:
+    """The policy one step down the gradient times `factor`, and the optimiser's state after it."""
+    scaled = jax.tree.map(lambda g: factor * g, gradient)
+    trainable = eqx.filter(policy, eqx.is_inexact_array)
+    direction, state = learner.transform.update(scaled, state, trainable)
+    step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
+    return eqx.apply_updates(policy, step), state
 
 
 def _mean_reward(rollout: BatchRollout) -> Float[Array, ""]:
