@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from apportion.cli.options import File, Folder, Json, Prices, finished_run, own_data, refuse_options
+from apportion.cli.options import (
+    AllowJumps,
+    File,
+    Folder,
+    Json,
+    Prices,
+    finished_run,
+    jumps_allowed,
+    own_data,
+    refuse_options,
+)
 from apportion.errors import InputError
 
 _Now = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
@@ -17,6 +27,7 @@ def allocate(
     *,
     prices: Prices = None,
     holdings: File = None,
+    allow_jumps: AllowJumps = False,
     now: _Now = None,
     json: Json = False,
 ) -> Any:
@@ -41,10 +52,17 @@ def allocate(
 
     about = load_about(folder)
     if about.get("job") == "charging":
-        refuse_options(folder, "charging", prices=prices, holdings=holdings)
+        refuse_options(
+            folder, "charging", prices=prices, holdings=holdings, allow_jumps=allow_jumps
+        )
         return _charging(run.policy, about, folder, now, json)
     refuse_options(folder, "portfolio", now=now)
-    return _portfolio(run.policy, about, own_data(run, "prices", prices), holdings, json)
+    from apportion.domains.portfolio.job import read_prices
+
+    table = read_prices(
+        own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
+    )
+    return _portfolio(run.policy, about, table, holdings, json)
 
 
 def _charging(
@@ -65,16 +83,16 @@ def _charging(
 
 
 def _portfolio(
-    policy: Any, about: dict[str, Any], prices: Path | None, holdings: Path | None, json: bool
+    policy: Any, about: dict[str, Any], prices: Any, holdings: Path | None, json: bool
 ) -> Any:
     import numpy as np
 
     from apportion.domains.portfolio.holdings import read_holdings
-    from apportion.domains.portfolio.job import accepted_data, read_prices
+    from apportion.domains.portfolio.job import accepted_data
     from apportion.domains.portfolio.rules import Rules
     from apportion.domains.portfolio.training import next_allocation
 
-    table = accepted_data(read_prices(prices), about)
+    table = accepted_data(prices, about)
     held = None if holdings is None else read_holdings(holdings, table.tickers)
     rules = Rules.from_dict(about.get("rules"))
     wanted = next_allocation(policy, table, window=about["window"], held=held, rules=rules)

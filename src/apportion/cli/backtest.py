@@ -6,11 +6,13 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from apportion.cli.options import (
+    AllowJumps,
     Folder,
     Json,
     Prices,
     Sessions,
     finished_run,
+    jumps_allowed,
     own_data,
     refuse_options,
 )
@@ -45,6 +47,7 @@ def backtest(
     end: _Day = None,
     json: Json = False,
     prices: Prices = None,
+    allow_jumps: AllowJumps = False,
     charging: Annotated[ChargingOptions, Parameter(name="*", group="Charging")] = ChargingOptions(),  # noqa: B008
 ) -> Any:
     """Backtest a trained policy, with every baseline or scheduler beside it.
@@ -73,7 +76,7 @@ def backtest(
 
     about = load_about(folder)
     if about.get("job") == "charging":
-        refuse_options(folder, "charging", prices=prices)
+        refuse_options(folder, "charging", prices=prices, allow_jumps=allow_jumps)
         own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
         result = _garage(run.policy, about, own, start, end)
     else:
@@ -81,7 +84,9 @@ def backtest(
 
         from apportion.domains.portfolio.job import backtest_policy, read_prices
 
-        table = read_prices(own_data(run, "prices", prices))
+        table = read_prices(
+            own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
+        )
         result = backtest_policy(run.policy, about, table, start=start, end=end)
     return result.to_json() if json else result.summary()
 

@@ -3,13 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from apportion.cli.options import File, Json
+from apportion.cli.options import AllowJumps, File, Json
 from apportion.errors import InputError
 from apportion.runs.environment import EXTRAS, devices, installed, versions
 
 
 def check(
-    *, prices: File = None, sessions: File = None, timezone: str | None = None, json: Json = False
+    *,
+    prices: File = None,
+    allow_jumps: AllowJumps = False,
+    sessions: File = None,
+    timezone: str | None = None,
+    json: Json = False,
 ) -> Any:
     """Show versions, devices and extras, and check a data file.
 
@@ -38,7 +43,7 @@ def check(
         },
     }
     if prices is not None:
-        found["prices"] = _describe_prices(prices)
+        found["prices"] = _describe_prices(prices, allow_jumps)
     if sessions is not None:
         found["sessions"] = _describe_sessions(sessions, timezone)
     return found if json else _text(found)
@@ -58,10 +63,13 @@ def _describe_sessions(path: Path, timezone: str | None) -> dict[str, Any]:
     }
 
 
-def _describe_prices(path: Path) -> dict[str, Any]:
+def _describe_prices(path: Path, allow_jumps: bool) -> dict[str, Any]:
+    from apportion.domains.portfolio.jumps import find_jumps, refuse_jumps
     from apportion.domains.portfolio.prices import load_prices
 
     prices = load_prices(path)
+    if not allow_jumps:
+        refuse_jumps(prices, path)
     return {
         "file": str(path),
         "tickers": len(prices.tickers),
@@ -69,6 +77,7 @@ def _describe_prices(path: Path) -> dict[str, Any]:
         "first": str(prices.dates[0]),
         "last": str(prices.dates[-1]),
         "series": ["close"] if prices.high is None else ["close", "high", "low"],
+        "jumps": [jump.describe() for jump in find_jumps(prices)],
         "fingerprint": prices.fingerprint,
     }
 
@@ -87,6 +96,7 @@ def _text(found: dict[str, Any]) -> str:
             "",
             f"{p['file']}: valid; {p['tickers']} tickers, {p['days']} days, {p['first']} to "
             f"{p['last']}, {', '.join(p['series'])}, fingerprint {p['fingerprint']}",
+            *(f"moves far: {jump}" for jump in p["jumps"]),
         ]
     if "sessions" in found:
         lines += ["", f"valid: {found['sessions']['summary']}", *found["sessions"]["notes"]]

@@ -27,6 +27,12 @@ Sessions = Annotated[
         help="CSV or Parquet file of charging sessions; without it, what the run was trained on.",
     ),
 ]
+AllowJumps = Annotated[
+    bool,
+    Parameter(
+        help="Take prices that move too far in one day, as where a split is not adjusted for."
+    ),
+]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
 TensorBoard = Annotated[bool, Parameter(help="Also write TensorBoard event files.")]
@@ -51,11 +57,17 @@ def own_data(run: Any, name: str, given: Path | None) -> Path | None:
     return Path(own) if given is None and own else given
 
 
+def jumps_allowed(run: Any, given: Path | None, told: bool) -> bool:
+    """Whether the user says so now, or said so of these very prices when the run was trained."""
+    return told or (given is None and bool(run.settings.get("allow_jumps")))
+
+
 def refuse_options(folder: Path, job: str, **given: Any) -> None:
     """Refuse options that a run of this job has no use for."""
     for name, value in given.items():
-        if value is not None:
-            raise InputError(f"{folder}: a {job} run, which reads no --{name}; leave it out")
+        if value is not None and value is not False:
+            option = name.replace("_", "-")
+            raise InputError(f"{folder}: a {job} run, which reads no --{option}; leave it out")
 
 
 def refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -21,8 +21,9 @@ from apportion.domains.portfolio.backtest import (
     lazy_rebalancing,
 )
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.jumps import refuse_jumps
 from apportion.domains.portfolio.listings import tradable
-from apportion.domains.portfolio.prices import Prices, embedded_prices, load_prices
+from apportion.domains.portfolio.prices import Prices, as_day, embedded_prices, load_prices
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
@@ -44,14 +45,19 @@ FITTED = {"minimum-variance", "risk-parity"}
 """Baselines that are fitted by skfolio."""
 
 
-def read_prices(path: Path | None) -> Prices:
-    """A price file, or the embedded stocks."""
-    return embedded_prices() if path is None else load_prices(path)
+def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
+    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
+    if path is None:
+        return embedded_prices()
+    prices = load_prices(path)
+    if not allow_jumps:
+        refuse_jumps(prices, path)
+    return prices
 
 
 def prepare(settings: PortfolioJob) -> PreparedJob:
     """Read and check the prices, and cut off what is not to be trained on."""
-    prices = read_prices(settings.prices)
+    prices = read_prices(settings.prices, allow_jumps=settings.allow_jumps)
     known = prices if settings.until is None else prices.until(settings.until)
     if not len(known.dates):
         raise InputError(
@@ -193,7 +199,7 @@ def backtest_policy(
     after = str(np.datetime64(about["last"]) + 1)
     if start is None and prices.row(after) < len(prices.dates):
         start = after
-    if start is None or np.datetime64(start) < np.datetime64(after):
+    if start is None or as_day(start) < as_day(after):
         warnings.warn(
             f"the policy was trained on days up to {about['last']}; what it earns on them says "
             "nothing about days to come",

@@ -142,6 +142,8 @@ class PortfolioJob(PortfolioSettings):
     """Updates, at most (see validation): of the policy, or of each task (see protocol)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
+    allow_jumps: bool = False
+    """Take prices that move by more than half in a day, or just as a usual split moves them."""
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
     validation: int = 3

@@ -1,0 +1,85 @@
+"""Days on which a price moves as no market explains: a split that was not adjusted for, or a slip.
+
+A move beyond half is named whatever it is; a smaller one only where it is a usual split's, to within
+what prices move beside it. Crashes of 20 to 40 % pass.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from apportion.domains.portfolio.prices import Prices
+from apportion.errors import InputError
+
+BEYOND = 0.5
+_SPLITS = ((2, 1), (3, 1), (4, 1), (5, 1), (10, 1), (20, 1), (3, 2))
+_NAMED = 4
+"""Days that a refusal names; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """One instrument's move on one day."""
+
+    day: str
+    ticker: str
+    change: float
+    split: str
+    """The split it looks like, such as 2:1, or nothing."""
+
+    def describe(self) -> str:
+        """The move in a few words."""
+        looks = f" (looks like a split of {self.split})" if self.split else ""
+        return f"{self.ticker} {self.change:+.1%} on {self.day}{looks}"
+
+
+def find_jumps(prices: Prices) -> list[Jump]:
+    """All such moves, day by day.
+
+    Examples
+    --------
+    >>> days = np.array(["2020-08-28", "2020-08-31"], "datetime64[D]")
+    >>> table = Prices(days, ("AAPL", "KO"), np.array([[499.23, 49.8], [129.04, 49.5]]))
+    >>> [jump.describe() for jump in find_jumps(table)]
+    ['AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)']
+    """
+    relatives = prices.relatives()
+    found = np.abs(relatives - 1) > BEYOND
+    for one, other in (*_SPLITS, *(split[::-1] for split in _SPLITS)):
+        found |= _near(relatives, one, other)
+    return [
+        Jump(
+            str(prices.dates[row]),
+            prices.tickers[column],
+            float(relatives[row, column]) - 1,
+            _looks_like(float(relatives[row, column])),
+        )
+        for row, column in np.argwhere(found)
+    ]
+
+
+def refuse_jumps(prices: Prices, source: object) -> None:
+    """Refuse prices with such moves, and name the first of them."""
+    jumps = find_jumps(prices)
+    if not jumps:
+        return
+    named = ", ".join(jump.describe() for jump in jumps[:_NAMED])
+    more = f" and {len(jumps) - _NAMED} more" if len(jumps) > _NAMED else ""
+    raise InputError(
+        f"{source}: prices move too far in one day: {named}{more}; give prices that are adjusted for "
+        "splits and free of slips, or --allow-jumps to take them as they are"
+    )
+
+
+def _near(relative: np.ndarray, one: int, other: int) -> np.ndarray:
+    # Markets fall by a third now and then, so of 3:2 only the very ratio counts.
+    tolerance = 0.01 if {one, other} == {2, 3} else 0.02
+    return np.abs(relative * one / other - 1) <= tolerance
+
+
+def _looks_like(relative: float) -> str:
+    for one, other in _SPLITS:
+        for split in ((one, other), (other, one)):
+            if _near(np.asarray(relative), *split):
+                return f"{split[0]}:{split[1]}"
+    return ""
