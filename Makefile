@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-learning test-peers peers-env lint bench docs clean
 
@@ -10,11 +12,16 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable ".[market,federated,cluster,gym,report,tensorboard,docs,dev]"
-	touch $(STAMP)
+	$(INSTALL) --editable ".[market,federated,cluster,gym,report,tensorboard,docs,dev]"
+	touch $(STAMP) $(DEMO_STAMP)
 
-demo: install
+# The demo waits for no Ray, Flower or linter.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable ".[report]"
+	touch $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)
 	$(BIN)/apportion demo --out runs/demo
 
 # PYTEST_SEED=3 make test asks the same of other random numbers.
