@@ -1,0 +1,298 @@
+"""Has a policy earned its place? A verdict on its paired gains over a baseline, at any time.
+
+Two gamblers bet on the gains (see `betting`): one that their mean is above 0, one that it is below.
+`certified` once the first has 2/alpha, `harmful` once the second has, `not yet` before. Either is wrong
+with probability alpha at most, even if one asks after every period and stops at the best moment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from apportion.betting import Bounds, bounds, log_wealth
+from apportion.errors import InputError
+
+Verdict = Literal["certified", "not yet", "harmful"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    """What a policy gained over a baseline in each period, both on the same things.
+
+    Examples
+    --------
+    >>> gains = Gains(np.array([0.3, np.nan, 0.1]), -1.0, 1.0)
+    >>> gains.certify().verdict
+    'not yet'
+    """
+
+    values: np.ndarray
+    """One a period, in order; NaN where it is missing."""
+    low: float
+    """The least a gain can be. Like `high` it must be known before the first gain is seen."""
+    high: float
+    periods: np.ndarray | None = None
+    """What each period is called, such as its day; numbers from 1 by default."""
+    policy: str = "policy"
+    baseline: str = "baseline"
+    period: str = "period"
+    """What a period is: a day, a week, a federation."""
+    unit: str = "a period"
+    """What a gain is a hundredth of, after "points"."""
+    clipped: int = 0
+    """Gains that were beyond the bounds and are counted at them."""
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values, float)
+        if values.ndim != 1:
+            raise InputError(f"gains: shape {values.shape}; one number a period is needed")
+        if not -np.inf < self.low < 0 < self.high < np.inf:
+            raise InputError(
+                f"gains: bounds {self.low:g} and {self.high:g}; 0 must lie between them"
+            )
+        there = values[~np.isnan(values)]
+        outside = (there < self.low) | (there > self.high)
+        if outside.any():
+            raise InputError(
+                f"gains: {there[outside][0]:g} is outside [{self.low:g}, {self.high:g}]; give the "
+                "bounds that hold for every gain, or clip the gains (Gains.within)"
+            )
+        if self.periods is not None and len(self.periods) != len(values):
+            raise InputError(f"gains: {len(values)} of them in {len(self.periods)} periods")
+
+    @classmethod
+    def within(cls, values: np.ndarray | Sequence[float], bound: float, **named: Any) -> "Gains":
+        """Gains counted at `bound` or -`bound` at most: the claim is then about the mean of these.
+
+        A verdict on clipped gains says nothing of how large the few beyond the bound are; choose it
+        before you look, where what is beyond does not matter or does not happen.
+        """
+        values = np.asarray(values, float)
+        clipped = int((np.abs(values) > bound).sum())
+        return cls(np.clip(values, -bound, bound), -bound, bound, clipped=clipped, **named)
+
+    def certify(self, *, alpha: float = 0.05, block: int = 1) -> "Certificate":
+        """The verdict on these gains.
+
+        Parameters
+        ----------
+        alpha
+            How likely a wrong verdict may be, over all times at which one might ask.
+        block
+            Consecutive periods whose mean is one bet, for gains that hang together: long enough that
+            the mean of a block says little of the next. Missing periods are left out of their block's
+            mean, a block without any is skipped, and the last one waits until it is complete.
+        """
+        if not 0 < alpha < 1:
+            raise InputError(f"alpha is {alpha:g}; it must be above 0 and below 1")
+        if block < 1:
+            raise InputError(f"block is {block}; it must be at least 1 period")
+        return Certificate(self, alpha, block, *block_means(self.values, block))
+
+    def labels(self) -> np.ndarray:
+        """What each period is called."""
+        return np.arange(1, len(self.values) + 1) if self.periods is None else self.periods
+
+
+def block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of each complete block that has any gain, and the place of its last period.
+
+    >>> [x.tolist() for x in block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)]
+    [[2.0, 5.0], [1, 5]]
+    """
+    whole = len(values) // block
+    table = np.asarray(values, float)[: whole * block].reshape(whole, block)
+    there = ~np.isnan(table)
+    some = there.any(1)
+    sums = np.where(there, table, 0.0).sum(1)[some]
+    ends = np.arange(1, whole + 1) * block - 1
+    return sums / there.sum(1)[some], ends[some]
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """The two bets after every block, the bounds on the mean gain, and the verdict.
+
+    Made by `Gains.certify`. What it says of a time does not change with what comes after.
+    """
+
+    gains: Gains
+    alpha: float
+    block: int
+    means: np.ndarray
+    """The mean gain of each block."""
+    ends: np.ndarray
+    """The place of each block's last period."""
+
+    @property
+    def threshold(self) -> float:
+        """What a gambler must have: two are watched, so 2/alpha."""
+        return 2 / self.alpha
+
+    @cached_property
+    def log_better(self) -> np.ndarray:
+        """Logarithm of the wealth of the bet that the policy is better, after each block."""
+        return log_wealth(self.means, 0.0, self.gains.low)
+
+    @cached_property
+    def log_worse(self) -> np.ndarray:
+        """Logarithm of the wealth of the bet that the policy is worse."""
+        return log_wealth(-self.means, 0.0, -self.gains.high)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Lower and upper bound on the mean gain after each block."""
+        return bounds(self.means, self.gains.low, self.gains.high, self.alpha)
+
+    @cached_property
+    def decided(self) -> int | None:
+        """The block that brought the verdict; None before there is one."""
+        crossed = [place for place in (self._better_from, self._worse_from) if place is not None]
+        return max(crossed, default=None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The newest one, where gains that change over time have brought both."""
+        if self.decided is None:
+            return "not yet"
+        return "certified" if self.decided == self._better_from else "harmful"
+
+    @property
+    def changed(self) -> bool:
+        """Whether no one mean fits all gains."""
+        return bool(self.bounds.changed.any())
+
+    def summary(self) -> str:
+        """The verdict and what it rests on, in a few lines."""
+        g, n = self.gains, len(self.means)
+        lines = [f"{self.verdict}: {g.policy} against {g.baseline}{self._when()}"]
+        if not n:
+            return f"{lines[0]}\n  no complete block of {self.block} {g.period}s so far"
+        lower, upper = self.bounds.lower[-1], self.bounds.upper[-1]
+        lines += [
+            f"  mean gain {100 * self.means.mean():+.3f} points of {g.unit}, within "
+            f"[{100 * lower:+.3f}, {100 * upper:+.3f}] at any time, alpha {self.alpha:g}",
+            f"  {n} bets of {_count(self.block, g.period)} each, {self._span()}; wealth for better "
+            f"{_money(self.log_better[-1])}, for worse {_money(self.log_worse[-1])}, needed "
+            f"{self.threshold:g}",
+            f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
+            f"{int((~np.isnan(g.values)).sum())} were beyond",
+        ]
+        if self.changed:
+            lines.append("  the gains have changed over time: no one mean fits them all")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion certify --json`."""
+        g, some = self.gains, len(self.means) > 0
+        labels = g.labels()
+        return {
+            "verdict": self.verdict,
+            "policy": g.policy,
+            "against": g.baseline,
+            "alpha": self.alpha,
+            "decided": None if self.decided is None else str(labels[self.ends[self.decided]]),
+            "start": str(labels[0]) if len(labels) else None,
+            "end": str(labels[-1]) if len(labels) else None,
+            "period": g.period,
+            "periods": int((~np.isnan(g.values)).sum()),
+            "block": self.block,
+            "bets": len(self.means),
+            "mean": float(self.means.mean()) if some else None,
+            "lower": float(self.bounds.lower[-1]) if some else g.low,
+            "upper": float(self.bounds.upper[-1]) if some else g.high,
+            "bound": [g.low, g.high],
+            "clipped": g.clipped,
+            "changed": self.changed,
+            "wealth": {
+                "better": _wealth(self.log_better[-1]) if some else 1.0,
+                "worse": _wealth(self.log_worse[-1]) if some else 1.0,
+                "needed": self.threshold,
+            },
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each bet."""
+        return pd.DataFrame(
+            {
+                "period": self.gains.labels()[self.ends],
+                "gain": self.means,
+                "better": np.exp(np.minimum(self.log_better, _MOST)),
+                "worse": np.exp(np.minimum(self.log_worse, _MOST)),
+                "lower": self.bounds.lower,
+                "upper": self.bounds.upper,
+            }
+        )
+
+    def plot(self) -> Figure:
+        """The wealth of both bets, and below it the mean gain with its bounds."""
+        g = self.gains
+        figure = Figure(figsize=(8, 5.5), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        when = g.labels()[self.ends]
+        for name, wealth in (("better", self.log_better), ("worse", self.log_worse)):
+            above.plot(when, np.exp(np.clip(wealth, -23, _MOST)), label=f"{g.policy} is {name}")
+        above.axhline(self.threshold, color="black", linestyle="--", linewidth=1)
+        above.annotate(
+            f"verdict at {self.threshold:g}",
+            (0.01, self.threshold),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            fontsize=8,
+        )
+        above.set_yscale("log")
+        above.set_ylabel("wealth of the bet")
+        above.set_title(f"{g.policy} against {g.baseline}: {self.verdict}", loc="left", fontsize=11)
+        above.legend(frameon=False, fontsize=9)
+        mean = np.cumsum(self.means) / np.arange(1, len(self.means) + 1)
+        below.fill_between(when, 100 * self.bounds.lower, 100 * self.bounds.upper, alpha=0.2)
+        below.plot(when, 100 * mean)
+        below.axhline(0, color="black", linewidth=1)
+        below.set_ylabel(f"points of {g.unit}")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+        figure.autofmt_xdate()
+        return figure
+
+    @cached_property
+    def _better_from(self) -> int | None:
+        return _first(self.log_better >= np.log(self.threshold))
+
+    @cached_property
+    def _worse_from(self) -> int | None:
+        return _first(self.log_worse >= np.log(self.threshold))
+
+    def _when(self) -> str:
+        if self.decided is None:
+            return ""
+        return f", since {self.gains.labels()[self.ends[self.decided]]} (bet {self.decided + 1})"
+
+    def _span(self) -> str:
+        labels = self.gains.labels()
+        return f"{labels[0]} to {labels[self.ends[-1]]}"
+
+
+_MOST = 690.0
+"""Beyond this a wealth is shown as e^690: larger ones are no floating-point numbers."""
+
+
+def _first(true: np.ndarray) -> int | None:
+    return int(np.argmax(true)) if true.any() else None
+
+
+def _wealth(logarithm: float) -> float:
+    return float(np.exp(min(logarithm, _MOST)))
+
+
+def _money(logarithm: float) -> str:
+    return f"{_wealth(logarithm):.3g}"
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"

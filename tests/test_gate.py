@@ -1,0 +1,137 @@
+"""The gate: trust that follows the evidence, up and down, and is rarely given to who has not earned it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apportion.betting import log_wealth
+from apportion.composition import EqualShares, LimitedGroups, PartialTrading
+from apportion.errors import InputError
+from apportion.gate import Gate
+from apportion.policy import Recurrent, assert_equivariant
+from apportion.problem import Observation
+from apportion.runs.policy_file import load_policy, save_policy
+
+
+def gate(**options) -> Gate:
+    policy = Recurrent(channels=2, hidden=4, key=jax.random.key(0))
+    return Gate(
+        policy, PartialTrading(EqualShares(), 0.1), **({"low": -1.0, "high": 1.0} | options)
+    )
+
+
+@eqx.filter_jit
+def trusts(first: Gate, gains: jax.Array) -> jax.Array:
+    """Trust after each gain, (time, ...)."""
+    parts, rest = eqx.partition(first, eqx.is_array)
+
+    def step(parts, gain):
+        after = eqx.combine(parts, rest).after(gain)
+        return eqx.filter(after, eqx.is_array), after.trust
+
+    return jax.lax.scan(step, parts, gains)[1]
+
+
+def many(paths: np.ndarray, **options) -> np.ndarray:
+    """Trust in each of many runs at once, (paths, time)."""
+    first = gate(evidence=jnp.zeros((len(paths), 6)), **options)
+    return np.asarray(trusts(first, jnp.asarray(paths.T, jnp.float32))).T
+
+
+def test_without_evidence_the_baseline_decides_and_with_all_of_it_the_policy():
+    seen = Observation(jax.random.normal(jax.random.key(1), (5, 4, 2)), jnp.full(5, 0.2))
+    here = jnp.ones(5, bool)
+    first = gate()
+    assert first(seen, here) == pytest.approx(np.asarray(first.baseline(seen, here)), abs=1e-6)
+    for _ in range(40):
+        first = first.after(0.5)
+    assert float(first.trust) == pytest.approx(1)
+    assert first(seen, here) == pytest.approx(np.asarray(first.policy(seen, here)), abs=1e-6)
+
+
+def test_trust_is_the_logarithm_of_the_wealth_of_the_bet():
+    gains = np.array([0.2, -0.1, 0.3, 0.1, np.nan, 0.2, 3.0])
+    found = np.asarray(trusts(gate(), jnp.asarray(gains)))
+    wealth = log_wealth(np.clip(np.nan_to_num(gains), -1, 1), 0.0, -1.0)
+    assert found == pytest.approx(np.clip(wealth / np.log(20), 0, 1), abs=1e-5)
+    # A missing period changes nothing.
+    assert found[4] == found[3]
+
+
+def test_a_policy_that_is_never_better_is_rarely_trusted():
+    # Trust in full is bounded by .05, half of it by .05 ** .5 = .22. Of 10,000 paths of coins .025
+    # and .130.
+    paths = np.random.default_rng(0).choice([-1.0, 1.0], (1000, 400))
+    most = many(paths).max(1)
+    assert (most >= 1 - 1e-6).mean() <= 0.05
+    assert (most >= 0.5).mean() <= 0.05**0.5
+
+
+def test_trust_comes_with_gains_and_goes_with_losses():
+    rng = np.random.default_rng(1)
+    better = np.clip(rng.normal(0.15, 0.3, (200, 200)), -1, 1)
+    paths = np.concatenate([better, -better], axis=1)
+    found = many(paths)
+    # Of 2,000 paths all are trusted in full, and at the end none with more than half.
+    assert (found[:, :200].max(1) >= 1 - 1e-6).mean() > 0.9
+    assert (found[:, -1] > 0.5).mean() < 0.05
+    # Long success buys no credit: after 60 good periods and after 200, half of the trust is gone in 6.
+    short = many(np.concatenate([better[:, :60], np.full((200, 60), -0.2)], axis=1))[:, 60:]
+    long = many(np.concatenate([better, np.full((200, 60), -0.2)], axis=1))[:, 200:]
+    assert (long > 0.5).sum(1).mean() <= 12
+    assert (short > 0.5).sum(1).mean() <= 12
+
+
+@given(st.lists(st.floats(-2, 2, width=32), max_size=30))
+def test_trust_stays_between_0_and_1_and_the_shares_on_the_simplex(gains):
+    found = gate()
+    for gain in gains:
+        found = found.after(gain)
+    assert 0 <= float(found.trust) <= 1
+    seen = Observation(
+        jax.random.normal(jax.random.key(2), (4, 3, 2)),
+        jnp.full(4, 0.25),
+        limits=jnp.array([0.2, 0.5, 0.0, 0.9]),
+        groups=jnp.array([0, 0, -1, -1]),
+    )
+    shares = np.asarray(LimitedGroups(found, [0.4])(seen, jnp.ones(4, bool)))
+    assert shares.sum() == pytest.approx(1, abs=1e-5)
+    assert (shares <= np.array([0.2, 0.5, 0.0, 0.9]) + 1e-6).all()
+    assert shares[:2].sum() <= 0.4 + 1e-5
+
+
+def test_it_is_equivariant_like_what_is_inside():
+    half = gate()
+    for _ in range(8):
+        half = half.after(0.4)
+    assert 0 < float(half.trust) < 1
+    assert_equivariant(half, window=4, channels=2)
+
+
+def test_it_is_saved_with_its_evidence_and_goes_on_from_there(tmp_path):
+    before = gate(low=-0.05, high=0.1, alpha=0.1)
+    for gain in (0.02, 0.03, -0.01):
+        before = before.after(gain)
+    save_policy(before, tmp_path)
+    again = load_policy(tmp_path)
+    assert isinstance(again, Gate)
+    assert bool(eqx.tree_equal(again, before))
+    assert again.after(0.04).trust == before.after(0.04).trust
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"low": 0.0}, "0 must lie between"),
+        ({"high": np.inf}, "0 must lie between"),
+        ({"alpha": 1.0}, "alpha is 1"),
+        ({"evidence": jnp.zeros(3)}, "shape \\(3,\\)"),
+    ],
+)
+def test_a_gate_that_cannot_work_is_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        gate(**options)
