@@ -17,7 +17,7 @@ from apportion import Direct, Recurrent, Replay, TaskSets, draw_tasks, split_ent
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.problem import evaluate
-from apportion.statistics import bootstrap
+from apportion.statistics import mean_over
 from apportion.trees import take
 
 COUNTS = (1, 2, 4, 16, 64)
@@ -56,7 +56,7 @@ def measure():
             ("own", [gain(problem, p, t) for p, t in zip(policies, own, strict=True)]),
             ("unseen", [gain(problem, p, fresh) for p in policies]),
         ):
-            rows.append({"tasks": count, "where": place, **bootstrap(np.array(gains)).to_dict()})
+            rows.append({"tasks": count, "where": place, **mean_over(np.array(gains)).to_dict()})
         shares = evaluate(problem, policies[0], fresh[:1], key=jax.random.key(9)).allocations[0, 0]
         print(rows[-2:], flush=True)
     return rows, np.asarray(shares)

@@ -27,6 +27,7 @@ _LABELS = {
     "federations-again": "Unequal tasks again",
 }
 _ORDER = list(_LABELS)
+_HEAD = ["claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n"]
 
 
 def on_config(config):
@@ -45,7 +46,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, **_):
-    return markdown.replace("<!-- studies -->", summary())
+    return markdown.replace("<!-- studies -->", summary()).replace("<!-- coverage -->", coverage())
 
 
 def studies():
@@ -61,7 +62,17 @@ def summary():
         for verdict in study.verdicts:
             link = f'<a href="{study.name}/">{escape(study.label)}</a>'
             rows.append([link, *_verdict(verdict)])
-    return _html(["study", "claim", "whose", "verdict", "estimate", "95 % interval", "n"], rows)
+    return _html(["study", *_HEAD], rows)
+
+
+def coverage():
+    """How often the intervals hold the truth, in per cent, in the layout of every study."""
+    table = pd.read_csv(RESULTS / "coverage" / "table.csv")
+    shown = table[["coverage", "percentile bootstrap"]].map(
+        lambda x: f"{100 * x:.1f}" if x == x else ""
+    )
+    rows = pd.concat([table[["study", "units"]], shown], axis=1).to_numpy().tolist()
+    return _html(["study", "units", "these intervals", "percentile bootstrap"], rows)
 
 
 class StudyPage:
@@ -93,8 +104,7 @@ class StudyPage:
         if self.about.get("notes"):
             lines += ["## What to take away", ""]
             lines += [f"- {_plain(note)}" for note in self.about["notes"]]
-        head = ["claim", "whose", "verdict", "estimate", "95 % interval", "n"]
-        lines += ["", "## Verdicts", "", _html(head, [_verdict(v) for v in self.verdicts]), ""]
+        lines += ["", "## Verdicts", "", _html(_HEAD, [_verdict(v) for v in self.verdicts]), ""]
         if (self.folder / "figure.png").exists():
             held = "; ".join(f"{v['claim']}: {_held(v)}" for v in self.verdicts)
             words = escape(held).replace("[", "(").replace("]", ")")
@@ -142,7 +152,10 @@ def _verdict(verdict):
     mark = f"<strong>{_held(verdict)}</strong>" if verdict["holds"] else _held(verdict)
     whose = "the paper's" if verdict.get("paper", True) else "ours"
     claim = escape(verdict["claim"])
-    return [claim, whose, mark, _number(verdict["estimate"]), f"[{low}, {high}]", verdict["n"]]
+    # Exact statements and results of before have no adjusted outcome.
+    adjusted = (verdict.get("adjusted") or "–").replace("-", " ")
+    numbers = [_number(verdict["estimate"]), f"[{low}, {high}]", verdict["n"]]
+    return [claim, whose, mark, adjusted, *numbers]
 
 
 def _number(value):

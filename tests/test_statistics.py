@@ -1,8 +1,20 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from apportion.errors import InputError
-from apportion.statistics import bootstrap, clustered_ratio, compare, interquartile_mean
+from apportion.statistics import (
+    Estimate,
+    clustered_ratio,
+    compare,
+    holm,
+    interquartile_mean,
+    judge,
+    mean_over,
+    of_means,
+    over_rows_and_columns,
+    p_value,
+)
 
 
 def test_interquartile_mean_drops_a_quarter_at_each_end():
@@ -10,14 +22,73 @@ def test_interquartile_mean_drops_a_quarter_at_each_end():
     assert interquartile_mean(values) == pytest.approx(np.mean([2, 3, 4, 5]))
 
 
-def test_bootstrap_intervals_cover_the_truth_about_as_often_as_they_say():
+def test_a_mean_has_students_interval_and_p_value():
+    values = np.random.default_rng(0).normal(0.4, 1.0, 12)
+    found, peer = mean_over(values), stats.ttest_1samp(values, 0.0)
+    ends = peer.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((ends.low, ends.high))
+    assert found.p == pytest.approx(peer.pvalue)
+    assert found.n == 12
+
+
+def test_the_jackknife_of_a_mean_is_the_mean():
+    values = np.random.default_rng(1).normal(size=9)
+    plain, again = mean_over(values), of_means(values, lambda mean: mean)
+    assert (again.value, again.low, again.high) == pytest.approx(
+        (plain.value, plain.low, plain.high)
+    )
+
+
+def test_rows_and_columns_are_counted_by_the_rarer_and_both_widen_the_interval():
     rng = np.random.default_rng(0)
-    hits = 0
-    for trial in range(200):
-        estimate = bootstrap(rng.normal(1.0, 2.0, 40), resamples=400, seed=trial)
-        hits += estimate.low <= 1.0 <= estimate.high
-    # A percentile interval from 40 values covers a little less than the 95 % it says.
-    assert 175 <= hits <= 199
+    noise = rng.normal(size=(10, 7))
+    years, experiments = 3 * rng.normal(size=(1, 7)), 3 * rng.normal(size=(10, 1))
+    found = {
+        name: over_rows_and_columns(noise + shared)
+        for name, shared in (("own", 0.0), ("years", years), ("both", years + experiments))
+    }
+    assert {estimate.n for estimate in found.values()} == {7}
+    own, by_year, both = (found[name].error for name in ("own", "years", "both"))
+    assert own < by_year < both
+    # Where years alone differ, they are the units: the interval is theirs, nearly.
+    alone = mean_over((noise + 100 * years).mean(0))
+    again = over_rows_and_columns(noise + 100 * years)
+    assert again.error == pytest.approx(alone.error, rel=1e-3)
+    assert again.freedom == pytest.approx(6, rel=1e-2)
+
+
+def test_one_row_or_column_is_a_plain_mean():
+    values = np.random.default_rng(3).normal(size=8)
+    for table in (values[None], values[:, None]):
+        assert over_rows_and_columns(table) == mean_over(values)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        ({"above": 0.0}, "holds"),
+        ({"above": 0.6}, "not-established"),
+        ({"above": 1.6}, "does-not-hold"),
+        ({"below": 0.4}, "does-not-hold"),
+        ({"below": 2.0}, "holds"),
+        ({"above": 0.0, "below": 2.0}, "holds"),
+        ({"above": 0.0, "below": 1.2}, "not-established"),
+        ({"above": 2.0, "below": 3.0}, "does-not-hold"),
+    ],
+)
+def test_an_interval_decides_and_a_point_never_does(bounds, says):
+    # 1 +- 0.5, 10 degrees of freedom
+    estimate = Estimate(1.0, 0.5, 1.5, 11, 0.5 / stats.t.ppf(0.975, 10), 10)
+    assert judge(estimate, **bounds) == says
+    assert (p_value(estimate, **bounds) < 0.05) == (says != "not-established")
+
+
+def test_holms_adjustment_is_the_textbooks():
+    p = [0.01, 0.02, 0.022, 0.09]
+    # 4 x .01, then 3 x .02, then 2 x .022 held up by the one before, then .09
+    assert holm(p) == pytest.approx([0.04, 0.06, 0.06, 0.09])
+    assert holm(p[::-1]) == pytest.approx([0.09, 0.06, 0.06, 0.04])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
 
 
 def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
@@ -30,11 +101,11 @@ def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
 
 def test_the_same_data_gives_the_same_interval():
     values = np.random.default_rng(2).normal(size=20)
-    assert bootstrap(values) == bootstrap(values)
+    assert mean_over(values) == mean_over(values)
 
 
 def test_one_experiment_has_no_interval():
-    assert bootstrap(np.array([3.0])).low == -np.inf
+    assert mean_over(np.array([3.0])).low == -np.inf
 
 
 @pytest.mark.parametrize(
@@ -43,7 +114,7 @@ def test_one_experiment_has_no_interval():
 )
 def test_bad_samples_are_refused(values, words):
     with pytest.raises(InputError, match=words):
-        bootstrap(np.array(values))
+        mean_over(np.array(values))
 
 
 def test_pairs_must_match():

@@ -1,6 +1,7 @@
 """`apportion demo`: the main job on embedded data, ending with the path of its report."""
 
 import json as jsons
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,12 +9,20 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from apportion.cli.options import Json, Out, Quiet
+from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
 from apportion.studies.portfolio.demo_settings import DemoSettings
 
 _MARK = "demo.json"
 """Says in a folder which demo made it: only such a folder is replaced."""
+_OWN = {
+    *("settings.toml", "environment.json", "policy.safetensors", "policy.json", "headline.json"),
+    *("results.json", "report.html", "metrics.parquet", "probabilities.parquet", "checkpoints"),
+    *("values.csv", "allocations.csv", "strategies.csv", "power.csv", "cars.csv", "schedules.csv"),
+    _MARK,
+}
+"""What a demo writes, and what the next one may remove."""
 _OTHERS = {
     "recipe": ("the recipe beats lazy Equal CRP on held-out tasks (log points a year)", "Market"),
     "fig6": ("MTL beats FedAvg in final test accuracy on unseen tasks", "Federation"),
@@ -66,22 +75,23 @@ def charging(
     out
         Folder to write to; an earlier demo in it is replaced.
     """
-    _remove_earlier_demo(out)
-
     from apportion.domains.charging.settings import ChargingSettings
-    from apportion.report import write_report
-    from apportion.runs.atomic import write_json
-    from apportion.runs.folder import load_run
-    from apportion.runs.runner import start_run
 
     chosen = ChargingSettings(
         method="mtl",
         until="2019-12-31",
         steps=settings.steps,
         days=settings.days,
-        chunk=min(50, settings.steps),
+        chunk=max(1, min(50, settings.steps)),
         seed=settings.seed,
     )
+    _remove_earlier_demo(out)
+
+    from apportion.report import write_report
+    from apportion.runs.atomic import write_json
+    from apportion.runs.folder import load_run
+    from apportion.runs.runner import start_run
+
     with open_progress(quiet=quiet) as progress:
         outcome = start_run(out, "charging", chosen, progress)
         write_json(out / _MARK, {"demo": "charging"})
@@ -114,6 +124,7 @@ def market(
     out
         Folder to write to; an earlier demo in it is replaced.
     """
+    check_seed(settings.seed)
     _remove_earlier_demo(out)
 
     import jax
@@ -163,26 +174,29 @@ def _other_domains() -> list[dict[str, Any]]:
                     "value": f"{verdict['estimate']:+.3g}",
                     "interval": f"[{low:+.3g}, {high:+.3g}]",
                     "note": f"from the study {study} at full size; n = {verdict['n']}",
-                    "outcome": outcome(verdict["holds"], verdict["interval"]),
+                    "outcome": verdict.get("outcome")
+                    or outcome(verdict["holds"], verdict["interval"]),
                 }
                 cards.append(card)
     return cards
 
 
 def _remove_earlier_demo(folder: Path) -> None:
-    """Make room in a folder that holds a demo; refuse one that holds another run."""
-    from apportion.runs.folder import load_run
+    """Make room in a folder that holds a demo and nothing else; refuse one that holds anything else."""
+    from apportion.runs.folder import load_run, require_free, require_writable
 
     if not (folder / "settings.toml").is_file():
+        require_free(folder)
         return
     if not (folder / _MARK).is_file() and load_run(folder).job != "demo":
         raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
-    for file in ("settings.toml", "results.json", "report.html", "headline.json", _MARK):
-        (folder / file).unlink(missing_ok=True)
-    tables = ("values", "allocations", "strategies", "power", "cars", "schedules")
-    for part in [
-        *folder.glob("*.parquet/step-*.parquet"),
-        *folder.glob("checkpoints/step-*"),
-        *(folder / f"{name}.csv" for name in tables),
-    ]:
-        part.unlink(missing_ok=True)
+    require_writable(folder)
+    found = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    others = sorted(entry.name for entry in found if entry.name not in _OWN)
+    if others:
+        raise InputError(
+            f"{folder}: holds {others[0]}, which no demo wrote; move it, or choose another folder "
+            "with --out"
+        )
+    for entry in found:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

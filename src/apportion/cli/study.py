@@ -1,11 +1,13 @@
 """`apportion study` and `apportion report`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from apportion.cli.options import File, Folder, Json, Out, Quiet
+from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
 from apportion.studies.registry import STUDIES, Request, Scale, perform
@@ -51,6 +53,7 @@ class StudyOptions(Request):
     """Address of the Ray cluster; without it that of RAY_ADDRESS, or a new cluster on this machine."""
 
     def __post_init__(self):
+        check_seed(self.seed)
         if self.address is not None and self.on != "ray":
             raise InputError(f"--address {self.address} needs --on ray; add it, or leave it out")
 
@@ -74,6 +77,8 @@ def _study(
     name
         Which study, or all.
     """
+    _check_folders(name, options.out)
+
     from apportion.report import write_report
 
     verdicts, missing, lines = {}, {}, []
@@ -100,6 +105,30 @@ def _study(
     return "\n".join(lines)
 
 
+def _check_folders(name: str, out: Path) -> None:
+    """Refuse folders that cannot be written, or hold anything but the study that goes there."""
+    from apportion.runs.folder import read_json, require_writable
+
+    for folder in [out / study for study in STUDIES] if name == "all" else [out]:
+        require_writable(folder)
+        found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))
+        if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
+            raise InputError(
+                f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
+            )
+        if "cells.json" in found and not isinstance(read_json(folder / "cells.json"), dict):
+            raise InputError(f"{folder / 'cells.json'}: is damaged; put it back from a copy")
+        rows = folder / "rows.parquet"
+        if rows.is_file() and not _whole(rows):
+            raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
+
+
+def _whole(rows: Path) -> bool:
+    """Whether a Parquet file begins and ends as one does."""
+    content = rows.read_bytes()
+    return content[:4] == content[-4:] == b"PAR1"
+
+
 def _place(options: StudyOptions) -> Any:
     """Where to compute; None is this machine."""
     if options.on == "local":
@@ -112,9 +141,13 @@ def _place(options: StudyOptions) -> Any:
 def _describe(verdict: dict[str, Any]) -> str:
     low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
     mark = verdict["outcome"].replace("-", " ")
+    left = verdict["adjusted"] or verdict["outcome"]
+    after = (
+        "" if left == verdict["outcome"] else f"; {left.replace('-', ' ')} after Holm's adjustment"
+    )
     return (
         f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
-        f"n = {verdict['n']}"
+        f"n = {verdict['n']}{after}"
     )
 
 

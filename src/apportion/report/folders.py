@@ -119,9 +119,15 @@ def _verdict_card(verdict: dict[str, Any]) -> Headline:
         verdict["claim"],
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
-        f"{whose}; n = {verdict['n']}",
+        f"{whose}; n = {verdict['n']}{_after_all(verdict)}",
         _outcome(verdict),
     )
+
+
+def _after_all(verdict: dict[str, Any]) -> str:
+    """What is left when all comparisons of the study are allowed for; results of before do not say."""
+    adjusted = verdict.get("adjusted")
+    return f"; {adjusted.replace('-', ' ')} after Holm's adjustment" if adjusted else ""
 
 
 def _verdict_words(verdict: dict[str, Any]) -> str:

@@ -2,8 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.runs.atomic import write_atomic, write_json
-from apportion.statistics import Estimate, Outcome, outcome
+from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,68 @@ class Verdict:
     n: int
     paper: bool = True
     """Whether the paper makes the claim; the others are ours."""
+    refuted: bool | None = None
+    """Whether it is shown not to hold; where nobody says, it is when the interval lies below 0."""
+    p: float | None = None
+    """The level from which on the interval decides; none for an exact statement."""
+    adjusted: Outcome | None = None
+    """The outcome when all comparisons of its study are allowed for (Holm)."""
+    exact: bool = False
+    """Decided by a statement about every case looked at, and by no interval."""
 
     @property
     def outcome(self) -> Outcome:
         """Whether the claim holds, does not, or cannot be told."""
-        return outcome(self.holds, self.interval)
+        if self.refuted is None:
+            return outcome(self.holds, self.interval)
+        return "holds" if self.holds else "does-not-hold" if self.refuted else "not-established"
 
     @classmethod
-    def of(cls, claim: str, estimate: Estimate, *, holds: bool, paper: bool = True) -> "Verdict":
-        """A verdict from an estimate with its interval."""
-        interval = (estimate.low, estimate.high)
-        return cls(claim, bool(holds), estimate.value, interval, estimate.n, paper)
+    def of(
+        cls,
+        claim: str,
+        estimate: Estimate,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        paper: bool = True,
+    ) -> "Verdict":
+        """A verdict by the interval of an estimate, which must lie within bounds; above 0 unless said."""
+        return cls.of_all(claim, [estimate], above=above, below=below, paper=paper)
+
+    @classmethod
+    def of_all(
+        cls,
+        claim: str,
+        estimates: Sequence[Estimate],
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        paper: bool = True,
+    ) -> "Verdict":
+        """A verdict on a claim about every one of several numbers; the one nearest to failing is shown.
+
+        It holds where each interval does by itself, which no number of them makes easier; that one fails
+        must show after allowing for their number (Bonferroni).
+        """
+        bounds = _bounds(above, below)
+        judged = [judge(estimate, **bounds) for estimate in estimates]
+        found = [p_value(estimate, **bounds) for estimate in estimates]
+        levels = [p for p in found if p is not None]
+        holds, refuted, p = all(one == "holds" for one in judged), "does-not-hold" in judged, None
+        if len(levels) == len(estimates):
+            inside = [bounds["above"] < e.value < bounds["below"] for e in estimates]
+            outside = [len(levels) * p for p, kept in zip(levels, inside, strict=True) if not kept]
+            p = max(levels) if all(inside) else min(1.0, *outside)
+            refuted = not all(inside) and p < 1 - CONFIDENCE
+        shown = min(estimates, key=lambda e: min(e.low - bounds["above"], bounds["below"] - e.high))
+        ends = (shown.low, shown.high)
+        return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p)
+
+    def scaled(self, scale: Callable[[float], float]) -> "Verdict":
+        """The same, with its numbers on another scale, such as `math.exp` for a claim about logs."""
+        low, high = (scale(end) for end in self.interval)
+        return replace(self, estimate=scale(self.estimate), interval=(low, high))
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's fields; an end that is not finite is null in JSON."""
@@ -44,12 +95,35 @@ class Verdict:
         return {
             "claim": self.claim,
             "outcome": self.outcome,
+            "adjusted": self.adjusted,
             "holds": self.holds,
             "estimate": self.estimate,
             "interval": finite,
             "n": self.n,
+            "p": self.p,
             "paper": self.paper,
+            "exact": self.exact,
         }
+
+
+def _bounds(above: float | None, below: float | None) -> dict[str, float]:
+    if above is None:
+        above = 0.0 if below is None else float("-inf")
+    return {"above": above, "below": float("inf") if below is None else below}
+
+
+def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts, each also with the outcome that is left when all of them are allowed for (Holm)."""
+    levels = [verdict.p for verdict in verdicts if verdict.p is not None]
+    if len(levels) < 2:
+        return tuple(verdicts)
+    left = iter(holm(levels))
+    return tuple(v if v.p is None else _adjusted(v, next(left)) for v in verdicts)
+
+
+def _adjusted(verdict: Verdict, p: float) -> Verdict:
+    sure = p < 1 - CONFIDENCE
+    return replace(verdict, adjusted=verdict.outcome if sure else "not-established")
 
 
 @dataclass(frozen=True)
@@ -67,6 +141,10 @@ class Study:
     settings: dict[str, Any] = field(default_factory=dict)
     """Everything needed to run it again."""
 
+    def __post_init__(self) -> None:
+        # Here and not in each study, so that none can leave a comparison out of the count.
+        object.__setattr__(self, "verdicts", adjusted_for_all(self.verdicts))
+
     def summary(self) -> str:
         """Title, verdicts and notes as text."""
         lines = [self.title, ""]
@@ -74,7 +152,7 @@ class Study:
             low, high = verdict.interval
             lines.append(
                 f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
-                f"n = {verdict.n}"
+                f"n = {verdict.n}{_after_all(verdict)}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
@@ -107,6 +185,13 @@ class Study:
         }
         write_json(folder / "study.json", plain(about))
         write_json(folder / "verdict.json", [verdict.to_dict() for verdict in self.verdicts])
+
+
+def _after_all(verdict: Verdict) -> str:
+    """What the number of comparisons changes, if it does."""
+    if verdict.adjusted in (None, verdict.outcome):
+        return ""
+    return f"; {verdict.adjusted} after Holm's adjustment"
 
 
 def plain(content: Any) -> Any:

@@ -105,7 +105,8 @@ def test_a_method_beats_fedavg_only_where_it_does(gain, holds):
     found = verdicts["MTL beats FedAvg in final test accuracy on unseen tasks"]
     assert found.holds is holds
     assert found.estimate == pytest.approx(gain)
-    assert found.n == 6
+    # The three tasks of a seed share its policy: two seeds are two units.
+    assert found.n == 2
 
 
 def test_methods_that_are_equal_are_not_called_better():

@@ -58,10 +58,13 @@ def test_permuting_saturates_at_the_level_of_the_tied_model(study):
 
 
 def test_every_claim_has_a_verdict_and_the_precise_rate_is_the_one_that_fails(study):
-    failed = [verdict.claim for verdict in study.verdicts if not verdict.holds]
+    outcomes = {verdict.claim: verdict.outcome for verdict in study.verdicts}
     assert len(study.verdicts) == 10
-    assert len(failed) == 1
+    failed = [claim for claim, outcome in outcomes.items() if outcome != "holds"]
     assert "1/sqrt(NT)" in failed[0]
+    # 20 seeds leave open whether the tied model is better than 2000 permuted examples: 0.82 [0.56, 1.19].
+    assert all("the tied model" in claim for claim in failed[1:])
+    assert all(outcomes[claim] == "not-established" for claim in failed[1:])
     assert "the order of m, not exponential" in study.summary()
 
 

@@ -164,7 +164,7 @@ def _one_test(rows: Any) -> Any:
 
 
 def _above_zero(claim: str, ahead: Estimate) -> Verdict:
-    return Verdict.of(claim, ahead, holds=ahead.above_zero, paper=False)
+    return Verdict.of(claim, ahead, paper=False)
 
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:

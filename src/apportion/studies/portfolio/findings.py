@@ -64,7 +64,7 @@ def headline_of(claims: list[dict[str, Any]]) -> dict[str, Any]:
             "label": claim["claim"],
             "value": f"{claim['estimate']:+.2f} points",
             "interval": "[{:+.2f}, {:+.2f}]".format(*claim["interval"]),
-            "note": f"{claim['n']} cells of experiment and year",
+            "note": f"over experiments and years, of the fewer {claim['n']}",
             "outcome": outcome(claim["holds"], claim["interval"]),
         }
         for claim in claims

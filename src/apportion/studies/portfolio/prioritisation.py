@@ -30,7 +30,7 @@ from apportion.domains.portfolio.walk import walk_policy
 from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
-from apportion.statistics import bootstrap
+from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
@@ -222,12 +222,10 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     table = rows[["case", "rule", "seed", "growth"]]
     verdicts = []
     for (case, rule), gaps in over_uniform(table).groupby(["case", "rule"], sort=False):
-        estimate = bootstrap(gaps.gap.to_numpy())
         verdicts.append(
             Verdict.of(
                 f"{rule} beats uniform MTL with {case}",
-                estimate,
-                holds=estimate.above_zero,
+                mean_over(gaps.gap.to_numpy()),
                 paper=rule.startswith("paper's score, alpha 0.5"),
             )
         )
@@ -267,7 +265,7 @@ def plot(table: Any) -> Figure:
     for axes, case in zip(panels, cases, strict=True):
         for place, rule in enumerate(rules):
             values = gaps[(gaps.case == case) & (gaps.rule == rule)].gap.to_numpy()
-            e = bootstrap(values)
+            e = mean_over(values)
             axes.plot([e.low, e.high], [place, place], color="C0")
             axes.plot(e.value, place, "o", color="C0")
             axes.plot(values, np.full(len(values), place + 0.15), ".", color="0.6", markersize=4)

@@ -45,7 +45,7 @@ def verdict_above_zero(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict
     estimate = over_rows_and_columns(gap.to_numpy())
     positive = int((gap.mean(axis=0) > 0).sum())
     full = f"{claim} ({positive} of {gap.shape[1]} years positive)"
-    return Verdict.of(full, estimate, holds=estimate.above_zero, paper=paper)
+    return Verdict.of(full, estimate, paper=paper)
 
 
 def note(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:

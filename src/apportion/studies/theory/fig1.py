@@ -6,7 +6,8 @@ what all m! orderings of them amount to. Claims: regret falls with N; permuting 
 A cell is an eps; a row is the regret of one run, arm and N.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from apportion.domains.synthetic import (
     tied_basis,
 )
 from apportion.precision import in_float64
-from apportion.statistics import Estimate, bootstrap
+from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 
@@ -67,15 +68,6 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] 
     alone = jax.vmap(lambda examples: regret(examples, tied_basis(m)))(real[:, :_REAL])
     level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(sizes)))
     return jnp.concatenate([curves, level], 1)
-
-
-def over_runs(regrets: Regrets, statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """A statistic of the mean curves (arms, sizes), with a bootstrap interval over runs."""
-
-    def resampled(runs, axis=-1):
-        return statistic(regrets[runs.astype(int)].mean(-3))
-
-    return bootstrap(np.arange(len(regrets), dtype=float), resampled, resamples=2000)
 
 
 def slope(curve: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -192,7 +184,7 @@ def _table(regrets: dict[float, Regrets]) -> pd.DataFrame:
     for epsilon, values in regrets.items():
         for a, arm in enumerate(ARMS):
             for n, size in enumerate(_sizes(arm)):
-                mean = bootstrap(values[:, a, n], resamples=2000)
+                mean = mean_over(values[:, a, n])
                 rows.append((epsilon, arm, size, mean.value, mean.low, mean.high, mean.n))
     return pd.DataFrame(
         rows, columns=["epsilon", "arm", "samples", "regret", "low", "high", "runs"]
@@ -207,65 +199,62 @@ def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
 def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     verdicts = []
     for name, values in (("eps = 0", regrets[0.0]), ("eps = .8", regrets[0.8])):
-        falling = over_runs(values, lambda c: slope(c[..., 0, 2:], np.array(SIZES[2:])))
-        steady = (np.diff(values.mean(0)[0, 1:]) < 0).all()
+        falling = of_means(values, lambda c: slope(c[..., 0, 2:], np.array(SIZES[2:])))
         claim = (
             f"{name}: regret falls with the number of real examples (slope of log regret, N >= 100)"
         )
-        verdicts.append(Verdict.of(claim, falling, holds=bool(steady and falling.high < 0)))
-        gain = over_runs(values, lambda c: c[..., 1, 0] - c[..., 1, -1])
+        verdicts.append(Verdict.of(claim, falling, below=0.0))
         claim = f"{name}: permuting 20 examples up to 2000 lowers their regret (by)"
-        verdicts.append(Verdict.of(claim, gain, holds=gain.above_zero))
-    gap = over_runs(regrets[0.8], lambda c: c[..., 1, -1] - c[..., 0, -1])
+        verdicts.append(Verdict.of(claim, compare(values[:, 1, 0], values[:, 1, -1])))
+    gaps = _gaps(regrets)
     claim = "eps = .8: a gap is left between 20 permuted and 2000 real examples"
-    verdicts.append(Verdict.of(claim, gap, holds=gap.above_zero))
-    steps = over_runs(_gaps(regrets)[:, None], lambda c: np.diff(c[..., 0, :]).min(-1))
+    verdicts.append(Verdict.of(claim, mean_over(gaps[:, -1])))
+    steps = [mean_over(step) for step in np.diff(gaps).T]
     claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
-    verdicts.append(Verdict.of(claim, steps, holds=steps.above_zero))
-    late = over_runs(regrets[0.0], lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
+    verdicts.append(Verdict.of_all(claim, steps))
+    late = of_means(regrets[0.0], lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
     claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
-    verdicts.append(Verdict.of(claim, late, holds=late.value <= -0.5))
+    verdicts.append(Verdict.of(claim, late, below=-0.5))
     return verdicts
 
 
 def _worth(regrets: dict[float, Regrets]) -> Estimate:
-    """Real examples that 20 tied ones are worth at eps = 0."""
-    return over_runs(regrets[0.0], lambda c: equivalent_samples(c[..., 0, :], c[..., 2, 0]))
+    """The log of the number of real examples that 20 tied ones are worth at eps = 0."""
+    return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
 
 
 def _own_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
-    ratio = over_runs(regrets[0.0], lambda c: c[..., 2, 0] / c[..., 1, -1])
-    worth = _worth(regrets)
-    harm = over_runs(regrets[0.8], lambda c: (c[..., 1, 1:] - c[..., 0, 1:]).min(-1))
+    ratio = of_means(regrets[0.0], lambda c: np.log(c[..., 2, 0] / c[..., 1, -1]))
+    far = regrets[0.8]
+    harm = [compare(far[:, 1, n], far[:, 0, n]) for n in range(1, len(SIZES))]
     return [
         Verdict.of(
             "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)",
             ratio,
-            holds=ratio.value <= 1.0,
+            below=0.0,
             paper=False,
-        ),
+        ).scaled(math.exp),
         Verdict.of(
             "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)",
-            worth,
-            holds=worth.low >= 5 * _REAL,
+            _worth(regrets),
+            above=math.log(5 * _REAL),
             paper=False,
-        ),
-        Verdict.of(
+        ).scaled(math.exp),
+        Verdict.of_all(
             "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)",
             harm,
-            holds=harm.above_zero,
             paper=False,
         ),
     ]
 
 
 def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:
-    worth = _worth(regrets)
+    worth = math.exp(_worth(regrets).value)
     same, far = (regrets[epsilon].mean(0) for epsilon in (0.0, 0.8))
     gaps = _gaps(regrets).mean(0)
     return (
-        f"At eps = 0 the 20 tied examples are worth about {worth.value:.0f} real ones "
-        f"({worth.value / _REAL:.0f}x): the order of m, not exponential.",
+        f"At eps = 0 the 20 tied examples are worth about {worth:.0f} real ones "
+        f"({worth / _REAL:.0f}x): the order of m, not exponential.",
         f"Permuting saturates at the tied model's level: {same[1, -1]:.4f} at N = 2000 against "
         f"{same[2, 0]:.4f} (eps = 0), {far[1, -1]:.4f} against {far[2, 0]:.4f} (eps = .8).",
         f"At eps = .8 permuting helps against 20 real examples ({far[0, 0]:.3f} to "
@@ -287,7 +276,7 @@ _NAMES = {
 
 
 def _band(axis, x, values: np.ndarray, arm: str) -> None:
-    ends = [bootstrap(column, resamples=2000) for column in values.T]
+    ends = [mean_over(column) for column in values.T]
     axis.plot(
         x, [e.value for e in ends], "o-", color=_COLOURS[arm], label=_NAMES[arm], markersize=4
     )
@@ -309,7 +298,7 @@ def _plot(regrets: dict[float, Regrets]) -> Figure:
         values = regrets[epsilon]
         for a, arm in enumerate(ARMS[:2]):
             _band(axis, SIZES, values[:, a], arm)
-        level = bootstrap(values[:, 2, 0], resamples=2000)
+        level = mean_over(values[:, 2, 0])
         axis.axhline(level.value, color=_COLOURS["tied"], linestyle="--", label=_NAMES["tied"])
         axis.axhspan(level.low, level.high, color=_COLOURS["tied"], alpha=0.15, linewidth=0)
         axis.set(xscale="log", yscale="log", xlabel="examples N", title=f"ε = {epsilon:g}")

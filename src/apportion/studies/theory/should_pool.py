@@ -169,11 +169,11 @@ def _pooling_in(rows: pd.DataFrame, gamma: float) -> Pooling:
 
 def _verdict(pooling: Pooling) -> Verdict:
     room, distance = pooling.room, pooling.distance
-    return Verdict(
-        "pooling is expected to help (mean squared error of a backup that it saves)",
-        pooling.answer == "pool",
+    saved = Estimate(
         room - distance.value**2,
-        (room - distance.high**2, room - distance.low**2),
+        room - distance.high**2,
+        room - distance.low**2,
         len(pooling.tasks),
-        paper=False,
     )
+    claim = "pooling is expected to help (mean squared error of a backup that it saves)"
+    return Verdict.of(claim, saved, paper=False)

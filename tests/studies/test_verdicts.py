@@ -1,0 +1,122 @@
+"""What a study may say of a claim, alone and beside its other claims."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from apportion.cli.study import _describe
+from apportion.report import write_report
+from apportion.statistics import Estimate, mean_over, t_estimate
+from apportion.studies.study import Study, Verdict, adjusted_for_all
+
+
+def at(value, error=1.0, freedom=9):
+    return t_estimate(value, error, freedom, int(freedom) + 1)
+
+
+def with_p(p, sign=1):
+    """A value whose two-sided p-value is p."""
+    from scipy import stats
+
+    return at(sign * float(stats.t.isf(p / 2, 9)))
+
+
+def test_a_point_beyond_the_bound_is_not_enough():
+    assert Verdict.of("x is below 1", at(0.0), below=1.0).outcome == "not-established"
+    assert Verdict.of("x is below 1", at(0.0, 0.1), below=1.0).outcome == "holds"
+    assert Verdict.of("x is below 1", at(2.0, 0.1), below=1.0).outcome == "does-not-hold"
+
+
+def test_a_claim_about_a_bound_is_refuted_at_that_bound_and_not_at_zero():
+    refuted = Verdict.of("x is below .02", at(0.5, 0.01), below=0.02)
+    assert refuted.outcome == "does-not-hold"
+    assert not refuted.holds
+    kept = Verdict.of("x is above -1", at(-0.5, 0.01), above=-1.0)
+    assert kept.outcome == "holds"
+
+
+def test_all_of_several_hold_only_where_each_does():
+    sure, open_ = at(5.0), at(1.0)
+    assert Verdict.of_all("all above 0", [sure, sure]).holds
+    mixed = Verdict.of_all("all above 0", [sure, open_])
+    assert mixed.outcome == "not-established"
+    # The one nearest to failing is shown.
+    assert mixed.estimate == 1.0
+    assert mixed.p == pytest.approx(open_.p)
+
+
+def test_that_one_of_several_fails_must_show_after_allowing_for_their_number():
+    slightly = with_p(0.03, -1)
+    assert Verdict.of("above 0", slightly).outcome == "does-not-hold"
+    several = Verdict.of_all("all above 0", [slightly, at(9.0), at(9.0)])
+    assert several.outcome == "not-established"
+    assert several.p == pytest.approx(0.09)
+    clearly = Verdict.of_all("all above 0", [with_p(0.01, -1), at(9.0), at(9.0)])
+    assert clearly.outcome == "does-not-hold"
+
+
+def test_several_claims_are_adjusted_together_and_exact_ones_are_left_alone():
+    exact = Verdict("no run", True, 0.0, (0.0, 0.01), 500, exact=True)
+    verdicts = [Verdict.of(str(p), with_p(p)) for p in (0.001, 0.03, 0.04)]
+    first, second, third, last = adjusted_for_all([*verdicts, exact])
+    assert [v.outcome for v in (first, second, third)] == ["holds"] * 3
+    assert first.adjusted == "holds"
+    # Holm: 0.03 x 2 and then 0.04, not below the one before.
+    assert second.adjusted == third.adjusted == "not-established"
+    assert last.adjusted is None
+    assert adjusted_for_all(verdicts[:1])[0].adjusted is None
+
+
+def test_a_refuted_claim_stays_refuted_where_it_is_clear_enough():
+    verdicts = [Verdict.of("a", with_p(0.001, -1)), Verdict.of("b", at(0.0))]
+    assert [v.adjusted for v in adjusted_for_all(verdicts)] == ["does-not-hold", "not-established"]
+
+
+def test_numbers_on_another_scale_keep_the_verdict():
+    logs = Verdict.of("ratio above 2", at(1.0, 0.05), above=math.log(2.0))
+    shown = logs.scaled(math.exp)
+    assert shown.estimate == pytest.approx(math.e)
+    assert (shown.outcome, shown.p) == (logs.outcome, logs.p)
+    assert shown.interval[0] == pytest.approx(math.exp(logs.interval[0]))
+
+
+def test_one_unit_establishes_nothing():
+    alone = Verdict.of("above 0", mean_over(np.array([3.0])))
+    assert (alone.outcome, alone.p) == ("not-established", None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    verdicts = tuple(Verdict.of(str(p), with_p(p)) for p in (0.03, 0.04))
+    folder = tmp_path_factory.mktemp("verdicts")
+    Study("toy", "Toy", pd.DataFrame({"x": [1.0]}), verdicts, Figure).save(folder)
+    return folder
+
+
+def test_every_way_to_read_a_study_says_what_is_left_after_all_comparisons(folder):
+    written = json.loads((folder / "verdict.json").read_text())
+    assert [v["adjusted"] for v in written] == ["not-established"] * 2
+    assert [v["p"] for v in written] == pytest.approx([0.03, 0.04])
+    assert "not established after Holm" in _describe(written[0])
+    assert "not established after Holm" in write_report(folder).read_text()
+    study = Study("toy", "Toy", pd.DataFrame(), (Verdict.of("a", with_p(0.03)),) * 2, Figure)
+    assert "not-established after Holm" in study.summary()
+
+
+def test_verdicts_written_before_there_were_adjusted_ones_are_still_shown(folder, tmp_path):
+    old = [{"claim": "falls", "holds": True, "estimate": 1.0, "interval": [0.5, None], "n": 3}]
+    (tmp_path / "verdict.json").write_text(json.dumps(old))
+    (tmp_path / "table.csv").write_text("x\n1\n")
+    page = write_report(tmp_path).read_text()
+    assert "Falls" in page
+    assert "Holm" not in page
+
+
+def test_an_estimate_without_a_t_distribution_has_no_p_value():
+    assert Estimate(1.0, 0.5, 1.5, 9).p is None
+    assert "p" not in Estimate(1.0, 0.5, 1.5, 9).to_dict()
+    assert mean_over(np.array([1.0, 2.0, 4.0])).to_dict()["p"] == pytest.approx(0.1181, abs=1e-3)

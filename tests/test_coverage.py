@@ -1,0 +1,31 @@
+"""The intervals printed with each study hold the truth as often as they say."""
+
+import importlib.util
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+_PATH = Path(__file__).parents[1] / "benchmarks" / "coverage.py"
+_SPEC = importlib.util.spec_from_file_location("coverage_benchmark", _PATH)
+assert _SPEC is not None
+assert _SPEC.loader is not None
+coverage = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(coverage)
+LAYOUTS = coverage.layouts()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.study}, {layout.units}")
+def test_an_interval_of_95_percent_covers_93_to_97(layout):
+    # 4000 draws tell a coverage to 0.35 points (one standard error).
+    assert 0.93 <= coverage.measure(layout, 4000, seed=1) <= 0.97
+
+
+def test_the_committed_table_has_every_layout_and_is_within_the_tolerance():
+    table = pd.read_csv(coverage.TABLE)
+    named = list(zip(table.study, table.units, strict=True))
+    assert named == [(layout.study, layout.units) for layout in LAYOUTS]
+    assert table.coverage.between(0.93, 0.97).all()
+    # What the intervals replaced falls short where units are few.
+    few = table[table.units.isin(["3 units", "6 units", "10 units"])]
+    assert (few["percentile bootstrap"] < 0.92).all()
