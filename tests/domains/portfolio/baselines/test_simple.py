@@ -1,7 +1,5 @@
 """Every baseline: causal, feasible, blind to the entities' order; the simple ones by hand."""
 
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +10,6 @@ from scipy.optimize import minimize
 
 from apportion.domains.portfolio.baselines import simple as baselines
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
-from apportion.errors import InputError
 
 CONTRACT = {
     "equal-crp", "buy-and-hold", "best-crp", "universal", "exponentiated-gradient", "ons", "pamr",
@@ -92,17 +89,11 @@ def test_permuting_entities_permutes_the_allocations(name, seed):
     relatives = draw(seed)
     order = np.random.default_rng(seed).permutation(5)
     there, back = run(name, relatives[:, order]), run(name, relatives)[:, order]
-    np.testing.assert_allclose(there, back, atol=5e-4 if name in _SOLVED else 1e-8)
-
-
-# skfolio stops its solver about 1e-4 short of the optimum, and where depends on the columns' order.
-_SOLVED = {"minimum-variance", "risk-parity"}
+    np.testing.assert_allclose(there, back, atol=1e-8)
 
 
 @every_baseline
 def test_prices_that_stand_still_leave_shares_equal(name):
-    if name in _SOLVED:
-        pytest.skip("no covariance to fit")
     allocations = run(name, np.ones((60, 5)))
     np.testing.assert_allclose(allocations, 0.2, atol=1e-7)
 
@@ -169,13 +160,38 @@ def test_minimum_variance_and_risk_parity_do_what_their_names_say():
     assert (gradient >= least @ gradient - 1e-7).all()
     parity = run("risk-parity", relatives)[55]
     contribution = parity * (covariance @ parity)
-    np.testing.assert_allclose(contribution / contribution.sum(), 0.2, atol=2e-3)
+    np.testing.assert_allclose(contribution / contribution.sum(), 0.2, atol=1e-9)
 
 
-def test_a_missing_skfolio_is_named_with_the_way_out(monkeypatch):
-    monkeypatch.setitem(sys.modules, "skfolio", None)
-    with pytest.raises(InputError, match=r"apportion\[market\]"):
-        baselines.minimum_variance(jnp.ones((10, 2)))
+def test_fits_agree_with_skfolio():
+    optimization = pytest.importorskip("skfolio.optimization")
+    relatives = draw(7, entities=8) ** np.linspace(0.5, 2, 8)
+    seen = relatives[25:55] - 1
+    for name, peer in (
+        ("minimum-variance", optimization.MeanRisk()),
+        ("risk-parity", optimization.RiskBudgeting()),
+    ):
+        # skfolio's solver stops about 1e-4 short of the optimum.
+        np.testing.assert_allclose(
+            run(name, relatives)[55], peer.fit(seen).weights_, atol=2e-3, err_msg=name
+        )
+
+
+def test_fits_hold_with_more_entities_than_periods_and_when_a_price_stands_still():
+    relatives = draw(8, rows=130, entities=200)
+    for name, fitted in (
+        ("minimum-variance", baselines.minimum_variance),
+        ("risk-parity", baselines.risk_parity),
+    ):
+        shares = np.asarray(fitted(jnp.asarray(relatives, jnp.float32), 40, 30))
+        assert np.isfinite(shares).all(), name
+        recent = relatives[70:110] - 1
+        least = (recent @ shares[115]).std()
+        assert least < (0.2 if name == "minimum-variance" else 1) * recent.mean(1).std(), name
+    still = draw(9)
+    still[20:, 0] = 1
+    held = run("minimum-variance", still)
+    np.testing.assert_array_equal(held[55], held[35])
 
 
 def test_baselines_run_under_vmap():

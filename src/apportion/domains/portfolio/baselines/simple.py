@@ -1,15 +1,14 @@
 """Strategies to measure a policy against, all of one shape: price relatives to target allocations.
 
 Row n of the allocations has seen rows before n of the relatives only; best CRP alone is chosen in
-hindsight. `BASELINES` names them all, with the online algorithms of `online` and `reversion`.
+hindsight. `BASELINES` names them all, with those of `online`, `reversion` and `fitted`.
 """
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
+from apportion.domains.portfolio.baselines.fitted import minimum_variance, risk_parity
 from apportion.domains.portfolio.baselines.interior import minimise_on_simplex
 from apportion.domains.portfolio.baselines.online import (
     Allocations,
@@ -20,7 +19,6 @@ from apportion.domains.portfolio.baselines.online import (
     universal,
 )
 from apportion.domains.portfolio.baselines.reversion import anticor, cwmr, olmar, pamr, rmr
-from apportion.errors import InputError
 
 Baseline = Callable[[Relatives], Allocations]
 
@@ -109,58 +107,6 @@ def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocatio
         return jnp.where(seen > 1, tilted / tilted.sum(), shares), (recent, seen)
 
     return follow(update, (jnp.zeros((window, m), relatives.dtype), 0), relatives)
-
-
-def minimum_variance(relatives: Relatives, window: int = 126, every: int = 21) -> Allocations:
-    """Skfolio's minimum-variance shares of the last `window` periods, fitted anew every `every`."""
-    optimisation = _skfolio()
-
-    def fit(returns: np.ndarray) -> np.ndarray:
-        return np.asarray(optimisation.MeanRisk().fit(returns).weights_)
-
-    return _refitted(relatives, fit, window, every)
-
-
-def risk_parity(relatives: Relatives, window: int = 126, every: int = 21) -> Allocations:
-    """Skfolio's shares of equal contributions to variance, fitted anew every `every` periods."""
-    optimisation = _skfolio()
-
-    def fit(returns: np.ndarray) -> np.ndarray:
-        return np.asarray(optimisation.RiskBudgeting().fit(returns).weights_)
-
-    return _refitted(relatives, fit, window, every)
-
-
-def _skfolio():
-    try:
-        from skfolio import optimization
-    except ImportError:
-        raise InputError(
-            "minimum variance and risk parity come with skfolio, which is not installed; "
-            "run pip install 'apportion[market]'"
-        ) from None
-    return optimization
-
-
-def _refitted(
-    relatives: Relatives, fit: Callable[[np.ndarray], np.ndarray], window: int, every: int
-) -> Allocations:
-    """Equal shares for half a window, then the fit to the last rows, renewed every `every` rows."""
-
-    def on_host(relatives: np.ndarray) -> np.ndarray:
-        returns = np.asarray(relatives, float) - 1
-        rows, m = returns.shape
-        targets = np.full((rows, m), 1 / m)
-        for row in range(max(window // 2, 2), rows, every):
-            recent = returns[max(row - window, 0) : row]
-            # A price that stood still has no variance and the fit no answer: keep the last one.
-            if (recent.std(0) > 0).all():
-                shares = np.maximum(fit(recent), 0)
-                targets[row:] = shares / shares.sum()
-        return targets.astype(relatives.dtype)
-
-    shape = jax.ShapeDtypeStruct(relatives.shape, relatives.dtype)
-    return jax.pure_callback(on_host, shape, relatives, vmap_method="sequential")
 
 
 BASELINES: dict[str, Baseline] = {
