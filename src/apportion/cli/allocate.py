@@ -68,13 +68,16 @@ def allocate(
 def _charging(
     policy: Any, about: dict[str, Any], folder: Path, now: Path | None, json: bool
 ) -> Any:
-    from apportion.domains.charging.controller import Controller, read_now
+    from apportion.domains.charging.controller import Controller, check_now, read_now
 
     if now is None:
         raise InputError(
             f"{folder}: a charging run; give what the controller sees now with --now FILE.json"
         )
-    result = Controller(policy, about).allocate(read_now(now))
+    seen = read_now(now)
+    # Before the controller, which compiles when it is made.
+    check_now(seen)
+    result = Controller(policy, about).allocate(seen)
     if json:
         return result
     width = max(map(len, result["allocation_kw"]))
@@ -89,16 +92,17 @@ def _portfolio(
 
     from apportion.domains.portfolio.holdings import read_holdings
     from apportion.domains.portfolio.job import accepted_data
-    from apportion.domains.portfolio.rules import Rules
+    from apportion.domains.portfolio.rules import CASH, Rules
     from apportion.domains.portfolio.training import next_allocation
 
     table = accepted_data(prices, about)
-    held = None if holdings is None else read_holdings(holdings, table.tickers)
     rules = Rules.from_dict(about.get("rules"))
+    names = (CASH, *table.tickers) if rules.cash else table.tickers
+    held = None if holdings is None else read_holdings(holdings, names)
     wanted = next_allocation(policy, table, window=about["window"], held=held, rules=rules)
     shares = np.asarray(wanted, float)
     shares = (shares / shares.sum()).tolist()
-    allocation = dict(zip(table.tickers, shares, strict=True))
+    allocation = dict(zip(names, shares, strict=True))
     if json:
         return {"date": str(table.dates[-1]), "allocation": allocation}
     width = max(map(len, allocation))

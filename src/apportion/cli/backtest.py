@@ -1,6 +1,7 @@
 """`apportion backtest`: a trained policy on data of the past, beside what people use without it."""
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -47,6 +48,7 @@ def backtest(
     end: _Day = None,
     json: Json = False,
     prices: Prices = None,
+    cost: Annotated[float | Path | None, Parameter(metavar="NUMBER|FILE")] = None,
     allow_jumps: AllowJumps = False,
     charging: Annotated[ChargingOptions, Parameter(name="*", group="Charging")] = ChargingOptions(),  # noqa: B008
 ) -> Any:
@@ -69,6 +71,8 @@ def backtest(
         First day, such as 2019-01-01; by default the day after the last one trained on.
     end
         Last day; by default the last in the file.
+    cost
+        Commission, or a CSV of ticker and cost (or buy and sell); by default what it was trained under.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
 
@@ -76,7 +80,7 @@ def backtest(
 
     about = load_about(folder)
     if about.get("job") == "charging":
-        refuse_options(folder, "charging", prices=prices, allow_jumps=allow_jumps)
+        refuse_options(folder, "charging", prices=prices, cost=cost, allow_jumps=allow_jumps)
         own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
         result = _garage(run.policy, about, own, start, end)
     else:
@@ -87,7 +91,7 @@ def backtest(
         table = read_prices(
             own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
         )
-        result = backtest_policy(run.policy, about, table, start=start, end=end)
+        result = backtest_policy(run.policy, about, table, start=start, end=end, cost=cost)
     return result.to_json() if json else result.summary()
 
 

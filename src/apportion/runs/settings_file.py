@@ -104,6 +104,8 @@ def _check_value(value: Any, hint: Any, where: str) -> Any:
             raise InputError(f"{where} is {value!r}; it is one of {known}{near}")
         return value
     if origin in (Union, types.UnionType):
+        if Path in options and isinstance(value, str):
+            return Path(value)
         return _check_value(value, next(o for o in options if o is not type(None)), where)
     if origin is tuple and isinstance(value, list) and len(value) == len(options):
         return tuple(_check_value(v, o, where) for v, o in zip(value, options, strict=True))

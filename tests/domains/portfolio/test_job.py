@@ -143,7 +143,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place):
     assert 0 < cut < len(later) - 1
     later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
     replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
-    settings = replace(TINY, prices=place / "later.csv")
+    settings = replace(TINY, prices=place / "later.csv", allow_jumps=True)
     touched = start_run(place / "later", "portfolio", settings, Quiet())
     assert touched.results["net"] != whole[0].results["net"]
     for file in ("choice.csv", "policy.safetensors"):
@@ -153,7 +153,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place):
 def test_earlier_prices_change_the_choice(whole, place):
     early = PRICES.close * np.exp(np.random.default_rng(0).normal(0, 0.1, PRICES.close.shape))
     replace(PRICES, close=early).to_frame().to_csv(place / "early.csv")
-    work = prepare(replace(TINY, prices=place / "early.csv"))
+    work = prepare(replace(TINY, prices=place / "early.csv", allow_jumps=True))
     assert work.choose is not None
     other = Choice.from_dict(work.choose(lambda _: None))
     before = Choice.from_dict(load_run(place / "whole").choice or {})

@@ -18,17 +18,18 @@ from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import metrics
+from apportion.domains.portfolio.cash import WithoutCash, everyone, relatives_of
+from apportion.domains.portfolio.commissions import Commissions, describe, rates_of, settled
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
-from apportion.domains.portfolio.rules import Rules
+from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.walk import walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.simplex import on_simplex
 from apportion.statistics import Estimate, block_days, interval
-from apportion.tasks import Tasks
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
@@ -48,7 +49,7 @@ class Backtest:
     dates: np.ndarray
     """The day on which each period ends."""
     tickers: tuple[str, ...]
-    cost: float
+    cost: Commissions
     gross: Mapping[str, np.ndarray]
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
@@ -114,7 +115,7 @@ class Backtest:
         """The strategies side by side, net of costs, each with its interval against Equal CRP."""
         lines = [
             f"{self.dates[0]} to {self.dates[-1]}, {len(self.dates)} periods, "
-            f"{len(self.tickers)} instruments, commission {self.cost:.2%}",
+            f"{len(self.tickers)} instruments, commission {describe(self.cost)}",
             f"{'':24}{'wealth':>8}{'a year':>9}{'vol':>8}{'Sharpe':>8}{'drawdown':>10}"
             f"{'turnover':>10}   log growth a year over Equal CRP",
         ]
@@ -143,7 +144,7 @@ class Backtest:
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
         above.yaxis.set_minor_formatter("{x:g}")
-        above.set_ylabel(f"wealth, net of {self.cost:.2%}")
+        above.set_ylabel(f"wealth, net of {describe(self.cost)}")
         below.set_ylabel("% over Equal CRP")
         for axes in (above, below):
             axes.grid(alpha=0.3)
@@ -165,7 +166,7 @@ def backtest(
     start: str | np.datetime64 | None = None,
     end: str | np.datetime64 | None = None,
     window: int = 31,
-    cost: float = 0.0025,
+    cost: Commissions = 0.0025,
     rules: Mapping[str, Rules] | None = None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
@@ -182,8 +183,11 @@ def backtest(
         Strategies that are shown the tested periods' relatives, all of them, such as best CRP.
     start, end
         First and last day; the first period ends on the first trading day on or after `start`.
+    cost
+        Commission on what is bought and sold: one fraction, or each ticker's two.
     rules
-        What the policies of these names were trained to keep to; every other strategy is free.
+        What the policies of these names were trained to keep to; every other strategy is free, and
+        holds no cash where one of these may.
 
     Examples
     --------
@@ -192,21 +196,26 @@ def backtest(
     >>> list(result.net)
     ['equal-crp']
     """
-    costs = Costs(cost, exact=True)
+    rules, cost = rules or {}, settled(cost)
+    cash = any(kept.cash for kept in rules.values())
+    costs = Costs.of(cost, prices.tickers, exact=True, cash=cash)
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
     first = int(market.first)
-    everyone = Tasks.of([range(len(prices.tickers))])[0]
-    rules = rules or {}
-    walks = {
-        name: _walk_one(policy, _ruled(market, prices, rules.get(name)), everyone)
-        for name, policy in {**policies, EQUAL: EqualShares()}.items()
-    }
+    task = everyone(len(prices.tickers), cash=cash)
+    walks = {}
+    for name, policy in {**policies, EQUAL: EqualShares()}.items():
+        own = rules.get(name)
+        invested = cash and not (own is not None and own.cash)
+        strategy = WithoutCash(policy) if invested else policy
+        walks[name] = _walk_one(strategy, _ruled(market, prices, own), task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
     for shown, strategies in ((y, baselines or {}), (y[first:], hindsight or {})):
         for name, strategy in strategies.items():
             targets = strategy(shown)[-market.horizon :]
             _check_targets(name, np.asarray(targets))
-            walks[name] = _walk_targets(targets, market, everyone)
+            if cash:
+                targets = jnp.pad(targets, ((0, 0), (1, 0)))
+            walks[name] = _walk_targets(targets, market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return accounted(prices, first, allocations, cost, rules)
 
@@ -215,18 +224,24 @@ def accounted(
     prices: Prices,
     first: int,
     allocations: Mapping[str, np.ndarray],
-    cost: float,
+    cost: Commissions,
     rules: Mapping[str, Rules],
 ) -> Backtest:
     """The records of strategies that held these allocations from row `first` on."""
     (days,) = {len(shares) for shares in allocations.values()}
-    relatives, held = prices.relatives()[first:], opening_shares(prices, first)
+    cash = any(kept.cash for kept in rules.values())
+    relatives, held = relatives_of(prices, cash=cash)[first:], opening_shares(prices, first, cash)
+    rates = rates_of(cost, prices.tickers)
+    if cash:
+        # Free of commission, and in front.
+        each = np.broadcast_to(np.asarray(rates), (len(prices.tickers), 2))
+        rates = np.pad(each, ((1, 0), (0, 0)))
     accounts = {
-        name: account(shares, relatives, cost, held) for name, shares in allocations.items()
+        name: account(shares, relatives, rates, held) for name, shares in allocations.items()
     }
     return Backtest(
         prices.dates[first : first + days],
-        prices.tickers,
+        (CASH, *prices.tickers) if cash else prices.tickers,
         cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
@@ -250,14 +265,20 @@ def describe_rules(rules: Mapping[str, Rules]) -> str:
     return f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else ""
 
 
-def opening_shares(prices: Prices, row: int) -> np.ndarray | None:
+def opening_shares(prices: Prices, row: int, cash: bool = False) -> np.ndarray | None:
     """Equal shares of those listed as the period that ends on `row` begins; None where all are."""
     listed = tradable(prices.close)
-    return None if listed is None else listed[row] / listed[row].sum()
+    if listed is None:
+        return None
+    there = np.append(True, listed[row]) if cash else listed[row]
+    return there / there.sum()
 
 
 def account(
-    allocations: np.ndarray, relatives: np.ndarray, cost: float, held: np.ndarray | None = None
+    allocations: np.ndarray,
+    relatives: np.ndarray,
+    cost: float | np.ndarray,
+    held: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Growth, cost factor and turnover of each period, in double precision with exact costs.
 
@@ -265,6 +286,8 @@ def account(
     ----------
     allocations, relatives
         a_n and y_n, (time, entities).
+    cost
+        One commission, or for each entity one on what is bought and one on what is sold.
     held
         Shares held before the first period; equal ones by default.
     """

@@ -49,6 +49,11 @@ class Constrained(Policy):
     ):
         self.policy = policy
         self.head = Head() if head is None else head
+        if not 0 < turnover <= 2 or not all(0 <= limit <= 1 for limit in group_limits):
+            raise InputError(
+                f"turnover {turnover} and group_limits {tuple(group_limits)}: turnover must be above 0 "
+                "and at most 2, and a group's limit between 0 and 1"
+            )
         self.group_limits = tuple(group_limits)
         self.turnover = turnover
 
@@ -93,7 +98,7 @@ def constrain(policy: Policy, rules: Rules) -> Policy:
     """The policy within the rules; itself where they rule nothing out."""
     if not rules.bind_shares:
         return policy
-    head = Head(rules.min_weight, rules.max_weight)
+    head = Head(rules.min_weight, rules.max_weight, rules.cash)
     return Constrained(policy, head, rules.limits, rules.max_turnover)
 
 

@@ -3,13 +3,21 @@
 The approximation is 1 - c sum|w - a|. The exact factor mu (Jiang et al. 2017) solves
 mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+, where entity 0 is cash and pays
 no commission; without cash both its shares are 0. The two differ by less than 2c^2.
+
+Where rates differ by entity, p_i on what is bought and s_i on what is sold, mu solves
+sum_i (1 - s_i) (w_i - mu a_i)^+ = sum_i (mu a_i - w_i)^+ / (1 - p_i), which is the same where all are c.
 """
+
+from dataclasses import replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int
 
+from apportion.domains.portfolio.commissions import Commissions, rates_of
 from apportion.errors import InputError
 
 Shares = Float[Array, " entities"]
@@ -31,28 +39,58 @@ class Costs(eqx.Module):
     [0.995, 0.995006]
     """
 
-    rate: Scalar
-    """Commission c, a fraction of the value traded."""
+    rate: Scalar | Float[Array, " entities"] | Float[Array, "entities 2"]
+    """Commission c, a fraction of the value traded: one, one for each entity, or two for each, on what
+    is bought and on what is sold."""
     exact: bool = eqx.field(static=True)
     """Solve the fixed point instead of the first-order approximation."""
     cash: bool = eqx.field(static=True)
     """The first entity of every task is cash, free of commission."""
 
-    def __init__(self, rate: float | Array = 0.0025, *, exact: bool = False, cash: bool = False):
-        if not isinstance(rate, jax.Array) and not 0 <= rate < 0.5:
-            raise InputError(
-                f"commission {rate}: it must be a fraction of at least 0 and below 0.5"
-            )
+    def __init__(
+        self,
+        rate: float | np.ndarray | Array = 0.0025,
+        *,
+        exact: bool = False,
+        cash: bool = False,
+    ):
+        if not isinstance(rate, Tracer):
+            known = np.asarray(rate)
+            if not np.all((known >= 0) & (known < 0.5)):
+                raise InputError(
+                    f"commission {rate}: it must be a fraction of at least 0 and below 0.5"
+                )
         self.rate = jnp.asarray(rate, float)
         self.exact = exact
         self.cash = cash
 
+    @classmethod
+    def of(
+        cls,
+        commissions: Commissions,
+        tickers: tuple[str, ...],
+        *,
+        exact: bool = False,
+        cash: bool = False,
+    ) -> "Costs":
+        """The costs of a universe of these instruments, and of cash behind them where there is any."""
+        rates = rates_of(commissions, tickers)
+        if cash and np.ndim(rates):
+            rates = np.pad(rates, ((0, 1), (0, 0)))
+        return cls(rates, exact=exact, cash=cash)
+
+    def among(self, members: Int[Array, " entities"]) -> "Costs":
+        """The costs of these entities of the universe."""
+        return self if self.rate.ndim == 0 else replace(self, rate=self.rate[members])
+
     def exactly(self) -> "Costs":
         """The same commission with the exact factor."""
-        return Costs(self.rate, exact=True, cash=self.cash)
+        return replace(self, exact=True)
 
     def cost_factor(self, held: Shares, allocation: Shares) -> Scalar:
         """The fraction of wealth left after trading from `held` to `allocation`."""
+        if self.rate.ndim:
+            return self._by_entity(held, allocation)
         cash = 1 if self.cash else 0
         rate = self.rate.astype(held.dtype)
         first = 1 - rate * jnp.abs(held - allocation)[cash:].sum()
@@ -61,6 +99,35 @@ class Costs(eqx.Module):
         none = jnp.zeros_like(first)
         w0, a0 = (held[0], allocation[0]) if self.cash else (none, none)
         return _fixed_point(held[cash:], allocation[cash:], w0, a0, rate, first)
+
+    def _by_entity(self, held: Shares, allocation: Shares) -> Scalar:
+        rate = self.rate.astype(held.dtype)
+        both = rate if rate.ndim == 2 else jnp.stack([rate, rate], -1)
+        if self.cash:
+            both = both.at[0].set(0.0)
+        change = allocation - held
+        paid = jnp.where(change > 0, both[:, 0], -both[:, 1]) * change
+        first = 1 - paid.sum()
+        return _by_entity_point(held, allocation, both, first) if self.exact else first
+
+
+def _by_entity_point(
+    held: Shares, allocation: Shares, rates: Float[Array, "entities 2"], guess: Scalar
+) -> Scalar:
+    """As `_fixed_point`, with a rate for each entity and side."""
+    sold, bought = 1 - rates[:, 1], 1 / (1 - rates[:, 0])
+
+    def newton(mu: Scalar) -> Scalar:
+        mu = jax.lax.stop_gradient(mu)
+        left = held - mu * allocation
+        worth = jnp.where(left > 0, sold, bought)
+        slope = jax.lax.stop_gradient(-(worth * allocation).sum())
+        # Where nobody can be held there is nothing to solve.
+        return mu - (worth * left).sum() / jnp.where(slope == 0, -1.0, slope)
+
+    for _ in range(_NEWTON_STEPS):
+        guess = newton(guess)
+    return guess
 
 
 def _fixed_point(

@@ -20,7 +20,11 @@ def read_holdings(path: Path, tickers: Sequence[str]) -> np.ndarray:
         names, shares = _read(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a CSV or JSON file of shares") from None
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give a CSV or JSON file of shares"
+        ) from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         raise InputError(
             f"{path}: not a table of shares; write a CSV with columns ticker and share, or a JSON "
             "object of ticker to share"
@@ -40,8 +44,16 @@ def read_holdings(path: Path, tickers: Sequence[str]) -> np.ndarray:
 
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
     if path.suffix.lower() == ".json":
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
         shares = content.get("allocation", content)
         return list(shares), np.array([float(share) for share in shares.values()])
-    table = pd.read_csv(path)
-    return [str(name).strip() for name in table["ticker"]], table["share"].to_numpy(float)
+    # Names are text, as in the prices: 000001 and NA too.
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return [name.strip() for name in table["ticker"]], table["share"].to_numpy(float)
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Of a name that occurs twice JSON would take the last."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return dict(pairs)

@@ -21,6 +21,7 @@ from apportion.domains.portfolio.backtest import (
     lazy_rebalancing,
 )
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.commissions import Commissions, settled
 from apportion.domains.portfolio.jumps import refuse_jumps
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.prices import Prices, as_day, embedded_prices, load_prices
@@ -99,7 +100,7 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
             "job": "portfolio",
             "window": settings.window,
             "channels": known.channels,
-            "cost": settings.cost,
+            "cost": settled(settings.cost),
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice, held_apart),
@@ -130,7 +131,8 @@ def _describe_choice(
         described += ", all of them within the rules"
     if held_apart is None:
         return described
-    names = [prices.tickers[i] for i in np.unique(np.asarray(held_apart.members))]
+    apart = np.unique(np.asarray(held_apart.members))
+    names = [prices.tickers[i] for i in apart if i < len(prices.tickers)]
     return f"{described}, on {', '.join(names)}, kept from training for it"
 
 
@@ -185,6 +187,7 @@ def backtest_policy(
     *,
     start: str | None = None,
     end: str | None = None,
+    cost: Commissions | None = None,
 ) -> Backtest:
     """Backtest a trained policy with every baseline.
 
@@ -194,6 +197,8 @@ def backtest_policy(
         What was saved with the policy.
     start, end
         First and last day; by default all days after those it was trained on.
+    cost
+        Commissions; by default those it was trained under.
     """
     prices = accepted_data(prices, about)
     after = str(np.datetime64(about["last"]) + 1)
@@ -219,7 +224,7 @@ def backtest_policy(
         start=start,
         end=end,
         window=about["window"],
-        cost=about["cost"],
+        cost=about["cost"] if cost is None else cost,
         rules={"policy": Rules.from_dict(about.get("rules"))},
     )
 
@@ -231,9 +236,28 @@ def accepted_data(prices: Prices, about: dict[str, Any]) -> Prices:
             f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
             "give the folder of a portfolio run"
         )
+    _check_facts(about)
     if prices.channels < about["channels"]:
         raise InputError(
             "the policy reads close, high and low, but the prices have closes only; "
             "give a long file with columns high and low"
         )
     return replace(prices, high=None, low=None) if about["channels"] == 1 else prices
+
+
+def _check_facts(about: dict[str, Any]) -> None:
+    """Refuse facts kept with a policy that no settings could have had."""
+    window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
+    try:
+        as_day(str(about.get("last")))
+        rates = np.array(list(cost.values()) if isinstance(cost, dict) else [cost], float)
+        sound = bool(np.all((rates >= 0) & (rates < 0.5)))
+        sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
+        Rules.from_dict(about.get("rules")).check_ranges()
+    except (InputError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
+    if not sound:
+        raise InputError(
+            f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
+            f"{cost!r}); train it again"
+        )

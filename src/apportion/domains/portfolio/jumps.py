@@ -5,6 +5,7 @@ what prices move beside it. Crashes of 20 to 40 % pass.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from apportion.errors import InputError
 
 BEYOND = 0.5
 _SPLITS = ((2, 1), (3, 1), (4, 1), (5, 1), (10, 1), (20, 1), (3, 2))
+_RATIOS = (*_SPLITS, *(split[::-1] for split in _SPLITS))
+_BESIDE = 0.05
 _NAMED = 4
 """Days that a refusal names; the rest are counted."""
 
@@ -45,7 +48,7 @@ def find_jumps(prices: Prices) -> list[Jump]:
     """
     relatives = prices.relatives()
     found = np.abs(relatives - 1) > BEYOND
-    for one, other in (*_SPLITS, *(split[::-1] for split in _SPLITS)):
+    for one, other in _RATIOS:
         found |= _near(relatives, one, other)
     return [
         Jump(
@@ -74,12 +77,14 @@ def refuse_jumps(prices: Prices, source: object) -> None:
 def _near(relative: np.ndarray, one: int, other: int) -> np.ndarray:
     # Markets fall by a third now and then, so of 3:2 only the very ratio counts.
     tolerance = 0.01 if {one, other} == {2, 3} else 0.02
-    return np.abs(relative * one / other - 1) <= tolerance
+    return _off(relative, one, other) <= tolerance
+
+
+def _off(relative: np.ndarray | float, one: int, other: int) -> Any:
+    return np.abs(relative * one / other - 1)
 
 
 def _looks_like(relative: float) -> str:
-    for one, other in _SPLITS:
-        for split in ((one, other), (other, one)):
-            if _near(np.asarray(relative), *split):
-                return f"{split[0]}:{split[1]}"
-    return ""
+    one, other = min(_RATIOS, key=lambda split: _off(relative, *split))
+    # What moves beside a split that is named anyway may be more.
+    return f"{one}:{other}" if _off(relative, one, other) <= _BESIDE else ""

@@ -113,17 +113,20 @@ class Market(Problem):
 
         Its one period has no prices yet, so only what is decided in period 0 means anything.
         """
+        costs = Costs() if costs is None else costs
         values = fill(prices.values())[-window:]
+        if costs.cash:
+            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(window, jnp.int32),
             length=jnp.asarray(1, jnp.int32),
-            costs=Costs() if costs is None else costs,
+            costs=costs,
             tracking=jnp.zeros(()),
             window=window,
             horizon=1,
             universe=values.shape[1],
-            **_ruled(prices, rules, slice(-window - 1, None), cash=False),
+            **_ruled(prices, rules, slice(-window - 1, None), cash=costs.cash),
         )
 
     def ruled(self, prices: Prices, rules: Rules) -> "Market":
@@ -204,10 +207,13 @@ class Market(Problem):
         return growth, jnp.where(allocation.sum() > 0, grown / growth, equal_shares(task.mask))
 
     def cost_factor(
-        self, held: Float[Array, " entities"], allocation: Float[Array, " entities"]
+        self,
+        task: Task,
+        held: Float[Array, " entities"],
+        allocation: Float[Array, " entities"],
     ) -> Float[Array, ""]:
         """The fraction of wealth left after trading; nobody trades where nobody is listed."""
-        factor = self.costs.cost_factor(held, allocation)
+        factor = self.costs.among(task.members).cost_factor(held, allocation)
         return factor if self.listed is None else jnp.where(allocation.sum() > 0, factor, 1.0)
 
     def step(
@@ -222,7 +228,7 @@ class Market(Problem):
         growth, drifted = self.grow(task, state.n, allocation)
         equal, _ = self.grow(task, state.n, self.equal(task, state.n))
         ahead = jnp.log(growth) - jnp.log(equal)
-        reward = jnp.log(self.cost_factor(state.held, allocation) * growth)
+        reward = jnp.log(self.cost_factor(task, state.held, allocation) * growth)
         reward = reward - self.tracking.astype(reward.dtype) * ahead**2
         after = Holding(state.n + 1, drifted)
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)

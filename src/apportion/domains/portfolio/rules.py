@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,8 @@ import pandas as pd
 from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
 from apportion.errors import InputError
 
+CASH = "cash"
+"""What cash is called among the instruments, where there is any."""
 _ROUNDING = 1e-9
 
 
@@ -37,6 +39,8 @@ class Rules:
     """Each ticker of a group with the group's number."""
     groups: tuple[tuple[str, float], ...] = ()
     """Name and limit of each group."""
+    cash: bool = False
+    """Cash may be held: its price stands still, it is free of commission and of every other rule."""
 
     @classmethod
     def of(cls, settings: PortfolioSettings) -> "Rules":
@@ -49,6 +53,7 @@ class Rules:
             settings.rebalance,
             members,
             groups,
+            settings.cash,
         )
 
     @classmethod
@@ -87,10 +92,24 @@ class Rules:
         known = dict(self.members)
         return np.array([known.get(ticker, -1) for ticker in tickers], np.int32)
 
+    def check_ranges(self) -> None:
+        """Refuse numbers outside what settings take."""
+        shares = (self.min_weight, self.max_weight, *self.limits)
+        if not all(0 <= share <= 1 for share in shares) or not 0 < self.max_turnover <= 2:
+            raise InputError(f"{self} has a number outside its range")
+        if self.rebalance not in get_args(Rebalance) or not isinstance(self.cash, bool):
+            raise InputError(f"rebalance {self.rebalance!r} and cash {self.cash!r} are not known")
+
     def check(self, tickers: Sequence[str]) -> None:
         """Refuse rules that these instruments together cannot meet."""
         m = len(tickers)
-        if m * self.max_weight < 1 - _ROUNDING:
+        if self.cash and CASH in tickers:
+            raise InputError(
+                f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename '
+                "or drop it"
+            )
+        # Cash takes what no instrument can.
+        if not self.cash and m * self.max_weight < 1 - _ROUNDING:
             raise InputError(
                 f"max_weight {self.max_weight:g}: {m} instruments can then hold only "
                 f"{m * self.max_weight:.4g} of the wealth; choose at least {1 / m:.4g}, or give more "
@@ -119,7 +138,7 @@ class Rules:
             min(limit, size * self.max_weight)
             for limit, size in zip(self.limits, sizes, strict=True)
         ]
-        room = sum(held) + (len(tickers) - sum(sizes)) * self.max_weight
+        room = self.cash + sum(held) + (len(tickers) - sum(sizes)) * self.max_weight
         if room < 1 - _ROUNDING:
             raise InputError(
                 f"the groups and the instruments in none can together hold only {room:.4g} of the "
@@ -145,6 +164,8 @@ class Rules:
         parts += [f"at most {100 * limit:g}% in {name}" for name, limit in self.groups]
         if self.max_turnover < 2:
             parts.append(f"at most {self.max_turnover:g} traded at a time")
+        if self.cash:
+            parts.append("cash where it likes")
         if self.rebalance != "daily":
             parts.append(f"rebalanced {self.rebalance}")
         return ", ".join(parts)
@@ -168,7 +189,7 @@ def rebalancing_days(dates: np.ndarray, rebalance: Rebalance) -> np.ndarray:
 def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, float], ...]]:
     """Members and limits of the groups in a CSV file with columns ticker, group and limit."""
     try:
-        table = pd.read_csv(path, dtype=str, skipinitialspace=True)
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a CSV of ticker, group and limit") from None
     except Exception as error:
@@ -180,7 +201,7 @@ def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[st
             raise InputError(
                 f'{path}: column "{column}" is missing; the columns are ticker, group and limit'
             )
-        empty = np.flatnonzero(table[column].isna())
+        empty = np.flatnonzero(table[column].str.strip() == "")
         if len(empty):
             raise InputError(
                 f'{path}: column "{column}" is empty at line {empty[0] + 2}; fill it in'

@@ -54,8 +54,11 @@ class PortfolioSettings(TrainingSettings):
     """Units of the recurrent network."""
     learning_rate: float = 2.8e-4
     """Step size of Adam."""
-    cost: float = 0.0025
-    """Commission c, a fraction of the value traded."""
+    cost: float | Path = 0.0025
+    """Commission c, a fraction of the value traded: one number, or a CSV file with columns ticker and
+    cost, or ticker, buy and sell."""
+    cash: bool = False
+    """Let the policy hold cash, which pays no commission and no interest."""
     recency: float = 5e-5
     """How strongly batches favour recent days."""
     act_periods: int = 0
@@ -83,6 +86,10 @@ class PortfolioSettings(TrainingSettings):
         for name in ("k", "eta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
+        if not isinstance(self.cost, Path) and not 0 <= self.cost < 0.5:
+            raise InputError(
+                f"cost is {self.cost}; it must be a fraction of at least 0 and below 0.5, or a file"
+            )
         if self.tracking < 0 or self.learning_rate <= 0:
             raise InputError("tracking must be >= 0 and learning_rate > 0")
 
@@ -93,7 +100,7 @@ class PortfolioSettings(TrainingSettings):
                 f"min_weight {low:g} and max_weight {high:g}: they must satisfy "
                 "0 <= min_weight < max_weight <= 1"
             )
-        if m * high < 1 - 1e-9:
+        if not self.cash and m * high < 1 - 1e-9:
             raise InputError(
                 f"max_weight {high:g}: the {m} instruments of a task can then hold only "
                 f"{m * high:.4g} of the wealth; choose at least {1 / m:.4g}, or a larger task_size"

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.domains.portfolio.cash import everyone
 from apportion.domains.portfolio.constrained import constrain, unconstrained
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Holding, Market
@@ -29,6 +30,7 @@ from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
 from apportion.priority import Selection
 from apportion.problem import Problem
+from apportion.simplex import Head
 from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
 from apportion.trees import repeat
@@ -156,7 +158,10 @@ def untrained_policies(
     channels: int, settings: PortfolioSettings, keys: Key[Array, " runs"]
 ) -> Policy:
     """The policies that training starts from, stacked, one for each key."""
-    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, key=key))(keys)
+    head = Head(cash=settings.cash)
+    first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, head=head, key=key))(
+        keys
+    )
     return constrain(first, Rules.of(settings))
 
 
@@ -222,7 +227,12 @@ def choose_tasks(
 ) -> tuple[np.ndarray, np.ndarray, Tasks]:
     """Instruments to train on, instruments held out, and the tasks among the former."""
     seen, unseen = split_entities(universe, settings.held_out, seed=settings.seed)
-    return seen, unseen, tasks_among(seen, settings)
+    return seen, unseen, with_cash(tasks_among(seen, settings), universe, settings)
+
+
+def with_cash(tasks: Tasks, universe: int, settings: PortfolioSettings) -> Tasks:
+    """The tasks with cash in front, where the settings have it; it is the universe's last entity."""
+    return tasks.with_entity(universe) if settings.cash else tasks
 
 
 def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Tasks:
@@ -247,7 +257,7 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     market = Market.of(
         prices,
         window=settings.window,
-        costs=Costs(settings.cost),
+        costs=Costs.of(settings.cost, prices.tickers, cash=settings.cash),
         tracking=settings.tracking,
         rules=rules,
     )
@@ -278,6 +288,7 @@ def next_allocation(
 ) -> Float[Array, " entities"]:
     """The allocation for the period after the last row, given today's drifted shares (or equal).
 
+    Where the rules have cash, it comes first, in `held` too.
     `rules` are those the policy was trained with. What is held stays where the last row is no day to
     rebalance; without `held` the portfolio is set up on that day, whichever it is.
     """
@@ -287,8 +298,9 @@ def next_allocation(
         )
     if rules is not None:
         rules.check(prices.tickers)
-    market = Market.ending(prices, window=window, rules=rules)
-    task = Tasks.of([range(len(prices.tickers))])[0]
+    cash = rules is not None and rules.cash
+    market = Market.ending(prices, window=window, costs=Costs(cash=cash), rules=rules)
+    task = everyone(len(prices.tickers), cash=cash)
     shares = market.start(task) if held is None else jnp.asarray(held, jnp.float32)
     now = Holding(jnp.zeros((), jnp.int32), shares)
     wanted = policy(market.observe(task, now), task.mask)

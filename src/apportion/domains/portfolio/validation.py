@@ -28,6 +28,7 @@ from apportion.domains.portfolio.training import (
     tasks_among,
     train_ensembles,
     training_market,
+    with_cash,
 )
 from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.walk_forward import Years
@@ -163,7 +164,8 @@ def validation_tasks(universe: int, settings: PortfolioSettings, instruments: in
     apart = np.random.default_rng([settings.seed, 1]).permutation(seen)[:instruments]
     size = min(settings.task_size, instruments)
     count = min(_TESTED, count_tasks(instruments, size))
-    return draw_tasks(np.sort(apart), size, count, seed=settings.seed)
+    tasks = draw_tasks(np.sort(apart), size, count, seed=settings.seed)
+    return with_cash(tasks, universe, settings)
 
 
 def select_variant(
@@ -204,7 +206,8 @@ def select_variant(
     past = training_market(prices.until(prices.dates[spans.firsts[-1]]), settings)
     seen, _, own = choose_tasks(len(prices.tickers), settings)
     if tasks is not None:
-        own = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
+        left = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
+        own = with_cash(left, len(prices.tickers), settings)
     tested = own[: min(len(own), _TESTED)] if tasks is None else tasks
     score = _scorer(prices, settings, spans, tested, [(k, eta) for k in ks for eta in etas])
     rows: list[pd.DataFrame] = []
@@ -235,7 +238,7 @@ def _scorer(
     pairs: list[tuple[float, float]],
 ) -> Callable[[Policy], pd.DataFrame]:
     """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
-    costs = Costs(settings.cost, exact=True)
+    costs = Costs.of(settings.cost, prices.tickers, exact=True, cash=settings.cash)
     rules = Rules.of(settings)
     market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
     test = replace(market, horizon=max(spans.days))

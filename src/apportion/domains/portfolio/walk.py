@@ -98,7 +98,7 @@ def _walk(
         wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
         allocation = market.traded(task, n, before, wanted, enter=held is None)
         growth, after = market.grow(task, n, allocation)
-        factor = market.cost_factor(before, allocation)
+        factor = market.cost_factor(task, before, allocation)
         turnover = jnp.abs(allocation - before).sum()
         return after, (allocation, growth, factor, turnover)
 

@@ -21,6 +21,7 @@ from apportion.domains.portfolio.backtest import (
     accounted,
     lazy_rebalancing,
 )
+from apportion.domains.portfolio.cash import WithoutCash, everyone, relatives_of
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
@@ -35,7 +36,7 @@ from apportion.domains.portfolio.training import (
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 from apportion.trees import grouped, take
 
 
@@ -91,17 +92,19 @@ def walk_forward(
         key=jax.random.key(settings.seed),
     )
     teams = [compose(take(last[0], place), settings) for place in range(len(years))]
-    costs = Costs(settings.cost, exact=True)
+    costs = Costs.of(settings.cost, prices.tickers, exact=True, cash=settings.cash)
     rules = Rules.of(settings)
     whole = replace(Market.of(prices, window=settings.window, costs=costs), horizon=max(spans.days))
+    free = WithoutCash if rules.cash else lambda policy: policy
     ruled = whole.ruled(prices, rules)
-    everyone = Tasks.of([range(len(prices.tickers))])[0]
+    task = everyone(len(prices.tickers), cash=rules.cash)
+    relatives = relatives_of(prices, cash=rules.cash)
     allocations = {
-        name: _carry(policies, market, spans, everyone, prices.relatives())
+        name: _carry(policies, market, spans, task, relatives)
         for name, policies, market in (
             ("policy", teams, ruled),
-            (LAZY, [lazy_rebalancing()] * len(years), whole),
-            (EQUAL, [EqualShares()] * len(years), whole),
+            (LAZY, [free(lazy_rebalancing())] * len(years), whole),
+            (EQUAL, [free(EqualShares())] * len(years), whole),
         )
     }
     return accounted(prices, spans.firsts[0], allocations, settings.cost, {"policy": rules})
