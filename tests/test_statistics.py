@@ -9,6 +9,7 @@ from apportion.statistics import (
     compare,
     holm,
     interquartile_mean,
+    interval,
     judge,
     mean_over,
     of_means,
@@ -159,3 +160,9 @@ def test_clusters_without_size_are_none_and_one_cluster_has_no_interval():
     assert (alone.value, alone.low, alone.n) == (1.5, -np.inf, 1)
     with pytest.raises(InputError, match="some size"):
         clustered_ratio((np.zeros(2), np.zeros(2)))
+
+
+def test_the_middle_of_resampled_statistics_leaves_out_as_much_at_both_ends():
+    assert interval(np.arange(1001.0)) == (25.0, 975.0)
+    assert interval(np.arange(101.0), confidence=0.9) == (5.0, 95.0)
+    assert interval(np.array([np.nan, 1.0, np.inf])) == (1.0, 1.0)

@@ -6,6 +6,7 @@ import pytest
 
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
+from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
@@ -90,3 +91,10 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
 def test_bad_records_get_one_sentence(record, words):
     with pytest.raises(InputError, match=words):
         Budget(*record)
+
+
+@pytest.mark.parametrize(("method", "count"), [("stl", 1), ("mtl", 3), ("pmtl", 3)])
+def test_single_task_learning_is_given_the_first_task_alone(method, count):
+    tasks = draw_tasks(10, 3, 3)
+    given = TrainingSettings(method=method).trained_tasks(tasks)
+    np.testing.assert_array_equal(given.members, tasks.members[:count])

@@ -10,7 +10,7 @@ from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarr
 from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.advantages import Critic, Experience, PairedMean, generalised_advantages
-from apportion.learners.ppo import PPO, roll_out
+from apportion.learners.ppo import PPO, clipped_gain, roll_out
 from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.priority import Priority
@@ -148,3 +148,18 @@ def test_what_cannot_be_explored_or_paired_is_refused():
         PPO().start(EqualShares())
     with pytest.raises(InputError, match="at least 2"):
         PPO(rollouts=1)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "gain"),
+    [
+        (1.5, 2.0, 2.4),  # better than before: no more than the clip
+        (0.5, 2.0, 1.0),  # worse: all of it
+        (1.5, -2.0, -3.0),  # worse: all of it
+        (0.5, -2.0, -1.6),  # better: no more than the clip
+        (1.1, 2.0, 2.2),
+    ],
+)
+def test_a_gain_is_counted_up_to_the_clip_and_a_loss_in_full(ratio, advantage, gain):
+    found = clipped_gain(*(jnp.asarray(x, float) for x in (ratio, advantage, 0.2)))
+    assert float(found) == pytest.approx(gain, rel=1e-6)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from apportion.errors import InputError
+from apportion.statistics import Estimate
 from apportion.theory import draw_counts, draw_transitions, random_family, should_pool
+from apportion.theory.pooling import TaskAnswer
 
 
 def family(spread, seed=0):
@@ -93,3 +95,11 @@ def test_transitions_that_cannot_be_used_are_refused(change, says):
 def test_a_discount_outside_its_range_is_refused():
     with pytest.raises(InputError, match="gamma: 1"):
         should_pool(draw_transitions(family(0.1), 20), gamma=1.0)
+
+
+def test_the_crossover_is_where_the_noise_saved_equals_the_distance():
+    answer = TaskAnswer("shop", 100, Estimate(0.1, 0.05, 0.2, 400), 0.5, 0.3)
+    # 100 samples leave .5^2 - .3^2 = .16 to save; at 1600 it is .01, the distance squared.
+    assert answer.crossover == pytest.approx(1600)
+    assert answer.gain == pytest.approx(0.15)
+    assert TaskAnswer("shop", 100, Estimate(0.0, 0.0, 0.2, 400), 0.5, 0.3).crossover == np.inf

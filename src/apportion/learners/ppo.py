@@ -178,8 +178,7 @@ class PPO(Learner):
             def period(observation, action, log_prob, advantage, target):
                 scores, here = policy.observed_scores(observation, mask), observation.present(mask)
                 ratio = jnp.exp(trained[1].log_prob(scores, here, action) - log_prob)
-                held = jnp.clip(ratio, 1 - self.clip, 1 + self.clip)
-                gain = jnp.minimum(ratio * advantage, held * advantage)
+                gain = clipped_gain(ratio, advantage, self.clip)
                 return self.baseline.loss(trained[2], observation, mask, target) - gain
 
             return mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
@@ -204,6 +203,16 @@ class PPO(Learner):
 
 # One object for all learners, so that equal settings compile once.
 _ADAM = optax.scale_by_adam()
+
+
+def clipped_gain(ratio: Scalar, advantage: Scalar, clip: Scalar) -> Scalar:
+    """What a new probability gains, up to the clip; what it loses counts in full.
+
+    >>> float(clipped_gain(jnp.float32(2.0), jnp.float32(1.0), jnp.float32(0.5)))
+    1.5
+    """
+    held = jnp.clip(ratio, 1 - clip, 1 + clip)
+    return jnp.minimum(ratio * advantage, held * advantage)
 
 
 def roll_out(

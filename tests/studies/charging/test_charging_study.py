@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.studies.charging import charging
 from apportion.studies.charging.charging import plan
 from apportion.studies.charging.findings import conclude, kwh_of, lead
 
@@ -61,3 +63,23 @@ def test_every_way_to_train_is_a_cell_of_its_own():
     names = [cell.name for cell in plan(scale="quick").cells]
     assert names == ["schedulers", "mtl", "pmtl", "stl", "ppo", "only-caltech", "only-jpl"]
     assert plan(scale="quick").digest != plan(scale="paper").digest
+
+
+def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
+    seen: dict = {}
+
+    def take_down(problem, tasks, *others, **options):
+        seen.update(tasks=tasks, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(charging, "train_runs", take_down)
+    study = plan(scale="quick")
+    cells = {cell["trained"]: cell for cell in study.cells}
+    with pytest.raises(KeyboardInterrupt):
+        list(study.compute([cells["stl"]], lambda what, fraction: None))
+    single = np.asarray(seen["tasks"].members)
+    # Two policies, a garage of ten stations each, of other stations, at equal updates.
+    assert single.shape == (2, 1, 10)
+    assert (single[0] != single[1]).any()
+    assert seen["steps"] == study.settings["training"]["steps"]
+    assert float(seen["selection"].alpha) == 0.0

@@ -115,6 +115,15 @@ def test_methods_that_are_equal_are_not_called_better():
     assert verdicts["MTL is not worse than STL by more than .01"].holds
 
 
+def test_what_is_far_from_the_informed_share_is_said_to_be():
+    rows = made_up_rows(0.05)
+    claim = "MTL, rich state, comes within .005 of the share that knows the minority"
+    for less, outcome in ((0.0, "holds"), (0.02, "does-not-hold")):
+        lower = rows.assign(tested=rows["tested"] - less * (rows["state"] == "rich"))
+        study = fig6.conclude(lower, {"state": "accuracy", "seeds": [0, 1]})
+        assert {v.claim: v.outcome for v in study.verdicts}[claim] == outcome
+
+
 def test_the_table_has_the_first_round_above_nine_tenths():
     rows = study_of(0.05).table.set_index("method")
     assert rows["first round above .90"].isna()["FedAvg"]

@@ -133,6 +133,15 @@ def test_multi_task_methods_differ_by_alpha_alone(given, prices):
         assert len(np.unique(keys[:, 0], axis=0)) == 4
 
 
+@pytest.mark.parametrize("program", ["mtl-pmtl-4", "stl-1"])
+def test_no_day_of_a_test_year_is_in_the_market_trained_on(given, prices, program):
+    run = given(program)
+    # The market ends before the last test year; each run's length before its own.
+    assert run["market"].prices.shape[0] == prices.row("2002-01-01")
+    ends = np.asarray(run["lengths"]) + run["market"].window
+    assert set(ends.tolist()) == {prices.row(f"{year}-01-01") for year in (2001, 2002)}
+
+
 def test_a_single_task_policy_is_given_one_task(given, prices):
     run = given("stl-1")
     np.testing.assert_array_equal(run["selection"].alpha, 0.0)

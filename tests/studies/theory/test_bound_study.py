@@ -1,5 +1,6 @@
 """Measured suboptimality against both theorems."""
 
+import pandas as pd
 import pytest
 
 from apportion.studies.theory import bound
@@ -25,3 +26,19 @@ def test_both_theorems_hold_in_five_hundred_runs():
     study = bound.plan(scale="paper").run()
     assert len(study.table) == 500 * 8
     check(study)
+
+
+def test_one_broken_run_is_enough_to_break_a_theorem():
+    table = pd.DataFrame(
+        {
+            "spread": 0.1,
+            "run": [0, 0, 1, 1],
+            "measured": [0.5, 1.2, 0.5, 0.9],
+            "theorem_1_prime_total": 1.0,
+            "theorem_1_total": 1.5,
+        }
+    )
+    plain, prime, order = bound._share_verdicts(table)
+    assert (prime.outcome, prime.estimate, prime.n) == ("does-not-hold", 0.5, 2)
+    assert plain.outcome == order.outcome == "holds"
+    assert all(verdict.exact and verdict.p is None for verdict in (plain, prime, order))

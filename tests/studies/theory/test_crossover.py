@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from apportion.studies.theory import crossover
+from apportion.theory.mdp import random_family
 
 
 def check(study, open_at_this_size=()):
@@ -39,3 +40,23 @@ def test_the_crossing_is_read_between_sizes():
     np.testing.assert_allclose(crossover.crossing(falling, level), 500)
     assert crossover.crossing(falling, level / 1e6) == np.inf
     assert crossover.crossing(falling, level * 1e6) == 0
+
+
+def test_the_predicted_crossover_is_plain_arithmetic():
+    family = random_family(states=3, actions=2, tasks=8, spread=0.3, gamma=0.7, runs=2, seed=4)
+    variances, backups = [], np.empty((2, 8, 3, 2))
+    for run in range(2):
+        kernel, reward = family.kernel[run].mean(0), family.reward[run].mean(0)
+        value = np.zeros(3)
+        for _ in range(200):
+            value = (reward + 0.7 * kernel @ value).max(-1)
+        for t, x, a in np.ndindex(8, 3, 2):
+            chances = family.kernel[run, t, x, a]
+            mean = (chances * value).sum()
+            variances.append((chances * (value - mean) ** 2).sum())
+            backups[run, t, x, a] = family.reward[run, t, x, a] + 0.7 * mean
+    noise = 0.1**2 + 0.7**2 * np.mean(variances)
+    distance = np.mean((backups - backups.mean(1, keepdims=True)) ** 2)
+    # A task alone has N / 6 samples of each pair; the pool of 8 takes 7/8 of its noise away.
+    expected = 6 * noise * (7 / 8) / distance
+    assert crossover.predicted_crossover(family) == pytest.approx(expected, rel=1e-6)

@@ -84,3 +84,8 @@ def test_the_theorems_distance_is_proportional_to_the_range_of_the_betas():
         found = fig1.ordering_distance(spaced_betas(10, spread))
         np.testing.assert_allclose(found, 0.468 * spread, rtol=1e-3)
     assert fig1.ordering_distance(spaced_betas(10, 0.0)) == 0
+
+
+def test_a_slope_is_the_power_of_a_power_law():
+    sizes = np.array(fig1.SIZES, float)
+    np.testing.assert_allclose(fig1.slope(3 * sizes**-1.1, sizes), -1.1)
