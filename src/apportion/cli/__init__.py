@@ -4,6 +4,7 @@
 `--json` standard output carries one JSON object and nothing else. JAX starts only where it is needed.
 """
 
+import errno
 import os
 import sys
 import warnings
@@ -43,6 +44,17 @@ examples:
 All options of a command: apportion COMMAND --help
 """
 
+_DISK = {
+    getattr(errno, name)
+    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOTDIR", "EISDIR", "EIO")
+    if hasattr(errno, name)
+}
+"""What a disk, or who owns it, refuses; Windows knows fewer of these."""
+_WAY_OUT = (
+    "make room or choose a place that can be written to; what was saved before is whole, and a run "
+    "goes on with `apportion resume`"
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
@@ -61,13 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader of our output has gone, as `| head` does; there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
-    except Exception:
-        import traceback
-
-        traceback.print_exc()
-        print("apportion: this is a bug in apportion, please report it", file=sys.stderr)
-        code = 1
+    except Exception as error:
+        code = _describe_failure(error)
     sys.exit(code)
+
+
+def _describe_failure(error: Exception) -> int:
+    """Say what went wrong, and whose fault it is: the disk's, or ours."""
+    if isinstance(error, OSError) and error.errno in _DISK:
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"apportion: {place}{error.strerror}; {_WAY_OUT}", file=sys.stderr)
+        return 2
+    import traceback
+
+    traceback.print_exception(error)
+    print("apportion: this is a bug in apportion, please report it", file=sys.stderr)
+    return 1
 
 
 def _run(argv: list[str], out: TextIO) -> None:

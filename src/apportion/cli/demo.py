@@ -1,7 +1,6 @@
 """`apportion demo`: the main job on embedded data, ending with the path of its report."""
 
 import json as jsons
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -183,7 +182,7 @@ def _other_domains() -> list[dict[str, Any]]:
 
 def _remove_earlier_demo(folder: Path) -> None:
     """Make room in a folder that holds a demo and nothing else; refuse one that holds anything else."""
-    from apportion.runs.folder import load_run, require_free, require_writable
+    from apportion.runs.folder import load_run, remove, require_free, require_writable
 
     if not (folder / "settings.toml").is_file():
         require_free(folder)
@@ -199,4 +198,4 @@ def _remove_earlier_demo(folder: Path) -> None:
             "with --out"
         )
     for entry in found:
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        remove(entry)

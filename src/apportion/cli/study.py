@@ -126,7 +126,7 @@ def _check_folders(name: str, out: Path) -> None:
 def _whole(rows: Path) -> bool:
     """Whether a Parquet file begins and ends as one does."""
     content = rows.read_bytes()
-    return content[:4] == content[-4:] == b"PAR1"
+    return len(content) > 8 and content[:4] == content[-4:] == b"PAR1"
 
 
 def _place(options: StudyOptions) -> Any:

@@ -4,7 +4,8 @@ A domain's settings extend `TrainingSettings` with fields of their own. Nothing 
 same dataclass is the Python argument, the command line and the settings file.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from apportion.errors import InputError
@@ -56,6 +57,8 @@ class TrainingSettings:
 
     def __post_init__(self):
         check_choices(self)
+        check_finite(self)
+        check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
 
     def check_at_least(self, minimum: int, *names: str) -> None:
@@ -85,6 +88,21 @@ class TrainingSettings:
     def trained_tasks(self, tasks: "Tasks") -> "Tasks":
         """The tasks that the method learns from: all, or the first alone."""
         return tasks[:1] if self.method == "stl" else tasks
+
+
+def check_finite(settings: Any) -> None:
+    """Refuse nan and inf, which are numbers to Python and to TOML."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise InputError(f"{field.name} is {number}; it must be a finite number")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is no 32-bit number: every generator takes those, and no other."""
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed}; it must be a whole number from 0 to {2**32 - 1}")
 
 
 def check_choices(settings: Any) -> None:

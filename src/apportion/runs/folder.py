@@ -18,6 +18,8 @@ its checkpoint, so that none is lost and none is there twice.
 import hashlib
 import io
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,13 +64,7 @@ class Run:
     def create(cls, folder: Path, job: str, settings: Any, environment: dict[str, Any]) -> "Run":
         """Start a run in a folder that holds none yet."""
         folder = Path(folder)
-        if (folder / "settings.toml").exists():
-            raise InputError(
-                f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
-                "choose another folder"
-            )
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: is a file; choose a folder")
+        require_free(folder)
         # Settings come last: a folder that has them is a run, and has everything else.
         write_json(folder / "environment.json", environment)
         write_atomic(folder / "settings.toml", to_toml(settings, job).encode())
@@ -88,7 +84,13 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, device, seed and data."""
-        return json.loads((self.folder / "environment.json").read_text())
+        found = read_json(self.folder / "environment.json")
+        if not isinstance(found, dict) or not {"data", "versions"} <= found.keys():
+            raise InputError(
+                f"{self.folder / 'environment.json'}: does not say versions and data, so it is not "
+                "what the run wrote; put it back, or train anew in another folder"
+            )
+        return found
 
     @property
     def finished(self) -> bool:
@@ -99,7 +101,7 @@ class Run:
     def results(self) -> dict[str, Any]:
         """The trained policy's results, as the job measured them."""
         self._require_finished()
-        return json.loads((self.folder / "results.json").read_text())
+        return read_json(self.folder / "results.json")
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -178,7 +180,7 @@ class Run:
         path = self.folder / "choice.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = read_json(path)
         self._require_same_settings(kept, path)
         return kept["choice"]
 
@@ -249,6 +251,54 @@ class Run:
 
 def _part(step: int, suffix: str) -> str:
     return f"step-{step:09d}.{suffix}"
+
+
+def require_free(folder: Path) -> None:
+    """Refuse a folder in which no new run can be written: others' files are never overwritten."""
+    if (folder / "settings.toml").exists():
+        raise InputError(
+            f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
+            "choose another folder"
+        )
+    require_writable(folder)
+    files = [entry.name for entry in folder.glob("*") if not entry.name.startswith(".")]
+    if files:
+        raise InputError(
+            f"{folder}: holds other files, such as {min(files)}; choose a new or an empty folder"
+        )
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work is done for it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; choose a folder")
+    parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    if not parent.is_dir():
+        raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: {parent} cannot be written to; choose another folder")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def read_json(path: Path) -> Any:
+    """A run's JSON file, or one sentence on what is wrong with it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; put it back from a copy") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}: not valid JSON ({error}); it is damaged, so put it back from a copy"
+        ) from None
 
 
 def load_run(folder: Path | str) -> Run:

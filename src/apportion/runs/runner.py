@@ -24,7 +24,7 @@ from apportion.errors import InputError
 from apportion.runs.atomic import write_json
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.runs.folder import Run, load_run
+from apportion.runs.folder import Run, load_run, remove, require_free
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
@@ -81,12 +81,33 @@ def start_run(
     Stopped
         The user asked to stop; everything is saved.
     """
+    folder = Path(folder)
+    require_free(folder)
     prepared = prepare(job, settings)
     device = jax.devices()[0]
     device_name = f"{device.platform}: {device.device_kind}"
     facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
+    was_there = folder.exists()
     run = Run.create(folder, job, settings, facts)
-    return _train(run, prepared, progress, tensorboard)
+    try:
+        return _train(run, prepared, progress, tensorboard)
+    except Stopped:
+        raise
+    except InputError:
+        # Refused before the first step was saved: there is nothing to resume.
+        if not any(folder.glob("checkpoints/*")):
+            _take_back(folder, was_there)
+        raise
+
+
+def _take_back(folder: Path, was_there: bool) -> None:
+    """Remove a run that was just made; what is hidden in a folder that was there is someone else's."""
+    if not was_there:
+        remove(folder)
+        return
+    for entry in list(folder.iterdir()):
+        if entry.name == ".lock" or not entry.name.startswith("."):
+            remove(entry)
 
 
 def resume_run(folder: Path, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:

@@ -6,6 +6,7 @@ midnight. Its need is what was delivered, or less where 6.656 kW could not give 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import date
 
 import jax.numpy as jnp
 import numpy as np
@@ -174,9 +175,9 @@ def split_stations(
 
 def _as_day(day: str | np.datetime64) -> np.datetime64:
     try:
-        return np.datetime64(str(day), "D")
+        return np.datetime64(date.fromisoformat(str(day)), "D")
     except ValueError:
-        raise InputError(f"date {day!r} is not a day; write it as 2019-01-02") from None
+        raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
 
 
 def _whole_periods(
