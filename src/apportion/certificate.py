@@ -231,33 +231,33 @@ class Certificate:
 
     def plot(self) -> Figure:
         """The wealth of both bets, and below it the mean gain with its bounds."""
-        g = self.gains
+        g, bets = self.gains, np.arange(1, len(self.means) + 1)
         figure = Figure(figsize=(8, 5.5), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        when = g.labels()[self.ends]
         for name, wealth in (("better", self.log_better), ("worse", self.log_worse)):
-            above.plot(when, np.exp(np.clip(wealth, -23, _MOST)), label=f"{g.policy} is {name}")
+            path = np.exp(np.clip(np.append(0.0, wealth), -23, _MOST))
+            above.plot(np.append(0, bets), path, label=f"bet that the {g.policy} is {name}")
         above.axhline(self.threshold, color="black", linestyle="--", linewidth=1)
-        above.annotate(
-            f"verdict at {self.threshold:g}",
-            (0.01, self.threshold),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=8,
-        )
+        if self.decided is not None:
+            above.axvline(self.decided + 1, color="black", linestyle=":", linewidth=1)
         above.set_yscale("log")
-        above.set_ylabel("wealth of the bet")
-        above.set_title(f"{g.policy} against {g.baseline}: {self.verdict}", loc="left", fontsize=11)
+        above.set_ylabel(f"wealth; the verdict falls at {self.threshold:g}")
+        above.set_title(
+            f"{g.policy} against {g.baseline}: {self.verdict}{self._when()}",
+            loc="left",
+            fontsize=11,
+        )
         above.legend(frameon=False, fontsize=9)
-        mean = np.cumsum(self.means) / np.arange(1, len(self.means) + 1)
-        below.fill_between(when, 100 * self.bounds.lower, 100 * self.bounds.upper, alpha=0.2)
-        below.plot(when, 100 * mean)
+        below.fill_between(bets, 100 * self.bounds.lower, 100 * self.bounds.upper, alpha=0.2)
+        below.plot(bets, 100 * np.cumsum(self.means) / bets)
         below.axhline(0, color="black", linewidth=1)
-        below.set_ylabel(f"points of {g.unit}")
+        below.set_ylabel(f"mean gain, points\nof {g.unit}", fontsize=9)
+        # By bets and not by days: a record may have long gaps.
+        shown = np.unique(np.linspace(0, max(len(bets) - 1, 0), 7).round().astype(int))[: len(bets)]
+        below.set_xticks(bets[shown], [str(day) for day in g.labels()[self.ends[shown]]])
+        below.set_xlabel(f"{g.period} of the bet")
         for axes in (above, below):
             axes.grid(alpha=0.3)
-        figure.autofmt_xdate()
         return figure
 
     @cached_property

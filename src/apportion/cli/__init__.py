@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("train", "train a policy: charging, portfolio, federated or budget"),
     "resume": ("train", "continue a run exactly where it stopped"),
     "backtest": ("backtest", "a trained policy on past data, with baselines"),
+    "certify": ("certify", "may a policy be switched on? certified, not yet, or harmful"),
     "allocate": ("allocate", "the next period's allocation"),
     "study": ("study", "a figure or claim of the paper, with its verdict"),
     "report": ("study", "one HTML page of a run or a study"),
@@ -38,6 +39,7 @@ examples:
   apportion train charging --out runs/garage
   apportion train portfolio --prices prices.csv --out runs/first
   apportion backtest runs/first --prices prices.csv --start 2019-01-01 --json
+  apportion certify runs/first --against lazy-crp --data prices.csv
   apportion allocate runs/first --prices prices.csv --json
   apportion study fig1 --out studies/fig1
 

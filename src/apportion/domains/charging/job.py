@@ -3,6 +3,7 @@
 It is tested where nothing was fitted: at stations never trained on, and on the days after training.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 from apportion.domains.charging.backtest import POLICY, ChargingBacktest, backtest
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.example_day import busiest, cars, power
+from apportion.domains.charging.peers import Schedule
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
@@ -151,6 +153,8 @@ def backtest_policy(
     capacity: float = _TESTED_CAPACITY,
     tasks: int = _TESTED_TASKS,
     unseen: bool = False,
+    peers: Mapping[str, Schedule] | None = None,
+    optimum: bool = True,
 ) -> ChargingBacktest:
     """A trained policy beside every scheduler on a file of sessions.
 
@@ -166,6 +170,8 @@ def backtest_policy(
         Stations behind a feeder, its capacity as a share of their full rate, and how many are drawn.
     unseen
         Only stations that were not trained on.
+    peers, optimum
+        As in `backtest`: other schedulers than all of them, and whether the optimum is solved.
     """
     if saved.get("job") != "charging":
         raise InputError(
@@ -198,6 +204,8 @@ def backtest_policy(
         capacity=capacity,
         task_size=size,
         tasks=tasks,
+        peers=peers,
+        optimum=optimum,
     )
 
 

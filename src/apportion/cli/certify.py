@@ -1,0 +1,188 @@
+"""`apportion certify`: has a trained policy earned its place, against what decides today?"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from apportion.cli.options import (
+    AllowJumps,
+    File,
+    Folder,
+    Json,
+    finished_run,
+    jumps_allowed,
+    own_data,
+    refuse_options,
+)
+from apportion.errors import InputError
+
+_Name = Annotated[str, Parameter(metavar="NAME")]
+_JOBS = ("charging", "portfolio", "federated", "demo")
+
+
+@dataclass(frozen=True)
+class GarageOptions:
+    """What the certificate of a charging run may be told."""
+
+    site: str | None = None
+    """The site; needed where the file has several."""
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    stations: int | None = None
+    """Stations behind one feeder; by default as in training."""
+    capacity: float | None = None
+    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
+    tasks: int | None = None
+    """Garages to draw among the site's stations; 8 by default."""
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """What the certificate of a federated run may be told."""
+
+    federations: int | None = None
+    """Federations to try it in, 40 by default; more go on from the same first ones."""
+
+
+def certify(
+    folder: Folder,
+    /,
+    *,
+    against: _Name,
+    data: File = None,
+    alpha: float = 0.05,
+    block: int = 1,
+    bound: float | None = None,
+    out: File = None,
+    json: Json = False,
+    allow_jumps: AllowJumps = False,
+    garage: Annotated[GarageOptions, Parameter(name="*", group="Charging")] = GarageOptions(),  # noqa: B008
+    federation: Annotated[
+        FederationOptions, Parameter(name="*", group="Federated")
+    ] = FederationOptions(),  # noqa: B008
+) -> Any:
+    """Say whether a policy may be switched on: certified, not yet, or harmful.
+
+    The policy runs in the shadow of a baseline on data it was not trained on, and two gamblers bet on its
+    gains: one that it is better, one that it is worse. Who has 2/alpha has won. Ask as often as you like,
+    with more data each time: a wrong verdict has probability alpha at most over all times together.
+
+    A gain is that of a day (charging: share of the need met), of a week (portfolios: log growth, net of
+    costs) or of a federation (test accuracy after the last round).
+
+    Example: `apportion certify runs/garage --against llf --data sessions.csv --site north`
+
+    Example: `apportion certify runs/first --against lazy-crp --data prices.csv --json`
+
+    Parameters
+    ----------
+    folder
+        Folder of a finished charging, portfolio or federated run.
+    against
+        What decides today: llf, lazy-crp, fedavg or another by its name; or the folder of another run.
+    data
+        Sessions, prices or mnist.npz, newer than what it was trained on; without it, the run's own file.
+    alpha
+        How likely a wrong verdict may be, between 0 and 1.
+    block
+        Consecutive periods whose mean is one bet, for gains that hang together.
+    bound
+        What a gain counts at most, by default 0.05 of a day's need, 0.01 of log growth a week, or 0.25 of
+        accuracy. Decide on it before you look.
+    out
+        A file for the plot (.png), or a folder for plot, table and JSON; by default certificate.png in the
+        run's folder.
+    """
+    run = finished_run(folder, *_JOBS)
+    _check(alpha, block, bound)
+
+    from apportion.runs.policy_file import load_about
+
+    about = load_about(folder)
+    job = about.get("job", run.job)
+    options = {
+        "charging": asdict(garage),
+        "portfolio": {"allow_jumps": allow_jumps},
+        "federated": asdict(federation),
+    }
+    for other in options.keys() - {job}:
+        refuse_options(folder, job, **options[other])
+    options = {name: value for name, value in options[job].items() if value is not None}
+    if bound is not None:
+        options["bound"] = bound
+    gains = {"charging": _charging, "portfolio": _portfolio, "federated": _federated}[job](
+        run, about, data, against, options
+    )
+    made = gains.certify(alpha=alpha, block=block)
+    wrote = _write(made, folder / "certificate.png" if out is None else out)
+    return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
+
+
+def _check(alpha: float, block: int, bound: float | None) -> None:
+    """Refuse numbers that make no certificate, before anything slow is started."""
+    if not 0 < alpha < 1:
+        raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
+    if block < 1:
+        raise InputError(f"--block is {block}; it must be at least 1 period")
+    if bound is not None and not 0 < bound < float("inf"):
+        raise InputError(f"--bound is {bound:g}; it must be above 0")
+
+
+def _charging(
+    run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
+) -> Any:
+    from apportion.domains.charging.gains import daily_gains
+    from apportion.domains.charging.sessions import read_sessions
+
+    zone = options.pop("timezone", None if data else run.settings.get("timezone"))
+    frame = read_sessions(own_data(run, "sessions", data), timezone=zone)
+    return daily_gains(run.policy, about, frame, against, **options)
+
+
+def _portfolio(
+    run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
+) -> Any:
+    from apportion.domains.portfolio.gains import weekly_gains
+    from apportion.domains.portfolio.job import read_prices
+
+    path = own_data(run, "prices", data)
+    allowed = jumps_allowed(run, data, options.pop("allow_jumps"))
+    prices = read_prices(path, allow_jumps=allowed)
+    return weekly_gains(run.policy, about, prices, against, **options)
+
+
+def _federated(
+    run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
+) -> Any:
+    from dataclasses import replace
+
+    from apportion.domains.federated.gains import federation_gains
+    from apportion.domains.federated.settings import FederatedSettings
+    from apportion.domains.federated.training import read_digits
+    from apportion.runs.settings_file import from_mapping
+
+    source = str(run.folder / "settings.toml")
+    settings = from_mapping(run.settings, FederatedSettings, source)
+    settings = settings if data is None else replace(settings, mnist=data)
+    return federation_gains(run.policy, about, settings, read_digits(settings), against, **options)
+
+
+def _write(made: Any, out: Path) -> Path:
+    """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
+    import io
+
+    from apportion.runs.atomic import write_atomic, write_json
+
+    alone = out.suffix == ".png"
+    if (out.is_dir() and alone) or (out.is_file() and not alone):
+        raise InputError(f"{out}: give a .png file, or a folder")
+    plot = out if alone else out / "certificate.png"
+    if not alone:
+        write_json(out / "certificate.json", made.to_json())
+        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+    picture = io.BytesIO()
+    made.plot().savefig(picture, format="png", dpi=130)
+    write_atomic(plot, picture.getvalue())
+    return plot
