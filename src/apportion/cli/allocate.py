@@ -47,37 +47,33 @@ def allocate(
         What the garage's controller sees: a JSON object with time, capacity_kw and stations.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
-
-    from apportion.runs.policy_file import load_about
-
-    about = load_about(folder)
-    if about.get("job") == "charging":
+    if run.job == "charging":
         refuse_options(
             folder, "charging", prices=prices, holdings=holdings, allow_jumps=allow_jumps
         )
-        return _charging(run.policy, about, folder, now, json)
+        return _charging(run, now, json)
     refuse_options(folder, "portfolio", now=now)
-    from apportion.domains.portfolio.job import read_prices
+    from apportion.domains.portfolio.jumps import read_prices
 
+    # Read before JAX is started, so that a slip is told at once.
     table = read_prices(
         own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
     )
-    return _portfolio(run.policy, about, table, holdings, json)
+    return _portfolio(run, table, holdings, json)
 
 
-def _charging(
-    policy: Any, about: dict[str, Any], folder: Path, now: Path | None, json: bool
-) -> Any:
-    from apportion.domains.charging.controller import Controller, check_now, read_now
-
+def _charging(run: Any, now: Path | None, json: bool) -> Any:
     if now is None:
         raise InputError(
-            f"{folder}: a charging run; give what the controller sees now with --now FILE.json"
+            f"{run.folder}: a charging run; give what the controller sees now with --now FILE.json"
         )
+    from apportion.domains.charging.controller import Controller, check_now, read_now
+    from apportion.runs.policy_file import load_about
+
     seen = read_now(now)
     # Before the controller, which compiles when it is made.
     check_now(seen)
-    result = Controller(policy, about).allocate(seen)
+    result = Controller(run.policy, load_about(run.folder)).allocate(seen)
     if json:
         return result
     width = max(map(len, result["allocation_kw"]))
@@ -85,21 +81,21 @@ def _charging(
     return "\n".join([*lines, f"  {'unused':{width}}  {result['unused_kw']:7.3f} kW"])
 
 
-def _portfolio(
-    policy: Any, about: dict[str, Any], prices: Any, holdings: Path | None, json: bool
-) -> Any:
+def _portfolio(run: Any, prices: Any, holdings: Path | None, json: bool) -> Any:
     import numpy as np
 
     from apportion.domains.portfolio.holdings import read_holdings
     from apportion.domains.portfolio.job import accepted_data
     from apportion.domains.portfolio.rules import CASH, Rules
     from apportion.domains.portfolio.training import next_allocation
+    from apportion.runs.policy_file import load_about
 
+    about = load_about(run.folder)
     table = accepted_data(prices, about)
     rules = Rules.from_dict(about.get("rules"))
     names = (CASH, *table.tickers) if rules.cash else table.tickers
     held = None if holdings is None else read_holdings(holdings, names)
-    wanted = next_allocation(policy, table, window=about["window"], held=held, rules=rules)
+    wanted = next_allocation(run.policy, table, window=about["window"], held=held, rules=rules)
     shares = np.asarray(wanted, float)
     shares = (shares / shares.sum()).tolist()
     allocation = dict(zip(names, shares, strict=True))

@@ -75,36 +75,48 @@ def backtest(
         Commission, or a CSV of ticker and cost (or buy and sell); by default what it was trained under.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
-
-    from apportion.runs.policy_file import load_about
-
-    about = load_about(folder)
-    if about.get("job") == "charging":
+    if run.job == "charging":
         refuse_options(folder, "charging", prices=prices, cost=cost, allow_jumps=allow_jumps)
         own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
-        result = _garage(run.policy, about, own, start, end)
+        result = _garage(run, own, start, end)
     else:
         refuse_options(folder, "portfolio", **asdict(charging))
-
-        from apportion.domains.portfolio.job import backtest_policy, read_prices
-
-        table = read_prices(
-            own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
-        )
-        result = backtest_policy(run.policy, about, table, start=start, end=end, cost=cost)
+        result = _market(run, prices, start, end, cost, allow_jumps)
     return result.to_json() if json else result.summary()
 
 
-def _garage(
-    policy: Any, about: dict[str, Any], given: ChargingOptions, start: str | None, end: str | None
+def _market(
+    run: Any,
+    prices: Path | None,
+    start: str | None,
+    end: str | None,
+    cost: float | Path | None,
+    allow_jumps: bool,
 ) -> Any:
-    from apportion.domains.charging.job import backtest_policy
+    from apportion.domains.portfolio.jumps import read_prices
+
+    # Read before JAX is started, so that a slip is told at once.
+    table = read_prices(
+        own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
+    )
+    from apportion.domains.portfolio.job import backtest_policy
+    from apportion.runs.policy_file import load_about
+
+    about = load_about(run.folder)
+    return backtest_policy(run.policy, about, table, start=start, end=end, cost=cost)
+
+
+def _garage(run: Any, given: ChargingOptions, start: str | None, end: str | None) -> Any:
     from apportion.domains.charging.sessions import read_sessions
 
     frame = read_sessions(given.sessions, timezone=given.timezone)
+    from apportion.domains.charging.job import backtest_policy
+    from apportion.runs.policy_file import load_about
+
     chosen = {
         name: value
         for name, value in asdict(given).items()
         if value is not None and name not in ("sessions", "timezone")
     }
-    return backtest_policy(policy, about, frame, start=start, end=end, **chosen)
+    about = load_about(run.folder)
+    return backtest_policy(run.policy, about, frame, start=start, end=end, **chosen)

@@ -47,6 +47,9 @@ def _command(job: str) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
+        from apportion.runs.folder import require_free
+
+        require_free(out)
         from apportion.runs.runner import start_run
 
         with open_progress(quiet=quiet) as progress:
@@ -87,6 +90,9 @@ def resume(
     folder
         Folder of the run.
     """
+    from apportion.runs.folder import load_run
+
+    load_run(folder)
     from apportion.runs.runner import resume_run
 
     with open_progress(quiet=quiet) as progress:

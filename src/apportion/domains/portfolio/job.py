@@ -7,7 +7,6 @@ days to come, and whoever asks for them is warned.
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from apportion.domains.portfolio.backtest import (
 )
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.commissions import Commissions, settled
-from apportion.domains.portfolio.jumps import refuse_jumps
+from apportion.domains.portfolio.jumps import read_prices
 from apportion.domains.portfolio.listings import tradable
-from apportion.domains.portfolio.prices import Prices, as_day, embedded_prices, load_prices
+from apportion.domains.portfolio.prices import Prices, as_day
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
@@ -44,16 +43,6 @@ from apportion.training import Chunks, OnChunk, Resume
 
 FITTED = {"minimum-variance", "risk-parity"}
 """Baselines that are fitted by skfolio."""
-
-
-def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
-    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
-    if path is None:
-        return embedded_prices()
-    prices = load_prices(path)
-    if not allow_jumps:
-        refuse_jumps(prices, path)
-    return prices
 
 
 def prepare(settings: PortfolioJob) -> PreparedJob:

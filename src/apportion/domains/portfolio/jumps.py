@@ -5,11 +5,12 @@ what prices move beside it. Crashes of 20 to 40 % pass.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.prices import Prices, embedded_prices, load_prices
 from apportion.errors import InputError
 
 BEYOND = 0.5
@@ -34,6 +35,16 @@ class Jump:
         """The move in a few words."""
         looks = f" (looks like a split of {self.split})" if self.split else ""
         return f"{self.ticker} {self.change:+.1%} on {self.day}{looks}"
+
+
+def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
+    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
+    if path is None:
+        return embedded_prices()
+    prices = load_prices(path)
+    if not allow_jumps:
+        refuse_jumps(prices, path)
+    return prices
 
 
 def find_jumps(prices: Prices) -> list[Jump]:

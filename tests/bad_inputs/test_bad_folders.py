@@ -1,0 +1,378 @@
+"""Folders of runs, studies and demos, and the options of the commands that work on them."""
+
+import json
+
+import numpy as np
+from refusals import WIDE, assert_refused, cases, finished
+
+from apportion.runs.atomic import read_arrays, to_json, write_arrays
+from apportion.runs.policy_file import _digest
+
+PRICES = {"p.csv": WIDE}
+ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv"
+
+
+@cases(
+    ("backtest nowhere", "backtest nowhere", ("nowhere: no such folder",)),
+    ("backtest a file", "backtest f", ("f: no such folder",), {"f": ""}),
+    ("backtest an empty folder", "backtest d", ("holds no run",), {"d/f": ""}),
+    ("backtest a budget", "backtest run", ("a run of 'budget'",), {}, "budget"),
+    ("backtest too early", "backtest run", ("not finished", "resume"), {}, "begun"),
+    ("allocate nowhere", "allocate nowhere", ("nowhere: no such folder",)),
+    ("allocate what", "allocate", ("DIR is missing",)),
+    ("allocate two", "allocate a b", ("'b' is one argument too many",)),
+    ("allocate a budget", "allocate run", ("a run of 'budget'",), {}, "budget"),
+    ("resume nowhere", "resume nowhere", ("no such folder",)),
+    ("resume an empty folder", "resume d", ("holds no run",), {"d/f": ""}),
+    (
+        "resume a broken file",
+        "resume run",
+        ("settings.toml: not valid TOML",),
+        {"run/settings.toml": "seed ="},
+        "unfinished",
+    ),
+    (
+        "resume no job",
+        "resume run",
+        ("no job called",),
+        {"run/settings.toml": "seed = 1"},
+        "unfinished",
+    ),
+    (
+        "resume a slip",
+        "resume run",
+        ("did you mean seed?",),
+        {"run/settings.toml": 'job = "budget"\nsed = 1'},
+        "unfinished",
+    ),
+    (
+        "resume, environment cut",
+        "resume run",
+        ("environment.json: not valid JSON",),
+        {"run/environment.json": '{"data":'},
+        "unfinished",
+    ),
+    (
+        "resume, environment empty",
+        "resume run",
+        ("environment.json: not valid JSON",),
+        {"run/environment.json": ""},
+        "unfinished",
+    ),
+    (
+        "resume, environment a list",
+        "resume run",
+        ("environment.json: does not say",),
+        {"run/environment.json": "[]"},
+        "unfinished",
+    ),
+    (
+        "resume, other data",
+        "resume run",
+        ("the data is not what the run started with",),
+        {},
+        "unfinished",
+    ),
+    (
+        "resume, results cut",
+        "resume run --json",
+        ("results.json: not valid JSON",),
+        {"run/results.json": "{"},
+        "budget",
+    ),
+    (
+        "backtest, settings cut",
+        BACKTEST,
+        ("settings.toml: not valid TOML",),
+        PRICES | {"run/settings.toml": "a"},
+        "portfolio",
+    ),
+    (
+        "policy cut",
+        BACKTEST,
+        ("policy.json: not valid JSON",),
+        PRICES | {"run/policy.json": "{"},
+        "portfolio",
+    ),
+    (
+        "policy changed",
+        BACKTEST,
+        ("policy.json: was changed",),
+        PRICES | {"run/policy.json": '{"eta": 5}'},
+        "portfolio",
+    ),
+    (
+        "policy with NaN",
+        BACKTEST,
+        ("policy.json: not valid JSON", "NaN"),
+        PRICES | {"run/policy.json": '{"a": NaN}'},
+        "portfolio",
+    ),
+    (
+        "arrays cut",
+        BACKTEST,
+        ("policy.safetensors",),
+        PRICES | {"run/policy.safetensors": b"\x08"},
+        "portfolio",
+    ),
+    (
+        "arrays of others",
+        BACKTEST,
+        ("not a file that apportion wrote",),
+        PRICES | {"run/policy.safetensors": b"abc" * 99},
+        "portfolio",
+    ),
+    (
+        "no arrays",
+        BACKTEST,
+        ("policy.safetensors: no such file",),
+        PRICES | {"run/policy.safetensors": lambda path: path.unlink()},
+        "portfolio",
+    ),
+    (
+        "start is no day",
+        f"{BACKTEST} --start 01/02/2019",
+        ("'01/02/2019' is not a day",),
+        PRICES,
+        "portfolio",
+    ),
+    ("start is a year", f"{BACKTEST} --start 2000", ("'2000' is not a day",), PRICES, "portfolio"),
+    ("start is empty", f"{BACKTEST} --start ''", ("is not a day",), PRICES, "portfolio"),
+    (
+        "start too late",
+        f"{BACKTEST} --start 2030-01-01",
+        ("after the last day",),
+        PRICES,
+        "portfolio",
+    ),
+    (
+        "start too early",
+        f"{BACKTEST} --start 2000-01-05",
+        ("days of history before it",),
+        PRICES,
+        "portfolio",
+    ),
+    ("end is no day", f"{BACKTEST} --end never", ("'never' is not a day",), PRICES, "portfolio"),
+    (
+        "end before start",
+        f"{BACKTEST} --start 2000-02-05 --end 2000-01-01",
+        ("no trading day lies",),
+        PRICES,
+        "portfolio",
+    ),
+    ("backtest, site", f"{BACKTEST} --site jpl", ("reads no --site",), PRICES, "portfolio"),
+    (
+        "backtest, no prices",
+        "backtest run --prices none.csv",
+        ("none.csv: no such file",),
+        {},
+        "portfolio",
+    ),
+    (
+        "allocate, no prices",
+        "allocate run --prices none.csv",
+        ("none.csv: no such file",),
+        {},
+        "portfolio",
+    ),
+    ("report nowhere", "report nowhere", ("no such folder",)),
+    ("report on nothing", "report d", ("neither a run nor a study",), {"d/f": ""}),
+    (
+        "report, verdicts cut",
+        "report d",
+        ("verdict.json: not valid JSON",),
+        {"d/verdict.json": "["},
+    ),
+    (
+        "report, metrics cut",
+        "report d",
+        ("metrics.parquet: cannot be read",),
+        {"d/metrics.parquet": "PAR1"},
+    ),
+    ("report, no steps", "report d", ("no rows yet",), {"d/metrics.csv": "step,reward\n"}),
+)
+def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
+def tampered(arrays: dict | None = None, about: dict | None = None) -> dict:
+    """A policy's two files with numbers changed, and every checksum made to fit."""
+    folder = finished("portfolio")
+    found, header = read_arrays(folder / "policy.safetensors")
+    content = json.loads((folder / "policy.json").read_text())
+    content["about"] |= about or {}
+    text = to_json(content)
+    found = {name: np.full_like(a, (arrays or {}).get(name, a)) for name, a in found.items()}
+    header = {"format": header["format"], "description": _digest(json.loads(text))}
+    return PRICES | {
+        "run/policy.json": text,
+        "run/policy.safetensors": lambda path: write_arrays(path, found, header),
+    }
+
+
+@cases(
+    ("eta of 5", BACKTEST, ("eta is 5", "between 0 and 1"), tampered({"eta": 5}), "portfolio"),
+    ("eta of nan", ALLOCATE, ("eta is nan",), tampered({"eta": np.nan}), "portfolio"),
+    ("k below 0", ALLOCATE, ("k is -1",), tampered({"policy/k": -1}), "portfolio"),
+    (
+        "nan inside",
+        ALLOCATE,
+        ("not finite",),
+        tampered({"policy/policy/members/score/of_held": np.nan}),
+        "portfolio",
+    ),
+    (
+        "window of 0",
+        ALLOCATE,
+        ("own facts are wrong", "window 0"),
+        tampered(about={"window": 0}),
+        "portfolio",
+    ),
+    (
+        "window is text",
+        ALLOCATE,
+        ("own facts are wrong",),
+        tampered(about={"window": "8"}),
+        "portfolio",
+    ),
+    (
+        "two channels",
+        BACKTEST,
+        ("own facts are wrong",),
+        tampered(about={"channels": 2}),
+        "portfolio",
+    ),
+    (
+        "cost of 5",
+        BACKTEST,
+        ("own facts are wrong", "cost 5"),
+        tampered(about={"cost": 5}),
+        "portfolio",
+    ),
+    (
+        "cost is text",
+        BACKTEST,
+        ("own facts are wrong",),
+        tampered(about={"cost": "x"}),
+        "portfolio",
+    ),
+    (
+        "last is no day",
+        BACKTEST,
+        ("own facts are wrong", "not a day"),
+        tampered(about={"last": "x"}),
+        "portfolio",
+    ),
+    (
+        "weight of 7",
+        ALLOCATE,
+        ("own facts are wrong",),
+        tampered(about={"rules": {"max_weight": 7}}),
+        "portfolio",
+    ),
+    (
+        "no such rule",
+        ALLOCATE,
+        ("own facts are wrong",),
+        tampered(about={"rules": {"most": 7}}),
+        "portfolio",
+    ),
+    (
+        "another job",
+        ALLOCATE,
+        ("trained for 'budget'",),
+        tampered(about={"job": "budget"}),
+        "portfolio",
+    ),
+)
+def test_every_number_of_a_policy_file_is_checked(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
+@cases(
+    ("no study", "study", ("NAME is missing", "choose fig1")),
+    ("no such study", "study fig9 --out out", ("fig9", "did you mean fig")),
+    ("study nowhere", "study fig1", ("--out DIR is missing",)),
+    ("study, seed", "study fig1 --out out --seed=-1", ("seed is -1",)),
+    ("study, scale", "study fig1 --out out --scale big", ("choose quick, paper",)),
+    ("study, address", "study fig1 --out out --address a", ("needs --on ray",)),
+    ("study, on", "study fig1 --out out --on moon", ("choose local, ray",)),
+    ("study, cells", "study should-pool --out out --cells 5/4", ("write I/N",)),
+    ("study, other data", "study fig2 --out out --gamma 0.5", ("leave --gamma out",)),
+    ("study, no prices", "study fig2 --out out --prices p.csv", ("p.csv: no such file",)),
+    ("study, no digits", "study fig6 --out out --mnist m.npz", ("m.npz: no such file",)),
+    ("study, bad digits", "study fig6 --out out --mnist m.npz", ("m.npz",), {"m.npz": "x"}),
+    ("study, no tasks", "study should-pool --out out --transitions t.csv", ("t.csv",)),
+    (
+        "study, bad tasks",
+        "study should-pool --out out --transitions t.csv",
+        ('"task" is missing',),
+        {"t.csv": "a\n1\n"},
+    ),
+    ("study in a file", "study fig1 --out f", ("f: is a file",), {"f": "mine"}),
+    ("study inside a file", "study fig1 --out f/x", ("is a file",), {"f": "mine"}),
+    (
+        "study among others",
+        "study should-pool --out d",
+        ("holds other files, such as table.csv",),
+        {"d/table.csv": "mine"},
+    ),
+    (
+        "studies among others",
+        "study all --out d",
+        ("d/fig1: holds other files",),
+        {"d/fig1/mine.txt": ""},
+    ),
+    (
+        "study, cells cut",
+        "study should-pool --out d",
+        ("cells.json: not valid JSON",),
+        {"d/cells.json": "{"},
+    ),
+    (
+        "study, rows cut",
+        "study should-pool --out d",
+        ("rows.parquet: was cut short",),
+        {"d/cells.json": "{}", "d/rows.parquet": "PAR1"},
+    ),
+    ("demo, seed", "demo --seed=-1", ("seed is -1",)),
+    ("demo, steps", "demo --steps 0", ("steps is 0",)),
+    ("demo, days", "demo --days 0", ("days is 0",)),
+    ("demo in a file", "demo --out f", ("f: is a file",), {"f": "mine"}),
+    ("demo inside a file", "demo --out f/x", ("is a file",), {"f": "mine"}),
+    ("demo over a run", "demo --out run", ("no demo",), {}, "budget"),
+    (
+        "demo among others",
+        "demo --out d",
+        ("holds other files, such as report.html",),
+        {"d/report.html": "mine"},
+    ),
+    (
+        "demo beside others",
+        "demo --out run",
+        ("notes.txt, which no demo wrote",),
+        {"run/demo.json": "{}", "run/notes.txt": ""},
+        "charging",
+    ),
+    ("market, seed", "demo market --seed=-1", ("seed is -1",)),
+    ("market, steps", "demo market --steps 0", ("steps is 0",)),
+    ("market in a file", "demo market --out f/x", ("is a file",), {"f": "mine"}),
+    (
+        "market among others",
+        "demo market --out d",
+        ("holds other files",),
+        {"d/values.csv": "mine"},
+    ),
+    (
+        "an earlier demo stays",
+        "demo --out run --steps 0",
+        ("steps is 0",),
+        {"run/demo.json": "{}"},
+        "charging",
+    ),
+    ("check, what", "check --price p.csv", ("did you mean --prices?",)),
+    ("check, json", "check --json=x", ("true or false",)),
+    ("no such command", "chekc", ("did you mean check?",)),
+)
+def test_options_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -1,0 +1,164 @@
+"""Price files."""
+
+from refusals import LONG, WIDE, assert_refused, cases, cell
+
+CHECK = "check --prices p.csv"
+SEMI = "\n".join(line.replace(",", ";").replace(".", ",") for line in WIDE.splitlines())
+
+
+def head(names: str, table: str = WIDE) -> str:
+    return names + "\n" + table.partition("\n")[2]
+
+
+def only(rows: int, table: str = WIDE) -> str:
+    return "\n".join(table.splitlines()[: rows + 1]) + "\n"
+
+
+def days(write) -> str:
+    first, *lines = WIDE.splitlines()
+    parts = [line.partition(",") for line in lines]
+    return "\n".join(
+        [first, *(f"{write(n, day)},{rest}" for n, (day, _, rest) in enumerate(parts))]
+    )
+
+
+def columns(*places: int) -> str:
+    return "\n".join(",".join(line.split(",")[p] for p in places) for line in WIDE.splitlines())
+
+
+def scaled(factor: float, since: int) -> str:
+    first, *lines = WIDE.splitlines()
+    rows = [line.split(",") for line in lines]
+    for row in rows[since:]:
+        row[1] = str(float(row[1]) * factor)
+    return "\n".join([first, *(",".join(row) for row in rows)])
+
+
+def files(*rows: tuple):
+    """A table of rows (name, content, words...) of what `check` must refuse."""
+    return cases(*((name, CHECK, words, {"p.csv": content}) for name, content, *words in rows))
+
+
+@files(
+    ("empty", "", "p.csv: cannot be read"),
+    ("names only", "date,A,B\n", "has names but no rows"),
+    ("not UTF-8", head("date,Ä,B,C").encode("latin1"), "cannot be read", "utf-8"),
+    ("binary", b"\x00\xff\x00\xfe" * 9, "p.csv: cannot be read"),
+    ("ragged", cell(2, 3, "1,2"), "cannot be read", "line 3"),
+    ("two names alike", head("date,A,A,C"), "columns 2", "both called A"),
+    ("a space apart", head("date,A, A,C"), '(" A")', "both called A"),
+    ("no name", head("date,A,,C"), "column 3 has no name"),
+    ("pandas' name", head("date,A,Unnamed: 2,C"), "column 3 has no name"),
+    ("one instrument's fields", head("Date,High,Low,Close"), '"ticker" is missing beside "close"'),
+    ("fields without close", head("Date,Open,High,Low"), '"ticker" is missing beside "high"'),
+    ("no days", columns(1, 2, 3), '"date" is missing'),
+    ("two columns of days", head("A,date,DATE,B"), 'both called "date"'),
+    ("text", cell(4, 2, "n/k"), '"B"', "not numbers", '"n/k"', "line 5"),
+    ("a currency", cell(4, 2, "$10"), "not numbers", "$10"),
+    ("thousands", cell(4, 2, '"1,234.5"'), "1234.5, without commas"),
+    ("truth", cell(4, 2, "True"), "not numbers", "True"),
+    ("negative", cell(4, 2, "-3"), "negative values", "line 5"),
+    ("zero", cell(4, 2, "0"), "zero values", "line 5"),
+    ("infinite", cell(4, 2, "inf"), "infinite"),
+    ("too large", cell(4, 2, "1e999"), "infinite"),
+    ("missing inside", cell(4, 2, ""), "missing values", "line 5"),
+    (
+        "never priced",
+        "\n".join(f"{line}," for line in WIDE.splitlines()).replace("C,", "C,D", 1),
+        "no price at all",
+    ),
+    ("a day twice", WIDE + WIDE.splitlines()[-1], "occurs twice at line 42"),
+    ("not a day", cell(2, 0, "yesterday"), '"yesterday" at line 3'),
+    ("no day", cell(2, 0, ""), 'not dates, first ""'),
+    ("30 February", cell(2, 0, "2000-02-30"), '"2000-02-30"'),
+    ("two-digit years", days(lambda n, day: f"{n % 28 + 1}/1/0{n // 28}"), "not dates"),
+    (
+        "day or month",
+        days(lambda n, _: f"{n % 12 + 1}/{n // 12 + 1}/2019"),
+        "the day or the month first",
+    ),
+    ("both orders", days(lambda n, _: "13/1/2019" if n else "1/13/2019"), "days before months"),
+    ("serial numbers", days(lambda n, _: 43_000 + n), "not dates", "43000"),
+    ("seconds since 1970", days(lambda n, _: 1_550_000_000 + 86_400 * n), "not dates"),
+    ("comma and point", SEMI + "\n2001-01-01;1.5;1;1\n", "has a comma and", "a point"),
+    (
+        "thousands or decimals",
+        "date;A;B\n" + "".join(f"2000-01-{d:02};1,{d}00;2,{d}00\n" for d in range(1, 10)),
+        "decimal comma or one of thousands",
+    ),
+    ("too short", only(12), "12 days found", "at least 33"),
+    ("one ticker", columns(0, 1), "1 ticker found"),
+    ("no ticker", columns(0), "0 tickers found"),
+    ("long without close", head("date,ticker,price", LONG), '"close" is missing'),
+    ("long without date", head("day,ticker,close", LONG), '"date" is missing'),
+    ("long, two closes", "date,ticker,close,Close\n2000-01-03,A,1,1\n", 'both called "close"'),
+    (
+        "long, high alone",
+        "date,ticker,close,high\n2000-01-03,A,1,1\n",
+        '"low" is missing beside "high"',
+    ),
+    (
+        "long, adjusted high",
+        "date,ticker,adj close,high,low\n2000-01-03,A,1,1,1\n",
+        '"close" is missing beside "adj close"',
+    ),
+    (
+        "long, high below low",
+        "date,ticker,close,high,low\n2000-01-03,A,1,1,2\n",
+        '"high" is below "low"',
+    ),
+    ("long, nameless", cell(3, 1, "", LONG), '"ticker" is empty at line 4'),
+    ("long, two spellings", cell(3, 1, "A ", LONG), "differ by spaces only"),
+    (
+        "long, a day left out",
+        cell(3, 1, "B", LONG).replace(LONG.splitlines()[43] + "\n", ""),
+        "A has no row on 1 of 40 days",
+    ),
+    ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], "occurs twice for A"),
+    ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
+    ("a reverse split", scaled(10, 20), "looks like a split of 1:10"),
+    ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps"),
+)
+def test_a_price_file_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
+@cases(
+    ("absent", CHECK, ("p.csv: no such file",)),
+    ("a folder", "check --prices .", ("no such file",)),
+    ("no Parquet", "check --prices p.parquet", ("p.parquet: cannot be read",), {"p.parquet": WIDE}),
+    (
+        "train on a split",
+        "train portfolio --prices p.csv --out out",
+        ("p.csv", "looks like a split of 4:1"),
+        {"p.csv": scaled(0.25, 20)},
+    ),
+    (
+        "train on a fault",
+        "train portfolio --prices p.csv --out out",
+        ("p.csv", "negative"),
+        {"p.csv": cell(4, 2, "-3")},
+    ),
+    (
+        "backtest on a split",
+        "backtest run --prices p.csv",
+        ("looks like a split of 2:1",),
+        {"p.csv": scaled(0.5, 20)},
+        "portfolio",
+    ),
+    (
+        "allocate on a split",
+        "allocate run --prices p.csv",
+        ("looks like a split of 2:1",),
+        {"p.csv": scaled(0.5, 20)},
+        "portfolio",
+    ),
+    (
+        "study of a fault",
+        "study fig2 --prices p.csv --out out",
+        ("p.csv", "negative"),
+        {"p.csv": cell(4, 2, "-3")},
+    ),
+)
+def test_no_command_works_on_wrong_prices(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
