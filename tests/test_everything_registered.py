@@ -1,0 +1,187 @@
+"""What every policy and every problem of the package owes, found by looking: none can be forgotten.
+
+A new class without a line in the tables here fails the first test.
+"""
+
+import importlib
+import inspect
+import pkgutil
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import apportion
+from apportion.composition import (
+    Ensemble,
+    EqualShares,
+    LimitedGroups,
+    LimitedTurnover,
+    PartialTrading,
+    ShrunkToEqual,
+)
+from apportion.domains.budget.problem import Budget
+from apportion.domains.charging.garage import PERIODS
+from apportion.domains.charging.problem import Charging
+from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.model import Perceptron
+from apportion.domains.federated.partitions import dirichlet_split
+from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.portfolio import SimulatedMarket
+from apportion.domains.portfolio.cash import WithoutCash
+from apportion.domains.portfolio.constrained import Constrained
+from apportion.domains.portfolio.market import Market
+from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
+from apportion.domains.synthetic import Synthetic
+from apportion.gate import Gate
+from apportion.policy import Attention, Convolutional, Policy, Pooled, Recurrent
+from apportion.problem import Observation, Problem, check_problem
+from apportion.simplex import Head, equal_within
+from apportion.tasks import Task, Tasks
+from domains.charging.garages import MEDIANS, STATIONS, random_garage
+from domains.federated.made_up import made_up_digits
+
+M, WINDOW, CHANNELS = 6, 5, 3
+KEY = jax.random.key(0)
+
+
+def awake(policy):
+    """The same network far from equal shares."""
+    return jax.tree.map(lambda x: 3 * x, policy)
+
+
+def recurrent():
+    return awake(Recurrent(CHANNELS, 4, key=KEY))
+
+
+POLICIES = {
+    Attention: lambda: awake(Attention(CHANNELS, 4, key=KEY)),
+    AggregationPolicy: lambda: awake(AggregationPolicy(CHANNELS, 4, key=KEY)),
+    Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), (0.5,), 0.4),
+    Convolutional: lambda: awake(Convolutional(CHANNELS, WINDOW, key=KEY)),
+    Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
+    EqualShares: EqualShares,
+    Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
+    LimitedGroups: lambda: LimitedGroups(recurrent(), [0.5]),
+    LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
+    PartialTrading: lambda: PartialTrading(recurrent(), 0.3),
+    Pooled: lambda: awake(Pooled(CHANNELS, 4, key=KEY)),
+    Recurrent: recurrent,
+    ShrunkToEqual: lambda: ShrunkToEqual(recurrent(), 0.5),
+    WithoutCash: lambda: WithoutCash(recurrent()),
+}
+# Cash stands in front and keeps its place.
+IN_PLACE = {WithoutCash: 1}
+
+
+def _charging():
+    one_day = jax.tree.map(lambda x: x[None], random_garage(0))
+    days = jnp.ones(STATIONS, jnp.int32)
+    return Charging(one_day, days, MEDIANS, jnp.array([0.1, 0.2], jnp.float32), STATIONS, PERIODS)
+
+
+def _federation():
+    digits = made_up_digits()
+    partition = dirichlet_split(digits, (8,), 30)
+    return Federation(
+        digits, partition, Perceptron(6, 8), rounds=3, batch=10, evaluation=100, test=100
+    )
+
+
+PROBLEMS = {
+    Budget: lambda: Budget.simulate(universe=8, periods=20),
+    Charging: _charging,
+    ConstantBest: ConstantBest,
+    Federation: _federation,
+    HeldPays: HeldPays,
+    Market: lambda: Market.of(SimulatedMarket.draw(universe=8, days=60).prices, window=8),
+    ShownBest: ShownBest,
+    SomeCarrySignal: SomeCarrySignal,
+    Synthetic: lambda: Synthetic(8),
+}
+
+
+def concrete(base):
+    """All classes of the package that can be made, whatever module they are in."""
+    for module in pkgutil.walk_packages(apportion.__path__, "apportion."):
+        # The edges need extras; what they bring has tests of its own.
+        if not module.name.startswith(("apportion.bridges", "apportion.__main__")):
+            importlib.import_module(module.name)
+    found, waiting = set(), [base]
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            waiting.append(kind)
+            inside = kind.__module__.startswith("apportion.")
+            if inside and not inspect.isabstract(kind) and "bridges" not in kind.__module__:
+                found.add(kind)
+    return found
+
+
+def test_none_is_forgotten():
+    assert concrete(Policy) == set(POLICIES)
+    assert concrete(Problem) == set(PROBLEMS)
+
+
+def observation(seed):
+    """One within limits, two in a group, one absent."""
+    rng = np.random.default_rng(seed)
+    limits = rng.uniform(0.3, 0.9, M).astype(np.float32)
+    limits[0], limits[2] = 1, 0
+    held = rng.dirichlet(np.ones(M)).astype(np.float32)
+    held[2] = 0
+    history = rng.normal(size=(M, WINDOW, CHANNELS)).astype(np.float32)
+    groups = np.array([-1, 0, 0, 0, -1, -1])
+    return Observation(*map(jnp.asarray, (history, held / held.sum(), limits)), groups=groups)
+
+
+def moved(seen, order):
+    return jax.tree.map(lambda x: x[order], seen)
+
+
+@pytest.mark.parametrize("kind", POLICIES, ids=lambda kind: kind.__name__)
+def test_every_policy_is_equivariant_keeps_to_limits_and_ignores_padding(kind):
+    policy = eqx.filter_jit(POLICIES[kind]())
+    everyone, fixed = jnp.ones(M, bool), IN_PLACE.get(kind, 0)
+    for seed in range(5):
+        seen = observation(seed)
+        plain = np.asarray(policy(seen, everyone))
+        assert plain.sum() == pytest.approx(1, abs=1e-5)
+        assert (plain >= -1e-6).all()
+        assert (plain <= np.asarray(seen.limits) + 1e-5).all()
+        order = np.random.default_rng(seed).permutation(np.arange(fixed, M))
+        order = np.concatenate([np.arange(fixed), order])
+        permuted = np.asarray(policy(moved(seen, order), everyone))
+        np.testing.assert_allclose(permuted, plain[order], atol=1e-5)
+        # A stranger in a padded place gets nothing and changes nobody, however loud.
+        stranger = np.append(np.arange(M), 1)
+        padded = moved(seen, stranger)
+        padded = eqx.tree_at(lambda o: o.history, padded, padded.history.at[-1].mul(100))
+        padded = eqx.tree_at(lambda o: o.held, padded, padded.held.at[-1].set(0))
+        with_it = np.asarray(policy(padded, jnp.append(everyone, False)))
+        assert with_it[-1] == 0
+        np.testing.assert_allclose(with_it[:-1], plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS, ids=lambda kind: kind.__name__)
+def test_every_problem_keeps_to_the_interface_and_lets_padding_change_nothing(kind):
+    problem = PROBLEMS[kind]()
+    check_problem(problem, Tasks.of([[0, 1, 2], [3, 4]]))
+    mask = jnp.array([True, True, True, False])
+
+    @eqx.filter_jit
+    def walk(padding):
+        task = Task(jnp.array([2, 0, 4, padding]), mask)
+        state, seen = problem.reset(task, key=KEY), []
+        for key in jax.random.split(KEY, 3):
+            now = problem.observe(task, state)
+            shares = equal_within(mask, now.bounds)
+            step = problem.step(task, state, shares, key=key)
+            seen.append((jax.tree.map(lambda x: x[:3], now), step.reward, shares[3]))
+            state = step.state
+        return seen
+
+    first, second = walk(jnp.array(2)), walk(jnp.array(5))
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_array_equal(one, other)
