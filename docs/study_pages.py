@@ -104,7 +104,14 @@ class StudyPage:
         if self.about.get("notes"):
             lines += ["## What to take away", ""]
             lines += [f"- {_plain(note)}" for note in self.about["notes"]]
-        lines += ["", "## Verdicts", "", _html(_HEAD, [_verdict(v) for v in self.verdicts]), ""]
+        lines += [
+            "",
+            "## Verdicts",
+            "",
+            *self._of_before(),
+            _html(_HEAD, [_verdict(v) for v in self.verdicts]),
+            "",
+        ]
         if (self.folder / "figure.png").exists():
             held = "; ".join(f"{v['claim']}: {_held(v)}" for v in self.verdicts)
             words = escape(held).replace("[", "(").replace("]", ")")
@@ -115,6 +122,18 @@ class StudyPage:
             settings = escape(json.dumps(self.about["settings"], indent=1))
             lines += ["## Settings", "", f"<pre><code>{settings}</code></pre>"]
         return "\n".join(lines)
+
+    def _of_before(self):
+        """What to know of intervals that nothing is left to compute anew from."""
+        if any("p" in verdict for verdict in self.verdicts):
+            return []
+        words = (
+            "These intervals are the percentile bootstraps of version 0.1.0, kept because no raw rows are "
+            "left to compute others from. They are too narrow where units are few, and a few of these "
+            "verdicts were decided by an estimate alone: see [how intervals cover]"
+            "(index.md#how-the-intervals-cover)."
+        )
+        return [words, ""]
 
     def _command(self):
         """What its README says it was made by, and on."""
