@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-learning test-peers peers-env lint bench docs clean
+.PHONY: install demo test test-learning test-peers peers-env mutants lint bench docs clean
 
 install: $(STAMP)
 
@@ -48,6 +48,10 @@ peers-env: .peers/acnportal/.installed
 
 test-peers: install
 	$(PYTEST) -m peer
+
+# Deliberate faults, and whether the tests notice them: an hour; not part of CI.
+mutants: install
+	$(BIN)/python tests/mutants/run.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -85,3 +85,14 @@ def test_values_are_clipped_at_their_bound():
         mdp.kernel, mdp.reward, np.eye(3), 0.9, length=4, iterations=3, key=jax.random.key(0)
     )
     assert np.abs(found.values).max() <= 10 + 1e-12
+
+
+def test_the_clip_binds_where_features_carry_a_value_to_a_state_not_visited():
+    rows = np.array([0.9999, 0.0001])
+    mdp = MDP(np.broadcast_to(rows, (1, 2, 1, 2)).copy(), np.ones((1, 2, 1)), 0.9)
+    features = np.array([[1.0], [100.0]])
+    found = lspi_paths(
+        mdp.kernel, mdp.reward, features, 0.9, length=4, iterations=1, key=jax.random.key(0)
+    )
+    # Four rewards in the first state: theta = 4 / (4 - 3 x .9), and 100 theta in the other.
+    np.testing.assert_allclose(found.values[0, 0], [4 / 1.3, 10.0])

@@ -1,0 +1,113 @@
+"""Do the tests notice? Each fault is made in a copy of the repository and its tests are run there.
+
+    python tests/mutants/run.py [--only WORDS] [--check]
+
+Writes docs/results/mutants/table.csv: killed (a test failed), survived (none did), or unclear (the text
+is not there once, or pytest could not run). `--check` runs all named tests without any fault instead.
+"""
+
+import argparse
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "results" / "mutants" / "table.csv"
+_COPIED = ("src", "tests", "benchmarks", "docs/results", "README.md", "pyproject.toml")
+_LIMIT_S = 300
+
+
+def copy_to(folder: Path) -> None:
+    """What the tests read."""
+    kept = shutil.ignore_patterns("__pycache__", "*.png")
+    for name in _COPIED:
+        source, target = ROOT / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=kept)
+        else:
+            shutil.copy(source, target)
+
+
+def pytest_in(folder: Path, tests: list[str]) -> int | None:
+    """The exit status of pytest on the copy; None where it did not end in time."""
+    paths = {"PYTHONPATH": str(folder / "src"), "JAX_PLATFORMS": "cpu"}
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / ".compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=folder,
+            env=os.environ | paths | cache,
+            capture_output=True,
+            timeout=_LIMIT_S * max(1, len(tests) // 3),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.returncode
+
+
+def outcome_of(fault: Fault, folder: Path) -> str:
+    """What became of one fault; the copy is as before afterwards."""
+    path = folder / "src" / "apportion" / fault.file
+    source = path.read_text()
+    if source.count(fault.text) != 1:
+        return f"unclear: the text is there {source.count(fault.text)} times"
+    path.write_text(source.replace(fault.text, fault.becomes))
+    try:
+        status = pytest_in(folder, fault.tests.split())
+    finally:
+        path.write_text(source)
+    known = {0: "survived", 1: "killed", None: "killed: out of time"}
+    return known.get(status, f"unclear: pytest ended with {status}")
+
+
+def record(fault: Fault, found: str) -> None:
+    """Put one outcome into the table, in place of what was known of that fault before."""
+    known = {}
+    if TABLE.exists():
+        with TABLE.open(newline="") as file:
+            known = {row["fault"]: row["outcome"] for row in csv.DictReader(file)}
+    known[fault.name] = found
+    rows = [(f.name, f.file, known.get(f.name, "not tried"), f.tests) for f in FAULTS]
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    with TABLE.open("w", newline="") as file:
+        csv.writer(file).writerows([("fault", "file", "outcome", "tests"), *rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="faults whose name or file has these words")
+    parser.add_argument("--check", action="store_true", help="run the named tests without a fault")
+    options = parser.parse_args()
+    chosen = [f for f in FAULTS if options.only in f.name or options.only in f.file]
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        copy_to(folder)
+        if options.check:
+            tests = {f.tests for f in chosen}
+            failed = [named for named in sorted(tests) if pytest_in(folder, named.split()) != 0]
+            print("\n".join(failed) or "all named tests pass without a fault")
+            sys.exit(bool(failed))
+        killed = 0
+        for fault in chosen:
+            begun = time.monotonic()
+            found = outcome_of(fault, folder)
+            record(fault, found)
+            killed += found.startswith("killed")
+            print(f"{found:10} {time.monotonic() - begun:5.0f} s  {fault.name}", flush=True)
+    print(f"{killed} of {len(chosen)} killed")
+
+
+if __name__ == "__main__":
+    main()
