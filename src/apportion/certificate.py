@@ -102,8 +102,9 @@ class Gains:
 def block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
     """The mean of each complete block that has any gain, and the place of its last period.
 
-    >>> [x.tolist() for x in block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)]
-    [[2.0, 5.0], [1, 5]]
+    >>> means, ends = block_means(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan, 7.0]), 2)
+    >>> means.tolist(), ends.tolist()
+    ([2.0, 5.0], [1, 5])
     """
     whole = len(values) // block
     table = np.asarray(values, float)[: whole * block].reshape(whole, block)
