@@ -29,6 +29,8 @@ class Memory:
         self.shares: dict[int, float] = {}
         self.seen: dict[int, int] = {}
         """The round of each client's last reply, counted over all runs."""
+        self.gains: list[float] = []
+        """What the policy gained over FedAvg in each round; not a number where it was not tried."""
 
     def send(self, model: Model) -> None:
         """Take note of the model sent out, and of how it moved."""
@@ -70,6 +72,11 @@ class Memory:
             self.shares[node] = float(shares[i])
             self.seen[node] = self.rounds + 1
 
+    def end_round(self, gain: float = np.nan) -> None:
+        """Count a round, and what the policy gained in it."""
+        self.rounds += 1
+        self.gains.append(gain)
+
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
         past = self.histories.get(node)
         past = np.zeros((self.window, len(shown)), np.float32) if past is None else past
@@ -83,6 +90,7 @@ class Memory:
         about = {
             "rounds": self.rounds,
             "names": list(made),
+            "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
             "clients": [[node, self.shares[node], self.seen[node]] for node in self.histories],
         }
         write_arrays(path, arrays, about)
@@ -94,6 +102,7 @@ class Memory:
         memory = cls(window)
         try:
             memory.rounds = about["rounds"]
+            memory.gains = [np.nan if gain is None else gain for gain in about.get("gains", [])]
             for node, share, seen in about["clients"]:
                 memory.histories[node] = arrays[f"history/{node}"]
                 memory.shares[node], memory.seen[node] = share, seen

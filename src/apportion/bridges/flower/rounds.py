@@ -37,6 +37,8 @@ class Aggregated:
     momentum: float = 0.0
     learned: bool = True
     """Whether it is the policy's model, not FedAvg's."""
+    gain: float = float("nan")
+    """What the policy's model gained over FedAvg's on the gate's samples, whichever was taken."""
 
 
 @dataclass(frozen=True)
@@ -125,21 +127,30 @@ class Round:
         step, momentum = float(decision.step), float(decision.momentum)
         average = weighted_sum(shares, self.models)
         model = moved(average, self.start, self.memory.move, step, momentum)
-        if self.gated and not self._passes(model):
+        gains = self._gains(model) if self.gated else np.zeros(0)
+        if gains is None or not _passes(gains):
             plain, shares = self.fedavg()
-            return Aggregated(plain, shares, learned=False)
-        return Aggregated(model, shares, step, momentum)
+            return Aggregated(plain, shares, learned=False, gain=_mean(gains))
+        return Aggregated(model, shares, step, momentum, gain=_mean(gains))
 
-    def _passes(self, model: Model) -> bool:
-        """Whether the model is not worse than FedAvg's by more than the standard error, on the samples
-        that the policy does not see.
+    def _gains(self, model: Model) -> np.ndarray | None:
+        """What the model gains over FedAvg's on each sample that the policy does not see; none where
+        FedAvg's cannot be tried, and None where the model itself cannot be.
         """
         ours, theirs = self._judge(model), self._judge(self.fedavg()[0])
         if ours is None or theirs is None:
-            return ours is not None
-        gains = (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]
-        error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        return bool(len(gains) == 0 or gains.mean() >= -error)
+            return None if ours is None else np.zeros(0)
+        return (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]
+
+
+def _passes(gains: np.ndarray) -> bool:
+    """Whether the mean gain is no further below 0 than its standard error."""
+    error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return bool(len(gains) == 0 or gains.mean() >= -error)
+
+
+def _mean(gains: np.ndarray | None) -> float:
+    return float("nan") if gains is None or len(gains) == 0 else float(gains.mean())
 
 
 def split_scored(

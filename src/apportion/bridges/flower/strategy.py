@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from apportion.certificate import Gains
 from apportion.domains.federated.shipped import shipped_policy
 from apportion.domains.federated.states import STATES, client_state
 from apportion.errors import InputError
@@ -193,7 +194,7 @@ class LearnedAggregation(FedAvg):
         updates, refused, start = usable(replies, self._memory.start, usual, self.largest)
         self._note_refused(server_round, replies, refused)
         if not updates or start is None:
-            self._memory.rounds += 1
+            self._memory.end_round()
             return self._no_model(server_round, refused)
         self._norms.append([update.norm for update in updates])
         self.server.begin_round(start)
@@ -211,7 +212,7 @@ class LearnedAggregation(FedAvg):
         right = [np.nan] * len(kept) if here is None else [own.accuracy for own in here.judged]
         for update, share, accuracy in zip(kept, made.shares, right, strict=True):
             self._note(server_round, update.node, "kept", accuracy, float(share))
-        self._memory.rounds += 1
+        self._memory.end_round(made.gain)
         self._made = cast_like(made.model, start)
         if self.keep is not None:
             self._memory.save(self.keep, self._made)
@@ -223,6 +224,14 @@ class LearnedAggregation(FedAvg):
         silent, with the accuracy of its model on the server's samples and its share.
         """
         return pd.DataFrame(self._notes, columns=["round", "node", "outcome", "accuracy", "share"])
+
+    def gains(self) -> Gains:
+        """What the policy's model gained over FedAvg's in each round, in the chance of the right answer
+        to the samples that it does not see: `strategy.gains().certify()` says whether it has earned its
+        place on these samples, which are the same every round.
+        """
+        gains = np.array(self._memory.gains, float)
+        return Gains(gains, -1.0, 1.0, baseline="FedAvg", period="round", unit="the right answer")
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run; go on from a file that is there."""
