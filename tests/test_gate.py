@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.betting import log_wealth
+from apportion.betting import log_wealth, trust
+from apportion.certificate import Gains
 from apportion.composition import EqualShares, LimitedGroups, PartialTrading
 from apportion.errors import InputError
 from apportion.gate import Gate
@@ -60,6 +61,15 @@ def test_trust_is_the_logarithm_of_the_wealth_of_the_bet():
     assert found == pytest.approx(np.clip(wealth / np.log(20), 0, 1), abs=1e-5)
     # A missing period changes nothing.
     assert found[4] == found[3]
+
+
+def test_a_certificate_says_how_far_a_gate_would_trust():
+    rng = np.random.default_rng(4)
+    for shift in (-0.2, 0.0, 0.3):
+        gains = np.clip(rng.normal(shift, 0.3, 60), -1, 1)
+        found = np.asarray(trusts(gate(), jnp.asarray(gains)))
+        assert trust(gains, -1.0, 0.05) == pytest.approx(found, abs=1e-4)
+        assert Gains(gains, -1.0, 1.0).certify().trust == pytest.approx(found[-1], abs=1e-4)
 
 
 def test_a_policy_that_is_never_better_is_rarely_trusted():

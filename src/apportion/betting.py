@@ -32,6 +32,24 @@ def log_wealth(gains: np.ndarray, mean: float | np.ndarray, low: float) -> np.nd
     return most + np.log(np.exp(each - most[..., None]).mean(-1))
 
 
+def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
+    """The share of trust after each gain, log K_n / log(1/alpha) from 0 to 1, as a `Gate` gives it.
+
+    The wealth K_n is kept from growing beyond 1/alpha, so that trust can be lost as soon as won.
+
+    >>> trust(np.repeat([0.5, -0.5], [12, 9]), -1.0, 0.05)[[4, 11, 20]].round(2).tolist()
+    [0.31, 1.0, 0.0]
+    """
+    each, shares = np.zeros(len(STAKES)), []
+    for gain in gains:
+        each = each + np.log1p(STAKES * gain / -low)
+        wealth = np.logaddexp.reduce(each) - np.log(len(STAKES))
+        beyond = max(wealth + np.log(alpha), 0.0)
+        each = each - beyond
+        shares.append((wealth - beyond) / -np.log(alpha))
+    return np.clip(np.array(shares, float), 0.0, 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """A confidence sequence: with probability 1 - alpha the mean is within all of it at once."""

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.betting import Bounds, bounds, log_wealth
+from apportion.betting import Bounds, bounds, log_wealth, trust
 from apportion.errors import InputError
 
 Verdict = Literal["certified", "not yet", "harmful"]
@@ -163,6 +163,13 @@ class Certificate:
             return "not yet"
         return "certified" if self.decided == self._better_from else "harmful"
 
+    @cached_property
+    def trust(self) -> float:
+        """The share of the decisions, 0 to 1, that a `Gate` which saw these bets would now leave to the
+        policy; after the verdict it can fall again.
+        """
+        return float(trust(self.means, self.gains.low, self.alpha)[-1]) if len(self.means) else 0.0
+
     @property
     def changed(self) -> bool:
         """Whether no one mean fits all gains."""
@@ -181,6 +188,7 @@ class Certificate:
             f"  {n} bets of {_count(self.block, g.period)} each, {self._span()}; wealth for better "
             f"{_money(self.log_better[-1])}, for worse {_money(self.log_worse[-1])}, needed "
             f"{self.threshold:g}",
+            f"  behind a gate it would now have {self.trust:.0%} of the trust",
             f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
             f"{int((~np.isnan(g.values)).sum())} were beyond",
         ]
@@ -210,6 +218,7 @@ class Certificate:
             "bound": [g.low, g.high],
             "clipped": g.clipped,
             "changed": self.changed,
+            "trust": self.trust,
             "wealth": {
                 "better": _wealth(self.log_better[-1]) if some else 1.0,
                 "worse": _wealth(self.log_worse[-1]) if some else 1.0,

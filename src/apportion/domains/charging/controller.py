@@ -21,10 +21,12 @@ from apportion.domains.charging.garage import (
     PERIODS,
     TAKEN,
     Garage,
+    PerStation,
     Seen,
     State,
     see,
 )
+from apportion.domains.charging.peers import PEERS, PeerName
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
@@ -57,6 +59,8 @@ class Controller:
         A policy and what was saved with it.
     stations
         The most stations behind the feeder; more are possible, and compile once more.
+    baseline
+        Who decides where the policy is not trusted in full: a scheduler, by its name.
 
     Examples
     --------
@@ -64,26 +68,36 @@ class Controller:
     >>> controller.allocate({"time": "2021-06-01 09:00", ...})["allocation_kw"]  # doctest: +SKIP
     """
 
-    def __init__(self, policy: Policy, about: Mapping[str, Any], *, stations: int = 16):
+    def __init__(
+        self,
+        policy: Policy,
+        about: Mapping[str, Any],
+        *,
+        stations: int = 16,
+        baseline: PeerName | None = None,
+    ):
         if about.get("job") != "charging":
             raise InputError(
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for "
                 "charging; give the folder of a charging run"
             )
-        self._policy = policy
+        if baseline is not None and (baseline not in PEERS or baseline == "clairvoyant"):
+            raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
+        self._policy, self._baseline = policy, baseline
         self._predictor = Predictor.from_dict(about["predictor"])
         # Full cars by station and arrival, the oldest first.
         self._full: dict[tuple[str, str], None] = {}
         self._width = _width(stations)
         everyone = [{"id": str(i), "plugged": False} for i in range(max(stations, 1))]
-        self.allocate({"time": "2000-01-01 00:00", "capacity_kw": 1.0, "stations": everyone})
+        nobody = {"time": "2000-01-01 00:00", "capacity_kw": 1.0, "stations": everyone}
+        self.allocate(nobody, trust=1.0 if baseline is None else 0.5)
 
     @classmethod
-    def load(cls, folder: Path | str, *, stations: int = 16) -> "Controller":
-        """The controller of a finished charging run."""
-        return cls(load_run(folder).policy, load_about(folder), stations=stations)
+    def load(cls, folder: Path | str, **options: Any) -> "Controller":
+        """The controller of a finished charging run; options as above."""
+        return cls(load_run(folder).policy, load_about(folder), **options)
 
-    def allocate(self, now: Mapping[str, Any]) -> dict[str, Any]:
+    def allocate(self, now: Mapping[str, Any], *, trust: float = 1.0) -> dict[str, Any]:
         """The kW to offer each station until the next call, and what nobody can take.
 
         Parameters
@@ -93,19 +107,31 @@ class Controller:
             `arrival`, `stated_departure`, `requested_kwh`, `delivered_kwh` so far, and `offered_kw`
             and `drawn_kw` in the period before. What the driver did not state is null or left out;
             `full` may say that a car has all it wants.
+        trust
+            The policy's part in the decision, such as `apportion certify --json` says; the rest is the
+            baseline's.
 
         Raises
         ------
         InputError
             Everything that is wrong with it, a sentence for each.
         """
+        if not 0 <= trust <= 1:
+            raise InputError(f"trust is {trust}; it must be between 0 and 1")
+        if trust < 1 and self._baseline is None:
+            raise InputError(f"trust is {trust}, and nobody decides the rest; name a baseline")
         table, time, capacity = check_now(now)
         names = [str(name) for name in table["id"]]
         table["full"] = self._remember(table)
         width = max(self._width, _width(len(names)))
         seen = self._see(table, time, capacity, width)
         shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(names)), float)
-        kw = np.minimum(shares[: len(names)] * capacity, np.asarray(seen.limit_kw)[: len(names)])
+        wanted = shares * capacity
+        usual = wanted
+        if trust < 1 and self._baseline is not None:
+            usual = np.asarray(_usual(seen, self._baseline), float)
+        kw = (usual + trust * (wanted - usual))[: len(names)]
+        kw = np.minimum(kw, np.asarray(seen.limit_kw)[: len(names)])
         kw *= min(1.0, capacity / kw.sum()) if kw.sum() > 0 else 1.0
         return {
             "allocation_kw": dict(zip(names, kw.tolist(), strict=True)),
@@ -170,6 +196,11 @@ def _width(stations: int) -> int:
 
 
 _seen = eqx.filter_jit(see)
+
+
+@eqx.filter_jit
+def _usual(seen: Seen, baseline: str) -> PerStation:
+    return PEERS[baseline](seen)
 
 
 @eqx.filter_jit
