@@ -195,13 +195,13 @@ def should_pool(
         TaskAnswer(
             names[t],
             int(counts[t].sum()),
-            _root(squared[t], resampled[:, t]),
+            _root(squared[t], resampled[:, t], int(counts[t].sum())),
             float(own[t]),
             float(pooled[t]),
         )
         for t in range(tasks)
     )
-    together = _root(squared.mean(), resampled.mean(1))
+    together = _root(squared.mean(), resampled.mean(1), int(counts.sum()))
     return Pooling(answers, together, gamma, float((counts >= 2).mean()))
 
 
@@ -235,12 +235,15 @@ def _cells(
     return Cells.of(np.ones((1, cell.size)), member, backups, shape), counts, resample
 
 
-def _root(squared: float, resampled: Float[np.ndarray, " resamples"]) -> Estimate:
-    """A distance and its interval from its square, which noise may have carried below 0."""
+def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
+    """A distance and its interval from its square, which noise may have carried below 0.
+
+    The interval is of resampled samples, of which there are many, and not of a few units.
+    """
     low, high = interval(resampled)
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
     value, low, high = np.sqrt(ends).tolist()
-    return Estimate(value, low, high, len(resampled))
+    return Estimate(value, low, high, samples)
 
 
 def _check(transitions: Transitions, gamma: float) -> None:

@@ -60,6 +60,17 @@ def test_krum_chooses_a_model_of_the_crowd_whatever_byzantine_clients_send():
     assert float(shares.max()) == 1
 
 
+@pytest.mark.parametrize("byzantine", [0, 1, 2, 3])
+def test_krums_neighbours_are_all_but_the_byzantine_and_two(byzantine):
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        models = rng.normal(size=(8, 2))
+        apart = ((models[:, None] - models) ** 2).sum(-1)
+        near = np.sort(apart, 1)[:, 1 : 1 + 8 - byzantine - 2]
+        _, shares = Krum(byzantine)(received(models))
+        assert int(shares.argmax()) == near.sum(1).argmin()
+
+
 def test_the_minority_gets_its_total():
     shares = Fixed.minority(0.45).shares
     assert float(shares[8:].sum()) == pytest.approx(0.45)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from apportion.domains.portfolio.backtest import LAZY
-from apportion.statistics import outcome, over_rows_and_columns
+from apportion.statistics import over_rows_and_columns
+from apportion.studies.study import Verdict, adjusted_for_all
 
 Gains = dict[tuple[str, str], np.ndarray]
 """(method, own or held-out) to log growth a year over Equal CRP in points, experiments by years."""
@@ -27,21 +28,24 @@ _PLAIN = (
 
 def claims_of(gains: Gains) -> list[dict[str, Any]]:
     """Each claim on later years, for stocks trained on and for stocks never seen."""
-    claims = []
+    verdicts = []
     for first, second, words in _CLAIMS:
         for place, where in _PLACES.items():
             gap = gains[first, place] - (0.0 if second is None else gains[second, place])
-            estimate = over_rows_and_columns(gap)
-            claims.append(
-                {
-                    "claim": f"{words}, on {where}",
-                    "holds": estimate.above_zero,
-                    "estimate": estimate.value,
-                    "interval": [estimate.low, estimate.high],
-                    "n": estimate.n,
-                }
-            )
-    return claims
+            claim = f"{words}, on {where}"
+            verdicts.append(Verdict.of(claim, over_rows_and_columns(gap), paper=False))
+    return [
+        {
+            "claim": verdict.claim,
+            "outcome": verdict.outcome,
+            "adjusted": verdict.adjusted,
+            "holds": verdict.holds,
+            "estimate": verdict.estimate,
+            "interval": list(verdict.interval),
+            "n": verdict.n,
+        }
+        for verdict in adjusted_for_all(verdicts)
+    ]
 
 
 def sentences(claims: list[dict[str, Any]]) -> str:
@@ -54,7 +58,14 @@ def sentences(claims: list[dict[str, Any]]) -> str:
 
 def _sentence(claim: dict[str, Any]) -> str:
     low, high = claim["interval"]
-    return f"  {claim['claim']}: {claim['estimate']:+.2f} points [{low:+.2f}, {high:+.2f}]"
+    return f"  {claim['claim']}: {claim['estimate']:+.2f} points [{low:+.2f}, {high:+.2f}]{_left(claim)}"
+
+
+def _left(claim: dict[str, Any]) -> str:
+    """What the number of claims changes, if it does."""
+    if claim["adjusted"] in (None, claim["outcome"]):
+        return ""
+    return f"; {claim['adjusted'].replace('-', ' ')} after Holm's adjustment"
 
 
 def headline_of(claims: list[dict[str, Any]]) -> dict[str, Any]:
@@ -64,8 +75,8 @@ def headline_of(claims: list[dict[str, Any]]) -> dict[str, Any]:
             "label": claim["claim"],
             "value": f"{claim['estimate']:+.2f} points",
             "interval": "[{:+.2f}, {:+.2f}]".format(*claim["interval"]),
-            "note": f"over experiments and years, of the fewer {claim['n']}",
-            "outcome": outcome(claim["holds"], claim["interval"]),
+            "note": f"over experiments and years, of the fewer {claim['n']}{_left(claim)}",
+            "outcome": claim["outcome"],
         }
         for claim in claims
     ]
