@@ -49,7 +49,7 @@ def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd)
     ("a list", "[1]", "not a table of shares"),
     ("a number", "1", "not a table of shares"),
     ("null", '{"A": null}', "not a table of shares"),
-    ("one name twice", '{"A": 0.0, "A": 1.0}', "not a table of shares"),
+    ("one name twice", '{"A": 0.0, "A": 1.0}', "a ticker occurs twice"),
     ("not finite", '{"A": NaN}', "sum to nan"),
     ("too little", '{"allocation": {"A": 0.2}}', "sum to 0.2"),
     run="portfolio",

@@ -44,16 +44,10 @@ def read_holdings(path: Path, tickers: Sequence[str]) -> np.ndarray:
 
 def _read(path: Path) -> tuple[list[str], np.ndarray]:
     if path.suffix.lower() == ".json":
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
-        shares = content.get("allocation", content)
-        return list(shares), np.array([float(share) for share in shares.values()])
+        # In pairs, because of a name that occurs twice JSON would take the last.
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
+        pairs = dict(content).get("allocation", content)
+        return [name for name, _ in pairs], np.array([float(share) for _, share in pairs])
     # Names are text, as in the prices: 000001 and NA too.
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     return [name.strip() for name in table["ticker"]], table["share"].to_numpy(float)
-
-
-def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Of a name that occurs twice JSON would take the last."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
