@@ -96,6 +96,19 @@ def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
     assert study.plot() is not None
 
 
+def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
+    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
+    rows = made_up_rows({("equal", name): value for name, value in rivals.items()} | {
+        ("equal", "learned"): 0.6
+    })  # fmt: skip
+    learned = rows["method"] == "learned"
+    for swing, outcome in ((0.02, "not-established"), (0.001, "holds")):
+        tested = rows["tested"] + learned * swing * (-1.0) ** rows["seed"]
+        harmed = federations.conclude(rows.assign(tested=tested), {}).verdicts[0]
+        assert harmed.estimate == pytest.approx(0, abs=1e-9)
+        assert harmed.outcome == outcome
+
+
 def test_paper_size_asks_for_all_of_mnist():
     with pytest.raises(InputError, match="--mnist"):
         federations.plan(scale="paper")
