@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.simplex import Bounds, equal_within, on_simplex, present
+from apportion.simplex import Bounds, equal_shares, equal_within, on_simplex, present
 from apportion.tasks import Task, Tasks
 
 State = PyTree[Array]
@@ -219,6 +219,31 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
             f"{name}.step: the next state is {after}, but {name}.reset gave {before}; "
             "both must have the same structure, shapes and types"
         )
+    _check_traced(problem, task, name, state, key)
+
+
+def _check_traced(problem: Problem, task: Task, name: str, state: Any, key: PRNGKeyArray) -> None:
+    """Refuse what works on numbers only: training compiles every method, and NumPy cannot be."""
+    state = jax.tree.map(jnp.asarray, state)
+    shares = equal_shares(task.mask)
+    for method, call, arguments in (
+        ("reset", lambda task, key: problem.reset(task, key=key), (task, key)),
+        ("observe", problem.observe, (task, state)),
+        (
+            "step",
+            lambda task, state, shares, key: problem.step(task, state, shares, key=key),
+            (task, state, shares, key),
+        ),
+    ):
+        try:
+            eqx.filter_eval_shape(call, *arguments)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise InputError(
+                f"{name}.{method} cannot be compiled ({reason}); write it in jax.numpy without `if` on "
+                "its arrays, or wrap a simulator in plain Python with "
+                "apportion.bridges.gymnasium.from_gymnasium"
+            ) from error
 
 
 def _check_bounds(observation: Observation, name: str, m: int) -> None:

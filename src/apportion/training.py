@@ -4,6 +4,7 @@ This is the edge of the compiled loop: settings are checked before it, chunks of
 every chunk's end there is room for evaluation, progress, checkpoints and stopping.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -238,12 +239,26 @@ def _run(
         state, metrics = forward(algorithm, state, now, chunks.record_every)
         _raise_fault(algorithm, tasks, state)
         frames.append(metrics_frame(metrics, done, chunks.record_every))
+        if len(frames) == 1:
+            _warn_if_flat(algorithm, frames[0])
         done += now
         here = Chunk(algorithm, state, done, steps, frames[-1])
         if chunks.on_chunk is not None and chunks.on_chunk(here):
             break
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     return TrainingResult(algorithm.policy(state), table, state, algorithm)
+
+
+def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
+    """Say that nothing is being learnt where no update had a gradient."""
+    if (metrics["gradient_norm"] == 0).all():
+        problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
+        warnings.warn(
+            f"{learner}: the gradient was 0 in all of the first {len(metrics)} recorded updates, so "
+            f"nothing is being learnt; {problem}.step may round, count or compare allocations, which "
+            "has no slope: use PPO, which looks at rewards only, or make the step smooth",
+            stacklevel=4,
+        )
 
 
 def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState) -> None:
