@@ -90,13 +90,42 @@ def test_backtest_keeps_to_its_contract(trained, prices):
     days = pd.read_csv(prices)["date"]
     done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
     result = one_object(done)
-    assert set(result) == {"start", "end", "periods", "net", "gross"}
+    about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
+    assert set(result) == {*about, "net", "gross"}
+    assert (result["in_sample_periods"], result["hindsight"]) == (0, ["best-crp"])
     assert (result["start"], result["end"]) == (days[110], days.iloc[-1])
     assert result["periods"] == len(days) - 110
     for side in ("net", "gross"):
         assert {"policy", "equal-crp", "buy-and-hold"} <= set(result[side])
         assert all(set(metrics) == FIELDS for metrics in result[side].values())
     assert result == printed["results"]
+
+
+def test_a_backtest_is_of_the_instruments_and_baselines_asked_for_and_written_down(
+    trained, prices, tmp_path
+):
+    folder, _ = trained
+    days, tickers = pd.read_csv(prices)["date"], list(pd.read_csv(prices).columns[1:])
+    given = ("backtest", folder, "--prices", prices, "--start", days[60], "--out", tmp_path / "out")
+    asked = ("--tickers", *tickers[:3], "--baselines", "olmar", "best-crp")
+    done = apportion(*given, *asked)
+    assert done.returncode == 0, done.stderr
+    assert "3 instruments" in done.stdout
+    assert "best-crp (hindsight)" in done.stdout
+    assert "backtest: olmar" in done.stderr
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert set(written["net"]) == {"policy", "equal-crp", "lazy-crp", "olmar", "best-crp"}
+    trained_on = sum(day <= written["trained_until"] for day in days[60:])
+    assert written["in_sample_periods"] == trained_on > 0
+    assert (
+        f"{trained_on} of {len(days) - 60} periods are days the policy was trained on"
+        in done.stdout
+    )
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    assert set(table["strategy"]) == set(written["net"])
+    assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert_refused(apportion(*given), "out", "other files")
+    assert_refused(apportion(*given[:-2], "--baselines", "olmarr"), "olmarr", "olmar")
 
 
 def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, prices, tmp_path):

@@ -1,6 +1,7 @@
 """`apportion backtest`: a trained policy on data of the past, beside what people use without it."""
 
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from apportion.cli.options import (
     Folder,
     Json,
     Prices,
+    Quiet,
     Sessions,
     finished_run,
     jumps_allowed,
@@ -19,6 +21,7 @@ from apportion.cli.options import (
 )
 
 _Day = Annotated[str | None, Parameter(metavar="DAY")]
+_Names = Annotated[tuple[str, ...] | None, Parameter(metavar="NAME ...", consume_multiple=True)]
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,30 @@ class ChargingOptions:
     """Only stations that were not trained on; then all days by default."""
 
 
+@dataclass(frozen=True)
+class MarketOptions:
+    """What a backtest of a portfolio run may be told."""
+
+    prices: Prices = None
+    cost: Annotated[float | Path | None, Parameter(metavar="NUMBER|FILE")] = None
+    """Commission, or a CSV of ticker and cost (or buy and sell); by default what it was trained under."""
+    tickers: _Names = None
+    """Instruments to test on; by default all in the file."""
+    baselines: _Names = None
+    """Baselines beside Equal CRP and lazy rebalancing; by default all that suit the prices."""
+    allow_jumps: AllowJumps = False
+
+
 def backtest(
     folder: Folder,
     /,
     *,
     start: _Day = None,
     end: _Day = None,
+    out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
     json: Json = False,
-    prices: Prices = None,
-    cost: Annotated[float | Path | None, Parameter(metavar="NUMBER|FILE")] = None,
-    allow_jumps: AllowJumps = False,
+    quiet: Quiet = False,
+    market: Annotated[MarketOptions, Parameter(name="*", group="Portfolio")] = MarketOptions(),  # noqa: B008
     charging: Annotated[ChargingOptions, Parameter(name="*", group="Charging")] = ChargingOptions(),  # noqa: B008
 ) -> Any:
     """Backtest a trained policy, with every baseline or scheduler beside it.
@@ -59,7 +76,7 @@ def backtest(
 
     Charging: the share of the need that was served, and the policy's lead by clusters of days.
 
-    Example: `apportion backtest runs/first --prices prices.csv --start 2019-01-01 --json`
+    Example: `apportion backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar ons`
 
     Example: `apportion backtest runs/garage --sessions sessions.csv --site north --capacity 0.2`
 
@@ -71,39 +88,68 @@ def backtest(
         First day, such as 2019-01-01; by default the day after the last one trained on.
     end
         Last day; by default the last in the file.
-    cost
-        Commission, or a CSV of ticker and cost (or buy and sell); by default what it was trained under.
+    out
+        A new folder for the results: JSON, a table, and of portfolios a picture.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
+    if out is not None:
+        from apportion.runs.folder import require_free
+
+        require_free(out)
     if run.job == "charging":
-        refuse_options(folder, "charging", prices=prices, cost=cost, allow_jumps=allow_jumps)
+        refuse_options(folder, "charging", **asdict(market))
         own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
         result = _garage(run, own, start, end)
     else:
         refuse_options(folder, "portfolio", **asdict(charging))
-        result = _market(run, prices, start, end, cost, allow_jumps)
+        result = _market(run, market, start, end, quiet)
+    if out is not None:
+        _write(result, out)
     return result.to_json() if json else result.summary()
 
 
-def _market(
-    run: Any,
-    prices: Path | None,
-    start: str | None,
-    end: str | None,
-    cost: float | Path | None,
-    allow_jumps: bool,
-) -> Any:
+def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, quiet: bool) -> Any:
     from apportion.domains.portfolio.jumps import read_prices
 
     # Read before JAX is started, so that a slip is told at once.
     table = read_prices(
-        own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
+        own_data(run, "prices", given.prices),
+        allow_jumps=jumps_allowed(run, given.prices, given.allow_jumps),
     )
+    if given.tickers is not None:
+        table = table.select(given.tickers)
     from apportion.domains.portfolio.job import backtest_policy
     from apportion.runs.policy_file import load_about
+    from apportion.runs.progress import open_progress
+    from apportion.runs.stoppable import stoppable
 
     about = load_about(run.folder)
-    return backtest_policy(run.policy, about, table, start=start, end=end, cost=cost)
+    with open_progress(quiet=quiet) as progress:
+        return stoppable(
+            lambda: backtest_policy(
+                run.policy,
+                about,
+                table,
+                start=start,
+                end=end,
+                cost=given.cost,
+                baselines=given.baselines,
+                on_strategy=lambda name, done: progress.stage(f"backtest: {name}", done),
+            )
+        )
+
+
+def _write(result: Any, out: Path) -> None:
+    """Results and a table in a new folder, and of portfolios a picture."""
+    from apportion.domains.portfolio.record import Backtest
+    from apportion.runs.atomic import write_atomic, write_json
+
+    write_json(out / "results.json", result.to_json())
+    write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
+    if isinstance(result, Backtest):
+        picture = BytesIO()
+        result.plot().savefig(picture, dpi=120)
+        write_atomic(out / "figure.png", picture.getvalue())
 
 
 def _garage(run: Any, given: ChargingOptions, start: str | None, end: str | None) -> Any:

@@ -1,6 +1,7 @@
 """The backtest against plain accounting, the contract of its JSON, and its metrics."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket, metrics
 from apportion.domains.portfolio.backtest import account, backtest
+from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.walk import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
@@ -125,7 +127,8 @@ def test_permuting_columns_permutes_shares_and_leaves_wealth():
 
 def test_json_is_the_contract():
     told = json.loads(json.dumps(RESULT.to_json()))
-    assert set(told) == {"start", "end", "periods", "net", "gross"}
+    about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
+    assert set(told) == {*about, "net", "gross"}
     assert (told["start"], told["periods"]) == (START, 70)
     keys = {"wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover"}
     for side in ("net", "gross"):
@@ -169,3 +172,19 @@ def test_the_block_bootstrap_covers_the_mean_of_a_dependent_series():
 def test_a_baseline_off_the_simplex_is_named():
     with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
         backtest(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
+
+
+def test_each_strategy_is_told_as_its_turn_comes():
+    told = []
+    backtest(
+        PRICES, {}, baselines={"olmar": BASELINES["olmar"]}, window=8,
+        on_strategy=lambda *news: told.append(news),
+    )  # fmt: skip
+    assert told == [("equal-crp", 0.0), ("olmar", 0.5)]
+
+
+def test_periods_the_policy_was_trained_on_are_counted():
+    day = RESULT.dates[4]
+    assert replace(RESULT, trained_until=str(day)).in_sample == 5
+    assert replace(RESULT, trained_until=str(day)).to_json()["in_sample_periods"] == 5
+    assert RESULT.in_sample == 0

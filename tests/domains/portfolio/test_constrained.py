@@ -12,7 +12,7 @@ import pytest
 
 from apportion.cli import main
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio import Costs, Market, SimulatedMarket, job
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest
 from apportion.domains.portfolio.constrained import Constrained, constrain
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
@@ -248,10 +248,7 @@ def command(capfd, *arguments: object) -> str:
     return out
 
 
-def test_the_command_line_trains_backtests_and_allocates_within_rules(
-    group_file, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr(job, "installed", lambda _: False)  # the fitted baselines are slow
+def test_the_command_line_trains_backtests_and_allocates_within_rules(group_file, tmp_path, capfd):
     file, folder = tmp_path / "prices.csv", tmp_path / "run"
     prices = SimulatedMarket.draw(universe=6, days=700, seed=5).prices
     assert prices.tickers == NAMES

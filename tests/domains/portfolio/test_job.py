@@ -75,13 +75,6 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_slow_baselines():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "installed", lambda _: False)
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole(place):
     progress = Watched()

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.backtest import LAZY, backtest, lazy_rebalancing
+from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
+from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
 from apportion.domains.portfolio.validation import best_variant

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio.backtest import LAZY, backtest, lazy_rebalancing
+from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.statistics import mean_over, over_rows_and_columns
 from apportion.studies.cells import CellStore, share_of

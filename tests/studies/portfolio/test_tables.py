@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio.backtest import LAZY
+from apportion.domains.portfolio.record import LAZY
 from apportion.studies.portfolio import fig4, fig5, recipe
 from apportion.studies.portfolio.grid import TILT
 from apportion.studies.portfolio.tables import by_experiment_and_year, few_and_many

@@ -4,152 +4,29 @@ Wealth is 1 and shares are equal at the close before the first period; costs are
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jaxtyping import Array, Float
-from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import metrics
 from apportion.domains.portfolio.cash import WithoutCash, everyone, relatives_of
-from apportion.domains.portfolio.commissions import Commissions, describe, rates_of, settled
+from apportion.domains.portfolio.commissions import Commissions, rates_of, settled
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import EQUAL, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.walk import walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.simplex import on_simplex
-from apportion.statistics import Estimate, block_days, interval
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
-
-EQUAL, LAZY = "equal-crp", "lazy-crp"
-"""Equal shares restored every day, and the same a tenth of the way each day."""
-CONTRACT = ("wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover")
-
-
-@dataclass(frozen=True, eq=False)
-class Backtest:
-    """The records of several strategies over one period on one set of instruments.
-
-    Made by `backtest`; `equal-crp` is always among them.
-    """
-
-    dates: np.ndarray
-    """The day on which each period ends."""
-    tickers: tuple[str, ...]
-    cost: Commissions
-    gross: Mapping[str, np.ndarray]
-    """Simple returns of each strategy before costs, (time,)."""
-    net: Mapping[str, np.ndarray]
-    turnover: Mapping[str, np.ndarray]
-    allocations: Mapping[str, np.ndarray]
-    """Allocations of each strategy, (time, entities)."""
-    note: str = ""
-    """Which strategies keep to rules, and that the others do not."""
-
-    @cached_property
-    def measures(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Side -> strategy -> metric -> value."""
-        return {
-            side: {
-                name: metrics.measure(returns, self.turnover[name], records[EQUAL])
-                for name, returns in records.items()
-            }
-            for side, records in (("net", self.net), ("gross", self.gross))
-        }
-
-    def intervals(self, name: str, *, resamples: int = 1000) -> dict[str, Estimate]:
-        """A strategy's net metrics with block-bootstrap intervals."""
-        return metrics.intervals(
-            self.net[name], self.turnover[name], self.net[EQUAL], resamples=resamples
-        )
-
-    def against(self, name: str, other: str = EQUAL, *, resamples: int = 1000) -> Estimate:
-        """Difference of two strategies' net log growth a year, on the same resampled days."""
-        gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
-        days = block_days(len(gap), resamples=resamples)
-        ends = interval(gap[days].mean(-1) * metrics.TRADING_DAYS)
-        return Estimate(float(gap.mean() * metrics.TRADING_DAYS), *ends, len(gap))
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row for each strategy: net metrics, their interval ends, and gross wealth."""
-        rows = []
-        for name in self.net:
-            row: dict[str, Any] = {"strategy": name}
-            for metric, estimate in self.intervals(name).items():
-                row[metric] = estimate.value
-                row[f"{metric}_low"], row[f"{metric}_high"] = estimate.low, estimate.high
-            rows.append({**row, "gross_wealth": self.measures["gross"][name]["wealth"]})
-        return pd.DataFrame(rows)
-
-    def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion backtest --json`; a metric that is not a number is null."""
-
-        def side(name: str) -> dict[str, dict[str, float | None]]:
-            return {
-                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in CONTRACT}
-                for strategy, values in self.measures[name].items()
-            }
-
-        return {
-            "start": str(self.dates[0]),
-            "end": str(self.dates[-1]),
-            "periods": len(self.dates),
-            "net": side("net"),
-            "gross": side("gross"),
-        }
-
-    def summary(self) -> str:
-        """The strategies side by side, net of costs, each with its interval against Equal CRP."""
-        lines = [
-            f"{self.dates[0]} to {self.dates[-1]}, {len(self.dates)} periods, "
-            f"{len(self.tickers)} instruments, commission {describe(self.cost)}",
-            f"{'':24}{'wealth':>8}{'a year':>9}{'vol':>8}{'Sharpe':>8}{'drawdown':>10}"
-            f"{'turnover':>10}   log growth a year over Equal CRP",
-        ]
-        for name, values in self.measures["net"].items():
-            ahead = self.against(name)
-            lines.append(
-                f"{name:24}{values['wealth']:8.3f}{values['annual_return']:9.1%}"
-                f"{values['volatility']:8.1%}{values['sharpe']:8.2f}{values['max_drawdown']:10.1%}"
-                f"{values['turnover']:10.4f}   {ahead.value:+.4f} "
-                f"[{ahead.low:+.4f}, {ahead.high:+.4f}]"
-            )
-        return "\n".join([*lines, self.note] if self.note else lines)
-
-    def plot(self) -> Figure:
-        """Wealth of every strategy net of costs, and its lead over Equal CRP."""
-        figure = Figure(figsize=(9, 6.5), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        equal = np.cumsum(np.log1p(self.net[EQUAL]))
-        for name, returns in self.net.items():
-            strong = name in ("policy", EQUAL)
-            style = {"linewidth": 1.8 if strong else 0.9, "zorder": 3 if strong else 2}
-            growth = np.cumsum(np.log1p(returns))
-            label = f"{name} ({self.measures['net'][name]['wealth']:.2f})"
-            above.plot(self.dates, np.exp(growth), label=label, **style)
-            below.plot(self.dates, 100 * np.expm1(growth - equal), **style)
-        above.set_yscale("log")
-        above.yaxis.set_major_formatter("{x:g}")
-        above.yaxis.set_minor_formatter("{x:g}")
-        above.set_ylabel(f"wealth, net of {describe(self.cost)}")
-        below.set_ylabel("% over Equal CRP")
-        for axes in (above, below):
-            axes.grid(alpha=0.3)
-        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-        return figure
 
 
 def lazy_rebalancing(eta: float = 0.1) -> Policy:
@@ -168,6 +45,7 @@ def backtest(
     window: int = 31,
     cost: Commissions = 0.0025,
     rules: Mapping[str, Rules] | None = None,
+    on_strategy: Callable[[str, float], None] | None = None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
 
@@ -188,6 +66,8 @@ def backtest(
     rules
         What the policies of these names were trained to keep to; every other strategy is free, and
         holds no cash where one of these may.
+    on_strategy
+        Told the name of each strategy as its turn comes, and what part is done.
 
     Examples
     --------
@@ -202,15 +82,20 @@ def backtest(
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
     first = int(market.first)
     task = everyone(len(prices.tickers), cash=cash)
+    baselines, hindsight = baselines or {}, hindsight or {}
+    policies = {**policies, EQUAL: EqualShares()}
+    tell = _telling(on_strategy, len(policies) + len(baselines) + len(hindsight))
     walks = {}
-    for name, policy in {**policies, EQUAL: EqualShares()}.items():
+    for name, policy in policies.items():
+        tell(name, len(walks))
         own = rules.get(name)
         invested = cash and not (own is not None and own.cash)
         strategy = WithoutCash(policy) if invested else policy
         walks[name] = _walk_one(strategy, _ruled(market, prices, own), task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
-    for shown, strategies in ((y, baselines or {}), (y[first:], hindsight or {})):
+    for shown, strategies in ((y, baselines), (y[first:], hindsight)):
         for name, strategy in strategies.items():
+            tell(name, len(walks))
             targets = strategy(shown)[-market.horizon :]
             _check_targets(name, np.asarray(targets))
             if cash:
@@ -218,6 +103,16 @@ def backtest(
             walks[name] = _walk_targets(targets, market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return accounted(prices, first, allocations, cost, rules)
+
+
+def _telling(
+    on_strategy: Callable[[str, float], None] | None, count: int
+) -> Callable[[str, int], None]:
+    def tell(name: str, done: int) -> None:
+        if on_strategy is not None:
+            on_strategy(name, done / count)
+
+    return tell
 
 
 def accounted(

@@ -11,17 +11,11 @@ from typing import Any
 import numpy as np
 
 from apportion.certificate import Gains
-from apportion.domains.portfolio.backtest import (
-    EQUAL,
-    LAZY,
-    Backtest,
-    Baseline,
-    backtest,
-    lazy_rebalancing,
-)
+from apportion.domains.portfolio.backtest import Baseline, backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.job import accepted_data
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
 from apportion.domains.portfolio.rules import Rules
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -31,7 +25,6 @@ from apportion.runs.settings_file import suggest
 BOUND = 0.01
 """A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy
 that now and then loses far more in a week needs a larger bound."""
-_HINDSIGHT = "best-crp"
 _FRIDAY = 4
 
 
@@ -104,12 +97,12 @@ def _strategies(against: str | Policy, about: Mapping[str, Any]) -> tuple[dict[s
         return {}, last
     if against == LAZY:
         return {"policies": {LAZY: lazy_rebalancing()}}, last
-    if against in BASELINES and against != _HINDSIGHT:
+    if against in BASELINES and against not in HINDSIGHT:
         kind = "hindsight" if against in WITHOUT_HISTORY else "baselines"
         chosen: dict[str, Baseline] = {against: BASELINES[against]}
         return {kind: chosen}, last
     if not Path(against).is_dir():
-        known = [LAZY, *(name for name in BASELINES if name != _HINDSIGHT)]
+        known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
         raise InputError(
             f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or the "
             f"folder of another portfolio run{suggest(against, known)}"

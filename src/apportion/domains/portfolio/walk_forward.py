@@ -14,17 +14,12 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.backtest import (
-    EQUAL,
-    LAZY,
-    Backtest,
-    accounted,
-    lazy_rebalancing,
-)
+from apportion.domains.portfolio.backtest import accounted, lazy_rebalancing
 from apportion.domains.portfolio.cash import WithoutCash, everyone, relatives_of
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import EQUAL, LAZY, Backtest
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (

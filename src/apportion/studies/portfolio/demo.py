@@ -15,13 +15,14 @@ import numpy as np
 import pandas as pd
 
 from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.backtest import LAZY, Backtest, backtest, lazy_rebalancing
+from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.job import tables
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.record import LAZY, Backtest
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_policy

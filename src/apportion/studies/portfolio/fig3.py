@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.backtest import LAZY
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import LAZY
 from apportion.domains.settings import METHOD_NAMES
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Plan

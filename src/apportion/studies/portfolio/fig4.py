@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.portfolio.backtest import LAZY
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import LAZY
 from apportion.domains.settings import METHOD_NAMES
 from apportion.studies.cells import Plan
 from apportion.studies.portfolio.experiments import SURVIVORSHIP

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from apportion.domains.portfolio.backtest import LAZY
+from apportion.domains.portfolio.record import LAZY
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.study import Verdict, adjusted_for_all
 

@@ -21,10 +21,11 @@ import pandas as pd
 from jaxtyping import Array, Float, Int, PyTree
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.backtest import LAZY, lazy_rebalancing
+from apportion.domains.portfolio.backtest import lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import volatility_tilt
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_policies
 from apportion.domains.portfolio.walk import Walk, growth_and_sharpe, walk_policy, walk_targets
