@@ -198,6 +198,16 @@ def test_a_folder_without_a_run_or_of_another_kind_is_refused(certify, garage, m
     assert_refused(certify(garage, "--against", market, "--site", "jpl"), "not one for charging")
 
 
+def test_a_place_that_cannot_hold_the_plot_is_refused_before_any_work(certify, market, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    for place in ("file", "folder.png"):
+        asked = ("--against", "lazy-crp", "--out", tmp_path / place)
+        assert_refused(certify(market, *asked), "give a .png file, or a folder")
+    asked = ("--against", "lazy-crp", "--out", tmp_path / "file" / "plot.png")
+    assert_refused(certify(market, *asked), "is a file")
+
+
 def test_data_that_the_policy_was_trained_on_is_no_evidence(certify, garage, market, tmp_path):
     sessions = read_sessions()
     sessions[sessions.arrival < pd.Timestamp("2019-06-30")].to_csv(

@@ -92,32 +92,41 @@ def certify(
         What a gain counts at most, by default 0.05 of a day's need, 0.01 of log growth a week, or 0.25 of
         accuracy. Decide on it before you look.
     out
-        A file for the plot (.png), or a folder for plot, table and JSON; by default certificate.png in the
-        run's folder.
+        A .png file for the plot, or a folder for plot, table and JSON; by default the run's certificate.png.
     """
     run = finished_run(folder, *_JOBS)
+    out = folder / "certificate.png" if out is None else out
     _check(alpha, block, bound)
-
-    from apportion.runs.policy_file import load_about
-
-    about = load_about(folder)
-    job = about.get("job", run.job)
+    _check_place(out)
     options = {
         "charging": asdict(garage),
         "portfolio": {"allow_jumps": allow_jumps},
         "federated": asdict(federation),
     }
-    for other in options.keys() - {job}:
-        refuse_options(folder, job, **options[other])
-    options = {name: value for name, value in options[job].items() if value is not None}
-    if bound is not None:
-        options["bound"] = bound
-    gains = {"charging": _charging, "portfolio": _portfolio, "federated": _federated}[job](
-        run, about, data, against, options
-    )
-    made = gains.certify(alpha=alpha, block=block)
-    wrote = _write(made, folder / "certificate.png" if out is None else out)
+    made = _gains(run, against, data, bound, options).certify(alpha=alpha, block=block)
+    wrote = _write(made, out)
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
+
+
+def _gains(
+    run: Any,
+    against: str,
+    data: Path | None,
+    bound: float | None,
+    options: dict[str, dict[str, Any]],
+) -> Any:
+    """The gains of a run, by what it is a run of; options of other kinds of runs are refused."""
+    from apportion.runs.policy_file import load_about
+
+    about = load_about(run.folder)
+    job = about.get("job", run.job)
+    for other in options.keys() - {job}:
+        refuse_options(run.folder, job, **options[other])
+    own = {name: value for name, value in options[job].items() if value is not None}
+    if bound is not None:
+        own["bound"] = bound
+    by_job = {"charging": _charging, "portfolio": _portfolio, "federated": _federated}
+    return by_job[job](run, about, data, against, own)
 
 
 def _check(alpha: float, block: int, bound: float | None) -> None:
@@ -128,6 +137,15 @@ def _check(alpha: float, block: int, bound: float | None) -> None:
         raise InputError(f"--block is {block}; it must be at least 1 period")
     if bound is not None and not 0 < bound < float("inf"):
         raise InputError(f"--bound is {bound:g}; it must be above 0")
+
+
+def _check_place(out: Path) -> None:
+    alone = out.suffix == ".png"
+    if (out.is_dir() and alone) or (out.is_file() and not alone):
+        raise InputError(f"{out}: give a .png file, or a folder")
+    for folder in out.parents:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{out}: {folder} is a file; choose a folder that is one")
 
 
 def _charging(
@@ -176,8 +194,6 @@ def _write(made: Any, out: Path) -> Path:
     from apportion.runs.atomic import write_atomic, write_json
 
     alone = out.suffix == ".png"
-    if (out.is_dir() and alone) or (out.is_file() and not alone):
-        raise InputError(f"{out}: give a .png file, or a folder")
     plot = out if alone else out / "certificate.png"
     if not alone:
         write_json(out / "certificate.json", made.to_json())
