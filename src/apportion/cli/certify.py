@@ -92,7 +92,7 @@ def certify(
         What a gain counts at most, by default 0.05 of a day's need, 0.01 of log growth a week, or 0.25 of
         accuracy. Decide on it before you look.
     out
-        A .png file for the plot, or a folder for plot, table and JSON; by default the run's certificate.png.
+        A .png for the plot, or a folder for plot, table and JSON; by default the run's certificate.png.
     """
     run = finished_run(folder, *_JOBS)
     out = folder / "certificate.png" if out is None else out
