@@ -163,7 +163,8 @@ def _gains(
     progress: Progress,
 ) -> Gains:
     """Log growth a year over Equal CRP in points, the mean over tasks."""
-    market = Market.of(prices, start=TEST, window=s.window, costs=Costs(s.cost).exactly())
+    costs = Costs.of(s.cost, prices.tickers, exact=True)
+    market = Market.of(prices, start=TEST, window=s.window, costs=costs)
     years = prices.dates[prices.row(TEST) :].astype("datetime64[Y]")
     experiments = len(splits.seen)
 

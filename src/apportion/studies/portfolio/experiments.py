@@ -98,7 +98,7 @@ class Experiments:
         """Training on all days before the last test year, testing with exact costs."""
         spans = Years.of(prices, years, before=settings.window + settings.batch)
         known = prices.until(prices.dates[max(spans.firsts)])
-        costs = Costs(settings.cost, exact=True)
+        costs = Costs.of(settings.cost, prices.tickers, exact=True)
         whole = Market.of(prices, window=settings.window, costs=costs)
         return cls(
             splits, spans, training_market(known, settings), replace(whole, horizon=max(spans.days))

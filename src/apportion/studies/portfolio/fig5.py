@@ -78,9 +78,8 @@ def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress:
     """The last year of the data under each cell's policy: a row for each method, task and day."""
     settings = replace(size.settings, method=cells[0]["method"])
     year = f"{prices.years()[-1]}-01-01"
-    test = Market.of(
-        prices, start=year, window=settings.window, costs=Costs(settings.cost, exact=True)
-    )
+    costs = Costs.of(settings.cost, prices.tickers, exact=True)
+    test = Market.of(prices, start=year, window=settings.window, costs=costs)
     *_, tasks = choose_tasks(len(prices.tickers), size.settings)
     epoch = settings.steps // len(tasks)
     whole = epoch * len(tasks)

@@ -200,7 +200,7 @@ def _world(
         own = with_signal.joined(rest)
     unseen = draw_tasks(np.arange(60, 60 + HELD_OUT), 5, 8, seed=seed)
     first = truth.prices.dates[TRAIN_DAYS]
-    costs = Costs(settings.cost)
+    costs = Costs.of(settings.cost, truth.prices.tickers)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
     test = Market.of(truth.prices, start=first, window=settings.window, costs=costs)
     return train, test, own, unseen
