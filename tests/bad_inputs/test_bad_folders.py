@@ -1,4 +1,4 @@
-"""Folders of runs, studies and demos, and the options of the commands that work on them."""
+"""Folders of runs and the policies in them."""
 
 import json
 
@@ -286,93 +286,4 @@ def tampered(arrays: dict | None = None, about: dict | None = None) -> dict:
     ),
 )
 def test_every_number_of_a_policy_file_is_checked(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@cases(
-    ("no study", "study", ("NAME is missing", "choose fig1")),
-    ("no such study", "study fig9 --out out", ("fig9", "did you mean fig")),
-    ("study nowhere", "study fig1", ("--out DIR is missing",)),
-    ("study, seed", "study fig1 --out out --seed=-1", ("seed is -1",)),
-    ("study, scale", "study fig1 --out out --scale big", ("choose quick, paper",)),
-    ("study, address", "study fig1 --out out --address a", ("needs --on ray",)),
-    ("study, on", "study fig1 --out out --on moon", ("choose local, ray",)),
-    ("study, cells", "study should-pool --out out --cells 5/4", ("write I/N",)),
-    ("study, other data", "study fig2 --out out --gamma 0.5", ("leave --gamma out",)),
-    ("study, no prices", "study fig2 --out out --prices p.csv", ("p.csv: no such file",)),
-    ("study, no digits", "study fig6 --out out --mnist m.npz", ("m.npz: no such file",)),
-    ("study, bad digits", "study fig6 --out out --mnist m.npz", ("m.npz",), {"m.npz": "x"}),
-    ("study, no tasks", "study should-pool --out out --transitions t.csv", ("t.csv",)),
-    (
-        "study, bad tasks",
-        "study should-pool --out out --transitions t.csv",
-        ('"task" is missing',),
-        {"t.csv": "a\n1\n"},
-    ),
-    ("study in a file", "study fig1 --out f", ("f: is a file",), {"f": "mine"}),
-    ("study inside a file", "study fig1 --out f/x", ("is a file",), {"f": "mine"}),
-    (
-        "study among others",
-        "study should-pool --out d",
-        ("holds other files, such as table.csv",),
-        {"d/table.csv": "mine"},
-    ),
-    (
-        "studies among others",
-        "study all --out d",
-        ("d/fig1: holds other files",),
-        {"d/fig1/mine.txt": ""},
-    ),
-    (
-        "study, cells cut",
-        "study should-pool --out d",
-        ("cells.json: not valid JSON",),
-        {"d/cells.json": "{"},
-    ),
-    (
-        "study, rows cut",
-        "study should-pool --out d",
-        ("rows.parquet: was cut short",),
-        {"d/cells.json": "{}", "d/rows.parquet": "PAR1"},
-    ),
-    ("demo, seed", "demo --seed=-1", ("seed is -1",)),
-    ("demo, steps", "demo --steps 0", ("steps is 0",)),
-    ("demo, days", "demo --days 0", ("days is 0",)),
-    ("demo in a file", "demo --out f", ("f: is a file",), {"f": "mine"}),
-    ("demo inside a file", "demo --out f/x", ("is a file",), {"f": "mine"}),
-    ("demo over a run", "demo --out run", ("no demo",), {}, "budget"),
-    (
-        "demo among others",
-        "demo --out d",
-        ("holds other files, such as report.html",),
-        {"d/report.html": "mine"},
-    ),
-    (
-        "demo beside others",
-        "demo --out run",
-        ("notes.txt, which no demo wrote",),
-        {"run/demo.json": "{}", "run/notes.txt": ""},
-        "charging",
-    ),
-    ("market, seed", "demo market --seed=-1", ("seed is -1",)),
-    ("market, steps", "demo market --steps 0", ("steps is 0",)),
-    ("market in a file", "demo market --out f/x", ("is a file",), {"f": "mine"}),
-    (
-        "market among others",
-        "demo market --out d",
-        ("holds other files",),
-        {"d/values.csv": "mine"},
-    ),
-    (
-        "an earlier demo stays",
-        "demo --out run --steps 0",
-        ("steps is 0",),
-        {"run/demo.json": "{}"},
-        "charging",
-    ),
-    ("check, what", "check --price p.csv", ("did you mean --prices?",)),
-    ("check, json", "check --json=x", ("true or false",)),
-    ("no such command", "chekc", ("did you mean check?",)),
-)
-def test_options_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
