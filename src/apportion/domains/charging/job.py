@@ -182,14 +182,7 @@ def backtest_policy(
         raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
     if tasks < 1:
         raise InputError(f"tasks is {tasks}; at least one garage is needed")
-    days = Days.of(frame, _only_site(frame) if site is None else site)
-    until = saved["until"].get(days.site)
-    if start is None and until is not None and not unseen:
-        start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
-    days = days.between(start, end)
-    if unseen:
-        known = set(saved["trained_on"].get(days.site, ()))
-        days = days.at([i for i, name in enumerate(days.stations) if name not in known])
+    days = _days_to_test(saved, frame, site, start, end, unseen)
     size = saved["task_size"] if stations is None else stations
     if not 1 <= size <= len(days.stations):
         raise InputError(
@@ -207,6 +200,25 @@ def backtest_policy(
         peers=peers,
         optimum=optimum,
     )
+
+
+def _days_to_test(
+    saved: dict[str, Any],
+    frame: pd.DataFrame,
+    site: str | None,
+    start: str | None,
+    end: str | None,
+    unseen: bool,
+) -> Days:
+    days = Days.of(frame, _only_site(frame) if site is None else site)
+    until = saved["until"].get(days.site)
+    if start is None and until is not None and not unseen:
+        start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
+    days = days.between(start, end)
+    if unseen:
+        known = set(saved["trained_on"].get(days.site, ()))
+        days = days.at([i for i, name in enumerate(days.stations) if name not in known])
+    return days
 
 
 def _only_site(frame: pd.DataFrame) -> str:

@@ -20,10 +20,11 @@ from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.record import EQUAL, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
-from apportion.domains.portfolio.walk import walk_policy, walk_targets
+from apportion.domains.portfolio.walk import Walk, walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.simplex import on_simplex
+from apportion.tasks import Task
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
@@ -77,32 +78,46 @@ def backtest(
     ['equal-crp']
     """
     rules, cost = rules or {}, settled(cost)
-    cash = any(kept.cash for kept in rules.values())
-    costs = Costs.of(cost, prices.tickers, exact=True, cash=cash)
+    costs = Costs.of(cost, prices.tickers, exact=True, cash=_any_cash(rules))
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
-    first = int(market.first)
-    task = everyone(len(prices.tickers), cash=cash)
+    first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
     baselines, hindsight = baselines or {}, hindsight or {}
     policies = {**policies, EQUAL: EqualShares()}
     tell = _telling(on_strategy, len(policies) + len(baselines) + len(hindsight))
     walks = {}
     for name, policy in policies.items():
         tell(name, len(walks))
-        own = rules.get(name)
-        invested = cash and not (own is not None and own.cash)
-        strategy = WithoutCash(policy) if invested else policy
-        walks[name] = _walk_one(strategy, _ruled(market, prices, own), task)
+        walks[name] = _walk_within(policy, rules.get(name), market, prices, task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
     for shown, strategies in ((y, baselines), (y[first:], hindsight)):
         for name, strategy in strategies.items():
             tell(name, len(walks))
-            targets = strategy(shown)[-market.horizon :]
-            _check_targets(name, np.asarray(targets))
-            if cash:
-                targets = jnp.pad(targets, ((0, 0), (1, 0)))
-            walks[name] = _walk_targets(targets, market, task)
+            walks[name] = _walk_baseline(name, strategy(shown), market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return accounted(prices, first, allocations, cost, rules)
+
+
+def _any_cash(rules: Mapping[str, Rules]) -> bool:
+    return any(kept.cash for kept in rules.values())
+
+
+def _walk_within(
+    policy: Policy, rules: Rules | None, market: Market, prices: Prices, task: Task
+) -> Walk:
+    """A policy's way within its rules; it holds no cash where they do not say it may."""
+    invested = market.costs.cash and not (rules is not None and rules.cash)
+    strategy = WithoutCash(policy) if invested else policy
+    return _walk_one(strategy, _ruled(market, prices, rules), task)
+
+
+def _walk_baseline(
+    name: str, targets: Float[Array, "time entities"], market: Market, task: Task
+) -> Walk:
+    targets = targets[-market.horizon :]
+    _check_targets(name, np.asarray(targets))
+    if market.costs.cash:
+        targets = jnp.pad(targets, ((0, 0), (1, 0)))
+    return _walk_targets(targets, market, task)
 
 
 def _telling(
@@ -124,7 +139,7 @@ def accounted(
 ) -> Backtest:
     """The records of strategies that held these allocations from row `first` on."""
     (days,) = {len(shares) for shares in allocations.values()}
-    cash = any(kept.cash for kept in rules.values())
+    cash = _any_cash(rules)
     relatives, held = relatives_of(prices, cash=cash)[first:], opening_shares(prices, first, cash)
     rates = rates_of(cost, prices.tickers)
     if cash:
