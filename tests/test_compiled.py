@@ -111,6 +111,22 @@ def test_the_cache_can_be_switched_off_or_put_elsewhere(no_cache_set, tmp_path):
 def test_what_jax_was_told_and_a_folder_that_cannot_be_made_are_respected(no_cache_set, tmp_path):
     no_cache_set.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
     assert keep_compiled() == tmp_path / "own"
+    # A limit on its size would have JAX clear away what the user keeps there.
+    assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ
+    no_cache_set.delenv("JAX_COMPILATION_CACHE_DIR")
     (tmp_path / "file").write_text("")
     no_cache_set.setenv("APPORTION_CACHE", str(tmp_path / "file"))
     assert keep_compiled() is None
+
+
+def test_what_a_killed_process_left_half_written_is_cleared_away(no_cache_set, tmp_path):
+    folder = keep_compiled()
+    names = ("whole-cache", "whole-atime", "half-cache", "young-cache")
+    for name in names:
+        (folder / name).write_text("")
+    for name in names[:3]:
+        os.utime(folder / name, (0, 0))
+    no_cache_set.delenv("JAX_COMPILATION_CACHE_DIR")
+    keep_compiled()
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"whole-cache", "whole-atime", "young-cache"}
