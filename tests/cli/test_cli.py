@@ -112,7 +112,7 @@ def test_a_backtest_is_of_the_instruments_and_baselines_asked_for_and_written_do
     assert done.returncode == 0, done.stderr
     assert "3 instruments" in done.stdout
     assert "best-crp (hindsight)" in done.stdout
-    assert "backtest: olmar" in done.stderr
+    assert "backtest: policy (0%)" in done.stderr
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(written["net"]) == {"policy", "equal-crp", "lazy-crp", "olmar", "best-crp"}
     trained_on = sum(day <= written["trained_until"] for day in days[60:])
