@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from apportion.cli.options import (
     AllowJumps,
     Folder,
+    GarageOptions,
     Json,
     Prices,
     Quiet,
@@ -25,20 +26,10 @@ _Names = Annotated[tuple[str, ...] | None, Parameter(metavar="NAME ...", consume
 
 
 @dataclass(frozen=True)
-class ChargingOptions:
+class ChargingOptions(GarageOptions):
     """What a backtest of a charging run may be told."""
 
     sessions: Sessions = None
-    timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
-    site: str | None = None
-    """The site to test on; needed where the file has several."""
-    stations: int | None = None
-    """Stations behind one feeder; by default as in training."""
-    capacity: float | None = None
-    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
-    tasks: int | None = None
-    """Garages to draw among the site's stations; 8 by default."""
     unseen: bool | None = None
     """Only stations that were not trained on; then all days by default."""
 

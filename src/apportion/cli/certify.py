@@ -10,6 +10,7 @@ from apportion.cli.options import (
     AllowJumps,
     File,
     Folder,
+    GarageOptions,
     Json,
     finished_run,
     jumps_allowed,
@@ -20,22 +21,6 @@ from apportion.errors import InputError
 
 _Name = Annotated[str, Parameter(metavar="NAME")]
 _JOBS = ("charging", "portfolio", "federated", "demo")
-
-
-@dataclass(frozen=True)
-class GarageOptions:
-    """What the certificate of a charging run may be told."""
-
-    site: str | None = None
-    """The site; needed where the file has several."""
-    timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
-    stations: int | None = None
-    """Stations behind one feeder; by default as in training."""
-    capacity: float | None = None
-    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
-    tasks: int | None = None
-    """Garages to draw among the site's stations; 8 by default."""
 
 
 @dataclass(frozen=True)

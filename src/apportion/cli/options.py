@@ -1,5 +1,6 @@
 """The options that several commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -36,6 +37,22 @@ AllowJumps = Annotated[
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
 TensorBoard = Annotated[bool, Parameter(help="Also write TensorBoard event files.")]
+
+
+@dataclass(frozen=True)
+class GarageOptions:
+    """The garages that a charging run is tested in."""
+
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    site: str | None = None
+    """The site to test on; needed where the file has several."""
+    stations: int | None = None
+    """Stations behind one feeder; by default as in training."""
+    capacity: float | None = None
+    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
+    tasks: int | None = None
+    """Garages to draw among the site's stations; 8 by default."""
 
 
 def finished_run(folder: Path, *jobs: str) -> Any:
