@@ -30,7 +30,7 @@ def computed(cells):
 
 
 @pytest.mark.parametrize(
-    ("program", "chosen"), [("fixed", slice(0, 24, 11)), ("learned-accuracy", slice(0, 9, 4))]
+    ("program", "chosen"), [("fixed", slice(0, 64, 27)), ("learned-accuracy", slice(0, 24, 11))]
 )
 def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
     """Seeds and methods differ. The accuracies were equal, the shares apart by 1.3e-7 after four
@@ -51,6 +51,22 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
             assert here.equals(there)
     others = [rows for other, rows in together.items() if other != name]
     assert all((rows["tested"] != alone[name]["tested"]).any() for rows in others)
+
+
+def test_every_seed_deals_the_clients_anew_and_a_task_stays_within_its_deal():
+    partition, tasks = fig6._deal(SMALL, DIGITS, [3, 4, 3])
+    clients = sum(SMALL.clients)
+    assert partition.universe == 2 * clients
+    first, second = partition.index[:clients], partition.index[clients:]
+    assert (first != second).any()
+    for deal in (first, second):
+        assert len(np.unique(deal)) == deal.size
+    np.testing.assert_array_equal(partition.identities, 2 * [*range(clients)])
+    for (own, unseen), where in zip(tasks, (0, 1, 0), strict=True):
+        for each in (own, unseen):
+            assert (np.asarray(each.members) // clients == where).all()
+    np.testing.assert_array_equal(tasks[0][1].members, tasks[2][1].members)
+    assert (tasks[0][1].members != tasks[1][1].members - clients).any()
 
 
 def made_up_rows(gain):
@@ -137,8 +153,8 @@ def test_paper_size_asks_for_all_of_mnist():
 
 def test_every_seed_has_every_method_and_every_fixed_share():
     plan = fig6.plan(scale="paper", seed=5, digits=DIGITS)
-    assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 3 * (8 + 4)
-    assert {cell["seed"] for cell in plan.cells} == {5, 6, 7}
+    assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 8 * (8 + 4)
+    assert {cell["seed"] for cell in plan.cells} == set(range(5, 13))
     assert {cell.program for cell in plan.cells} == {"fixed", "learned-accuracy", "learned-rich"}
     assert DIGITS.fingerprint in plan.settings["data"]
 

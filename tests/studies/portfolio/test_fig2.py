@@ -61,3 +61,28 @@ def test_correlation_at_equal_training_time_is_none_where_time_explains_all():
     x, y = (time + 30 * rng.standard_normal(400) for _ in range(2))
     assert fig2.rank_correlation(x, y) > 0.8
     assert abs(fig2.rank_correlation(x, y, time)) < 0.15
+
+
+def test_two_things_that_bend_alike_in_time_are_not_correlated_at_equal_time():
+    """A straight line would leave .6 of it."""
+    rng = np.random.default_rng(2)
+    time = np.arange(400.0)
+    bend = np.minimum(time, 100) + 50 * np.sin(time / 60)
+    x, y = (bend + 20 * rng.standard_normal(400) for _ in range(2))
+    assert fig2.rank_correlation(x, y) > 0.5
+    assert abs(fig2.rank_correlation(x, y, time)) < 0.15
+    assert fig2.rank_correlation(x, x + 5 * rng.standard_normal(400), time) > 0.8
+
+
+def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
+    """Run 0 is drawn with 1, the first priority, then with what the update before left."""
+    steps = np.arange(1, 101)
+    drawn = np.concatenate([[1.0], 0.001 * steps[:-1]])
+    runs = [
+        pd.DataFrame({"run": run, "step": steps, "score": drawn, "gradient_norm": steps * 1.0})
+        for run in range(2)
+    ]
+    found = fig2.highest(pd.concat(runs).sample(frac=1, random_state=0))
+    assert found.step.tolist() == [50, 100, 50, 100]
+    np.testing.assert_allclose(found.score, [0.05, 0.099] * 2)
+    np.testing.assert_allclose(found.gradient_norm, [50, 100] * 2)

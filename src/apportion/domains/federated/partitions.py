@@ -157,6 +157,25 @@ def _padded(digits: Digits, rows: list[np.ndarray], groups: list[int]) -> Partit
     )
 
 
+def side_by_side(partitions: Sequence[Partition]) -> Partition:
+    """Partitions as one universe, one after the other; a client keeps the name it has in its own."""
+    widest = max(own.index.shape[1] for own in partitions)
+
+    def rows(name: str) -> np.ndarray:
+        tables = [getattr(own, name) for own in partitions]
+        return np.concatenate(
+            [np.pad(t, ((0, 0), (0, widest - t.shape[1])), mode="edge") for t in tables]
+        )
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(own, name) for own in partitions])
+
+    return Partition(
+        *(rows("index"), rows("labels"), column("counts"), column("groups")),
+        *(column("factors"), column("identities")),
+    )
+
+
 def skewed_tasks(
     partition: Partition,
     training: int,

@@ -3,7 +3,7 @@
 Data: MNIST split so that 8 clients of a task see only 0-5 and 2 only 6-9. Every method trains with
 the same number of episodes; the claims are that learned shares beat FedAvg, that multi-task beats
 single-task learning, and, ours, what prioritisation and a richer client state add. A cell is one
-trained policy, or one fixed share on the minority, of one seed.
+trained policy, or one fixed share on the minority, of one seed; a seed deals the clients anew.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +26,7 @@ from apportion.domains.federated.aggregators import (
 )
 from apportion.domains.federated.digits import Digits, embedded_digits
 from apportion.domains.federated.federation import Federation
+from apportion.domains.federated.partitions import Partition, paper_split, side_by_side
 from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
 from apportion.domains.federated.training import (
     build,
@@ -59,7 +60,7 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     if scale == "paper":
         if digits is None:
             raise InputError("figure 6 at paper size needs the whole of MNIST: give --mnist FILE")
-        settings, seeds, totals = paper_size(None, seed=seed), range(seed, seed + 3), TOTALS
+        settings, seeds, totals = paper_size(None, seed=seed), range(seed, seed + 8), TOTALS
     else:
         # Fewer rounds, updates and tasks than the default: four policies in three minutes.
         settings = reduced_size(
@@ -98,9 +99,10 @@ def compute(
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
     here = replace(settings, state=cells[0]["state"])
-    federation, partition = build(here, read_digits(here) if digits is None else digits)
+    digits = read_digits(here) if digits is None else digits
     seeds = [cell["seed"] for cell in cells]
-    tasks = [sample_tasks(here, partition, seed) for seed in seeds]
+    partition, tasks = _deal(here, digits, seeds)
+    federation, _ = build(here, digits, partition)
     if cells[0]["method"] == "fixed":
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
@@ -112,6 +114,19 @@ def compute(
     for run, cell in enumerate(cells):
         yield cell, take(record, run).to_frame().assign(**cell.values)
     progress(f"{cells[0].program}: tried on unseen tasks", 1.0)
+
+
+def _deal(
+    settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
+) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
+    """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
+    deals, tasks = [], {}
+    for place, seed in enumerate(dict.fromkeys(seeds)):
+        deals.append(paper_split(digits, settings.clients, settings.samples, seed=seed))
+        first = place * sum(settings.clients)
+        own = sample_tasks(settings, deals[-1], seed)
+        tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
+    return side_by_side(deals), [tasks[seed] for seed in seeds]
 
 
 def _trained(

@@ -1,8 +1,8 @@
 """Figure 2: a task's score against the change of episode rewards, and against the gradient norm.
 
-Single-task runs are watched every 50 steps: the highest score (deviation from equal shares) and
-gradient norm seen in them, and how much the reward of the whole episode changed. All three move with
-training time, so each correlation is also given at equal training time.
+Single-task runs are watched every 50 steps: the highest score (deviation from equal shares, as the
+update left it) and gradient norm seen in them, and how much the reward of the whole episode changed.
+All three move with training time, so each correlation is also given at equal training time.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy.interpolate import BSpline
 from scipy.stats import rankdata
 
 from apportion.domains.portfolio.market import Market
@@ -83,18 +84,13 @@ def compute(prices: Prices, size: WatchedRuns, cells: Sequence[Cell], progress: 
     keys = jax.random.split(jax.random.key(s.seed), size.runs)[np.asarray(runs)]
     policies = untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
-    tables = []
 
     def on_chunk(chunk: Chunk) -> None:
         rewards.append(np.asarray(_episode_rewards(chunk.policy, market, tasks)))
-        seen: Any = chunk.metrics.groupby("run")[["score", "gradient_norm"]].max()
-        change = rewards[-1] - rewards[-2]
-        seen = seen.rename_axis("place").reset_index()
-        tables.append(seen.assign(step=chunk.step, reward_change=change))
         if chunk.step % (20 * EVERY) == 0:
             progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
 
-    train_policies(
+    trained = train_policies(
         market,
         single_tasks(tasks),
         s,
@@ -104,7 +100,22 @@ def compute(prices: Prices, size: WatchedRuns, cells: Sequence[Cell], progress: 
         selection=replace(s, smoothing=0.0).selection(1.0),
         chunks=Chunks(EVERY, on_chunk=on_chunk),
     )
-    yield from by_cell(cells, pd.concat(tables))
+    table = highest(trained.metrics)
+    # Both go by run, then by time.
+    table["reward_change"] = np.diff(rewards, axis=0).T.ravel()
+    yield from by_cell(cells, table.rename(columns={"run": "place"}))
+
+
+def highest(metrics: Any) -> pd.DataFrame:
+    """The highest score and gradient norm of every run (column `run`) in every 50 steps.
+
+    A step records the score that its task was drawn with. The next step of a run shows the score that
+    the update left; the first shows the priority that every task begins with, which no update made.
+    """
+    rows = metrics.sort_values(["run", "step"])
+    rows = rows.assign(score=rows.groupby("run").score.shift(-1))
+    last = ((rows.step - rows.step.min()) // EVERY + 1) * EVERY
+    return rows.groupby(["run", last])[["score", "gradient_norm"]].max().reset_index()
 
 
 @eqx.filter_jit
@@ -121,16 +132,32 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Arra
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
-    """Spearman's correlation; with `given`, of what is left of the ranks after regressing on its.
+    """Spearman's correlation; with `given`, of what a smooth curve in it leaves of the ranks.
 
     >>> rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 8.0, 9.0]))
     1.0
     """
     a, b = (rankdata(v) for v in (x, y))
     if given is not None:
-        design = np.stack([np.ones(len(x)), rankdata(given)], -1)
+        design = smooth_curves(rankdata(given))
         a, b = (v - design @ np.linalg.lstsq(design, v, rcond=None)[0] for v in (a, b))
     return round(float(np.corrcoef(a, b)[0, 1]), 12)
+
+
+def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
+    """A basis of the cubic splines in time of so many pieces of equal length (times, curves).
+
+    A straight line would leave the bend that most things have in training time, and two things that
+    bend alike would be called correlated.
+
+    Examples
+    --------
+    >>> smooth_curves(np.arange(50.0)).shape
+    (50, 11)
+    """
+    inner = np.linspace(time.min(), time.max(), pieces + 1)
+    knots = np.concatenate([np.repeat(inner[0], 3), inner, np.repeat(inner[-1], 3)])
+    return BSpline.design_matrix(time, knots, 3).toarray()
 
 
 def conclude(rows: Any, settings: dict[str, Any]) -> Study:
@@ -156,7 +183,8 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
             verdicts.append(Verdict.of(claim, estimate, paper=not given))
     notes = (
         "Spearman's correlation within each run, mean and interval over runs. What is left at equal "
-        "training time is what a score says about a task beyond how long it was trained.",
+        "training time (ranks less a smooth curve in time) is what a score says about a task beyond "
+        "how long it was trained.",
     )
     return Study(
         "fig2",

@@ -4,6 +4,7 @@ Every policy learns from the days before a test year and is walked through that 
 Claims: multi-task policies beat Equal CRP on such instruments; more tasks transfer better.
 """
 
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from apportion.studies.portfolio.tables import (
     by_experiment_and_year,
     few_and_many,
     note,
+    summary,
     task_counts,
     verdict_above_zero,
 )
@@ -40,7 +42,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     return Study(
         "fig3",
         "Figure 3: gain over Equal CRP on instruments never trained on",
-        table,
+        summary(table),
         tuple(_verdicts(table)),
         lambda: plot(table),
         _notes(table),
@@ -53,20 +55,20 @@ def _final(table: pd.DataFrame, method: str, tasks: int | None = None, column: s
 
 
 def _verdicts(table: pd.DataFrame) -> list[Verdict]:
-    few, many = few_and_many(table)
-    last = int(table.year.max())
+    _, many = few_and_many(table)
+    counts, last = task_counts(table), int(table.year.max())
     verdicts = []
-    for method in ("mtl", "pmtl"):
-        gains = _final(table, method, many)
-        beats = f"{METHOD_NAMES[method]} with {many} tasks beats Equal CRP"
+    for method, count in product(("mtl", "pmtl"), counts):
+        gains = _final(table, method, count)
+        beats = f"{METHOD_NAMES[method]} with {count} tasks beats Equal CRP"
         verdicts += [
             verdict_above_zero(f"{beats} in {last}", gains[[last]], paper=True),
             verdict_above_zero(f"{beats} over all years", gains, paper=False),
         ]
-    if few < many:
-        more = _final(table, "mtl", many) - _final(table, "mtl", few)
-        claim = f"{many} tasks transfer better than {few} (MTL)"
-        verdicts.append(verdict_above_zero(claim, more, paper=False))
+    for few, more in pairwise(counts):
+        gap = _final(table, "mtl", more) - _final(table, "mtl", few)
+        claim = f"{more} tasks transfer better than {few} (MTL)"
+        verdicts.append(verdict_above_zero(claim, gap, paper=False))
     gap = _final(table, "mtl", many) - _final(table, "stl")
     claim = f"MTL with {many} tasks transfers better than STL at equal updates"
     return [*verdicts, verdict_above_zero(claim, gap, paper=False)]

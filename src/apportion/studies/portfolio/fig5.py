@@ -1,13 +1,15 @@
 """Figure 5: one task's test year under a multi-task and a single-task policy, with allocations.
 
 Shown is the task on which the multi-task policy gains most over the single-task one, as the paper
-chose it; the table and the verdicts cover every task watched. Claim: the single-task policy keeps
-nearly equal shares while the multi-task one has learned more complex allocations.
+chose it; the table and the verdicts cover every policy and task watched. Claims: the single-task policy
+keeps nearly equal shares while the multi-task one has learned more complex allocations, and strays from
+equal shares only where it pays.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -30,18 +32,24 @@ from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.tasks import Tasks, TaskSets, single_tasks
 from apportion.training import Chunk, Chunks
-from apportion.trees import copies, take
+from apportion.trees import stack, take
 
 
 @dataclass(frozen=True)
 class WatchedTasks:
-    """How policies are trained, and how many tasks have a single-task policy of their own."""
+    """How policies are trained, how many, and how many tasks of each have a policy of their own."""
 
     settings: PortfolioSettings
+    policies: int
+    """Multi-task policies, each with instruments, tasks and a seed of its own."""
     watched: int
 
+    def of(self, policy: int) -> PortfolioSettings:
+        """The settings of one multi-task policy."""
+        return replace(self.settings, seed=self.settings.seed + policy)
 
-PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 30)
+
+PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 10, 3)
 QUICK = WatchedTasks(
     PortfolioSettings.paper(
         tasks=12,
@@ -53,63 +61,79 @@ QUICK = WatchedTasks(
         steps=1800,
         held_out=7,
     ),
-    6,
+    3,
+    2,
 )
 METHODS = ("pmtl", "stl (paper's protocol)", "stl (equal updates)")
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for the multi-task policy, and one for each single-task policy."""
+    """A cell for each multi-task policy, and one for each single-task policy."""
     prices = embedded_prices() if prices is None else prices
     size = PAPER if scale == "paper" else QUICK
     return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
 
 
 def sized_plan(prices: Prices, size: WatchedTasks) -> Plan:
-    """The plan with any number of watched tasks."""
+    """The plan with any number of policies and watched tasks."""
     watched = list(range(size.watched))
-    cells = [Cell("multi-task", {"method": "pmtl", "tasks": watched}, "multi-task")]
-    cells += [Cell(f"task-{t}", {"method": "stl", "tasks": [t]}, "single-task") for t in watched]
-    settings = {"data": prices.summary(), "watched": size.watched, **vars(size.settings)}
+    cells = [
+        Cell(f"multi-task-{p}", {"method": "pmtl", "policy": p, "tasks": watched}, "multi-task")
+        for p in range(size.policies)
+    ]
+    cells += [
+        Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
+        for p, t in product(range(size.policies), watched)
+    ]
+    own = {"policies": size.policies, "watched": size.watched}
+    settings = {"data": prices.summary(), **own, **vars(size.settings)}
     return Plan("fig5", tuple(cells), partial(compute, prices, size), conclude, settings)
 
 
 def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress: Progress) -> Rows:
-    """The last year of the data under each cell's policy: a row for each method, task and day."""
+    """The last year of the data under each cell's policy: a row for each method, policy, task and day."""
     settings = replace(size.settings, method=cells[0]["method"])
     year = f"{prices.years()[-1]}-01-01"
     costs = Costs.of(settings.cost, prices.tickers, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
-    *_, tasks = choose_tasks(len(prices.tickers), size.settings)
-    epoch = settings.steps // len(tasks)
-    whole = epoch * len(tasks)
-    numbers = [t for cell in cells for t in cell["tasks"]]
-    shown = tasks[numbers]
+    tasks = TaskSets.of([choose_tasks(len(prices.tickers), size.of(c["policy"]))[2] for c in cells])
+    count = tasks.members.shape[1]
+    epoch = settings.steps // count
+    whole = epoch * count
+    watched = [(run, t) for run, cell in enumerate(cells) for t in cell["tasks"]]
+    runs, numbers = (np.array(column) for column in zip(*watched, strict=True))
+    shown = Tasks(tasks.members[runs, numbers], tasks.mask[runs, numbers])
     single = settings.method == "stl"
-    trained: Tasks | TaskSets = single_tasks(shown) if single else tasks
     stages = {METHODS[1]: epoch, METHODS[2]: whole} if single else {METHODS[0]: whole}
     walks: dict[str, Walk] = {}
 
     def on_chunk(chunk: Chunk) -> None:
-        policies = chunk.policy if single else copies(take(chunk.policy, 0), len(shown))
         for method, step in stages.items():
             if chunk.step == step:
-                walks[method] = _walk_each(policies, test, shown)
+                walks[method] = _walk_each(take(chunk.policy, runs), test, shown)
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
-    keys = jax.random.split(jax.random.key(settings.seed), size.watched if single else 1)
-    keys = keys[np.asarray(numbers)] if single else keys
+    keys = stack([_key(size, cell) for cell in cells])
     train_policies(
         training_market(prices.until(year), settings),
-        trained,
+        single_tasks(shown) if single else tasks,
         replace(settings, steps=whole),
         policy_keys=keys,
         run_keys=keys,
         chunks=Chunks(epoch, epoch, on_chunk),
     )
-    rows: Any = _rows(prices, test, shown, numbers, walks)
-    for cell in cells:
-        yield cell, rows[rows.task.isin(cell["tasks"])].reset_index(drop=True)
+    rows: Any = _rows(prices, test, shown, walks)
+    for run, cell in enumerate(cells):
+        own = rows[runs[rows.place] == run]
+        named = own.assign(policy=cell["policy"], task=numbers[own.place])
+        yield cell, named.drop(columns="place").reset_index(drop=True)
+
+
+def _key(size: WatchedTasks, cell: Cell) -> jax.Array:
+    """What a policy begins with, and its randomness: a single-task policy's differ by task."""
+    first = jax.random.key(size.of(cell["policy"]).seed)
+    single = cell["method"] == "stl"
+    return jax.random.split(first, size.watched)[cell["tasks"][0]] if single else first
 
 
 @eqx.filter_jit
@@ -123,10 +147,10 @@ def _walk_each(policies: Policy, market: Market, tasks: Tasks) -> Walk:
     )
 
 
-def _rows(
-    prices: Prices, test: Market, tasks: Tasks, numbers: list[int], walks: dict[str, Walk]
-) -> pd.DataFrame:
-    """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker."""
+def _rows(prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk]) -> pd.DataFrame:
+    """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker, for
+    each method, place among the tasks, and day.
+    """
     first = int(test.first)
     dates = prices.dates[first : first + test.horizon].astype(str)
     columns = [f"share {ticker}" for ticker in prices.tickers]
@@ -136,8 +160,8 @@ def _rows(
         gaps = np.asarray(walk.log_return - equal.log_return)
         shares = np.asarray(walk.allocations)
         deviation = np.abs(shares - 1 / shares.shape[-1]).max(-1)
-        for place, number in enumerate(numbers):
-            frame = pd.DataFrame({"method": method, "task": number, "date": dates})
+        for place in range(len(tasks)):
+            frame = pd.DataFrame({"method": method, "place": place, "date": dates})
             frame = frame.assign(over_equal=gaps[place], deviation=deviation[place])
             every = np.full((len(dates), len(columns)), np.nan, shares.dtype)
             every[:, tasks[place].entities] = shares[place]
@@ -148,44 +172,68 @@ def _rows(
 def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     """The study from the walks."""
     table = mark_drawn(rows.drop(columns="cell", errors="ignore"))
-    deviation, gain = (by_task_and_month(table, name) for name in ("deviation", "over_equal"))
+    deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
     gain = {name: table.date.nunique() * values for name, values in gain.items()}
     notes = (
         "The task drawn is the one where the multi-task policy gains most over the single-task one: "
-        "it shows what the policies do, not how often. Intervals are over tasks and months of "
-        "one year, for one training of each policy.",
+        "it shows what the policies do, not how often. Intervals are over policies, each with its own "
+        "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
     return Study(
         "fig5",
         "Figure 5: a test year under a multi-task and a single-task policy",
-        table,
-        tuple(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+        _summary(table),
+        (
+            *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+            *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
+        ),
         lambda: plot(table),
         notes,
         settings,
     )
 
 
-def by_task_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
-    """A method's values of a column, tasks by months; the mean of such a table is that over all days.
+def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
+    """A method's values of a column, policies by months; the mean of such a table is that over all days.
 
-    Tasks share their days, and the days of a month share a market.
+    The tasks of a policy share it and its instruments; the days of a month share a market.
     """
     month = table.date.str[:7].rename("month")
-    sums = table[column].groupby([table.method, table.task, month]).sum().unstack("month")
+    keys = [table.method, table.policy, month]
+    sums = table[column].groupby(keys).sum().unstack("month")
+    tasks = table.task.groupby([table.method, table.policy]).nunique().max()
     days = table.date.nunique() / sums.shape[1]
-    return {name: sums.loc[name].to_numpy() / days for name in METHODS}
+    return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
 
 
-def _by_task(values: Any, table: Any) -> Any:
-    return values.groupby([table.method, table.task])
+def _summary(table: Any) -> pd.DataFrame:
+    """The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed."""
+    year = table.groupby(["method", "policy", "task"], sort=False)
+    found = pd.DataFrame(
+        {"over_equal": year.over_equal.sum(), "deviation": year.deviation.mean()}
+    ).assign(drawn=year.drawn.first())
+    return found.reset_index()
+
+
+def _where_it_pays(table: Any, name: str) -> Verdict:
+    """Whether a policy gains more on the days it strays further, on top of what straying is worth."""
+    days = table.groupby(["method", "policy", "task"])
+    further = table.deviation - days.deviation.transform("mean")
+    spread = float(further[table.method == name].std())
+    together = table.assign(together=further * table.over_equal / (spread or 1.0))
+    moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
+    claim = (
+        f"{name} strays from equal shares where it pays (gain with one more deviation of straying)"
+    )
+    return Verdict.of(claim, over_rows_and_columns(moved))
 
 
 def mark_drawn(rows: Any) -> pd.DataFrame:
     """The rows with the task to draw marked; shares are kept for that one."""
-    total = _by_task(rows.over_equal, rows).sum().unstack("method")
-    drawn = rows.task == (total["pmtl"] - total[METHODS[2]]).idxmax()
+    total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
+    policy, task = (total["pmtl"] - total[METHODS[2]]).idxmax()
+    drawn = (rows.policy == policy) & (rows.task == task)
     is_share = rows.columns.str.startswith("share ")
     shares = rows.loc[:, is_share].where(drawn).dropna(axis=1, how="all")
     return rows.loc[:, ~is_share].assign(drawn=drawn).join(shares)
@@ -194,7 +242,7 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
 def _verdicts(
     name: str, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
 ) -> tuple[Verdict, ...]:
-    """What is claimed of a single-task policy, from values of tasks by months."""
+    """What is claimed of a single-task policy, from values of policies by months."""
     flat = over_rows_and_columns(deviation[name])
     gap = over_rows_and_columns(deviation["pmtl"] - deviation[name])
     ahead = over_rows_and_columns(gain["pmtl"] - gain[name])

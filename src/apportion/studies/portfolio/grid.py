@@ -3,8 +3,9 @@
 The same runs, read at other steps, give both protocols: with T tasks the paper's epoch gives a
 multi-task policy T times the updates of a single-task one. Runs of one (experiment, year) share first
 parameters and draws, so that they differ by method alone. A cell's rows: tested (own or held-out), step,
-task (a number at the last step, -1 for the mean over tasks), gain (annualised percentage points over
-Equal CRP, net), log_gain (log growth a year) and sharpe_gain.
+task (-1 for the mean over all that are tested; own ones by number: those that have a single-task policy,
+and at the last step all), gain (annualised percentage points over Equal CRP, net), log_gain (log growth
+a year) and sharpe_gain.
 """
 
 from collections.abc import Callable, Sequence
@@ -163,17 +164,17 @@ def compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pro
     batch = _Batch.of(prices, size, cells)
     if method == LAZY:
         gains = batch.gains(copies(lazy_rebalancing(), len(cells)))
-        frames = [_rows(gains, len(cells), size.settings.steps)]
+        frames = [_rows(gains, len(cells), size.settings.steps, size.shown)]
     elif method == TILT:
         gains = batch.gains(EqualShares(), follow=_follow_tilt)
-        frames = [_rows(gains, len(cells), size.settings.steps)]
+        frames = [_rows(gains, len(cells), size.settings.steps, size.shown)]
     else:
         frames = []
 
         def on_chunk(chunk: Chunk) -> None:
             if chunk.step in steps:
-                last = chunk.step == chunk.steps
-                frames.append(_rows(batch.gains(chunk.policy), len(cells), chunk.step, last=last))
+                named = size.shown if chunk.step == chunk.steps else size.single_tasks
+                frames.append(_rows(batch.gains(chunk.policy), len(cells), chunk.step, named))
                 done = f"step {chunk.step} of {chunk.steps}"
                 progress(
                     f"{method}, {count} tasks: {len(cells)} cells, {done}", chunk.step / chunk.steps
@@ -298,9 +299,9 @@ def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
 
 
 def _rows(
-    gains: dict[str, dict[str, np.ndarray]], cells: int, step: int, *, last: bool = False
+    gains: dict[str, dict[str, np.ndarray]], cells: int, step: int, named: int
 ) -> pd.DataFrame:
-    """A checkpoint's rows: the mean over tasks, and at the last step each own task by itself."""
+    """A checkpoint's rows: the mean over tasks, and the first `named` own tasks each by itself."""
     frames = []
     for kind, values in gains.items():
         # Single-task policies of a cell stand side by side as tasks.
@@ -311,8 +312,9 @@ def _rows(
         means = {name: v.mean(-1) for name, v in by_task.items()}
         place = {"place": np.arange(cells), "tested": kind, "step": step}
         frames.append(pd.DataFrame({**place, "task": -1, **means}))
-        if last and kind == "own":
-            cell, task = (i.ravel() for i in np.indices(by_task["gain"].shape))
-            each = {name: v.ravel() for name, v in by_task.items()}
+        if kind == "own":
+            first = {name: v[:, :named] for name, v in by_task.items()}
+            cell, task = (i.ravel() for i in np.indices(first["gain"].shape))
+            each = {name: v.ravel() for name, v in first.items()}
             frames.append(pd.DataFrame({**place, "place": cell, "task": task, **each}))
     return pd.concat(frames)

@@ -9,6 +9,7 @@ from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Rows
 from apportion.studies.study import Verdict
 
+GAINS = ["gain", "log_gain", "sharpe_gain"]
 COLOURS = {"stl": "0.5", "mtl": "C0", "pmtl": "C1"}
 
 
@@ -38,6 +39,33 @@ def by_experiment_and_year(
         rows = rows[rows.tasks == tasks]
     step = rows.step.max() if step is None else step
     return rows[rows.step == step].pivot(index="experiment", columns="year", values=column)
+
+
+def first_tasks(table: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The rows of means anew, over the first `count` own tasks alone, where these stand by themselves.
+
+    Methods that were tested on more tasks are then compared on the same ones.
+    """
+    rows: Any = table[(table.tested == "own") & (table.task >= 0) & (table.task < count)]
+    keys = ["method", "tasks", "experiment", "year", "tested", "step"]
+    return rows.groupby(keys)[GAINS].mean().reset_index().assign(task=-1)
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each method, number of tasks, kind of task and step: mean gains, the gain's interval."""
+    rows: Any = table[table.task == -1]
+    found = []
+    for key, own in rows.groupby(["method", "tasks", "tested", "step"]):
+        method, tasks, tested, step = key
+        gains = by_experiment_and_year(own, method, tasks, tested, step=step)
+        e = over_rows_and_columns(gains.to_numpy())
+        found.append(
+            {"method": method, "tasks": tasks, "tested": tested, "step": step}
+            | {"experiments": gains.shape[0], "years": gains.shape[1]}
+            | {"gain": e.value, "low": e.low, "high": e.high}
+            | {name: float(own[name].mean()) for name in GAINS[1:]}
+        )
+    return pd.DataFrame(found)
 
 
 def verdict_above_zero(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict:
