@@ -79,7 +79,8 @@ IN_PLACE = {WithoutCash: 1}
 def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
     days = jnp.ones(STATIONS, jnp.int32)
-    return Charging(one_day, days, MEDIANS, jnp.array([0.1, 0.2], jnp.float32), STATIONS, PERIODS)
+    worth, capacity = jnp.ones(STATIONS), jnp.array([0.1, 0.2], jnp.float32)
+    return Charging(one_day, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
 
 
 def _federation():

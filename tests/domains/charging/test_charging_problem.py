@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares
+from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS
 from apportion.domains.charging.peers import PEERS, simulate_day
+from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.sessions import read_sessions
 from apportion.policy import Pooled
 from apportion.problem import check_problem
 from apportion.tasks import Tasks
@@ -27,6 +30,7 @@ def problem_of(garage) -> Charging:
     return Charging(
         garage=stacked,
         days_of=days,
+        worth=jnp.ones(STATIONS),
         medians=MEDIANS,
         capacity=jnp.array([0.1, 0.2], jnp.float32),
         universe=STATIONS,
@@ -56,6 +60,21 @@ def walk(garage, policy, capacity_kw):
 
 def test_the_interface_is_kept():
     check_problem(problem_of(random_garage(0)), TASKS)
+
+
+def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
+    """Both sites' whole need is then worth as much a station and day."""
+    frame = read_sessions()
+    days = [Days.of(frame, site).between("2019-05-01", "2019-06-30") for site in ("caltech", "jpl")]
+    predictor = Predictor.fit(*days)
+    days = [predictor.apply(own) for own in days]
+    worth = np.asarray(Charging.of(days, predictor.medians).worth)
+    first = len(days[0].stations)
+    means = [own.need_kwh.sum((1, 2)).mean() / len(own.stations) for own in days]
+    assert means[0] < means[1]
+    assert worth[0] * means[0] == pytest.approx(worth[first] * means[1], rel=1e-5)
+    assert set(worth[:first]) == {worth[0]} and set(worth[first:]) == {worth[first]}
+    np.testing.assert_array_equal(Charging.of(days[:1], predictor.medians).worth, 1.0)
 
 
 @given(st.integers(0, 2**31))

@@ -40,6 +40,8 @@ def test_the_crossing_is_read_between_sizes():
     np.testing.assert_allclose(crossover.crossing(falling, level), 500)
     assert crossover.crossing(falling, level / 1e6) == np.inf
     assert crossover.crossing(falling, level * 1e6) == 0
+    # A pool that loses nothing at all in any family is never overtaken.
+    assert crossover.crossing(falling, 0 * level) == np.inf
 
 
 def test_the_predicted_crossover_is_plain_arithmetic():

@@ -1,8 +1,10 @@
-"""Charging as a problem: m stations behind one feeder, an episode of one day, the reward in kWh drawn.
+"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by energy drawn.
 
 The universe is all stations of all sites; a task's stations are of one site. An episode is a training
 day of that site and a feeder of capacity phi x m x 6.656 kW, both drawn at midnight. A share is of the
 feeder's capacity, its limit is what the plugged-in car can draw, and what nobody can draw stays unused.
+The reward is kWh drawn, each worth as much less as its site needs more: by plain kWh a policy of several
+sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
@@ -51,6 +53,9 @@ class Charging(Problem):
     """(days, universe, sessions); sites of fewer days are empty in the last ones."""
     days_of: Int[Array, " universe"]
     """Days that each station's site has."""
+    worth: Float[Array, " universe"]
+    """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
+    its own site; 1 where there is one site."""
     medians: Medians
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
@@ -77,9 +82,11 @@ class Charging(Problem):
 
         garage = jax.tree.map(joined, *(days.garage() for days in sites))
         days_of = np.repeat([len(days) for days in sites], stations)
+        needs = [days.need_kwh.sum() / days.arrival[..., 0].size for days in sites]
         return cls(
             garage=garage,
             days_of=jnp.asarray(days_of, jnp.int32),
+            worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
             medians=medians,
             capacity=jnp.asarray(capacity, jnp.float32),
             universe=sum(stations),
@@ -120,7 +127,7 @@ class Charging(Problem):
         garage, drawn = draw(day, state.garage, state.n, allocation * state.capacity_kw)
         n = state.n + 1
         following = DayState(state.day, n, state.capacity_kw, garage)
-        reward = jnp.where(task.mask, drawn, 0.0).sum()
+        reward = jnp.where(task.mask, drawn * self.worth[task.members], 0.0).sum()
         return Step(following, reward, n >= PERIODS, jnp.array(False))
 
 

@@ -88,7 +88,7 @@ def predicted_crossover(family: MDP) -> float:
 def crossing(single: np.ndarray, multi: np.ndarray) -> float:
     """The N from which single-task is better, on log axes: 0 where it is at once, inf where never."""
     curves = np.stack([single.mean(-1), multi.mean(-1)])
-    lead = np.log(curves[0]) - np.log(curves[1])
+    lead = _logs(curves)[0] - _logs(curves)[1]
     if lead[-1] > 0:
         return np.inf
     return 0.0 if lead[0] <= 0 else float(np.exp(log_crossings(curves)))
@@ -96,7 +96,7 @@ def crossing(single: np.ndarray, multi: np.ndarray) -> float:
 
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
     """The log of where each pair of mean curves crosses, or of the nearest N looked at."""
-    lead = np.log(curves[..., 0, :]) - np.log(curves[..., 1, :])
+    lead = _logs(curves)[..., 0, :] - _logs(curves)[..., 1, :]
     place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
     before, after = (np.take_along_axis(lead, place - back, -1)[..., 0] for back in (1, 0))
     grid, place = np.log(SIZES), place[..., 0]
@@ -110,8 +110,12 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
 def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> Float[np.ndarray, "*resamples"]:
     """Least-squares slope of the log of a curve against log N."""
     x = np.log(SIZES) - np.log(SIZES).mean()
-    # Long samples may leave no suboptimality at all in a few families.
-    return np.asarray((np.log(np.maximum(curves, 1e-7)) * x).sum(-1) / (x**2).sum())
+    return np.asarray((_logs(curves) * x).sum(-1) / (x**2).sum())
+
+
+def _logs(curves: np.ndarray) -> np.ndarray:
+    """Logarithms; long samples may leave no suboptimality at all in a few families."""
+    return np.log(np.maximum(curves, 1e-7))
 
 
 def plan(
