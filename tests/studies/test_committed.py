@@ -6,34 +6,41 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from apportion.studies.portfolio import fig3, fig4, fig5, prioritisation, recipe
+from apportion.studies.charging import findings as charging
+from apportion.studies.federated import federations, fig6
+from apportion.studies.portfolio import fig2, fig3, fig4, fig5, prioritisation, recipe
 from apportion.studies.theory import bound, crossover, fig1
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def table_of(name):
-    """The numbers, with lazy rebalancing called as it is today."""
-    return pd.read_csv(RESULTS / name / "table.csv").replace({"lazy-equal-crp": "lazy-crp"})
+STUDIES = {
+    "fig1": fig1,
+    "fig2": fig2,
+    "fig3": fig3,
+    "fig4": fig4,
+    "fig5": fig5,
+    "fig6": fig6,
+    "charging": charging,
+    "crossover": crossover,
+    "federations": federations,
+    "prioritisation": prioritisation,
+    "recipe": recipe,
+}
 
 
 def concluded(name):
-    if name in ("fig1", "crossover"):
-        rows = pd.read_parquet(RESULTS / name / "rows.parquet")
-        return {"fig1": fig1, "crossover": crossover}[name].conclude(rows, {})
-    table = table_of(name)
-    if name == "fig5":
-        return fig5.conclude(table.drop(columns="drawn"), {})
+    settings = json.loads((RESULTS / name / "study.json").read_text())["settings"]
     if name == "bound":
+        table = pd.read_csv(RESULTS / name / "table.csv")
         return bound.conclude(table.assign(cell=""), {"seed": 0, "families": 500})
-    studies = {"fig3": fig3, "fig4": fig4, "prioritisation": prioritisation}
-    return studies.get(name, recipe).conclude(table, {})
+    if name == "recipe-sp500":
+        return recipe.conclude(pd.read_csv(RESULTS / name / "table.csv"), {})
+    rows = pd.read_parquet(RESULTS / name / "rows.parquet")
+    return STUDIES[name].conclude(rows, settings)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fig1", "fig3", "fig4", "fig5", "bound", "crossover", "prioritisation", "recipe", "recipe-sp500"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [*STUDIES, "bound", "recipe-sp500"])
 def test_the_committed_verdicts_follow_from_the_committed_numbers(name):
     committed = json.loads((RESULTS / name / "verdict.json").read_text())
     for before, now in zip(committed, concluded(name).verdicts, strict=True):

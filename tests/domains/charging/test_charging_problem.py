@@ -73,7 +73,8 @@ def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
     means = [own.need_kwh.sum((1, 2)).mean() / len(own.stations) for own in days]
     assert means[0] < means[1]
     assert worth[0] * means[0] == pytest.approx(worth[first] * means[1], rel=1e-5)
-    assert set(worth[:first]) == {worth[0]} and set(worth[first:]) == {worth[first]}
+    assert set(worth[:first]) == {worth[0]}
+    assert set(worth[first:]) == {worth[first]}
     np.testing.assert_array_equal(Charging.of(days[:1], predictor.medians).worth, 1.0)
 
 

@@ -126,7 +126,7 @@ def test_rewards_computed_in_several_goes_are_concluded_together(plan, cells, ta
             assert cell["reward"] == reward
             store.save(cell, cells[cell.name])
     study = plan.conclude(store.rows(), plan.settings)
-    assert len(study.table) == len(table)
+    assert len(study.table) == 2 * len(recipe.strategies(table))
     assert set(study.settings["rewards"]) == {"tracking", "paper"}
     assert study.settings["held_out"] == 4
     study.save(tmp_path)

@@ -222,12 +222,24 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     return Study(
         "recipe",
         "The practical policy: walk-forward over years, net of costs",
-        table,
+        _summary(by_strategy),
         tuple(verdicts),
         lambda: plot(table),
         tuple(notes),
         settings,
     )
+
+
+def _summary(by_strategy: dict[str, Any]) -> pd.DataFrame:
+    """Each strategy's gains over Equal CRP with their intervals."""
+    found = []
+    for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
+        row = {"strategy": name, "tested": kind}
+        for column in ("log_gain", "sharpe_gain"):
+            e = over_rows_and_columns(_pivot(rows, kind, column).to_numpy())
+            row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
+        found.append(row)
+    return pd.DataFrame(found)
 
 
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> list[Verdict]:
