@@ -24,7 +24,6 @@ _LABELS = {
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
     "federations": "Other federations",
-    "federations-again": "Unequal tasks again",
 }
 _ORDER = list(_LABELS)
 _HEAD = ["claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n"]
@@ -108,7 +107,6 @@ class StudyPage:
             "",
             "## Verdicts",
             "",
-            *self._of_before(),
             _html(_HEAD, [_verdict(v) for v in self.verdicts]),
             "",
         ]
@@ -122,18 +120,6 @@ class StudyPage:
             settings = escape(json.dumps(self.about["settings"], indent=1))
             lines += ["## Settings", "", f"<pre><code>{settings}</code></pre>"]
         return "\n".join(lines)
-
-    def _of_before(self):
-        """What to know of intervals that nothing is left to compute anew from."""
-        if any("p" in verdict for verdict in self.verdicts):
-            return []
-        words = (
-            "These intervals are the percentile bootstraps of version 0.1.0, kept because no raw rows are "
-            "left to compute others from. They are too narrow where units are few, and a few of these "
-            "verdicts were decided by an estimate alone: see [how intervals cover]"
-            "(index.md#how-the-intervals-cover)."
-        )
-        return [words, ""]
 
     def _command(self):
         """What its README says it was made by, and on."""
