@@ -39,11 +39,20 @@ test-learning: install
 		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them.
-peers-env: .peers/acnportal/.installed
+peers-env: .peers/acnportal/.installed .peers/byzfl/.installed
 
 .peers/acnportal/.installed:
 	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
 	.peers/acnportal/bin/python -m pip install --quiet --disable-pip-version-check acnportal==0.3.3
+	touch $@
+
+# byzfl asks for torch and torchvision; its aggregators need torch alone, and no GPU:
+# make peers-env TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
+TORCH ?= torch
+.peers/byzfl/.installed:
+	test -x .peers/byzfl/bin/python || $(PYTHON) -m venv .peers/byzfl
+	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy scipy
+	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	touch $@
 
 test-peers: install
