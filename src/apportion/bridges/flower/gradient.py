@@ -21,12 +21,10 @@ from jaxtyping import Array, Float
 from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.updates import (
     Update,
-    cast_like,
     moved,
     read_model,
     sample_counts,
     usable,
-    weighted_sum,
     write_model,
 )
 from apportion.domains.federated.server_side import descend_shares
@@ -102,8 +100,8 @@ class ShareGradient(FedAvg):
             _log.error("round %d: no usable reply; the model stays", server_round)
             return None, None
         shares = self._shares(updates)
-        average = weighted_sum(shares, [update.model for update in updates])
-        made = cast_like(moved(average, start, self._memory.move, 1.0, self.momentum), start)
+        models = [update.model for update in updates]
+        made = moved(shares, models, start, self._memory.move, 1.0, self.momentum)
         contents = [update.content for update in updates]
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         metrics["largest-share"] = float(shares.max())

@@ -5,6 +5,7 @@ one at a time, so that memory holds the replies and two models more, however man
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from apportion.bridges.flower.server_data import Judged, ServerData
 from apportion.bridges.flower.updates import (
     Model,
     Update,
-    cast_like,
+    between,
     geometry,
     moved,
     weighted_sum,
@@ -63,10 +64,15 @@ class Round:
         """What they sent."""
         return [update.model for update in self.updates]
 
-    def fedavg(self) -> tuple[Model, np.ndarray]:
-        """FedAvg's model and shares."""
-        shares = self.counts / self.counts.sum()
-        return weighted_sum(shares, self.models), shares
+    @cached_property
+    def fedavg(self) -> Model:
+        """FedAvg's model."""
+        return weighted_sum(self.counts / self.counts.sum(), self.models)
+
+    @cached_property
+    def fedavg_judged(self) -> Judged | None:
+        """How FedAvg's model does; None where it cannot be tried."""
+        return self.server.judged(self.fedavg)
 
     def shown(self, state: ClientState) -> np.ndarray | None:
         """What the policy sees of each client; None where the server's samples fail it."""
@@ -93,17 +99,12 @@ class Round:
         return np.asarray(state(submission))
 
     def _tried(self) -> Tried | None:
-        fedavg, _ = self.fedavg()
-        before, ahead = self._judge(self.start), self._judge(fedavg)
+        before, ahead = self.server.judged(self.start), self.fedavg_judged
         if before is None or ahead is None:
             return None
         towards = []
         for model, own in zip(self.models, self.judged, strict=True):
-            near = {
-                name: there + QUARTER * (model[name].astype(np.float64) - there)
-                for name, there in fedavg.items()
-            }
-            found = self._judge(near)
+            found = self.server.judged(between(self.fedavg, model, QUARTER))
             towards.append(own.chances if found is None else found.chances)
         return Tried(
             _array(np.stack([own.chances for own in self.judged])),
@@ -112,9 +113,6 @@ class Round:
             _array(before.chances),
             jnp.asarray(~(kept_samples(len(ahead.chances)) & self.gated)),
         )
-
-    def _judge(self, model: Model) -> Judged | None:
-        return self.server.judged(cast_like(model, self.start))
 
     def decide(self, policy: Policy, shown: np.ndarray) -> Aggregated | None:
         """The policy's model, or FedAvg's where the gate says so; None if it decides on no number."""
@@ -125,19 +123,18 @@ class Round:
             return None
         shares = shares / shares.sum()
         step, momentum = float(decision.step), float(decision.momentum)
-        average = weighted_sum(shares, self.models)
-        model = moved(average, self.start, self.memory.move, step, momentum)
+        model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
         gains = self._gains(model) if self.gated else np.zeros(0)
         if gains is None or not _passes(gains):
-            plain, shares = self.fedavg()
-            return Aggregated(plain, shares, learned=False, gain=_mean(gains))
+            shares = self.counts / self.counts.sum()
+            return Aggregated(self.fedavg, shares, learned=False, gain=_mean(gains))
         return Aggregated(model, shares, step, momentum, gain=_mean(gains))
 
     def _gains(self, model: Model) -> np.ndarray | None:
         """What the model gains over FedAvg's on each sample that the policy does not see; none where
         FedAvg's cannot be tried, and None where the model itself cannot be.
         """
-        ours, theirs = self._judge(model), self._judge(self.fedavg()[0])
+        ours, theirs = self.server.judged(model), self.fedavg_judged
         if ours is None or theirs is None:
             return None if ours is None else np.zeros(0)
         return (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]

@@ -5,9 +5,11 @@ was sent out, all of them finite, and an update v_{i,n} - v_n that is not out of
 the others'. Nothing a client sends can raise an error here.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,21 @@ class Update:
 
 
 def read_model(record: ArrayRecord) -> Model:
-    """The arrays of a record by name."""
-    return {name: array.numpy() for name, array in record.items()}
+    """The arrays of a record by name; they share its memory, and cannot be written to."""
+    return {name: np.asarray(_viewed(array), order="C") for name, array in record.items()}
+
+
+def _viewed(array: Array) -> np.ndarray:
+    """An array that lies where its bytes do: ten models of a large network need no second place."""
+    if array.stype != "numpy.ndarray" or array.data[:7] != b"\x93NUMPY\x01":
+        return array.numpy()
+    head = BytesIO(array.data)
+    np.lib.format.read_magic(head)
+    shape, by_columns, kind = np.lib.format.read_array_header_1_0(head)
+    if 0 in shape:
+        return array.numpy()
+    flat = np.frombuffer(array.data, kind, math.prod(shape), head.tell())
+    return flat.reshape(shape, order="F" if by_columns else "C")
 
 
 def write_model(model: Model) -> ArrayRecord:
@@ -37,39 +52,104 @@ def write_model(model: Model) -> ArrayRecord:
 
 
 def weighted_sum(shares: np.ndarray, models: Sequence[Model]) -> Model:
-    """sum_i a_i v_i in float64, whatever the models' types are."""
+    """sum_i a_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
     return {
-        name: np.asarray(
-            sum(a * model[name].astype(np.float64) for a, model in zip(shares, models, strict=True))
-        )
+        name: _filled(models[0][name], _mean_of(shares, [model[name] for model in models]))
         for name in models[0]
     }
 
 
 def cast_like(model: Model, like: Model) -> Model:
-    """The model in the types of another; counters are rounded."""
-    return {
-        name: (array if like[name].dtype.kind == "f" else np.rint(array)).astype(like[name].dtype)
-        for name, array in model.items()
-    }
+    """The model in the types and the order of another; counters are rounded."""
+    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
 
 
-def moved(average: Model, start: Model, move: Model | None, step: float, momentum: float) -> Model:
-    """The model start + step (average - start) + momentum x move, in float64.
+def moved(
+    shares: np.ndarray,
+    models: Sequence[Model],
+    start: Model,
+    move: Model | None,
+    step: float,
+    momentum: float,
+) -> Model:
+    """The model start + step (sum_i a_i v_i - start) + momentum x move, in float64 and kept in start's
+    types.
 
-    Counters are averaged, and so is an array that no client has negative values in and that would get
+    Counters are averaged, and so is an array whose average has no negative values and that would get
     some, such as the variances of a batch normalisation.
     """
     made = {}
-    for name, own in average.items():
-        if start[name].dtype.kind != "f":
-            made[name] = own
+    for name, first in start.items():
+        mean = _mean_of(shares, [model[name] for model in models])
+        if first.dtype.kind != "f":
+            made[name] = _filled(first, mean)
             continue
-        first = start[name].astype(np.float64)
-        last = 0.0 if move is None else momentum * move[name].astype(np.float64)
-        there = first + step * (own - first) + last
-        made[name] = own if (own >= 0).all() and (there < 0).any() else there
+        last = None if move is None else move[name]
+        made[name] = _filled(first, _moved_mean(mean, first, last, step, momentum))
+        if (made[name] < 0).any() and not _negative(mean, first.size):
+            made[name] = _filled(first, mean)
     return made
+
+
+def between(one: Model, other: Model, part: float) -> Model:
+    """The model this part of the way from one to another, in the types of the first."""
+    shares = np.array([1 - part, part])
+    return weighted_sum(shares, [one, other])
+
+
+Numbers = Callable[[slice], np.ndarray]
+"""A part of an array's numbers in float64, so that a whole array need never be."""
+BLOCK = 1 << 18
+"""Numbers of an array that are worked on at once."""
+
+
+def _blocks(size: int, rows: int = 1) -> list[slice]:
+    """Parts of so many numbers, smaller ones where several rows are worked on."""
+    block = max(1024, BLOCK // rows)
+    return [slice(first, first + block) for first in range(0, size, block)]
+
+
+def _mean_of(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> Numbers:
+    flat = [array.reshape(-1) for array in arrays]
+
+    def numbers(part: slice) -> np.ndarray:
+        total = np.zeros(len(flat[0][part]))
+        for share, own in zip(shares, flat, strict=True):
+            total += share * own[part].astype(np.float64)
+        return total
+
+    return numbers
+
+
+def _moved_mean(
+    mean: Numbers, start: np.ndarray, move: np.ndarray | None, step: float, momentum: float
+) -> Numbers:
+    first, last = start.reshape(-1), None if move is None else move.reshape(-1)
+
+    def numbers(part: slice) -> np.ndarray:
+        before = first[part].astype(np.float64)
+        there = before + step * (mean(part) - before)
+        return there if last is None else there + momentum * last[part].astype(np.float64)
+
+    return numbers
+
+
+def _filled(like: np.ndarray, numbers: Numbers) -> np.ndarray:
+    """An array of another's form and type with these numbers."""
+    made = np.empty_like(like, order="C", subok=False)
+    flat = made.reshape(-1)
+    for part in _blocks(flat.size):
+        flat[part] = _cast(numbers(part), like.dtype)
+    return made
+
+
+def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
+    rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
+    return rounded.astype(kind, copy=False)
+
+
+def _negative(numbers: Numbers, size: int) -> bool:
+    return any(bool((numbers(part) < 0).any()) for part in _blocks(size))
 
 
 def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -> np.ndarray:
@@ -80,11 +160,17 @@ def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -
     """
     gram = np.zeros((len(models) + 1, len(models) + 1))
     for name in _floats(start):
-        first = start[name].astype(np.float64).ravel()
-        rows = [model[name].astype(np.float64).ravel() - first for model in models]
-        last = np.zeros_like(first) if move is None else move[name].astype(np.float64).ravel()
-        stacked = np.stack([*rows, last])
-        gram += stacked @ stacked.T
+        first = start[name].reshape(-1)
+        rows = [model[name].reshape(-1) for model in models]
+        last = None if move is None else move[name].reshape(-1)
+        for part in _blocks(first.size, len(gram)):
+            before = first[part].astype(np.float64)
+            stacked = np.zeros((len(gram), len(before)))
+            for place, own in enumerate(rows):
+                stacked[place] = own[part] - before
+            if last is not None:
+                stacked[-1] = last[part]
+            gram += stacked @ stacked.T
     values, vectors = np.linalg.eigh(gram)
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
@@ -175,7 +261,7 @@ def _fault(model: Model, start: Model) -> str | None:
         if array.dtype.kind not in "fiub":
             return f"misshapen: array {name!r} holds {array.dtype}"
         with np.errstate(over="ignore", invalid="ignore"):
-            as_kept = array.astype(start[name].dtype)
+            as_kept = array.astype(start[name].dtype, copy=False)
         if not (np.isfinite(array).all() and np.isfinite(as_kept).all()):
             return f"not finite: array {name!r}"
     return None
@@ -201,8 +287,13 @@ def _floats(model: Model) -> list[str]:
 
 
 def _distance(model: Model, start: Model) -> float:
-    parts = (model[n].astype(np.float64) - start[n].astype(np.float64) for n in _floats(start))
-    return float(np.sqrt(sum(float((part**2).sum()) for part in parts)))
+    total = 0.0
+    for name in _floats(start):
+        own, first = model[name].reshape(-1), start[name].reshape(-1)
+        for part in _blocks(own.size):
+            apart = own[part].astype(np.float64) - first[part]
+            total += float(apart @ apart)
+    return float(np.sqrt(total))
 
 
 def _lower_median(values: Sequence[float] | np.ndarray) -> float:
