@@ -339,8 +339,18 @@ def test_a_server_without_samples_aggregates_by_geometry_and_counts():
     made, _ = strategy.aggregate_train(1, [reply(i, t, 10 * (i + 1)) for i, t in enumerate(tables)])
     expected = np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
     np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
-    with pytest.raises(InputError, match="needs a policy for the state 'blind'"):
-        LearnedAggregation()
+    with pytest.raises(InputError, match="leave the state out, or take 'blind'"):
+        LearnedAggregation(state="invariant")
+
+
+def test_without_samples_the_shipped_policy_gives_less_than_half_to_who_goes_the_other_way_fourfold():
+    strategy = begin(LearnedAggregation(min_train_nodes=0, min_available_nodes=0))
+    assert strategy.state is client_state("blind")
+    tables = [*models(9), -4 * models(1)[0]]
+    made, _ = strategy.aggregate_train(1, [reply(i, t) for i, t in enumerate(tables)])
+    assert np.isfinite(made["scores"].numpy()).all()
+    assert shares_of(strategy)[9] < 0.05
+    assert strategy.to_frame()["accuracy"].isna().all()
 
 
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
@@ -436,9 +446,9 @@ def test_noise_for_equal_weights_is_refused():
 
 def test_counters_and_variances_are_averaged_and_never_extrapolated():
     start = {"weight": np.zeros(2), "variance": np.ones(2), "steps": np.array(0)}
-    average = {"weight": np.ones(2), "variance": np.full(2, 0.5), "steps": np.array(7.0)}
+    sent = {"weight": np.ones(2), "variance": np.full(2, 0.5), "steps": np.array(7)}
     move = {"weight": np.ones(2), "variance": np.full(2, -1.0)}
-    made = moved(average, start, move, 3.0, 0.5)
+    made = moved(np.array([0.5, 0.5]), [sent, sent], start, move, 3.0, 0.5)
     assert made["weight"].tolist() == [3.5, 3.5]
     assert made["variance"].tolist() == [0.5, 0.5]
     assert made["steps"] == 7

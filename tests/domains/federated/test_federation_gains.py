@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from made_up import made_up_digits
 
 from apportion.composition import EqualShares
+from apportion.domains.federated import gains
 from apportion.domains.federated.aggregators import BySamples
 from apportion.domains.federated.gains import federation_gains
 from apportion.domains.federated.optimisers import ServerStep
+from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import FederatedSettings, reduced_size
+from apportion.domains.federated.states import client_state
 from apportion.errors import InputError
 
 SETTINGS = FederatedSettings(
@@ -34,16 +38,31 @@ def test_the_same_aggregator_gains_nothing_and_more_federations_go_on_from_the_f
     assert same.values == pytest.approx(0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("state", "gated"), [("invariant", True), ("blind", False)])
+def test_a_policy_without_samples_has_no_gate_to_hide_behind(state, gated, monkeypatch):
+    asked = []
+
+    def untried(world, aggregator, tasks, key):
+        asked.append(aggregator)
+        return np.zeros(len(tasks))
+
+    monkeypatch.setattr(gains, "_last_accuracy", untried)
+    policy = AggregationPolicy(client_state(state).channels(1), 2, key=jax.random.key(0))
+    settings = replace(SETTINGS, state=state)
+    federation_gains(policy, ABOUT, settings, made_up_digits(), "fedavg", federations=1)
+    assert asked[0].gated is gated
+
+
 def test_the_papers_policy_is_tried_on_its_own_unseen_tasks():
     settings = replace(
         reduced_size(), pooling=1, samples=10, clients=(8, 4), seen=(5, 2), task_sizes=(2, 1),
         model="perceptron", width=4, rounds=2, epochs=1, batch=5, evaluation=40, test=60,
     )  # fmt: skip
-    gains = federation_gains(
+    found = federation_gains(
         EqualShares(), {"job": "federated"}, settings, made_up_digits(), "fedavg", federations=3
     )
-    assert gains.values.shape == (3,)
-    assert (gains.baseline, gains.period) == ("fedavg", "federation")
+    assert found.values.shape == (3,)
+    assert (found.baseline, found.period) == ("fedavg", "federation")
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.certificate import Gains
-from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.shipped import shipped_blind_policy, shipped_policy
 from apportion.domains.federated.states import STATES, client_state
 from apportion.errors import InputError
 from apportion.policy import Policy, ScoringPolicy
@@ -41,7 +41,6 @@ from apportion.bridges.flower.rounds import Aggregated, Round, split_scored
 from apportion.bridges.flower.server_data import Answers, ServerData
 from apportion.bridges.flower.updates import (
     Update,
-    cast_like,
     read_model,
     sample_counts,
     usable,
@@ -64,19 +63,20 @@ class LearnedAggregation(FedAvg):
     ----------
     predict
         Answers of a model (an `ArrayRecord`) for the server's samples: classes, or a row of scores or of
-        probabilities a sample.
+        probabilities a sample. A server without samples leaves it out: its policy goes by the updates'
+        geometry and the clients' counts alone.
     labels
         The right classes of the server's samples, 0, 1, ...
     policy
-        The one that comes with the package, unless given: one trained in the simulator
+        The one that comes with the package for the state, unless given: one trained in the simulator
         (`apportion train federated`) for this `state`. It serves any number of clients and classes.
     score
         In place of predict and labels, where the task is none of classes: the loss of a model (an
         `ArrayRecord`) on each of the server's samples, at least 0.
     state, window
         What the policy was trained to see: a name of `apportion.domains.federated.states.STATES`, and the
-        rounds of it. `load` takes them from the policy's folder. A server without samples needs a policy
-        for the state `blind`, and has no gate.
+        rounds of it; `invariant` unless given, and `blind` on a server without samples, which has no gate.
+        `load` takes them from the policy's folder.
     largest
         An update whose norm is more than this many times the median one is huge.
     gate
@@ -105,7 +105,7 @@ class LearnedAggregation(FedAvg):
         policy: Policy | None = None,
         *,
         score: Answers | None = None,
-        state: str = "invariant",
+        state: str | None = None,
         window: int = 5,
         largest: float = 10.0,
         gate: bool = True,
@@ -120,15 +120,16 @@ class LearnedAggregation(FedAvg):
             raise InputError(
                 f"LearnedAggregation: largest {largest} must be over 1 and window {window} at least 1"
             )
-        self.policy = shipped_policy() if policy is None else policy
+        state = state or ("blind" if self.server.empty else "invariant")
+        self.policy = _shipped(state) if policy is None else policy
         self.state, self.window = client_state(state), window
         self.largest, self.gate = largest, gate and not self.server.empty
         self.keep = None if keep is None else Path(keep)
         self.stop_when_all_fail = stop_when_all_fail
         if self.server.empty and self.state.reads != "nothing":
             raise InputError(
-                f"state {state!r} reads the server's samples: give predict and labels, or score; a "
-                "server without any needs a policy for the state 'blind'"
+                f"state {state!r} reads the server's samples: give predict and labels, or score; for a "
+                "server without any leave the state out, or take 'blind'"
             )
         if self.server.classes == 0 and self.state.reads == "classes":
             raise InputError(
@@ -213,7 +214,7 @@ class LearnedAggregation(FedAvg):
         for update, share, accuracy in zip(kept, made.shares, right, strict=True):
             self._note(server_round, update.node, "kept", accuracy, float(share))
         self._memory.end_round(made.gain)
-        self._made = cast_like(made.model, start)
+        self._made = made.model
         if self.keep is not None:
             self._memory.save(self.keep, self._made)
         left_out = len(refused) + len(not_scored)
@@ -297,6 +298,10 @@ class LearnedAggregation(FedAvg):
         metrics["server-step"], metrics["server-momentum"] = made.step, made.momentum
         metrics["gate-passed"] = int(made.learned)
         return metrics
+
+
+def _shipped(state: str) -> Policy:
+    return shipped_blind_policy() if state == "blind" else shipped_policy()
 
 
 def _refuse_noise(caller: Any) -> None:

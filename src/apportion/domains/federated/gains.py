@@ -91,7 +91,12 @@ def federation_gains(
             )
         other = BASELINES[other]
     world, tasks = _unseen(about, settings, digits, federations)
-    learned = Learned(policy) if isinstance(policy, AggregationPolicy) else PolicyAggregator(policy)
+    gated = world.state.reads != "nothing"  # without samples there is no gate
+    learned = (
+        Learned(policy, gated)
+        if isinstance(policy, AggregationPolicy)
+        else PolicyAggregator(policy)
+    )
     key = jax.random.key(settings.seed + _SEEDS)
     ours, theirs = (_last_accuracy(world, each, tasks, key) for each in (learned, other))
     return Gains.within(

@@ -81,12 +81,16 @@ def _mixture_job(settings: FederatedSettings, digits: Digits) -> PreparedJob:
 def evaluate_mixture(
     policy: AggregationPolicy, settings: FederatedSettings, digits: Digits, kinds: Sequence[str]
 ) -> Outcome:
-    """The policy, gated, against FedAvg on unseen federations of each kind."""
+    """The policy against FedAvg on unseen federations of each kind, gated where its server has samples."""
     seeds = range(settings.seed, settings.seed + settings.unseen)
     wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
     federation, dealt = unseen_world(settings, digits, wanted)
+    gated = federation.state.reads != "nothing"
     learned, fedavg = _tried(
-        federation, (Learned(policy), BySamples()), dealt.tasks, jax.random.key(settings.seed)
+        federation,
+        (Learned(policy, gated), BySamples()),
+        dealt.tasks,
+        jax.random.key(settings.seed),
     )
     gains = np.asarray(learned.tested[:, -1] - fedavg.tested[:, -1], float)
     own = np.array(dealt.kinds)

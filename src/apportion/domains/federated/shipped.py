@@ -1,6 +1,7 @@
-"""The policy that comes with the package: trained on every kind of federation, kilobytes.
+"""The policies that come with the package: trained on every kind of federation, kilobytes.
 
-It is what `apportion train federated` makes; docs/tutorials/flower.md has its card.
+They are what `apportion train federated` makes, with `--state blind` for servers without samples of their
+own; docs/tutorials/flower.md has their cards.
 """
 
 from functools import cache
@@ -15,6 +16,16 @@ FOLDER = Path(__file__).parent / "policy_files"
 @cache
 def shipped_policy() -> AggregationPolicy:
     """The shipped policy, for the state `invariant` over five rounds."""
-    policy = load_policy(FOLDER)
+    return _load(FOLDER)
+
+
+@cache
+def shipped_blind_policy() -> AggregationPolicy:
+    """The one for servers without samples, for the state `blind` over five rounds."""
+    return _load(FOLDER / "blind")
+
+
+def _load(folder: Path) -> AggregationPolicy:
+    policy = load_policy(folder)
     assert isinstance(policy, AggregationPolicy)
     return policy
