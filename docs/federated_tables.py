@@ -1,0 +1,113 @@
+"""Tables of federations on the pages, filled from what benchmarks wrote to docs/results."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from apportion.statistics import Estimate, compare
+
+RESULTS = Path(__file__).parent / "results"
+FLOWER, BLIND = RESULTS / "flower", RESULTS / "blind"
+OURS = "LearnedAggregation, 200 samples"
+
+
+def on_page_markdown(markdown, **_):
+    for mark, table in (
+        ("flower", flower),
+        ("flower-memory", flower_memory),
+        ("blind", blind),
+        ("blind-elsewhere", blind_elsewhere),
+    ):
+        markdown = markdown.replace(f"<!-- {mark} -->", table()) if mark in markdown else markdown
+    return markdown
+
+
+def flower():
+    """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
+    table = pd.read_csv(FLOWER / "table.csv")
+    here = table[table["how"] == "in process"]
+    wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
+    names = list(dict.fromkeys(here["strategy"]))
+    rows = []
+    for kind in dict.fromkeys(here["kind"]):
+        own = wide.loc[kind]
+        gain = compare(own[OURS].to_numpy(), own["FedAvg"].to_numpy())
+        rows.append([kind, *(_short(own[name].mean()) for name in names), _gain(gain)])
+    means = wide.groupby("seed").mean()
+    gain = compare(means[OURS].to_numpy(), means["FedAvg"].to_numpy())
+    rows.append(["**mean**", *(_short(means[name].mean()) for name in names), _gain(gain)])
+    heads = ["", *(name.replace("LearnedAggregation", "learned") for name in names)]
+    about = json.loads((FLOWER / "about.json").read_text())
+    simulated = table[table["how"] == "simulation"]["seed"].nunique()
+    note = (
+        f"Means over {len(means)} federations of each kind, and what the policy with 200 samples gains "
+        f"over FedAvg. Every run is Flower's own `Strategy.start` with the example's client app; "
+        f"the first {simulated} of each kind also went through Flower's simulation "
+        f"({about['runs_in_both']} runs), and their accuracies differ by {about['largest_difference']:.3f} "
+        f"at most. Flower {about['versions']['flwr']}, made by `{about['command']}`."
+    )
+    return "\n".join([*_markdown([*heads, "200 samples over FedAvg"], rows), "", note])
+
+
+def flower_memory():
+    """A sentence on what a round of large models costs."""
+    found = json.loads((FLOWER / "memory.json").read_text())
+    ours, plain = found["rounds"]["LearnedAggregation"], found["rounds"]["FedAvg"]
+    return (
+        f"With {found['clients']} replies of {found['parameters'] / 1e6:.0f} million parameters a round of "
+        f"the strategy takes {ours['seconds']:.1f} s beside the {ours['seconds_predicting']:.1f} s that "
+        f"`predict` needs to answer ({plain['seconds']:.1f} s for `FedAvg`, which tries no model), and "
+        f"{ours['peak_bytes'] / 1e6:.0f} MB beyond the replies themselves, {ours['peak_in_models']:.1f} "
+        f"times one model (`FedAvg`: {plain['peak_in_models']:.1f}): models are read where Flower has put "
+        f"them, and averaged block by block. Measured by `{found['command']}` on {found['devices'][0]}, "
+        "beside other work."
+    )
+
+
+def blind():
+    """The policy without samples, kind by kind, where it was trained for."""
+    table = pd.read_csv(BLIND / "table.csv")
+    first = table["circumstance"].iloc[0]
+    own = table[table["circumstance"] == first]
+    names = list(dict.fromkeys(own["aggregator"]))
+    found = {(row["kind"], row["aggregator"]): row for row in own.to_dict("records")}
+    rows = []
+    for kind in dict.fromkeys(own["kind"]):
+        learned = found[kind, "learned"]
+        gain = f"{learned['gain']:+.3f} [{learned['low']:.3f}, {learned['high']:.3f}]"
+        values = [_short(found[kind, name]["accuracy"]) for name in names]
+        rows.append([f"**{kind}**" if kind == "mean" else kind, *values, gain])
+    return "\n".join(_markdown(["", *names, "learned over FedAvg"], rows))
+
+
+def blind_elsewhere():
+    """How it does in circumstances that it was not trained for, and the worst of all."""
+    table = pd.read_csv(BLIND / "table.csv")
+    sentences = []
+    for name in dict.fromkeys(table["circumstance"]):
+        own = table[table["circumstance"] == name].set_index(["aggregator", "kind"])
+        ours = own.loc["learned"]
+        kinds = ours.drop(index="mean")
+        worst = kinds["gain"].idxmin()
+        sentences.append(
+            f"- {name}: {_short(ours.loc['mean', 'accuracy'])} in the mean, FedAvg "
+            f"{_short(own.loc[('FedAvg', 'mean'), 'accuracy'])}, FedAvgM "
+            f"{_short(own.loc[('FedAvgM', 'mean'), 'accuracy'])}; worst kind {worst}, "
+            f"{kinds.loc[worst, 'gain']:+.3f} [{kinds.loc[worst, 'low']:.3f}, "
+            f"{kinds.loc[worst, 'high']:.3f}]; worst single run {ours.loc['mean', 'worst run']:+.3f}."
+        )
+    return "\n".join(sentences)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def _gain(gain: Estimate) -> str:
+    return f"{gain.value:+.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+
+
+def _markdown(heads, rows):
+    lines = [heads, ["---"] * len(heads), *rows]
+    return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
