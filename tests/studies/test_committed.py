@@ -7,9 +7,16 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig3, fig4, fig5, prioritisation, recipe
-from apportion.studies.theory import bound, crossover, fig1
+from apportion.studies.theory import approximation, bound, corollary1, crossover, fig1
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+FROM_ROWS = {
+    "approximation": approximation,
+    "corollary1": corollary1,
+    "crossover": crossover,
+    "fig1": fig1,
+}
 
 
 def table_of(name):
@@ -18,9 +25,8 @@ def table_of(name):
 
 
 def concluded(name):
-    if name in ("fig1", "crossover"):
-        rows = pd.read_parquet(RESULTS / name / "rows.parquet")
-        return {"fig1": fig1, "crossover": crossover}[name].conclude(rows, {})
+    if name in FROM_ROWS:
+        return FROM_ROWS[name].conclude(pd.read_parquet(RESULTS / name / "rows.parquet"), {})
     table = table_of(name)
     if name == "fig5":
         return fig5.conclude(table.drop(columns="drawn"), {})
@@ -32,8 +38,8 @@ def concluded(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["fig1", "fig3", "fig4", "fig5", "bound", "crossover", "prioritisation", "recipe", "recipe-sp500"],
-)  # fmt: skip
+    [*FROM_ROWS, "fig3", "fig4", "fig5", "bound", "prioritisation", "recipe", "recipe-sp500"],
+)
 def test_the_committed_verdicts_follow_from_the_committed_numbers(name):
     committed = json.loads((RESULTS / name / "verdict.json").read_text())
     for before, now in zip(committed, concluded(name).verdicts, strict=True):
