@@ -333,6 +333,6 @@ def _plot_shares(axis: Axes, rows: pd.DataFrame) -> None:
     axis.text(len(DIMENSIONS) - 1.4, 1.2, "the bound", fontsize=9)
     axis.set(yscale="log", ylabel="suboptimality / bound (1e-6: none)")
     axis.set_title("the worst task of every family lies below")
-    for handle in axis.legend(frameon=False, markerscale=3, loc="lower left").legend_handles:
+    for handle in axis.legend(frameon=False, markerscale=3, loc=(0.02, 0.15)).legend_handles:
         if handle is not None:
             handle.set_alpha(1)
