@@ -29,13 +29,14 @@ class EntityMDP:
 
     def moved(self, order: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Where each state and each allocation goes when entity i takes the place of order[i]."""
-        return tuple(
-            np.array([places.index(tuple(place[i] for i in order)) for place in places])
-            for places in (self.states, self.allocations)
-        )
+
+        def places(what: tuple[tuple[float, ...], ...]) -> np.ndarray:
+            return np.array([what.index(tuple(one[i] for i in order)) for one in what])
+
+        return places(self.states), places(self.allocations)
 
     def asymmetry(self) -> float:
-        """The largest |Q*(sigma x, sigma a) - Q*(x, a)|: 0 where the best choices move with the entities."""
+        """The largest |Q*(sigma x, sigma a) - Q*(x, a)|; at 0 the best choices move with the entities."""
         values = self.mdp.backup(self.mdp.optimal()[1])
         gaps = []
         for order in permutations(range(len(self.states[0]))):

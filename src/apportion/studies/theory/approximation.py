@@ -278,7 +278,7 @@ def _notes(rows: Any) -> tuple[str, ...]:
         f"Without noise e is {(calm.e / calm.e_bound).median():.3f} of its approximation term (median).",
         f"Two features in place of six cost {losses[2, 0.0] - losses[6, 0.0]:.4f} of suboptimality with "
         f"equal tasks, where e rises from {_errors(rows, 'one path', 6, 0.0).mean():.3f} to "
-        f"{_errors(rows, 'one path', 2, 0.0).mean():.3f}: the greedy step in the model forgives it.",
+        f"{_errors(rows, 'one path', 2, 0.0).mean():.3f}.",
         f"Distance .4, all features: e is {_errors(rows, 'a path of each task', 6, 0.4).mean():.4f} on a "
         f"path of each task and {_errors(rows, 'one path', 6, 0.4).mean():.4f} on one path.",
     )
