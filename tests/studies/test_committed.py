@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig3, fig4, fig5, prioritisation, recipe
-from apportion.studies.theory import approximation, bound, corollary1, crossover, fig1
+from apportion.studies.theory import approximation, bound, corollary1, corollary2, crossover, fig1
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 FROM_ROWS = {
     "approximation": approximation,
     "corollary1": corollary1,
+    "corollary2": corollary2,
     "crossover": crossover,
     "fig1": fig1,
 }

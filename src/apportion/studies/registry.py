@@ -53,6 +53,7 @@ STUDIES = {
         "theory",
         "Theorem 1 with few features, on paths, on separate paths and on independent draws",
     ),
+    "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
     "should-pool": Entry("theory", "a test of whether to pool tasks, before any training"),
     "recipe": Entry(
         "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
