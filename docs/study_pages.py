@@ -22,7 +22,6 @@ _LABELS = {
     "corollary1": "How fast tasks help",
     "corollary2": "Orderings and subsets",
     "crossover": "When to pool",
-    "equivariance": "A shared network",
     "should-pool": "Whether to pool",
     "recipe": "A practical policy",
     "recipe-sp500": "The same on 20 stocks",
