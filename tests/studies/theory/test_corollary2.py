@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.studies.theory import corollary2
+from apportion.studies.theory import corollary2, subsets
 from apportion.theory import corollary_2
 
 
@@ -48,9 +48,9 @@ def test_a_gain_of_a_dozen_at_every_m_is_not_exponential_and_one_that_is_would_b
 
 
 def test_overlapping_tasks_share_their_entities_luck_and_weights():
-    record = corollary2._record(8, jax.random.key(0))
+    record = subsets.draw_record(8, jax.random.key(0))
     tasks = jnp.array([[0, 1, 2], [2, 1, 5]])
-    examples = corollary2._examples(record, tasks)
+    examples = subsets.examples_of(record, tasks)
     first, second = examples[:50], examples[50:]
     np.testing.assert_array_equal(first.states[:, 2], second.states[:, 0])
     np.testing.assert_allclose(examples.allocations.sum(-1), 1, rtol=1e-5)

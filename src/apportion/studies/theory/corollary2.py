@@ -16,110 +16,26 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.synthetic import (
-    Examples,
-    draw_examples,
-    entropic_allocation,
-    lspi_simplex,
-    reward,
-    separate_basis,
-    simplex_greedy,
-    tied_basis,
-)
-from apportion.precision import in_float64
 from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory.fig1 import equivalent_samples
+from apportion.studies.theory.subsets import (
+    ENTITIES,
+    INDEPENDENT,
+    OVERLAPPING,
+    RATIO,
+    REAL,
+    ordering_regrets,
+    sizes_of,
+    subset_regrets,
+)
 from apportion.theory.theorem import corollary_2
-
-ENTITIES = (4, 10, 20, 40)
-RATIO = 4
-"""M / m."""
-OVERLAPPING = (16, 256)
-INDEPENDENT = (1, 4, 16, 64)
-_REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
-# Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
-_RIDGE = 1e-7
-_MULTIPLES = (0.5, 1, 2, 4)
-
-
-def sizes_of(m: int) -> tuple[int, ...]:
-    """Numbers of real examples to hold 20 tied ones against: around 20 m."""
-    return tuple(int(_REAL * m * multiple) for multiple in _MULTIPLES)
-
-
-@in_float64
-def subset_regrets(m: int, runs: int, key_data):
-    """Regret of the tied model, runs by arms: overlapping tasks, then independent ones."""
-    fresh, best = _fresh(m)
-    basis = jnp.asarray(tied_basis(m))
-
-    def one(key):
-        keys = jax.random.split(key, 3)
-        record, others = _record(RATIO * m, keys[0]), _record(INDEPENDENT[-1] * m, keys[2])
-        order = jax.random.uniform(keys[1], (OVERLAPPING[-1], RATIO * m))
-        drawn = jnp.argsort(order, -1)[:, :m]
-        alone = jnp.arange(INDEPENDENT[-1] * m).reshape(-1, m)
-        tasks = [(record, drawn[:number]) for number in OVERLAPPING]
-        tasks += [(others, alone[:number]) for number in INDEPENDENT]
-        learned = [lspi_simplex(_examples(*pair), basis, _GAMMA, ridge=_RIDGE) for pair in tasks]
-        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
-
-    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
-
-
-@in_float64
-def ordering_regrets(m: int, runs: int, key_data):
-    """Regret of the tied model on 20 real examples, then of separate parameters on more and more."""
-    fresh, best = _fresh(m)
-    betas, sizes = jnp.full(m, _BETA), sizes_of(m)
-
-    def one(key):
-        real = draw_examples((sizes[-1],), betas, noise=_NOISE, key=key)
-        learned = [lspi_simplex(real[:_REAL], jnp.asarray(tied_basis(m)), _GAMMA, ridge=_RIDGE)]
-        separate = jnp.asarray(separate_basis(m))
-        learned += [lspi_simplex(real[:number], separate, _GAMMA, ridge=_RIDGE) for number in sizes]
-        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
-
-    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
-
-
-def _fresh(m: int):
-    fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
-    betas = jnp.full(m, _BETA)
-    return fresh, reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas)
-
-
-def _regret(theta, fresh, best):
-    chosen = jax.vmap(simplex_greedy, (None, 0))(theta, fresh)
-    return (best - reward(fresh, chosen, jnp.full(fresh.shape[1], _BETA))).mean()
-
-
-def _record(universe: int, key):
-    """Each entity's state, next state, weight and luck in every period: all there is to know."""
-    draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
-    return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
-
-
-def _examples(record, tasks) -> Examples:
-    """Every period of every task; entities bring their own weight and luck into each task they are in.
-
-    Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
-    is noisy by its entities' luck.
-    """
-    x, following, weight, luck = (
-        part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
-    )
-    shares = weight / weight.sum(-1, keepdims=True)
-    gained = reward(x, shares, jnp.full(x.shape[1], _BETA)) + (shares * luck).sum(-1)
-    return Examples(x, shares, gained, following)
 
 
 def plan(
@@ -155,7 +71,7 @@ def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, seed: int) 
         columns = [
             *(("overlapping", number) for number in OVERLAPPING),
             *(("independent", number) for number in INDEPENDENT),
-            ("tied", _REAL),
+            ("tied", REAL),
             *(("real", number) for number in sizes_of(m)),
         ]
         both = [subset_regrets(m, runs, key_data), ordering_regrets(m, runs, key_data)]
@@ -228,10 +144,10 @@ def worth(rows: Any, m: int) -> Estimate:
     """The log of how many times their number 20 examples in all orderings are worth."""
     sizes = sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
-    values = np.stack([_regrets(rows, m, "tied", _REAL), *curve], -1)
+    values = np.stack([_regrets(rows, m, "tied", REAL), *curve], -1)
 
     def ratio(means):
-        return np.log(equivalent_samples(means[..., 1:], means[..., 0], sizes) / _REAL)
+        return np.log(equivalent_samples(means[..., 1:], means[..., 0], sizes) / REAL)
 
     return of_means(values, ratio)
 
