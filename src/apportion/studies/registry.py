@@ -46,6 +46,14 @@ STUDIES = {
     ),
     "bound": Entry("theory", "both theorems against measured suboptimality"),
     "crossover": Entry("theory", "when multi-task learning stops paying as tasks drift apart"),
+    "corollary1": Entry(
+        "theory", "how fast more tasks help, and the floor that their distance sets"
+    ),
+    "approximation": Entry(
+        "theory",
+        "Theorem 1 with few features, on paths, on separate paths and on independent draws",
+    ),
+    "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
     "should-pool": Entry("theory", "a test of whether to pool tasks, before any training"),
     "recipe": Entry(
         "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"

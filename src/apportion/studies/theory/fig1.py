@@ -76,13 +76,15 @@ def slope(curve: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.asarray((np.log(curve) * x).sum(-1) / (x**2).sum())
 
 
-def equivalent_samples(curve: np.ndarray, level: np.ndarray) -> np.ndarray:
+def equivalent_samples(
+    curve: np.ndarray, level: np.ndarray, sizes: Sequence[int] = SIZES
+) -> np.ndarray:
     """The N at which a falling curve reaches a level, between its points on log-log axes."""
     curve, level = np.broadcast_arrays(np.log(curve), np.log(level)[..., None])
-    place = np.clip((curve > level).sum(-1), 1, len(SIZES) - 1)[..., None]
+    place = np.clip((curve > level).sum(-1), 1, len(sizes) - 1)[..., None]
     above, below = (np.take_along_axis(curve, place - shift, -1)[..., 0] for shift in (1, 0))
     share = np.clip((above - level[..., 0]) / (above - below), 0, 1)
-    grid, place = np.log(SIZES), place[..., 0]
+    grid, place = np.log(sizes), place[..., 0]
     return np.asarray(np.exp(grid[place - 1] + share * (grid[place] - grid[place - 1])))
 
 
