@@ -183,7 +183,8 @@ class _Recorder:
         if self.events is not None:
             self.events.write(chunk)
         self.progress.training(TrainingStatus.of(chunk))
-        if self.stop.requested and chunk.step < chunk.steps:
+        # After the last step too: what follows, such as a backtest, may take longer than training.
+        if self.stop.requested:
             raise Stopped(
                 f"stopped after step {chunk.step} of {chunk.steps}, all saved; continue with "
                 f"`apportion resume {self.run.folder}`"

@@ -21,6 +21,7 @@ from apportion.domains.training import averaged
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob
+from apportion.runs.stoppable import tested_after_training
 from apportion.training import Chunks, OnChunk, Resume
 
 _TESTED_CAPACITY = 0.15
@@ -44,7 +45,7 @@ def prepare(settings: ChargingSettings) -> PreparedJob:
             garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
         )
         policy = averaged(done.policy, settings.members)
-        return evaluate_policy(policy, garages, settings)
+        return tested_after_training(lambda: evaluate_policy(policy, garages, settings))
 
     return PreparedJob(data, train)
 

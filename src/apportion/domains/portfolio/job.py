@@ -34,6 +34,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.settings_file import suggest
+from apportion.runs.stoppable import tested_after_training
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 
@@ -96,7 +97,9 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         if len(prices.dates) == len(known.dates):
             outcome = _untested(done.policy, about, settings)
         else:
-            tested = backtest_policy(done.policy, about, prices, start=settings.until)
+            tested = tested_after_training(
+                lambda: backtest_policy(done.policy, about, prices, start=settings.until)
+            )
             outcome = _tested(tested, done.policy, about)
         return outcome if choice is None else _with_choice(outcome, choice)
 
