@@ -47,7 +47,7 @@ def _command(job: str) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.folder import require_free
+        from apportion.runs.place import require_free
 
         require_free(out)
         _read_early(settings)
