@@ -108,7 +108,11 @@ def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Po
 
 def load_about(folder: Path | str) -> dict[str, Any]:
     """The facts kept with a saved policy."""
-    return _read(folder)[0].get("about", {})
+    content, _, source = _read(folder)
+    about = content.get("about", {})
+    if not isinstance(about, dict):
+        raise InputError(f"{source}: the facts kept with the policy are damaged; use another copy")
+    return about
 
 
 def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:

@@ -172,9 +172,18 @@ class CellStore:
         with self.lock():
             if not whole.exists():
                 frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
-                write_atomic(whole, _parquet(pd.concat(frames, ignore_index=True)))
+                write_atomic(whole, self._together(frames))
             shutil.rmtree(self.folder / "cells", ignore_errors=True)
         return _read_rows(whole, self.plan.cells)
+
+    def _together(self, frames: list[pd.DataFrame]) -> bytes:
+        try:
+            return _parquet(pd.concat(frames, ignore_index=True))
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); remove "
+                "the one that was changed, and the same command computes it again"
+            ) from None
 
     def lock(self) -> FileLock:
         """Held while files are rewritten, for several processes may compute cells in one folder."""
