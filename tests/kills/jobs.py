@@ -16,7 +16,7 @@ from apportion.runs.folder import read_json
 
 BUDGET = "--universe 12 --held-out 4 --periods 24 --tasks 6 --task-size 3 --batch 8 --hidden 4"
 MARKET = (
-    "--until 2001-03-01 --validation 1 --tasks 3 --task-size 3 --steps 12 --members 2 --window 6"
+    "--until 2002-01-05 --validation 1 --tasks 3 --task-size 3 --steps 12 --members 2 --window 6"
 )
 MARKET += " --batch 12 --hidden 4 --chunk 3"
 GARAGE = "--tasks 4 --task-size 3 --steps 12 --days 4 --hidden 4 --chunk 2"
@@ -36,6 +36,8 @@ class Job:
     """Files that must be to the bit those of an undisturbed run."""
     done: str
     """The file that says it is done."""
+    kills: int
+    """How many of 200 it gets: those that take long get fewer."""
     marks: tuple[tuple[str, str], ...] = ()
     """Stages, the latest first, each with a pattern of files that says it was reached."""
 
@@ -100,21 +102,25 @@ STAGES = (
 )
 CHOSEN = (*STAGES[:3], ("after choosing", "choice.json"), ("choosing", "settings.toml"))
 JOBS = {
-    "train budget": Job(_train("budget", f"{BUDGET} --steps 60 --chunk 5"), RUN, RUN[2], STAGES),
+    "train budget": Job(
+        _train("budget", f"{BUDGET} --steps 60 --chunk 5"), RUN, RUN[2], 40, STAGES
+    ),
     "train portfolio": Job(
         _train("portfolio", f"--prices {{data}}/prices.csv {MARKET}"),
         (*RUN, "choice.json", "values.csv"),
         RUN[2],
+        20,
         CHOSEN,
     ),
     "train charging": Job(
-        _train("charging", f"--sessions {{data}}/sessions.csv {GARAGE}"), RUN, RUN[2], STAGES
+        _train("charging", f"--sessions {{data}}/sessions.csv {GARAGE}"), RUN, RUN[2], 20, STAGES
     ),
-    "train federated": Job(_train("federated", CLIENTS), RUN, RUN[2], STAGES),
+    "train federated": Job(_train("federated", CLIENTS), RUN, RUN[2], 15, STAGES),
     "study": Job(
         _study,
         ("table.csv", "verdict.json", "rows.parquet", "figure.png"),
         "verdict.json",
+        40,
         (
             ("after the end", "verdict.json"),
             ("concluding", "rows.parquet"),
@@ -126,24 +132,28 @@ JOBS = {
         _backtest,
         ("results.json", "table.csv", "figure.png"),
         "results.json",
+        15,
         (("after the end", "results.json"), ("writing", "table.csv")),
     ),
     "certify --out": Job(
         _certify,
         ("certificate.json", "certificate.csv", "certificate.png"),
         "certificate.png",
+        15,
         (("after the end", "certificate.png"), ("writing", "certificate.json")),
     ),
     "export": Job(
         _export,
         ("policy.stablehlo", "policy.npz", "numpy_policy.py"),
         "numpy_policy.py",
+        25,
         (("after the end", "numpy_policy.py"), ("writing", "policy.stablehlo")),
     ),
     "demo": Job(
         _demo,
         ("policy.safetensors", "results.json", "settings.toml"),
         "report.html",
+        10,
         (("after the end", "report.html"), ("writing the report", "demo.json"), *STAGES),
     ),
 }
@@ -151,7 +161,7 @@ JOBS = {
 
 def make_data(folder: Path) -> None:
     """Prices, sessions, and a finished run of the market."""
-    market = SimulatedMarket.draw(universe=6, days=500, seed=3).prices
+    market = SimulatedMarket.draw(universe=6, days=760, seed=3).prices
     market.to_frame().to_csv(folder / "prices.csv")
     rng = np.random.default_rng(0)
     days = pd.bdate_range("2021-01-04", periods=60)

@@ -89,21 +89,21 @@ def start_run(
     device_name = f"{device.platform}: {device.device_kind}"
     facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
     was_there = folder.exists()
-    with only_writer(folder):
-        try:
+    ours = False
+    try:
+        with only_writer(folder):
+            require_free(folder, unfinished=UNFINISHED)
+            ours = True
             run = Run.create(folder, job, settings, facts)
-        except OSError:
-            _take_back(folder, was_there)
-            raise
-        try:
             return _train(run, prepared, progress, tensorboard)
-        except Stopped:
-            raise
-        except InputError:
-            # Refused before the first step was saved: there is nothing to resume.
-            if not any(folder.glob("checkpoints/*")):
-                _take_back(folder, was_there)
-            raise
+    except Stopped:
+        raise
+    except (InputError, OSError) as error:
+        # Refused before the first step was saved, or no room for the settings: nothing can be resumed.
+        begun = isinstance(error, OSError) and (folder / "settings.toml").exists()
+        if ours and not begun and not any(folder.glob("checkpoints/*")):
+            _take_back(folder, was_there)
+        raise
 
 
 def _take_back(folder: Path, was_there: bool) -> None:
