@@ -56,7 +56,7 @@ mutants: install
 
 # Files made wrong against every reader of files; Atheris lies beside the environment, which does not need it.
 fuzz: install .peers/atheris/.installed
-	PYTHONPATH=.peers/atheris $(BIN)/python tests/fuzz/run.py --atheris 1500
+	PYTHONPATH=.peers/atheris $(BIN)/python tests/fuzz/run.py --atheris 1000
 
 .peers/atheris/.installed:
 	$(INSTALL) --target .peers/atheris atheris

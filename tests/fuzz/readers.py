@@ -54,6 +54,7 @@ from apportion.studies.record import stretches_in
 from apportion.studies.theory import should_pool
 
 Files = dict[str, bytes]
+QUICK, SLOW = 3.5, 0.2
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Reader:
     read: Callable[[Path], Any]
     mend: Callable[[Files], Files] = lambda files: files
     """Makes checksums fit again that go over several files."""
-    slow: bool = False
+    share: float = 1.0
+    """Of the inputs: quick readers get more, slow ones fewer."""
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> Path:
@@ -400,24 +402,29 @@ READERS: dict[str, Reader] = {
         _table("p.parquet", MARKET.prices.to_frame), partial(_prices, "p.parquet")
     ),
     "prices, long Parquet": Reader(_table("p.parquet", _long), partial(_prices, "p.parquet")),
-    "holdings, CSV": Reader(_text("h.csv", SHARES), partial(_holdings, "h.csv")),
+    "holdings, CSV": Reader(_text("h.csv", SHARES), partial(_holdings, "h.csv"), share=QUICK),
     "holdings, JSON": Reader(
         _text("h.json", '{"allocation": {"A": 0.25, "B": 0.5, "000001": 0.25}}'),
         partial(_holdings, "h.json"),
+        share=QUICK,
     ),
     "groups": Reader(
-        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"), _groups
+        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"), _groups, share=QUICK
     ),
-    "costs": Reader(_text("costs.csv", "ticker,buy,sell\nA,0.001,0.002\nB,0,0.0025\n"), _rates),
+    "costs": Reader(
+        _text("costs.csv", "ticker,buy,sell\nA,0.001,0.002\nB,0,0.0025\n"), _rates, share=QUICK
+    ),
     "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
     "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),
     "sessions, Parquet": Reader(
         _table("s.parquet", _session_frame), partial(_sessions, "s.parquet")
     ),
-    "what a controller sees": Reader(_text("now.json", to_json(NOW)), _now),
+    "what a controller sees": Reader(_text("now.json", to_json(NOW)), _now, share=QUICK),
     **{
         f"settings of {job}": Reader(
-            _text("settings.toml", to_toml(settings_of(job)(), job)), partial(_settings, job)
+            _text("settings.toml", to_toml(settings_of(job)(), job)),
+            partial(_settings, job),
+            share=QUICK,
         )
         for job in JOBS
     },
@@ -426,14 +433,16 @@ READERS: dict[str, Reader] = {
         partial(_policy_files, "portfolio"), partial(_policy, "portfolio"), _mend_policy
     ),
     "a charging policy": Reader(
-        partial(_policy_files, "charging"), partial(_policy, "charging"), _mend_policy
+        partial(_policy_files, "charging"), partial(_policy, "charging"), _mend_policy, SLOW
     ),
     "a study's cells": Reader(cache(partial(_study_files, False)), _study),
     "a study's rows": Reader(cache(partial(_study_files, True)), _study),
-    "transitions": Reader(_transitions_file, _transitions),
-    "mnist.npz": Reader(cache(_mnist_file), lambda folder: load_mnist(folder / "mnist.npz")),
-    "a study's page": Reader(_study_page, write_report, slow=True),
-    "a run's page": Reader(_run_page, write_report, slow=True),
+    "transitions": Reader(_transitions_file, _transitions, share=QUICK),
+    "mnist.npz": Reader(
+        cache(_mnist_file), lambda folder: load_mnist(folder / "mnist.npz"), share=QUICK
+    ),
+    "a study's page": Reader(_study_page, write_report, share=SLOW),
+    "a run's page": Reader(_run_page, write_report, share=SLOW),
 }
 
 

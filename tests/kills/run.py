@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "kills" / "table.csv"
@@ -177,21 +178,24 @@ def torment(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
 
 
 def save(name: str, tally: Tally) -> None:
-    """Put a job's rows into the table, in place of those it had."""
-    known = []
+    """Add a job's kills to those in the table; without the table counting begins anew."""
+    known: dict[tuple[str, str], list[Any]] = {}
     if TABLE.exists():
         with TABLE.open(newline="") as file:
-            known = [tuple(row.values()) for row in csv.DictReader(file) if row["job"] != name]
-    rows = [
-        (name, stage, kills, tally.resumed[stage], tally.faults[stage], tally.what.get(stage, ""))
-        for stage, kills in sorted(tally.kills.items())
-    ]
+            for job, stage, *counts, what in list(csv.reader(file))[1:]:
+                known[job, stage] = [*map(int, counts), what]
+    for stage, kills in tally.kills.items():
+        before = known.get((name, stage), [0, 0, 0, ""])
+        counts = (kills, tally.resumed[stage], tally.faults[stage])
+        added = [one + other for one, other in zip(before, counts, strict=False)]
+        known[name, stage] = [*added, tally.what.get(stage, before[3])]
     order = list(JOBS)
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows(sorted([*known, *rows], key=lambda row: order.index(row[0])))
+        for key in sorted(known, key=lambda key: (order.index(key[0]), key[1])):
+            writer.writerow([*key, *known[key]])
 
 
 def main() -> None:
