@@ -54,7 +54,7 @@ from apportion.studies.record import stretches_in
 from apportion.studies.theory import should_pool
 
 Files = dict[str, bytes]
-QUICK, SLOW = 3.5, 0.2
+QUICK, SLOW = 8.2, 0.3
 
 
 @dataclass(frozen=True)

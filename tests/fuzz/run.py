@@ -117,7 +117,7 @@ def save(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=2000, help="for a reader of usual speed")
+    parser.add_argument("--inputs", type=int, default=1000, help="for a reader of usual speed")
     parser.add_argument("--only", default="", help="readers whose name has these words")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--atheris", type=int, default=0, help="inputs of Atheris for each reader")
