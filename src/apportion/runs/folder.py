@@ -144,7 +144,7 @@ class Run:
 
     def _recorded(self) -> "pd.DataFrame":
         """The metrics that every run has, as numbers."""
-        metrics = self.metrics
+        metrics: Any = self.metrics
         try:
             return metrics if metrics.empty else metrics[[*_EVERY_RUN]].astype(float)
         except (KeyError, TypeError, ValueError):
