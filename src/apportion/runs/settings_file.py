@@ -114,7 +114,10 @@ def _check_value(value: Any, hint: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InputError(f"{where} is too large; it must be a number below 1e308") from None
     if type(value) is not hint:
         kind = hint.__name__ if origin is None else str(hint)
         raise InputError(f"{where} is {value!r}; it must be of type {kind}")
