@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-learning test-peers peers-env mutants lint bench docs clean
+.PHONY: install demo test test-learning test-peers peers-env mutants fuzz kills audit licences lint bench \
+	docs clean
 
 install: $(STAMP)
 
@@ -61,6 +62,30 @@ test-peers: install
 # Deliberate faults, and whether the tests notice them: an hour; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
+
+# Files made wrong against every reader of files; Atheris lies beside the environment, which does not need it.
+fuzz: install .peers/atheris/.installed
+	PYTHONPATH=.peers/atheris $(BIN)/python tests/fuzz/run.py --atheris 1000
+
+.peers/atheris/.installed:
+	$(INSTALL) --target .peers/atheris atheris
+	touch $@
+
+# Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
+kills: install
+	$(BIN)/python tests/kills/run.py
+
+# Known vulnerabilities of the pinned packages, in an environment of its own; fails where nothing is known.
+audit: .peers/audit/.installed
+	.peers/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
+.peers/audit/.installed:
+	test -x .peers/audit/bin/python || $(PYTHON) -m venv .peers/audit
+	.peers/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	touch $@
+
+licences: install
+	$(BIN)/python tests/licences.py
 
 lint: install
 	$(BIN)/ruff check .

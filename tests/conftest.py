@@ -26,6 +26,7 @@ INSIDE = (
         "algorithm",
         "composition",
         "exploration",
+        "gate",
         "learners",
         "memory",
         "policy",

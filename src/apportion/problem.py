@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 from apportion.simplex import Bounds, equal_shares, equal_within, on_simplex, present
 from apportion.tasks import Task, Tasks
 
@@ -238,7 +238,7 @@ def _check_traced(problem: Problem, task: Task, name: str, state: Any, key: PRNG
         try:
             eqx.filter_eval_shape(call, *arguments)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
+            reason = first_line(error)
             raise InputError(
                 f"{name}.{method} cannot be compiled ({reason}); write it in jax.numpy without `if` on "
                 "its arrays, or wrap a simulator in plain Python with "

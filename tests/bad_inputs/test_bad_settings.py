@@ -118,6 +118,8 @@ def test_settings_of_a_federation(case, tmp_path, monkeypatch, capfd):
     ("seed = true", "seed is True"),
     ("alpha = nan", "alpha is nan"),
     ("beta = inf", "beta is inf"),
+    (f"alpha = {10**400}", "alpha is too large"),
+    (f"alpha = {'[' * 3000}{']' * 3000}", "s.toml: not valid TOML"),
     ("sed = 1", "did you mean seed?"),
     ('method = "ptml"', "did you mean pmtl?"),
     ('job = "portfolio"', "settings of 'portfolio', not of 'budget'"),

@@ -20,6 +20,7 @@ GUARD = (
         "backtest run --prices bad.csv",
         "allocate run --prices bad.csv",
         "train portfolio --out run --prices bad.csv",
+        "train portfolio --out new --prices bad.csv",
         "train budget --out new --seed=-1",
         "study fig1 --out run",
         "demo --out run",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import equinox as eqx
 import jax
@@ -116,3 +117,11 @@ def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_pa
     with pytest.raises(InputError, match="names no groups"):
         export_policy(limited, tmp_path, window=WINDOW, channels=CHANNELS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_policy_gives_the_same_file_at_any_time(tmp_path):
+    export_policy(IN_NUMPY["pooled"](), tmp_path, window=1, channels=CHANNELS)
+    with zipfile.ZipFile(tmp_path / "policy.npz") as file:
+        entries = file.infolist()
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+    assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)

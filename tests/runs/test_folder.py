@@ -144,7 +144,7 @@ def test_one_process_cannot_train_twice_in_one_folder(run):
 
 def test_a_second_process_is_refused_and_a_killed_holder_lets_go(run):
     with _holder(run) as process:
-        with pytest.raises(InputError, match="another process is training in it"), run.lock():
+        with pytest.raises(InputError, match="another process is writing in it"), run.lock():
             pass
         process.kill()
         process.wait()

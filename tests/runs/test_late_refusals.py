@@ -10,8 +10,8 @@ import apportion.runs.runner as runner
 from apportion.cli import main
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.errors import InputError
-from apportion.runs.folder import require_free, require_writable
 from apportion.runs.job import PreparedJob
+from apportion.runs.place import require_free, require_writable
 from apportion.runs.progress import open_progress
 from apportion.runs.runner import Stopped, start_run
 

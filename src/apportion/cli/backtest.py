@@ -24,6 +24,9 @@ from apportion.cli.options import (
 _Day = Annotated[str | None, Parameter(metavar="DAY")]
 _Names = Annotated[tuple[str, ...] | None, Parameter(metavar="NAME ...", consume_multiple=True)]
 
+_UNFINISHED = ("table.csv", "figure.png")
+"""What a backtest that was killed may have left: its results come last."""
+
 
 @dataclass(frozen=True)
 class ChargingOptions(GarageOptions):
@@ -84,9 +87,9 @@ def backtest(
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
     if out is not None:
-        from apportion.runs.folder import require_free
+        from apportion.runs.place import require_free
 
-        require_free(out)
+        require_free(out, unfinished=_UNFINISHED)
     if run.job == "charging":
         refuse_options(folder, "charging", **asdict(market))
         own = replace(charging, sessions=own_data(run, "sessions", charging.sessions))
@@ -134,13 +137,16 @@ def _write(result: Any, out: Path) -> None:
     """Results and a table in a new folder, and of portfolios a picture."""
     from apportion.domains.portfolio.record import Backtest
     from apportion.runs.atomic import write_atomic, write_json
+    from apportion.runs.place import only_writer, require_free
 
-    write_json(out / "results.json", result.to_json())
-    write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
-    if isinstance(result, Backtest):
-        picture = BytesIO()
-        result.plot().savefig(picture, dpi=120)
-        write_atomic(out / "figure.png", picture.getvalue())
+    with only_writer(out):
+        require_free(out, unfinished=_UNFINISHED)
+        write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
+        if isinstance(result, Backtest):
+            picture = BytesIO()
+            result.plot().savefig(picture, dpi=120)
+            write_atomic(out / "figure.png", picture.getvalue())
+        write_json(out / "results.json", result.to_json())
 
 
 def _garage(run: Any, given: ChargingOptions, start: str | None, end: str | None) -> Any:

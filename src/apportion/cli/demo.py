@@ -15,6 +15,8 @@ from apportion.studies.portfolio.demo_settings import DemoSettings
 
 _MARK = "demo.json"
 """Says in a folder which demo made it: only such a folder is replaced."""
+_BEGUN = ".demo.json"
+"""The same, there from the first moment on."""
 _OWN = {
     *("settings.toml", "environment.json", "policy.safetensors", "policy.json", "headline.json"),
     *("results.json", "report.html", "metrics.parquet", "probabilities.parquet", "checkpoints"),
@@ -84,16 +86,24 @@ def charging(
         chunk=max(1, min(50, settings.steps)),
         seed=settings.seed,
     )
-    _remove_earlier_demo(out)
+    begun = _is_begun(out, chosen)
+    if not begun:
+        _remove_earlier_demo(out)
 
     from apportion.report import write_report
     from apportion.runs.atomic import write_json
     from apportion.runs.folder import load_run
-    from apportion.runs.runner import start_run
+    from apportion.runs.place import remove
+    from apportion.runs.runner import resume_run, start_run
 
     with open_progress(quiet=quiet) as progress:
-        outcome = start_run(out, "charging", chosen, progress)
+        write_json(out / _BEGUN, {"demo": "charging"})
+        outcome = (
+            resume_run(out, progress) if begun else start_run(out, "charging", chosen, progress)
+        )
+        assert outcome is not None, "a finished run is no begun one"
         write_json(out / _MARK, {"demo": "charging"})
+        remove(out / _BEGUN)
         cards = [*outcome.headline["cards"], *_other_domains()]
         write_json(out / "headline.json", outcome.headline | {"cards": cards})
         progress.stage("writing the report")
@@ -132,6 +142,7 @@ def market(
     from apportion.runs.atomic import write_json
     from apportion.runs.environment import environment
     from apportion.runs.folder import Run
+    from apportion.runs.place import only_writer
     from apportion.runs.runner import finish
     from apportion.studies.portfolio.demo import run_demo
 
@@ -143,11 +154,12 @@ def market(
             device=f"{device.platform}: {device.device_kind}",
             data=found.data,
         )
-        run = Run.create(out, "demo", settings, facts)
-        write_json(out / _MARK, {"demo": "market"})
-        run.write_rows("metrics", settings.steps, found.metrics)
-        run.write_rows("probabilities", settings.steps, found.probabilities)
-        finish(run, found.outcome)
+        with only_writer(out):
+            run = Run.create(out, "demo", settings, facts)
+            write_json(out / _MARK, {"demo": "market"})
+            run.write_rows("metrics", settings.steps, found.metrics)
+            run.write_rows("probabilities", settings.steps, found.probabilities)
+            finish(run, found.outcome)
         progress.stage("writing the report")
         report = write_report(out)
     if json:
@@ -180,14 +192,27 @@ def _other_domains() -> list[dict[str, Any]]:
     return cards
 
 
+def _is_begun(folder: Path, settings: Any) -> bool:
+    """Whether a demo of these settings was stopped here before it was done."""
+    from apportion.runs.folder import load_run
+    from apportion.runs.settings_file import to_toml
+
+    if not (folder / _BEGUN).is_file() or not (folder / "settings.toml").is_file():
+        return False
+    same = (folder / "settings.toml").read_text(encoding="utf-8") == to_toml(settings, "charging")
+    return same and not load_run(folder).finished
+
+
 def _remove_earlier_demo(folder: Path) -> None:
     """Make room in a folder that holds a demo and nothing else; refuse one that holds anything else."""
-    from apportion.runs.folder import load_run, remove, require_free, require_writable
+    from apportion.runs.folder import UNFINISHED, load_run
+    from apportion.runs.place import only_writer, remove, require_free, require_writable
 
     if not (folder / "settings.toml").is_file():
-        require_free(folder)
+        require_free(folder, unfinished=UNFINISHED)
         return
-    if not (folder / _MARK).is_file() and load_run(folder).job != "demo":
+    marked = (folder / _MARK).is_file() or (folder / _BEGUN).is_file()
+    if not marked and load_run(folder).job != "demo":
         raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
     require_writable(folder)
     found = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
@@ -197,5 +222,7 @@ def _remove_earlier_demo(folder: Path) -> None:
             f"{folder}: holds {others[0]}, which no demo wrote; move it, or choose another folder "
             "with --out"
         )
-    for entry in found:
-        remove(entry)
+    begun = [folder / _BEGUN] if (folder / _BEGUN).is_file() else []
+    with only_writer(folder):
+        for entry in [*found, *begun]:
+            remove(entry)

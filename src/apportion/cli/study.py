@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from apportion.cli.options import File, Folder, Json, Out, Quiet
+from apportion.cli.options import AllowJumps, File, Folder, Json, Out, Quiet
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
@@ -37,6 +37,7 @@ class StudyOptions(Request):
     """Decides everything random."""
     prices: File = None
     """Daily prices for the studies of the market; without it, the 20 embedded stocks."""
+    allow_jumps: AllowJumps = False
     mnist: File = None
     """The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits."""
     transitions: File = None
@@ -107,7 +108,8 @@ def _study(
 
 def _check_folders(name: str, out: Path) -> None:
     """Refuse folders that cannot be written, or hold anything but the study that goes there."""
-    from apportion.runs.folder import read_json, require_writable
+    from apportion.runs.folder import read_json
+    from apportion.runs.place import require_writable
 
     for folder in [out / study for study in STUDIES] if name == "all" else [out]:
         require_writable(folder)

@@ -47,9 +47,10 @@ def _command(job: str) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.folder import require_free
+        from apportion.runs.place import require_free
 
         require_free(out)
+        _read_early(settings)
         from apportion.runs.runner import start_run
 
         with open_progress(quiet=quiet) as progress:
@@ -57,6 +58,16 @@ def _command(job: str) -> Callable[..., Any]:
         return _describe(out, outcome, json)
 
     return command
+
+
+def _read_early(settings: Any) -> None:
+    """Read the prices before JAX is started, so that a slip is told at once."""
+    from apportion.domains.portfolio.settings import PortfolioJob
+
+    if isinstance(settings, PortfolioJob) and settings.prices is not None:
+        from apportion.domains.portfolio.jumps import read_prices
+
+        read_prices(settings.prices, allow_jumps=settings.allow_jumps)
 
 
 def _apply_config(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

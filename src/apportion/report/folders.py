@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 from apportion.report import garage, learning, outcomes
 from apportion.report.page import (
     Facts,
@@ -73,15 +73,27 @@ def write_report(folder: Path) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
-    if (folder / "verdict.json").exists():
-        text = _study(folder)
-    elif _table_path(folder, "metrics") is not None:
-        text = _run(folder)
-    else:
-        raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
+    try:
+        text = _page(folder)
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # Which file it is cannot be told from here: a page reads a dozen.
+        raise InputError(
+            f"{folder}: what it holds makes no page ({type(error).__name__}: {first_line(error)}); put "
+            "back what the run or the study wrote, and if this is it, please report a bug"
+        ) from error
     path = folder / "report.html"
     write_atomic(path, text.encode())
     return path
+
+
+def _page(folder: Path) -> str:
+    if (folder / "verdict.json").exists():
+        return _study(folder)
+    if _table_path(folder, "metrics") is not None:
+        return _run(folder)
+    raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
 
 
 def _study(folder: Path) -> str:
@@ -310,7 +322,7 @@ def _table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | 
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({error}); write it again") from error
 
 
@@ -319,5 +331,5 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML ({error}); write it again") from error

@@ -62,6 +62,11 @@ def to_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
+def refuse_constant(name: str) -> None:
+    """For `json.loads`, which would otherwise read NaN and Infinity, of which JSON knows nothing."""
+    raise ValueError(f"{name} is no number")
+
+
 def _finite(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {name: _finite(value) for name, value in content.items()}

@@ -41,7 +41,10 @@ def from_arrays(
     if about.get("format") != _FORMAT:
         raise InputError(f"{source}: holds no checkpoint; give the folder of a run")
     expected = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(first)}
-    odd = sorted(expected.keys() ^ arrays.keys())
+    kinds = {name: str(jax.random.key_impl(x)) for name, x in expected.items() if _is_key(x)}
+    odd = sorted(expected.keys() ^ arrays.keys()) or sorted(
+        kinds if about.get("keys") != kinds else ()
+    )
     for name in odd or sorted(expected):
         if odd or _signature(expected[name]) != (arrays[name].shape, str(arrays[name].dtype)):
             raise InputError(
@@ -52,9 +55,7 @@ def from_arrays(
     def fill(path: tuple, leaf: Any) -> Any:
         array = jax.numpy.asarray(arrays[leaf_name(path)])
         return (
-            jax.random.wrap_key_data(array, impl=about["keys"][leaf_name(path)])
-            if _is_key(leaf)
-            else array
+            jax.random.wrap_key_data(array, impl=kinds[leaf_name(path)]) if _is_key(leaf) else array
         )
 
     return jax.tree_util.tree_map_with_path(fill, first)

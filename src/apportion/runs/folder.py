@@ -18,19 +18,21 @@ its checkpoint, so that none is lost and none is there twice.
 import hashlib
 import io
 import json
-import os
-import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
-from apportion.errors import InputError
-from apportion.runs.atomic import read_arrays, write_arrays, write_atomic, write_json
+from apportion.errors import InputError, first_line
+from apportion.runs.atomic import (
+    read_arrays,
+    refuse_constant,
+    write_arrays,
+    write_atomic,
+    write_json,
+)
+from apportion.runs.place import only_writer, require_free
 from apportion.runs.settings_file import read_toml, to_toml
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
     from apportion.policy import Policy
 
+UNFINISHED = ("environment.json",)
+"""What a run that was killed before it had settings may have left."""
+_EVERY_RUN = ("step", "reward", "deviation")
 KEPT = 3
 """Checkpoints kept: where the newest is damaged, the one before it is used."""
 
@@ -64,7 +69,7 @@ class Run:
     def create(cls, folder: Path, job: str, settings: Any, environment: dict[str, Any]) -> "Run":
         """Start a run in a folder that holds none yet."""
         folder = Path(folder)
-        require_free(folder)
+        require_free(folder, unfinished=UNFINISHED)
         # Settings come last: a folder that has them is a run, and has everything else.
         write_json(folder / "environment.json", environment)
         write_atomic(folder / "settings.toml", to_toml(settings, job).encode())
@@ -128,8 +133,25 @@ class Run:
         import pandas as pd
 
         parts = sorted((self.folder / f"{name}.parquet").glob("step-*.parquet"))
-        frames = [pd.read_parquet(part) for part in parts]
+        try:
+            frames = [pd.read_parquet(part) for part in parts]
+        except (OSError, ValueError, TypeError) as error:
+            reason = first_line(error)
+            raise InputError(
+                f"{self.folder / name}.parquet: cannot be read ({reason}); put it back from a copy"
+            ) from None
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    def _recorded(self) -> "pd.DataFrame":
+        """The metrics that every run has, as numbers."""
+        metrics: Any = self.metrics
+        try:
+            return metrics if metrics.empty else metrics[[*_EVERY_RUN]].astype(float)
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{self.folder / 'metrics.parquet'}: does not hold {', '.join(_EVERY_RUN)} as numbers; "
+                "put it back from a copy"
+            ) from None
 
     def to_frame(self) -> "pd.DataFrame":
         """The metrics."""
@@ -137,15 +159,15 @@ class Run:
 
     def summary(self) -> str:
         """What is trained, how far it is, and the means over the last tenth of the steps."""
-        metrics = self.metrics
+        metrics = self._recorded()
         state = "finished" if self.finished else "not finished"
         if metrics.empty:
             return f"{self.folder}: {self.job}, {state}, no steps yet"
         steps = metrics["step"].to_numpy()
-        last = int(steps.max())
+        last = steps.max()
         late = metrics[steps > 0.9 * last]
         return (
-            f"{self.folder}: {self.job}, {state}, {last} steps; last tenth: reward "
+            f"{self.folder}: {self.job}, {state}, {last:.0f} steps; last tenth: reward "
             f"{late['reward'].mean():.4g}, deviation from equal shares {late['deviation'].mean():.4g}"
         )
 
@@ -154,7 +176,7 @@ class Run:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 3.5), layout="constrained")
-        means: Any = self.metrics.groupby("step")[["reward", "deviation"]].mean()
+        means: Any = self._recorded().groupby("step")[["reward", "deviation"]].mean()
         smooth = means.rolling(max(len(means) // 50, 1), min_periods=1).mean()
         for axes, column in zip(figure.subplots(1, 2), smooth.columns, strict=True):
             axes.plot(smooth.index, smooth[column])
@@ -181,6 +203,8 @@ class Run:
         if not path.exists():
             return None
         kept = read_json(path)
+        if not isinstance(kept, dict) or not isinstance(kept.get("choice"), dict):
+            raise InputError(f"{path}: holds no choice; remove it, and resuming chooses again")
         self._require_same_settings(kept, path)
         return kept["choice"]
 
@@ -204,6 +228,8 @@ class Run:
                 warnings.warn(f"skipped a damaged checkpoint: {error}", stacklevel=2)
                 continue
             self._require_same_settings(about, path)
+            if about.get("step") != _step(path):
+                raise InputError(f"{path}: is not the checkpoint of its step; remove it")
             return about["step"], arrays, about
         return None
 
@@ -211,28 +237,14 @@ class Run:
         """Remove everything after a step, and what a killed save left behind."""
         tables = self.folder.glob("*.parquet/step-*.parquet")
         for part in [*tables, *self._checkpoints.glob("step-*.safetensors")]:
-            if int(part.stem.removeprefix("step-")) > step:
+            if _step(part) > step:
                 part.unlink()
         for unfinished in self.folder.rglob(".*.part"):
             unfinished.unlink()
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the folder: a second process that trains in it is refused.
-
-        The operating system releases the lock when its holder ends, however it ends.
-        """
-        lock = FileLock(self.folder / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise InputError(
-                f"{self.folder}: another process is training in it; wait for it or stop it"
-            ) from None
-        try:
-            yield
-        finally:
-            lock.release()
+    def lock(self) -> AbstractContextManager[None]:
+        """Lock the folder: a second process that trains in it is refused."""
+        return only_writer(self.folder)
 
     @property
     def _checkpoints(self) -> Path:
@@ -253,44 +265,18 @@ def _part(step: int, suffix: str) -> str:
     return f"step-{step:09d}.{suffix}"
 
 
-def require_free(folder: Path) -> None:
-    """Refuse a folder in which no new run can be written: others' files are never overwritten."""
-    if (folder / "settings.toml").exists():
-        raise InputError(
-            f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
-            "choose another folder"
-        )
-    require_writable(folder)
-    files = [entry.name for entry in folder.glob("*") if not entry.name.startswith(".")]
-    if files:
-        raise InputError(
-            f"{folder}: holds other files, such as {min(files)}; choose a new or an empty folder"
-        )
-
-
-def require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work is done for it."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; choose a folder")
-    parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
-    if not parent.is_dir():
-        raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: {parent} cannot be written to; choose another folder")
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all in it."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def _step(part: Path) -> int:
+    """The step that a file's name says; any other file is none of the run's."""
+    number = part.stem.removeprefix("step-")
+    if not (number.isascii() and number.isdecimal()):
+        raise InputError(f"{part}: is no file of the run; move it elsewhere")
+    return int(number)
 
 
 def read_json(path: Path) -> Any:
     """A run's JSON file, or one sentence on what is wrong with it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; put it back from a copy") from None
     except OSError as error:

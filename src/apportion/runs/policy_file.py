@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import read_arrays, to_json, write_arrays, write_json
+from apportion.runs.atomic import read_arrays, refuse_constant, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
 from apportion.simplex import Head
 
@@ -108,7 +108,11 @@ def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Po
 
 def load_about(folder: Path | str) -> dict[str, Any]:
     """The facts kept with a saved policy."""
-    return _read(folder)[0].get("about", {})
+    content, _, source = _read(folder)
+    about = content.get("about", {})
+    if not isinstance(about, dict):
+        raise InputError(f"{source}: the facts kept with the policy are damaged; use another copy")
+    return about
 
 
 def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
@@ -129,7 +133,7 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
         )
     path = folder / DESCRIPTION
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it belongs beside {ARRAYS}") from None
     except OSError as error:
@@ -142,10 +146,6 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
             "use another copy of both"
         )
     return content, arrays, str(path)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -24,8 +24,9 @@ from apportion.errors import InputError
 from apportion.runs.atomic import write_json
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.runs.folder import Run, load_run, remove, require_free
+from apportion.runs.folder import UNFINISHED, Run, load_run
 from apportion.runs.job import Outcome, PreparedJob
+from apportion.runs.place import LOCK, only_writer, remove, require_free
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
 from apportion.runs.registry import prepare, settings_of
@@ -82,20 +83,25 @@ def start_run(
         The user asked to stop; everything is saved.
     """
     folder = Path(folder)
-    require_free(folder)
+    require_free(folder, unfinished=UNFINISHED)
     prepared = prepare(job, settings)
     device = jax.devices()[0]
     device_name = f"{device.platform}: {device.device_kind}"
     facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
     was_there = folder.exists()
-    run = Run.create(folder, job, settings, facts)
+    ours = False
     try:
-        return _train(run, prepared, progress, tensorboard)
+        with only_writer(folder):
+            require_free(folder, unfinished=UNFINISHED)
+            ours = True
+            run = Run.create(folder, job, settings, facts)
+            return _train(run, prepared, progress, tensorboard)
     except Stopped:
         raise
-    except InputError:
-        # Refused before the first step was saved: there is nothing to resume.
-        if not any(folder.glob("checkpoints/*")):
+    except (InputError, OSError) as error:
+        # Refused before the first step was saved, or no room for the settings: nothing can be resumed.
+        begun = isinstance(error, OSError) and (folder / "settings.toml").exists()
+        if ours and not begun and not any(folder.glob("checkpoints/*")):
             _take_back(folder, was_there)
         raise
 
@@ -106,7 +112,7 @@ def _take_back(folder: Path, was_there: bool) -> None:
         remove(folder)
         return
     for entry in list(folder.iterdir()):
-        if entry.name == ".lock" or not entry.name.startswith("."):
+        if entry.name == LOCK or not entry.name.startswith("."):
             remove(entry)
 
 
@@ -127,7 +133,9 @@ def resume_run(folder: Path, progress: Progress, *, tensorboard: bool = False) -
     changed = {k: v for k, v in versions().items() if before["versions"].get(k) != v}
     if changed:
         progress.note(f"warning: versions have changed since the run started, to {changed}")
-    return _train(run, prepared, progress, tensorboard)
+    with run.lock():
+        # Another process may have finished it in the meantime.
+        return None if run.finished else _train(run, prepared, progress, tensorboard)
 
 
 def finish(run: Run, outcome: Outcome) -> None:
@@ -140,7 +148,7 @@ def finish(run: Run, outcome: Outcome) -> None:
 
 
 def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: bool) -> Outcome:
-    with run.lock(), interrupts() as stop:
+    with interrupts() as stop:
         saved = run.newest_checkpoint()
         done = 0 if saved is None else saved[0]
         run.truncate_after(done)
@@ -183,7 +191,8 @@ class _Recorder:
         if self.events is not None:
             self.events.write(chunk)
         self.progress.training(TrainingStatus.of(chunk))
-        if self.stop.requested and chunk.step < chunk.steps:
+        # After the last step too: what follows, such as a backtest, may take longer than training.
+        if self.stop.requested:
             raise Stopped(
                 f"stopped after step {chunk.step} of {chunk.steps}, all saved; continue with "
                 f"`apportion resume {self.run.folder}`"

@@ -61,7 +61,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
         raise InputError(f"{path}: no such file; give a TOML file of settings") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML ({error}); fix it") from None
 
 
@@ -107,12 +107,17 @@ def _check_value(value: Any, hint: Any, where: str) -> Any:
         if Path in options and isinstance(value, str):
             return Path(value)
         return _check_value(value, next(o for o in options if o is not type(None)), where)
+    if origin is tuple and isinstance(value, list) and options[-1] is Ellipsis:
+        return tuple(_check_value(v, options[0], where) for v in value)
     if origin is tuple and isinstance(value, list) and len(value) == len(options):
         return tuple(_check_value(v, o, where) for v, o in zip(value, options, strict=True))
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InputError(f"{where} is too large; it must be a number below 1e308") from None
     if type(value) is not hint:
         kind = hint.__name__ if origin is None else str(hint)
         raise InputError(f"{where} is {value!r}; it must be of type {kind}")

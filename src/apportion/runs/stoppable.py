@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,11 +14,12 @@ T = TypeVar("T")
 _LOOK_EVERY = 0.2
 
 
-def stoppable(work: Callable[[], T]) -> T:
+def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
     """What `work` returns; at a signal the process ends at once, with exit code 2.
 
     For work that saves nothing, such as a backtest: it runs in a thread of its own while this one
-    listens. What is compiled cannot be called back, so the process goes without waiting for it.
+    listens. What is compiled cannot be called back, so the process goes without waiting for it, and
+    says what is `saved`.
 
     Examples
     --------
@@ -37,7 +39,8 @@ def stoppable(work: Callable[[], T]) -> T:
 
     # The same context: settings of JAX and of warnings hold in the thread too.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    leave = partial(_leave, saved)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         thread.start()
         while thread.is_alive():
@@ -50,7 +53,12 @@ def stoppable(work: Callable[[], T]) -> T:
     return found[0]
 
 
-def _leave(number: int, frame: Any) -> None:
-    print("apportion: stopped at once; nothing was to be saved", file=sys.stderr, flush=True)
+def tested_after_training(work: Callable[[], T]) -> T:
+    """What `work` returns: tests of a policy whose training is saved, which a signal stops at once."""
+    return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")
+
+
+def _leave(saved: str, number: int, frame: Any) -> None:
+    print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
     # Leaving in the ordinary way would wait for the compiled work.
     os._exit(2)

@@ -27,8 +27,9 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock
 
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 from apportion.runs.atomic import write_atomic, write_json
+from apportion.runs.folder import read_json
 
 if TYPE_CHECKING:
     from apportion.studies.study import Study
@@ -153,7 +154,11 @@ class CellStore:
 
     def save(self, cell: Cell, rows: pd.DataFrame) -> None:
         """Keep a finished cell's rows, at one stroke."""
-        write_atomic(self._file(cell), _parquet(rows.assign(cell=cell.name)))
+        content = _parquet(rows.assign(cell=cell.name))
+        # Another process may just be putting all cells together, and then removes the single ones.
+        with self.lock():
+            if not (self.folder / "rows.parquet").exists():
+                write_atomic(self._file(cell), content)
 
     def rows(self) -> pd.DataFrame:
         """The rows of all cells, in the plan's order; once all are there they are one file."""
@@ -166,10 +171,19 @@ class CellStore:
             )
         with self.lock():
             if not whole.exists():
-                frames = [pd.read_parquet(self._file(cell)) for cell in self.plan.cells]
-                write_atomic(whole, _parquet(pd.concat(frames, ignore_index=True)))
+                frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
+                write_atomic(whole, self._together(frames))
             shutil.rmtree(self.folder / "cells", ignore_errors=True)
-        return pd.read_parquet(whole)
+        return _read_rows(whole, self.plan.cells)
+
+    def _together(self, frames: list[pd.DataFrame]) -> bytes:
+        try:
+            return _parquet(pd.concat(frames, ignore_index=True))
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); remove "
+                "the one that was changed, and the same command computes it again"
+            ) from None
 
     def lock(self) -> FileLock:
         """Held while files are rewritten, for several processes may compute cells in one folder."""
@@ -181,7 +195,29 @@ class CellStore:
 
 def _digest_in(folder: Path) -> str | None:
     mark = folder / "cells.json"
-    return json.loads(mark.read_text()).get("digest") if mark.exists() else None
+    if not mark.exists():
+        return None
+    content = read_json(mark)
+    if not isinstance(content, dict) or not isinstance(content.get("digest"), str):
+        raise InputError(f"{mark}: is damaged; put it back from a copy")
+    return content["digest"]
+
+
+def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
+    """The rows of these cells, in their order; a file of anything else is refused."""
+    try:
+        rows = pd.read_parquet(path)
+        names = list(dict.fromkeys(rows["cell"]))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        names, rows, reason = [], pd.DataFrame(), first_line(error)
+    else:
+        reason = "it holds rows of other cells"
+    if names != [cell.name for cell in cells]:
+        raise InputError(
+            f"{path}: is not what the study wrote ({reason}); put it back, or remove it, and the same "
+            "command computes it again"
+        )
+    return rows
 
 
 def _parquet(rows: pd.DataFrame) -> bytes:

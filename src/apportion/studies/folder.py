@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from apportion.errors import InputError
 from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.cells import Cell, CellStore, Place, Plan, Progress, ThisMachine, share_of
 from apportion.studies.record import Record, stretches_in
@@ -67,11 +68,30 @@ def complete(
     missing = len(store.missing())
     if missing and not draw:
         return Performed(plan.study, store.folder, None, len(plan.cells), missing)
-    study = plan.conclude(store.rows(), plan.settings)
+    study = conclude(store)
     computing = stretches_in(store.folder) or ([] if adopted is None else stretches_in(adopted))
     with store.lock():
         study.save(store.folder, record.facts(computing))
     return Performed(plan.study, store.folder, study, len(plan.cells), 0)
+
+
+def conclude(store: CellStore) -> Study:
+    """Table, figure and verdicts from the rows of all cells.
+
+    Raises
+    ------
+    InputError
+        Cells are missing, or a file in the folder is not what the study wrote.
+    """
+    rows = store.rows()
+    try:
+        return store.plan.conclude(rows, store.plan.settings)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{store.folder / 'rows.parquet'}: nothing can be concluded from it "
+            f"({type(error).__name__}: {error}); put back what the study wrote, and if this is what it "
+            "wrote, please report a bug in apportion"
+        ) from error
 
 
 def _siblings(store: CellStore) -> list[Path]:

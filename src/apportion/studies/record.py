@@ -4,7 +4,6 @@ It stands in `study.json` from the first cell on, so that a study that was stopp
 or was adopted from a sibling still says where each of its numbers was computed.
 """
 
-import json
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -13,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import apportion
+from apportion.errors import InputError
 from apportion.runs.atomic import write_json
 from apportion.runs.environment import versions
+from apportion.runs.folder import read_json
 from apportion.studies.cells import CellStore
 from apportion.studies.study import plain
 
@@ -47,7 +48,22 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def stretches_in(folder: Path) -> list[dict[str, Any]]:
     """Every stretch of computing that a study's folder tells of."""
     path = folder / "study.json"
-    return json.loads(path.read_text()).get("computing", []) if path.exists() else []
+    content = read_json(path) if path.exists() else {}
+    found = content.get("computing", []) if isinstance(content, dict) else None
+    if not isinstance(found, list) or not all(map(_is_stretch, found)):
+        raise InputError(
+            f"{path}: does not say how the study was computed; put it back from a copy"
+        )
+    return found
+
+
+def _is_stretch(found: Any) -> bool:
+    """Whether it is what `Record.write` wrote."""
+    return (
+        isinstance(found, dict)
+        and all(isinstance(found.get(name), str) for name in ("started", "device"))
+        and isinstance(found.get("seconds"), int | float)
+    )
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class Request:
     mnist: Path | None = None
     transitions: Path | None = None
     gamma: float | None = None
+    allow_jumps: bool = False
 
 
 def find_plan(name: str) -> "Callable[..., Plan]":
@@ -175,9 +176,9 @@ def read_data(request: Request) -> dict[str, Any]:
     """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
     if request.prices is not None:
-        from apportion.domains.portfolio.prices import load_prices
+        from apportion.domains.portfolio.jumps import read_prices
 
-        data["prices"] = load_prices(request.prices)
+        data["prices"] = read_prices(request.prices, allow_jumps=request.allow_jumps)
     if request.mnist is not None:
         from apportion.domains.federated.digits import load_mnist
 
@@ -217,4 +218,6 @@ def command_of(name: str, folder: Path, request: Request) -> str:
         if value is not None
         for word in (f"--{option}", str(value))
     ]
+    if "prices" in known and request.allow_jumps:
+        words.append("--allow-jumps")
     return shlex.join(["apportion", "study", name, *words])

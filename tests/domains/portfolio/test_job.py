@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,3 +207,45 @@ def test_a_choice_fixes_the_updates_of_the_policy():
     assert settings.updates == 18
     choice = Choice(0.5, 0.1, 12, pd.DataFrame())
     assert choice.applied(settings).updates == 12
+
+
+def test_a_signal_in_the_backtest_ends_it_at_once_and_the_run_is_resumed(
+    whole, place, monkeypatch, capfd
+):
+    folder = place / "tested"
+    left = threading.Event()
+
+    def endless(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        left.wait()
+
+    class Left(BaseException):
+        """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        assert code == 2
+        raise Left
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "backtest_policy", endless)
+        patched.setattr(os, "_exit", leave)
+        with pytest.raises(Left):
+            start_run(folder, "portfolio", replace(TINY, prices=place / "prices.csv"), Quiet())
+    left.set()
+    assert "stopped at once; the training is saved" in capfd.readouterr().err
+    assert not load_run(folder).finished
+    resume_run(folder, Quiet())
+    for file in ("results.json", "policy.safetensors", "values.csv"):
+        assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes()
+
+
+def test_a_stop_that_is_asked_for_in_the_last_chunk_comes_before_the_backtest(place, whole):
+    folder = place / "last"
+    last = whole[0].results["chosen"]["updates"]
+    seen = Watched("training")
+    seen.act = lambda: seen.seen[-1][1] == last and interrupt()
+    settings = replace(TINY, prices=place / "prices.csv")
+    with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
+        start_run(folder, "portfolio", settings, seen)
+    resume_run(folder, Quiet())
+    assert (folder / "results.json").read_bytes() == (place / "whole/results.json").read_bytes()

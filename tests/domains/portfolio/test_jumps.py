@@ -8,6 +8,7 @@ from apportion.domains.portfolio.job import prepare, read_prices
 from apportion.domains.portfolio.jumps import find_jumps, refuse_jumps
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
+from apportion.studies.registry import Request, command_of, read_data
 
 STEADY = SimulatedMarket.draw(universe=4, days=60).prices
 
@@ -60,6 +61,26 @@ def test_a_file_with_a_split_is_trained_on_only_where_that_is_allowed(tmp_path):
         prepare(PortfolioJob(prices=file, **small))
     assert prepare(PortfolioJob(prices=file, allow_jumps=True, **small)).data["tickers"] == 4
     assert len(read_prices(file, allow_jumps=True).dates) == 60
+
+
+def test_a_study_reads_a_file_with_a_split_only_where_that_is_allowed(tmp_path):
+    file = tmp_path / "split.csv"
+    moved(0.5).to_frame().to_csv(file)
+    with pytest.raises(InputError, match=r"split.csv: .*looks like a split of 2:1.*--allow-jumps"):
+        read_data(Request(prices=file))
+    allowed = Request(prices=file, allow_jumps=True)
+    assert len(read_data(allowed)["prices"].dates) == 60
+    assert "--allow-jumps" in command_of("fig3", tmp_path, allowed)
+    assert "--allow-jumps" not in command_of("fig1", tmp_path, allowed)
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path):
+    file = tmp_path / "prices.csv"
+    moved(1.0).to_frame().to_csv(file)
+    before = read_prices(file)
+    assert read_prices(file) is before
+    moved(1.01).to_frame().to_csv(file)
+    assert read_prices(file).fingerprint != before.fingerprint
 
 
 def test_the_embedded_stocks_are_not_asked_about():

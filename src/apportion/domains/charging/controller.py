@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.facts import check_facts
 from apportion.domains.charging.garage import (
     NOTICEABLE_KW,
     PERIODS,
@@ -38,6 +39,8 @@ from apportion.runs.policy_file import load_about
 _PERIOD = pd.Timedelta(minutes=15)
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_kw", "drawn_kw")
 _REMEMBERED = 10_000
+_MOST = 1e12
+"""No feeder gives so many kW."""
 
 
 def read_now(path: Path) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def read_now(path: Path) -> dict[str, Any]:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); give a JSON file") from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not JSON ({error}); see the page on charging") from None
 
 
@@ -76,15 +79,11 @@ class Controller:
         stations: int = 16,
         baseline: PeerName | None = None,
     ):
-        if about.get("job") != "charging":
-            raise InputError(
-                f"the policy was trained for {about.get('job', 'something else')!r}, not for "
-                "charging; give the folder of a charging run"
-            )
+        check_facts(about)
         if baseline is not None and (baseline not in PEERS or baseline == "clairvoyant"):
             raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
         self._policy, self._baseline = policy, baseline
-        self._predictor = Predictor.from_dict(about["predictor"])
+        self._predictor = Predictor.from_dict(about.get("predictor", {}))
         # Full cars by station and arrival, the oldest first.
         self._full: dict[tuple[str, str], None] = {}
         self._width = _width(stations)
@@ -268,8 +267,11 @@ def _station(
 
 
 def _number(value: Any, what: str, found: list[str]) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        found.append(f"now: {what} is {value!r}; it must be a number")
+    # A whole number of JSON may be too long for a float.
+    small = isinstance(value, int | float) and abs(value) < _MOST
+    if isinstance(value, bool) or not small:
+        shown = repr(value)[:40]
+        found.append(f"now: {what} is {shown}; it must be a number within {_MOST:g}")
         return 0.0
     return float(value)
 

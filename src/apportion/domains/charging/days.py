@@ -108,8 +108,8 @@ class Days:
         InputError
             Where no working day is left.
         """
-        first = self.dates[0] if start is None else _as_day(start)
-        last = self.dates[-1] if end is None else _as_day(end)
+        first = self.dates[0] if start is None else as_day(start)
+        last = self.dates[-1] if end is None else as_day(end)
         rows = (self.dates >= first) & (self.dates <= last)
         if not rows.any():
             raise InputError(
@@ -173,7 +173,8 @@ def split_stations(
     return split_entities(stations, round(held_out * stations), seed=seed)
 
 
-def _as_day(day: str | np.datetime64) -> np.datetime64:
+def as_day(day: str | np.datetime64) -> np.datetime64:
+    """A calendar day from its text."""
     try:
         return np.datetime64(date.fromisoformat(str(day)), "D")
     except ValueError:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from apportion.certificate import Gains
 from apportion.domains.charging.backtest import HINDSIGHT, POLICY, PolicySchedule
+from apportion.domains.charging.facts import check_facts
 from apportion.domains.charging.job import backtest_policy
 from apportion.domains.charging.peers import PEERS, Schedule
 from apportion.errors import InputError
@@ -76,7 +77,8 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     about = load_about(name)
     if about.get("job") != "charging":
         raise InputError(f"{name}: its policy is not one for charging; give another baseline")
-    return PolicySchedule(load_policy(name)), about["until"]
+    check_facts(about)
+    return PolicySchedule(load_policy(name)), about.get("until", {})
 
 
 def _later(own: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:

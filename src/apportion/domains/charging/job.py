@@ -12,6 +12,7 @@ import pandas as pd
 from apportion.domains.charging.backtest import POLICY, ChargingBacktest, backtest
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.example_day import busiest, cars, power
+from apportion.domains.charging.facts import check_facts
 from apportion.domains.charging.peers import Schedule
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import fingerprint, read_sessions
@@ -21,6 +22,7 @@ from apportion.domains.training import averaged
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob
+from apportion.runs.stoppable import tested_after_training
 from apportion.training import Chunks, OnChunk, Resume
 
 _TESTED_CAPACITY = 0.15
@@ -44,7 +46,7 @@ def prepare(settings: ChargingSettings) -> PreparedJob:
             garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
         )
         policy = averaged(done.policy, settings.members)
-        return evaluate_policy(policy, garages, settings)
+        return tested_after_training(lambda: evaluate_policy(policy, garages, settings))
 
     return PreparedJob(data, train)
 
@@ -173,23 +175,19 @@ def backtest_policy(
     peers, optimum
         As in `backtest`: other schedulers than all of them, and whether the optimum is solved.
     """
-    if saved.get("job") != "charging":
-        raise InputError(
-            f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
-            "give the folder of a charging run"
-        )
+    check_facts(saved)
     if not 0 < capacity <= 1:
         raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
     if tasks < 1:
         raise InputError(f"tasks is {tasks}; at least one garage is needed")
     days = _days_to_test(saved, frame, site, start, end, unseen)
-    size = saved["task_size"] if stations is None else stations
+    size = saved.get("task_size", 1) if stations is None else stations
     if not 1 <= size <= len(days.stations):
         raise InputError(
             f'stations {size}: site "{days.site}" has {len(days.stations)} to choose from; give '
             "--stations from 1 to that"
         )
-    predictor = Predictor.from_dict(saved["predictor"])
+    predictor = Predictor.from_dict(saved.get("predictor", {}))
     return backtest(
         policy,
         predictor.apply(days),
@@ -211,12 +209,12 @@ def _days_to_test(
     unseen: bool,
 ) -> Days:
     days = Days.of(frame, _only_site(frame) if site is None else site)
-    until = saved["until"].get(days.site)
+    until = saved.get("until", {}).get(days.site)
     if start is None and until is not None and not unseen:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
     days = days.between(start, end)
     if unseen:
-        known = set(saved["trained_on"].get(days.site, ()))
+        known = set(saved.get("trained_on", {}).get(days.site, ()))
         days = days.at([i for i, name in enumerate(days.stations) if name not in known])
     return days
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.times import local_times
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 
 RATE_KW = 6.656
 """The most a station gives: 32 A at 208 V."""
@@ -106,7 +106,13 @@ def _embedded() -> pd.DataFrame:
 def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> Checked:
     """Read a file of sessions and gather everything found in it; nothing is raised once it is read."""
     source = "embedded sessions" if path is None else str(path)
-    return _inspect(_read(EMBEDDED if path is None else Path(path)), source, timezone)
+    try:
+        return _inspect(_read(EMBEDDED if path is None else Path(path)), source, timezone)
+    except UnicodeDecodeError as error:
+        # A Parquet file's text is looked at only when it is used.
+        raise InputError(
+            f"{source}: holds text that is not UTF-8 ({error}); save it again"
+        ) from None
 
 
 def check_sessions(frame: pd.DataFrame, source: str = "sessions") -> list[str]:
@@ -156,10 +162,12 @@ def _read(path: Path) -> pd.DataFrame:
         # Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
     except Exception as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(
             f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
         ) from None
+    if not isinstance(text.index, pd.RangeIndex):
+        raise InputError(f"{path}: rows have more fields than there are names; name every column")
     text = text.fillna("")
     return text.loc[(text != "").any(axis=1)]
 
@@ -258,7 +266,7 @@ def _first_input(value: Any) -> dict[str, Any]:
             try:
                 value = parse(value)
                 break
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
     if isinstance(value, list | tuple | np.ndarray) and len(value):
         value = value[0]

@@ -41,6 +41,7 @@ from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.runs.job import Outcome, PreparedJob
+from apportion.runs.stoppable import tested_after_training
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
@@ -73,7 +74,7 @@ def _mixture_job(settings: FederatedSettings, digits: Digits) -> PreparedJob:
     def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
         policy = train_mixture(settings, digits, chunks=chunks, state=resume)
-        return evaluate_mixture(policy, settings, digits, kinds)
+        return tested_after_training(lambda: evaluate_mixture(policy, settings, digits, kinds))
 
     return PreparedJob(data, run)
 
@@ -132,7 +133,7 @@ def _papers_job(settings: FederatedSettings, digits: Digits) -> PreparedJob:
             state=resume,
         )
         policy = averaged(training.policy, settings.members)
-        return evaluate_policy(federation, policy, fresh, settings)
+        return tested_after_training(lambda: evaluate_policy(federation, policy, fresh, settings))
 
     return PreparedJob(data, train)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 
 Commissions = float | Path | Mapping[str, Sequence[float]]
 """One rate, a file, or each ticker's two rates: on what is bought and on what is sold."""
@@ -58,7 +58,7 @@ def read_commissions(path: Path) -> dict[str, list[float]]:
             f"{path}: no such file; give a number such as 0.0025, or a CSV of ticker and cost"
         ) from None
     except Exception as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
     table = table.rename(columns=lambda name: str(name).strip().lower())
     columns = ["cost", "cost"] if "cost" in table.columns else ["buy", "sell"]

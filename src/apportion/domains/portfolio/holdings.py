@@ -24,7 +24,7 @@ def read_holdings(path: Path, tickers: Sequence[str]) -> np.ndarray:
         raise InputError(
             f"{path}: cannot be read ({error.strerror}); give a CSV or JSON file of shares"
         ) from None
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise InputError(
             f"{path}: not a table of shares; write a CSV with columns ticker and share, or a JSON "
             "object of ticker to share"

@@ -8,6 +8,7 @@ days to come, and whoever asks for them is warned.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.settings_file import suggest
+from apportion.runs.stoppable import tested_after_training
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 
@@ -96,8 +98,8 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         if len(prices.dates) == len(known.dates):
             outcome = _untested(done.policy, about, settings)
         else:
-            tested = backtest_policy(done.policy, about, prices, start=settings.until)
-            outcome = _tested(tested, done.policy, about)
+            test = partial(backtest_policy, done.policy, about, prices, start=settings.until)
+            outcome = _tested(tested_after_training(test), done.policy, about)
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)

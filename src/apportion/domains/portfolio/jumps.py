@@ -4,7 +4,9 @@ A move beyond half is named whatever it is; a smaller one only where it is a usu
 what prices move beside it. Crashes of 20 to 40 % pass.
 """
 
+import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,17 @@ def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
     """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
     if path is None:
         return embedded_prices()
-    prices = load_prices(path)
+    found = os.stat(path) if path.is_file() else None
+    prices = _load(path, *(() if found is None else (found.st_size, found.st_mtime_ns)))
     if not allow_jumps:
         refuse_jumps(prices, path)
     return prices
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, *unchanged: int) -> Prices:
+    """A file is read to be refused at once and again to be trained on: the second time it is at hand."""
+    return load_prices(path)
 
 
 def find_jumps(prices: Prices) -> list[Jump]:

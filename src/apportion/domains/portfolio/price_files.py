@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.domains.portfolio.trading_days import looks_like_day
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 
 FIELDS = frozenset(
     ("open", "high", "low", "close", "adj close", "volume", "dividends", "stock splits")
@@ -73,7 +73,7 @@ def read_table(path: Path) -> Table:
     except InputError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(
             f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
         ) from None

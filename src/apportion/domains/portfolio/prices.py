@@ -148,7 +148,11 @@ def load_prices(
         One sentence naming the file, the column, the row and the way out.
     """
     path = Path(path)
-    prices = Prices(*read_layout(read_table(path)))
+    try:
+        prices = Prices(*read_layout(read_table(path)))
+    except UnicodeDecodeError as error:
+        # A Parquet file's text is looked at only when it is used.
+        raise InputError(f"{path}: holds text that is not UTF-8 ({error}); save it again") from None
     days, tickers = prices.close.shape
     if tickers < least_tickers:
         raise InputError(

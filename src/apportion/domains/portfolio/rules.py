@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 
 CASH = "cash"
 """What cash is called among the instruments, where there is any."""
@@ -193,7 +193,7 @@ def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[st
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; give a CSV of ticker, group and limit") from None
     except Exception as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = first_line(error)
         raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
     table = table.rename(columns=lambda name: str(name).strip().lower())
     for column in ("ticker", "group", "limit"):

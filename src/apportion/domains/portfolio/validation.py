@@ -92,8 +92,18 @@ class Choice:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Choice":
         """The choice that `to_dict` wrote."""
-        table = pd.DataFrame(values["table"])
-        return cls(float(values["k"]), float(values["eta"]), int(values["steps"]), table)
+        try:
+            table = pd.DataFrame(values["table"])
+            k, eta, steps = float(values["k"]), float(values["eta"]), int(values["steps"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            k = eta = steps = -1
+            table = pd.DataFrame()
+        named = {"k", "eta", "steps", "sharpe_gain"} <= set(table.columns)
+        if not (0 <= k <= 1 and 0 <= eta <= 1 and steps >= 0 and named):
+            raise InputError(
+                "choice.json: is not what choosing wrote; remove it, and resuming chooses again"
+            )
+        return cls(k, eta, steps, table)
 
     def _gain(self, k: float, eta: float) -> float:
         same = (self.table.k == k) & (self.table.eta == eta) & (self.table.steps == self.steps)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 from apportion.statistics import Estimate
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
@@ -30,7 +30,11 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
     """Transitions of a CSV, and the tasks' names; labels may be numbers or words."""
     if not file.exists():
         raise InputError(f"{file}: there is no such file")
-    frame = pd.read_csv(file)
+    try:
+        frame = pd.read_csv(file)
+    except Exception as error:
+        reason = first_line(error)
+        raise InputError(f"{file}: cannot be read ({reason}); save it as a plain CSV") from None
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise InputError(

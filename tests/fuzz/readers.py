@@ -1,0 +1,456 @@
+"""Every reader of files that a user or somebody else may have written: sound files, and how they are read.
+
+`read` takes a folder of such files. It may return, or raise InputError; anything else is a fault, and so is
+a number that is not finite where none belongs, which `read` asserts.
+"""
+
+import io
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from mutations import mutate
+
+from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.charging.controller import check_now, read_now
+from apportion.domains.charging.facts import check_facts
+from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.sessions import fingerprint, inspect_sessions
+from apportion.domains.federated.digits import load_mnist
+from apportion.domains.portfolio.commissions import read_commissions
+from apportion.domains.portfolio.holdings import read_holdings
+from apportion.domains.portfolio.job import accepted_data
+from apportion.domains.portfolio.jumps import find_jumps
+from apportion.domains.portfolio.prices import load_prices
+from apportion.domains.portfolio.rules import read_groups
+from apportion.domains.portfolio.simulated import SimulatedMarket
+from apportion.domains.portfolio.validation import Choice
+from apportion.policy import Pooled
+from apportion.report import write_report
+from apportion.runs.atomic import pack, read_arrays, to_json
+from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.runs.folder import Run, load_run
+from apportion.runs.policy_file import (
+    ARRAYS,
+    DESCRIPTION,
+    _digest,
+    load_about,
+    load_policy,
+    save_policy,
+)
+from apportion.runs.registry import JOBS, settings_of
+from apportion.runs.settings_file import from_toml, to_toml
+from apportion.studies.cells import Cell, CellStore, Plan
+from apportion.studies.folder import conclude
+from apportion.studies.record import stretches_in
+from apportion.studies.theory import should_pool
+
+Files = dict[str, bytes]
+QUICK, SLOW = 8.2, 0.3
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Sound files by name, and what reads them from a folder."""
+
+    files: Callable[[], Files]
+    read: Callable[[Path], Any]
+    mend: Callable[[Files], Files] = lambda files: files
+    """Makes checksums fit again that go over several files."""
+    share: float = 1.0
+    """Of the inputs: quick readers get more, slow ones fewer."""
+
+
+def write(files: Mapping[str, bytes], folder: Path) -> Path:
+    """The files in a folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def changed(reader: Reader, rng: Any) -> Files:
+    """A sound set of files with one of them made wrong."""
+    files = dict(reader.files())
+    name = rng.choice(sorted(files))
+    files[name] = mutate(name, files[name], rng)
+    return reader.mend(files) if rng.random() < 0.8 else files
+
+
+def assert_finite(value: Any) -> None:
+    """No number in plain values is nan or infinite."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            assert_finite(each)
+    elif isinstance(value, float | np.ndarray):
+        assert np.isfinite(value).all() if not isinstance(value, float) else math.isfinite(value)
+
+
+MARKET = SimulatedMarket.draw(universe=3, days=40)
+SESSIONS = """site,station,arrival,departure,stated_departure,requested_kwh,delivered_kwh
+north,S1,2021-06-01 07:30:00,2021-06-01 15:00:00,2021-06-01 16:00:00,12.5,11.0
+north,S2,2021-06-01 08:10:00,2021-06-01 09:40:00,,,4.5
+south,000001,2021-06-02 10:00:00,2021-06-02 18:20:00,2021-06-02 17:00:00,20,18.25
+north,S1,2021-06-02 07:30:00,2021-06-02 15:00:00,,,11.0
+"""
+INPUTS = """stationID,connectionTime,disconnectTime,kWhDelivered,timezone,userInputs
+S1,"Tue, 01 Jun 2021 14:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",11.0,America/Los_Angeles,\
+"[{'kWhRequested': 12.5, 'requestedDeparture': 'Tue, 01 Jun 2021 21:30:00 GMT'}]"
+S2,"Tue, 01 Jun 2021 15:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",5,America/Los_Angeles,
+"""
+NOW = {
+    "time": "2021-06-01 09:00",
+    "capacity_kw": 20.0,
+    "stations": [
+        {"id": "S1", "max_kw": 6.6, "plugged": True, "arrival": "2021-06-01 08:00",
+         "stated_departure": "2021-06-01 17:00", "requested_kwh": 12, "delivered_kwh": 1.5,
+         "offered_kw": 6, "drawn_kw": 5.5},
+        {"id": "S2", "plugged": False, "full": False},
+    ],
+}  # fmt: skip
+
+
+def _frame_bytes(frame: pd.DataFrame) -> bytes:
+    out = io.BytesIO()
+    frame.to_parquet(out)
+    return out.getvalue()
+
+
+def _long() -> pd.DataFrame:
+    prices = MARKET.prices
+    columns = {"close": prices.close, "high": prices.high, "low": prices.low}
+    days = np.repeat(prices.dates.astype(str), len(prices.tickers))
+    rows = {"date": days, "ticker": np.tile(prices.tickers, len(prices.dates))}
+    return pd.DataFrame(rows | {name: x.ravel() for name, x in columns.items() if x is not None})
+
+
+def _prices(name: str, folder: Path) -> None:
+    prices = load_prices(folder / name)
+    find_jumps(prices)
+    assert (np.diff(prices.dates.astype(int)) > 0).all()
+    for series in (prices.close, prices.high, prices.low):
+        if series is not None:
+            there = np.isfinite(series)
+            assert (series[there] > 0).all()
+            assert not np.isinf(series).any()
+            # Unlisted before the first price and after the last, never between.
+            inside = np.maximum.accumulate(there, 0) & np.maximum.accumulate(there[::-1], 0)[::-1]
+            assert (there == inside).all()
+
+
+def _holdings(name: str, folder: Path) -> None:
+    held = read_holdings(folder / name, ("A", "B", "000001"))
+    assert np.isfinite(held).all()
+    assert abs(held.sum() - 1) < 1e-9
+
+
+def _sessions(name: str, folder: Path) -> None:
+    checked = inspect_sessions(folder / name)
+    if not checked.refusals:
+        frame = checked.frame
+        checked.summary()
+        fingerprint(frame)
+        assert np.isfinite(frame.delivered_kwh).all()
+        assert not np.isinf(frame.requested_kwh).any()
+        assert not frame[["arrival", "departure"]].isna().to_numpy().any()
+
+
+def _now(folder: Path) -> None:
+    table, time, capacity = check_now(read_now(folder / "now.json"))
+    numbers = [x for x in table.values() if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+    assert all(np.isfinite(x).all() for x in numbers)
+    assert 0 < capacity < math.inf
+    assert time is not None
+
+
+def _settings(job: str, folder: Path) -> None:
+    made = from_toml(folder / "settings.toml", job, settings_of(job))
+    assert_finite([getattr(made, field.name) for field in fields(made)])
+
+
+def _rates(folder: Path) -> None:
+    assert_finite(read_commissions(folder / "costs.csv"))
+
+
+def _groups(folder: Path) -> None:
+    assert_finite([limit for _, limit in read_groups(folder / "groups.csv")[1]])
+
+
+def _run_files() -> Files:
+    settings = to_toml(settings_of("portfolio")(), "portfolio").encode()
+    import hashlib
+
+    table = {"k": [0.0, 0.5], "eta": [0.1, 0.1], "steps": [3, 3], "sharpe_gain": [0.0, 0.2]}
+    choice = {"k": 0.5, "eta": 0.1, "steps": 3, "table": table}
+    arrays, about = _state()
+    about |= {"step": 3, "settings": hashlib.sha256(settings).hexdigest()}
+    rows = pd.DataFrame(
+        {"step": [1, 2, 3], "reward": [0.1, 0.2, 0.3], "deviation": [0.1, 0.1, 0.1]}
+    )
+    return {
+        "settings.toml": settings,
+        "environment.json": to_json(
+            {"data": {"a": 1}, "versions": {"jax": "1"}, "seed": 0}
+        ).encode(),
+        "choice.json": to_json({"settings": about["settings"], "choice": choice}).encode(),
+        "results.json": to_json({"net": {"policy": {"wealth": 1.5}}}).encode(),
+        "metrics.parquet/step-000000003.parquet": _frame_bytes(rows),
+        "checkpoints/step-000000003.safetensors": pack(arrays, about),
+    }
+
+
+@cache
+def _first() -> Any:
+    return {"policy": np.zeros(3, np.float32), "key": jax.random.key(0), "step": np.int32(3)}
+
+
+def _state() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    return to_arrays(jax.tree.map(jax.numpy.asarray, _first()))
+
+
+def _run(folder: Path) -> None:
+    run = load_run(folder)
+    settings_of(run.job)
+    assert_finite(run.environment)
+    assert_finite(run.results)
+    choice = run.choice
+    if choice is not None:
+        Choice.from_dict(choice)
+    run.summary()
+    saved = run.newest_checkpoint()
+    if saved is not None:
+        assert isinstance(saved[0], int)
+        from_arrays(jax.tree.map(jax.numpy.asarray, _first()), *saved[1:], str(folder))
+
+
+@cache
+def _policy_files(job: str) -> Files:
+    import tempfile
+
+    if job == "portfolio":
+        policy = PartialTrading(EqualShares(), 0.5)
+        about = {"job": job, "window": 8, "channels": 1, "cost": 0.0025, "trained_on": ["A"]}
+        about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6, "members": [], "groups": []}}
+    else:
+        policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
+        predictor = {"need": [0.1] * 8, "stay": [0.1] * 8, "medians": [9.0, 5.0]}
+        about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": predictor}
+        about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
+    with tempfile.TemporaryDirectory() as folder:
+        save_policy(policy, folder, about)
+        return {name: (Path(folder) / name).read_bytes() for name in (ARRAYS, DESCRIPTION)}
+
+
+def _mend_policy(files: Files) -> Files:
+    """The arrays' header says which description belongs to them."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            arrays, about = read_arrays(write(files, Path(folder)) / ARRAYS)
+        about["description"] = _digest(json.loads(files[DESCRIPTION]))
+        return files | {ARRAYS: pack(arrays, about)}
+    except Exception:
+        # Too broken to be mended.
+        return files
+
+
+def _policy(job: str, folder: Path) -> None:
+    policy = load_policy(folder)
+    for leaf in jax.tree.leaves(policy):
+        if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            assert np.isfinite(np.asarray(leaf)).all()
+    if job == "portfolio":
+        accepted_data(MARKET.prices, load_about(folder))
+    else:
+        about = load_about(folder)
+        check_facts(about)
+        Predictor.from_dict(about.get("predictor", {}))
+
+
+_ESTIMATE = {"value": 0.1, "low": 0.05, "high": 0.2, "n": 8}
+_POOLED = pd.DataFrame(
+    [
+        {"task": str(t), "samples": 300, "single_error": 0.1, "pool_error": 0.2, **_ESTIMATE}
+        | {f"together_{name}": value for name, value in _ESTIMATE.items()}
+        | {"covered": 1.0, "cell": cell}
+        for cell in ("first", "second")
+        for t in range(2)
+    ]
+)
+PLAN = Plan(
+    "should-pool",
+    (Cell("first", {}), Cell("second", {})),
+    lambda cells, progress: iter(()),
+    should_pool.conclude,
+    {"gamma": 0.7, "seed": 0},
+)
+
+
+def _study_files(whole: bool) -> Files:
+    stretch = {"started": "2024-01-01", "seconds": 1.5, "device": "cpu", "cells": 2, "commit": None}
+    files = {
+        "cells.json": to_json({"study": "should-pool", "digest": PLAN.digest}).encode(),
+        "study.json": to_json({"name": "should-pool", "computing": [stretch]}).encode(),
+    }
+    if whole:
+        return files | {"rows.parquet": _frame_bytes(_POOLED)}
+    parts = {f"cells/{name}.parquet": _frame_bytes(rows) for name, rows in _POOLED.groupby("cell")}
+    return files | parts
+
+
+def _study(folder: Path) -> None:
+    store = CellStore(PLAN, folder)
+    store.check()
+    store.missing()
+    sum(stretch["seconds"] for stretch in stretches_in(folder))
+    conclude(store)
+
+
+def _transitions_file() -> Files:
+    rng = np.random.default_rng(0)
+    rows = "\n".join(
+        f"t{i % 2},s{rng.integers(3)},a{i % 3},{rng.normal():.3f},s0" for i in range(12)
+    )
+    return {"tasks.csv": f"task,state,action,reward,next_state\n{rows}\n".encode()}
+
+
+def _transitions(folder: Path) -> None:
+    assert_finite(should_pool.read_transitions(folder / "tasks.csv")[0].reward)
+
+
+def _mnist_file() -> Files:
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"{kind}_{part}": rng.integers(0, 10, (6, 4, 4) if kind == "x" else 6, np.uint8)
+        for kind in "xy"
+        for part in ("train", "test")
+    }
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return {"mnist.npz": out.getvalue()}
+
+
+def _study_page() -> Files:
+    verdict = {"claim": "a", "holds": True, "outcome": "holds", "estimate": 0.5, "n": 4}
+    about = {"name": "fig1", "title": "t", "notes": ["n"], "settings": {"seed": 0}, "seed": 0}
+    return {
+        "verdict.json": to_json(
+            [verdict | {"interval": [0.1, None], "adjusted": "holds"}]
+        ).encode(),
+        "study.json": to_json(about).encode(),
+        "table.csv": b"a,b\n1,2\n3,4\n",
+    }
+
+
+def _run_page() -> Files:
+    card = {"label": "l", "value": "+1", "interval": "[0, 2]", "note": "n", "outcome": "holds"}
+    steps = "step,task,reward,deviation,score,loss,gradient_norm\n"
+    days = ["2020-01-01", "2020-01-02", "2020-01-03"]
+    head = {"title": "t", "subtitle": "s", "cards": [card], "words": ["w"], "lead": "l"}
+    return {
+        "headline.json": to_json(head).encode(),
+        "settings.toml": b'job = "budget"\nseed = 0\n',
+        "environment.json": b'{"versions": {"jax": "1"}, "data": {}}',
+        "metrics.csv": (
+            steps + "\n".join(f"{n},{n % 2},0.1,0.2,0.3,0.4,0.5" for n in range(9))
+        ).encode(),
+        "values.csv": (
+            "date,policy,equal-crp\n" + "".join(f"{d},1.0,1.1\n" for d in days)
+        ).encode(),
+        "allocations.csv": ("date,A,B\n" + "".join(f"{d},0.5,0.5\n" for d in days)).encode(),
+        "choice.csv": b"k,eta,steps,sharpe_gain\n0.5,0.1,3,0.2\n",
+        "strategies.csv": b"strategy,wealth,wealth_low,wealth_high\npolicy,1.5,1,2\n",
+        "probabilities.csv": b"step,task 0,task 1\n1,0.5,0.5\n2,0.4,0.6\n",
+        "accuracy.csv": b"round,learned,fedavg\n1,0.5,0.4\n2,0.6,0.5\n",
+    }
+
+
+def _text(name: str, content: str) -> Callable[[], Files]:
+    return lambda: {name: content.encode()}
+
+
+def _table(name: str, frame: Callable[[], pd.DataFrame]) -> Callable[[], Files]:
+    return lambda: {name: _frame_bytes(frame())}
+
+
+def _session_frame() -> pd.DataFrame:
+    frame = pd.read_csv(io.StringIO(SESSIONS), dtype={"station": str})
+    return frame.assign(arrival=pd.to_datetime(frame.arrival))
+
+
+SHARES = "ticker,share\nA,0.25\nB,0.5\n000001,0.25\n"
+READERS: dict[str, Reader] = {
+    "prices, wide CSV": Reader(
+        _text("p.csv", MARKET.prices.to_frame().to_csv()), partial(_prices, "p.csv")
+    ),
+    "prices, long CSV": Reader(
+        _text("p.csv", _long().to_csv(index=False)), partial(_prices, "p.csv")
+    ),
+    "prices, wide Parquet": Reader(
+        _table("p.parquet", MARKET.prices.to_frame), partial(_prices, "p.parquet")
+    ),
+    "prices, long Parquet": Reader(_table("p.parquet", _long), partial(_prices, "p.parquet")),
+    "holdings, CSV": Reader(_text("h.csv", SHARES), partial(_holdings, "h.csv"), share=QUICK),
+    "holdings, JSON": Reader(
+        _text("h.json", '{"allocation": {"A": 0.25, "B": 0.5, "000001": 0.25}}'),
+        partial(_holdings, "h.json"),
+        share=QUICK,
+    ),
+    "groups": Reader(
+        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"), _groups, share=QUICK
+    ),
+    "costs": Reader(
+        _text("costs.csv", "ticker,buy,sell\nA,0.001,0.002\nB,0,0.0025\n"), _rates, share=QUICK
+    ),
+    "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
+    "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),
+    "sessions, Parquet": Reader(
+        _table("s.parquet", _session_frame), partial(_sessions, "s.parquet")
+    ),
+    "what a controller sees": Reader(_text("now.json", to_json(NOW)), _now, share=QUICK),
+    **{
+        f"settings of {job}": Reader(
+            _text("settings.toml", to_toml(settings_of(job)(), job)),
+            partial(_settings, job),
+            share=QUICK,
+        )
+        for job in JOBS
+    },
+    "a run's folder": Reader(cache(_run_files), _run),
+    "a portfolio policy": Reader(
+        partial(_policy_files, "portfolio"), partial(_policy, "portfolio"), _mend_policy
+    ),
+    "a charging policy": Reader(
+        partial(_policy_files, "charging"), partial(_policy, "charging"), _mend_policy, SLOW
+    ),
+    "a study's cells": Reader(cache(partial(_study_files, False)), _study),
+    "a study's rows": Reader(cache(partial(_study_files, True)), _study),
+    "transitions": Reader(_transitions_file, _transitions, share=QUICK),
+    "mnist.npz": Reader(
+        cache(_mnist_file), lambda folder: load_mnist(folder / "mnist.npz"), share=QUICK
+    ),
+    "a study's page": Reader(_study_page, write_report, share=SLOW),
+    "a run's page": Reader(_run_page, write_report, share=SLOW),
+}
+
+
+def read_quietly(reader: Reader, folder: Path) -> None:
+    """Read, without a word about what was only worth a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reader.read(folder)
+
+
+__all__ = ["READERS", "Reader", "Run", "changed", "read_quietly", "write"]

@@ -1,0 +1,228 @@
+"""Jobs of every kind killed with SIGKILL at random moments; the same command must then end as undisturbed.
+
+    python tests/kills/run.py [--kills N] [--only NAME ...] [--seed S]
+
+A third of the kills strike inside a save, just before or after a file gets its name; the others at any
+moment. After each kill every file must be whole; after a few the job is let end, and must leave to the bit
+what a job leaves that nobody disturbed. Writes docs/results/kills/table.csv.
+"""
+
+import argparse
+import csv
+import hashlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "results" / "kills" / "table.csv"
+COLUMNS = ("job", "stage", "kills", "resumed", "faults", "what")
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+
+# All that the jobs import: every life of a job is a fork of this process, which itself computes nothing.
+import plotly.graph_objects  # noqa: E402, F401
+from jobs import JOBS, Job, clear, make_data, what_is_damaged  # noqa: E402
+
+import apportion.domains.budget.job  # noqa: E402
+import apportion.domains.charging.gains  # noqa: E402
+import apportion.domains.charging.job  # noqa: E402
+import apportion.domains.federated.job  # noqa: E402
+import apportion.domains.portfolio.gains  # noqa: E402
+import apportion.domains.portfolio.job  # noqa: E402
+import apportion.report.folders  # noqa: E402
+import apportion.runs.export  # noqa: E402
+import apportion.runs.runner  # noqa: E402
+import apportion.studies.folder  # noqa: E402
+import apportion.studies.theory.bound  # noqa: E402, F401
+
+READS_A_RUN = {"backtest --out", "certify --out", "export"}
+IN_A_ROW = 8
+"""Kills before a job is let end."""
+LIMIT_S = 300
+
+
+def live(job: Job, data: Path, out: Path, log: Path, dies_at: int | None = None) -> int:
+    """Begin or continue a job in a process of its own; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(told, stream)
+    if dies_at is not None:
+        _die_in_save(dies_at)
+    code = 1
+    try:
+        job.run(data, out)
+        code = 0
+    finally:
+        # Without the farewells of threads, which a fork may wait for in vain.
+        os._exit(code)
+
+
+def _die_in_save(number: int) -> None:
+    """End this process at its n-th save: even ones before the file has its name, odd ones after."""
+    rename, saves = os.replace, 0
+
+    def broken(source, target):
+        nonlocal saves
+        saves += 1
+        if saves > number // 2 and number % 2 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+        if saves > number // 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = broken
+
+
+def wait(child: int, seconds: float) -> bool:
+    """Whether the process ended by itself within so many seconds."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def to_the_end(job: Job, data: Path, out: Path, log: Path) -> float:
+    """Let a job end; the seconds it took."""
+    begun = time.monotonic()
+    child = live(job, data, out, log)
+    if not wait(child, LIMIT_S):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return time.monotonic() - begun
+
+
+def digest(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """What the files are, to the bit."""
+    found = {name: folder / name for name in names}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        for name, path in found.items()
+    }
+
+
+class Tally:
+    """Kills, resumptions and faults of a job by stage."""
+
+    def __init__(self):
+        self.kills, self.resumed, self.faults = Counter(), Counter(), Counter()
+        self.what: dict[str, str] = {}
+
+    def fault(self, stages: list[str], what: str) -> None:
+        for stage in stages:
+            self.faults[stage] += 1
+            self.what[stage] = what
+
+
+def kill_once(
+    job: Job, data: Path, out: Path, log: Path, span: float, rng: random.Random
+) -> str | None:
+    """One life of a job ended by SIGKILL; the stage it was at, or None where it was done before."""
+    inside = rng.random() < 1 / 3
+    child = live(job, data, out, log, rng.randrange(2, 24) if inside else None)
+    ended = wait(child, LIMIT_S if inside else rng.uniform(0, span))
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    elif (out / job.done).exists() and not inside:
+        return None
+    return job.stage(out)
+
+
+def torment(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
+    """A job killed so many times, in rows of a few, each row ended undisturbed and compared."""
+    job, tally, place = JOBS[name], Tally(), data.parent
+    log, out = place / "log.txt", place / "out"
+    to_the_end(job, data, place / f"{name}-cold", log)
+    span = to_the_end(job, data, place / f"{name}-whole", log)
+    wanted = digest(place / f"{name}-whole", job.same)
+    if "missing" in wanted.values():
+        print(f"{name}: undisturbed it leaves {wanted}\n{log.read_text()[-2000:]}", flush=True)
+        tally.fault(["undisturbed"], "ends without its files")
+        return tally
+    untouched = digest(data / "market", ("policy.safetensors", "results.json"))
+    while tally.kills.total() < kills:
+        clear(out)
+        stages: list[str] = []
+        while len(stages) < min(IN_A_ROW, kills - tally.kills.total()):
+            stage = kill_once(job, data, out, log, span, rng)
+            if stage is None:
+                break
+            stages.append(stage)
+            damaged = what_is_damaged(out) if out.exists() else []
+            if damaged:
+                tally.fault([stage], f"damaged: {damaged[0]}")
+        tally.kills.update(stages)
+        to_the_end(job, data, out, log)
+        if digest(out, job.same) == wanted and (out / job.done).exists():
+            tally.resumed.update(stages)
+        else:
+            tally.fault(stages, f"other files: {log.read_text().splitlines()[-1:]}")
+        if digest(data / "market", ("policy.safetensors", "results.json")) != untouched:
+            tally.fault(stages, "the run that was read has changed")
+    print(f"{name}: {span:.1f} s undisturbed, {tally.kills.total()} kills", flush=True)
+    return tally
+
+
+def save(name: str, tally: Tally) -> None:
+    """Add a job's kills to those in the table; without the table counting begins anew."""
+    known: dict[tuple[str, str], list[Any]] = {}
+    if TABLE.exists():
+        with TABLE.open(newline="") as file:
+            for job, stage, *counts, what in list(csv.reader(file))[1:]:
+                known[job, stage] = [*map(int, counts), what]
+    for stage, kills in tally.kills.items():
+        before = known.get((name, stage), [0, 0, 0, ""])
+        counts = (kills, tally.resumed[stage], tally.faults[stage])
+        added = [one + other for one, other in zip(before, counts, strict=False)]
+        known[name, stage] = [*added, tally.what.get(stage, before[3])]
+    order = list(JOBS)
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for key in sorted(known, key=lambda key: (order.index(key[0]), key[1])):
+            writer.writerow([*key, *known[key]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200, help="over all jobs together")
+    parser.add_argument("--only", nargs="+", default=[""], help="jobs whose name has one of these")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    faults = 0
+    with tempfile.TemporaryDirectory() as made:
+        data = Path(made) / "data"
+        data.mkdir()
+        make_data(data)
+        chosen = [name for name in JOBS if any(words in name for words in options.only)]
+        if set(chosen) & READS_A_RUN:
+            to_the_end(JOBS["train portfolio"], data, data / "market", Path(made) / "log.txt")
+        for name in chosen:
+            rng = random.Random(f"{options.seed} {name}")
+            tally = torment(name, -(-options.kills * JOBS[name].kills // 200), data, rng)
+            save(name, tally)
+            faults += tally.faults.total()
+            for stage, what in tally.what.items():
+                print(f"  fault, {stage}: {what}", flush=True)
+    print(f"{faults} faults")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
