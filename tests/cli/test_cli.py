@@ -135,7 +135,7 @@ def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, pr
     pd.DataFrame({"ticker": tickers[:1], "share": [1.0]}).to_csv(holdings, index=False)
     given = ("allocate", folder, "--prices", prices, "--holdings", holdings, "--json")
     result = one_object(apportion(*given))
-    assert set(result) == {"date", "allocation"}
+    assert set(result) == {"date", "allocation", "orders", "cash", "value", "assumed"}
     assert result["date"] == pd.read_csv(prices)["date"].iloc[-1]
     assert list(result["allocation"]) == tickers
     assert abs(sum(result["allocation"].values()) - 1) < 1e-9

@@ -125,12 +125,12 @@ def _check(alpha: float, block: int, bound: float | None) -> None:
 
 
 def _check_place(out: Path) -> None:
+    from apportion.runs.folder import require_place, require_writable
+
     alone = out.suffix == ".png"
     if (out.is_dir() and alone) or (out.is_file() and not alone):
         raise InputError(f"{out}: give a .png file, or a folder")
-    for folder in out.parents:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{out}: {folder} is a file; choose a folder that is one")
+    (require_place if alone else require_writable)(out)
 
 
 def _charging(

@@ -18,8 +18,8 @@ its checkpoint, so that none is lost and none is there twice.
 import hashlib
 import io
 import json
-import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -275,8 +275,20 @@ def require_writable(folder: Path) -> None:
     parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     if not parent.is_dir():
         raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: {parent} cannot be written to; choose another folder")
+    try:
+        # Tried, for what the system says of rights is not always so; nothing is left behind.
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError:
+        raise InputError(
+            f"{folder}: {parent} cannot be written to; choose another folder"
+        ) from None
+
+
+def require_place(file: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if file.is_dir():
+        raise InputError(f"{file}: is a folder; choose a file")
+    require_writable(file.absolute().parent)
 
 
 def remove(path: Path) -> None:
