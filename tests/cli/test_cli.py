@@ -302,7 +302,7 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
         assert os.times().children_user - begun < 1.0
     printed = one_object(apportion("check", "--prices", prices, "--json"))
     assert printed["prices"]["tickers"] == 6
-    assert set(printed["extras"]) >= {"market", "federated", "cluster", "report"}
+    assert set(printed["extras"]) >= {"market", "federated", "cluster", "gym"}
 
 
 def test_a_bug_exits_with_1_and_a_traceback():

@@ -61,6 +61,8 @@ def certify(
 
     Example: `apportion certify runs/first --against lazy-crp --data prices.csv --json`
 
+    The newest result is kept in the run's folder as certificate.json, for `apportion report`.
+
     Parameters
     ----------
     folder
@@ -90,6 +92,7 @@ def certify(
     }
     made = _gains(run, against, data, bound, options).certify(alpha=alpha, block=block)
     wrote = _write(made, out)
+    _keep(made, folder, wrote)
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
 
 
@@ -187,3 +190,19 @@ def _write(made: Any, out: Path) -> Path:
     made.plot().savefig(picture, format="png", dpi=130)
     write_atomic(plot, picture.getvalue())
     return plot
+
+
+def _keep(made: Any, folder: Path, plot: Path) -> None:
+    """Keep the result in the run's folder, for its page; a folder that is read-only is left as it is."""
+    import warnings
+    from datetime import UTC, datetime
+
+    from apportion.runs.atomic import write_json
+
+    own = plot.resolve() == (folder / "certificate.png").resolve()
+    about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
+    about |= {"plot": plot.name if own else str(plot)}
+    try:
+        write_json(folder / "certificate.json", made.to_json() | about)
+    except OSError as error:
+        warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)

@@ -20,9 +20,14 @@ from apportion.domains.portfolio.jumps import read_prices
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.prices import Prices, as_day
 from apportion.domains.portfolio.record import EQUAL, LAZY, Backtest
-from apportion.domains.portfolio.rules import Rules
+from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.settings import PortfolioJob
-from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
+from apportion.domains.portfolio.training import (
+    choose_tasks,
+    next_allocation,
+    train_portfolio,
+    training_market,
+)
 from apportion.domains.portfolio.validation import (
     Choice,
     no_validation_year,
@@ -98,6 +103,8 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         else:
             tested = backtest_policy(done.policy, about, prices, start=settings.until)
             outcome = _tested(tested, done.policy, about)
+        following = next_table(done.policy, prices, settings.window, rules)
+        outcome = replace(outcome, tables=outcome.tables | {"next": following})
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
@@ -166,6 +173,14 @@ def tables(result: Backtest) -> dict[str, pd.DataFrame]:
         "allocations": pd.DataFrame({"date": dates} | shares),
         "strategies": result.to_frame(),
     }
+
+
+def next_table(policy: Policy, prices: Prices, window: int, rules: Rules) -> pd.DataFrame:
+    """The allocation after the last day of the prices, from equal holdings, as a table of a report."""
+    shares = np.asarray(next_allocation(policy, prices, window=window, rules=rules), float)
+    names = (CASH, *prices.tickers) if rules.cash else prices.tickers
+    day = str(prices.dates[-1])
+    return pd.DataFrame({"after": day, "entity": names, "share": shares / shares.sum()})
 
 
 def backtest_policy(
