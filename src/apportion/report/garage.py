@@ -50,7 +50,7 @@ def power(kw: pd.DataFrame, *, title: str = "A day's power, as it was shared") -
     ]
     feeder = float(kw.sum(axis=1).max())
     full = {"type": "line", "y": [round(feeder, 3)] * len(kw), "name": "the feeder"}
-    data.append(full | {"color": 10, "width": 1.5, "dash": "dash"})
+    data.append(full | {"color": 12, "width": 1.5, "dash": "dash"})
     layout = {
         "x": times(kw.index),
         "xaxis": time_axis(kw.index),

@@ -15,6 +15,12 @@ from apportion.report.drawing import COLOURS, dash, distinct, numbers, short, th
 from apportion.report.page import Plot, number
 
 _DOTS = 1500
+_AXES = {
+    "reward": "reward of a period (the problem's own unit)",
+    "deviation": "largest deviation (share, 0 to 1)",
+    "score": "score (no unit)",
+    "loss": "loss (the reward's unit)",
+}
 _STEPS = {"title": "step (count)", "kind": "number"}
 
 
@@ -30,7 +36,7 @@ def learning_curve(
     column
         The metric.
     axis
-        What its axis says; the column's name by default.
+        What its axis says, unit included; by default from the column's name.
     every
         Points of a curve; rows in between are averaged.
     """
@@ -55,7 +61,10 @@ def learning_curve(
         data.append(series)
         whose = f"{method}: " if method is not None else ""
         words.append(f"{whose}from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
-    layout = {"xaxis": _STEPS, "yaxis": {"title": axis or column, "kind": "number"}}
+    layout = {
+        "xaxis": _STEPS,
+        "yaxis": {"title": axis or _AXES.get(column, f"{column} (its own unit)"), "kind": "number"},
+    }
     return Plot(title, f"{title}, {'; '.join(words)}.", data, layout)
 
 

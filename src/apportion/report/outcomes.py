@@ -42,7 +42,7 @@ def allocations(
     there = shares > 0
     away = 100 * shares.sub(1 / there.sum(axis=1), axis=0).where(there)
     far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
-    shown = away[far[:most]]
+    shown: Any = away[far[:most]]
     layout = {
         "xaxis": time_axis(shares.index),
         "yaxis": {"title": "share less an equal one (percentage points)", "kind": "number"},

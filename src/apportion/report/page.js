@@ -135,10 +135,17 @@
     return text;
   };
 
+  const wide = (svg, text) => {
+    const node = make(svg, "text", {}, text);
+    const width = node.getComputedTextLength();
+    node.remove();
+    return width;
+  };
+
   const frame = (plot, svg, x, y, xTicks, yTicks, most) => {
     const { width, height } = plot;
-    const widest = Math.max(...yTicks.map(([, label]) => cut(label, most).length), 2);
-    const box = { left: 12 + 6.8 * widest, right: width - 14, top: 28, bottom: height - 44 };
+    const widest = Math.max(...yTicks.map(([, label]) => wide(svg, cut(label, most))), 12);
+    const box = { left: 10 + widest, right: width - 14, top: 28, bottom: height - 44 };
     const log = plot.layout.yaxis.kind === "log";
     const unit = (value, [low, high]) => (high > low ? (value - low) / (high - low) : 0.5);
     const px = (value) => box.left + unit(value, x) * (box.right - box.left);
@@ -150,7 +157,7 @@
     });
     let free = -Infinity;
     xTicks.forEach(([value, label]) => {
-      const [at, half] = [px(value), 3.3 * label.length];
+      const [at, half] = [px(value), wide(svg, label) / 2];
       if (at - half < free || at + half > width) return;
       free = at + half + 8;
       make(svg, "text", { class: "tick x", x: at, y: box.bottom + 17, "text-anchor": "middle" }, label);

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from apportion.errors import InputError
@@ -27,10 +28,10 @@ from apportion.report.page import (
 from apportion.statistics import Outcome
 
 _CURVES = {
-    "reward": ("Reward of the batch", "reward of a period (the problem's own unit)"),
-    "deviation": ("Deviation from equal shares", "largest deviation (share, 0 to 1)"),
-    "score": ("Score of the drawn task", "score (no unit)"),
-    "loss": ("Weighted loss", "loss (the reward's unit)"),
+    "reward": "Reward of the batch",
+    "deviation": "Deviation from equal shares",
+    "score": "Score of the drawn task",
+    "loss": "Weighted loss",
 }
 _METRICS = {
     "wealth": "{:.2f}",
@@ -72,7 +73,7 @@ def run_page(folder: Path) -> str:
         facts
     )
     sections.append(_headline(metrics, about))
-    sections += certificate(folder) + _next(read_table(folder, "next"), folder)
+    sections += certificate(folder) + _next(read_table(folder, "next"))
     choice = read_table(folder, "choice")
     if choice is not None:
         sections.append(Section("Choice", [_looked_at(choice)], _CHOICE))
@@ -112,7 +113,7 @@ def _identity(
         "method": _METHODS.get(str(method), method),
         "domain": settings.get("job"),
         "trained until": _in_a_line(until),
-        "made at": environment.get("started"),
+        "made at": str(environment.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
         "tested on": f"{results['start']} to {results['end']}, {results['periods']} periods"
         if {"start", "end", "periods"} <= results.keys()
         else None,
@@ -187,24 +188,25 @@ def only_beyond_zero(said: Outcome | None, interval: Sequence[float | None]) -> 
     return "not-established" if said == "does-not-hold" and not beyond else said
 
 
-def _next(shares: pd.DataFrame | None, folder: Path) -> list[Section]:
+def _next(shares: pd.DataFrame | None) -> list[Section]:
     """What `apportion allocate` would say, those furthest from equal shares first."""
     if shares is None:
         return []
-    away = 100 * (shares["share"] - 1 / max(int((shares["share"] > 0).sum()), 1))
-    order = away.abs().sort_values(ascending=False, kind="stable").index
+    given = shares["share"].to_numpy(float)
+    away = 100 * (given - 1 / max(np.count_nonzero(given), 1))
+    order = np.argsort(-np.abs(away), kind="stable")
     shown = pd.DataFrame(
         {
             "entity": shares["entity"],
-            "share": [f"{share:.3%}" for share in shares["share"]],
+            "share": [f"{share:.3%}" for share in given],
             "from an equal share (percentage points)": [f"{points:+.3f}" for points in away],
         }
-    ).loc[order[:_NEXT_ROWS]]
+    ).iloc[order[:_NEXT_ROWS]]
     cut = f" The {_NEXT_ROWS} furthest of {len(shares)}." if len(shares) > _NEXT_ROWS else ""
     note = (
-        f"Largest deviation from equal shares {away.abs().max():.3f} percentage points, mean "
-        f"{away.abs().mean():.3f}.{cut} From what is held: apportion allocate {folder.name} --holdings "
-        "FILE"
+        f"Largest deviation from equal shares {np.abs(away).max():.3f} percentage points, mean "
+        f"{np.abs(away).mean():.3f}.{cut} For orders from what is held: apportion allocate RUN --holdings "
+        "FILE."
     )
     day = shares["after"].iloc[0]
     lead = f"For the period after {day}, from equal holdings: what apportion allocate prints."
@@ -254,8 +256,8 @@ def _iqr(series: pd.Series) -> str:
 
 def _learning(metrics: pd.DataFrame) -> Section:
     plots: list[Part] = [
-        learning.learning_curve(metrics, column, title, axis=axis)
-        for column, (title, axis) in _CURVES.items()
+        learning.learning_curve(metrics, column, title)
+        for column, title in _CURVES.items()
         if column in metrics
     ]
     lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
