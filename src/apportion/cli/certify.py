@@ -61,8 +61,6 @@ def certify(
 
     Example: `apportion certify runs/first --against lazy-crp --data prices.csv --json`
 
-    The newest result is kept in the run's folder as certificate.json, for `apportion report`.
-
     Parameters
     ----------
     folder
@@ -91,8 +89,7 @@ def certify(
         "federated": asdict(federation),
     }
     made = _gains(run, against, data, bound, options).certify(alpha=alpha, block=block)
-    wrote = _write(made, out)
-    _keep(made, folder, wrote)
+    wrote = _keep(made, folder, _write(made, out))
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
 
 
@@ -192,8 +189,8 @@ def _write(made: Any, out: Path) -> Path:
     return plot
 
 
-def _keep(made: Any, folder: Path, plot: Path) -> None:
-    """Keep the result in the run's folder, for its page; a folder that is read-only is left as it is."""
+def _keep(made: Any, folder: Path, plot: Path) -> Path:
+    """Keep the result in the run's folder, for its page, unless that is read-only; returns the plot."""
     import warnings
     from datetime import UTC, datetime
 
@@ -206,3 +203,4 @@ def _keep(made: Any, folder: Path, plot: Path) -> None:
         write_json(folder / "certificate.json", made.to_json() | about)
     except OSError as error:
         warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)
+    return plot

@@ -68,6 +68,8 @@ def run_page(folder: Path) -> str:
         raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
     settings, about = read_toml(folder / "settings.toml"), read_json(folder / "headline.json")
     environment, results = (read_json(folder / f"{x}.json") for x in ("environment", "results"))
+    # A demo has a backtest among its results; a run's results are one.
+    results = results.get("backtest", results)
     facts = _identity(settings, environment, results, read_json(folder / "policy.json"))
     sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])] * bool(
         facts

@@ -63,13 +63,6 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
     held_apart = None
     if settings.validation_instruments:
         held_apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
-    data = {
-        "source": "embedded" if settings.prices is None else str(settings.prices),
-        "tickers": len(known.tickers),
-        "first": str(known.dates[0]),
-        "last": str(known.dates[-1]),
-        "fingerprint": known.fingerprint,
-    }
 
     def choose(on_chunk: OnChunk) -> dict[str, Any]:
         few = replace(settings, members=settings.validation_members)
@@ -103,12 +96,23 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         else:
             tested = backtest_policy(done.policy, about, prices, start=settings.until)
             outcome = _tested(tested, done.policy, about)
-        following = next_table(done.policy, prices, settings.window, rules)
-        outcome = replace(outcome, tables=outcome.tables | {"next": following})
+        following = {"next": next_table(done.policy, prices, settings.window, rules)}
+        outcome = replace(outcome, tables=outcome.tables | following)
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
-    return PreparedJob(data, train, choose if some else None)
+    return PreparedJob(_data(settings, known), train, choose if some else None)
+
+
+def _data(settings: PortfolioJob, known: Prices) -> dict[str, Any]:
+    """What the run's environment says of its data."""
+    return {
+        "source": "embedded" if settings.prices is None else str(settings.prices),
+        "tickers": len(known.tickers),
+        "first": str(known.dates[0]),
+        "last": str(known.dates[-1]),
+        "fingerprint": known.fingerprint,
+    }
 
 
 def _describe_choice(

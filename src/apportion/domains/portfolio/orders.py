@@ -150,7 +150,7 @@ def plan_orders(
     >>> held = Holdings(np.array([10.0, 0.0]), 0.0, counted=True)
     >>> orders = plan_orders(("A", "B"), np.array([10.0, 5.0]), held, np.array([0, 0.5, 0.5]), 0.01)
     >>> orders.units.round(3).tolist(), round(orders.cost, 3)
-    ([-5.025, 9.95], 1.0)
+    ([-5.05, 9.9], 1.005)
     """
     before = holdings.values(prices)
     value, target = before.sum(), np.asarray(target, float) / np.sum(target)
