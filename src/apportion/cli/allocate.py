@@ -186,11 +186,12 @@ def _orders(
     from apportion.domains.portfolio.rules import rebalancing_days
 
     date = str(table.dates[-1])
+    lot = f"{given.lot:g}" if isinstance(given.lot, float) else given.lot
     hold = not fresh and not rebalancing_days(table.dates, rules.rebalance)[-1]
     assumed = {
         "prices": f"the closes of {date}",
         "costs": f"{describe(cost)} of the money that is traded, as in the run's backtest",
-        "lot": "fractions of a unit" if given.lot is None else f"whole lots of {given.lot}",
+        "lot": "fractions of a unit" if lot is None else f"whole lots of {lot}",
     }
     if not rules.cash and holdings.cash > 0:
         assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"

@@ -203,6 +203,7 @@ def test_orders_on_the_command_line_add_up_and_are_written(run, allocate):
     # Half of the way, from all in one to about a quarter.
     assert orders[first]["target"] == pytest.approx(0.625, abs=0.1)
     assert set(told["assumed"]) == {"prices", "costs", "lot", "cash"}
+    assert told["assumed"]["lot"] == "whole lots of 1"
     printed = allocate(*given, "--out", run / "orders.csv")
     assert f"wrote {run / 'orders.csv'}" in printed
     assert f"prices: the closes of {PRICES.dates[-1]}" in printed
