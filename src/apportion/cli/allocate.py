@@ -187,13 +187,16 @@ def _orders(
 
     date = str(table.dates[-1])
     lot = f"{given.lot:g}" if isinstance(given.lot, float) else given.lot
-    hold = not fresh and not rebalancing_days(table.dates, rules.rebalance)[-1]
+    # Of what is no longer listed nothing can be held on, whatever the day.
+    listed = np.isfinite(table.close[-1][holdings.amounts > 0]).all()
+    today = rebalancing_days(table.dates, rules.rebalance)[-1]
+    hold = bool(listed) and not fresh and not today
     assumed = {
         "prices": f"the closes of {date}",
         "costs": f"{describe(cost)} of the money that is traded, as in the run's backtest",
         "lot": "fractions of a unit" if lot is None else f"whole lots of {lot}",
     }
-    if not rules.cash and holdings.cash > 0:
+    if not rules.cash and holdings.cash > 0 and not hold:
         assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"
     if fresh:
         assumed["start"] = "nothing but cash is held: a portfolio is set up from equal shares"

@@ -15,6 +15,7 @@ from apportion.domains.portfolio.backtest import backtest
 from apportion.domains.portfolio.holdings import Holdings
 from apportion.domains.portfolio.lots import Sides, whole_lots
 from apportion.domains.portfolio.orders import plan_orders
+from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies
@@ -156,22 +157,25 @@ def policy():
 
 @pytest.fixture(scope="module")
 def run(policy, tmp_path_factory):
-    """A finished run and its prices."""
+    """A folder with a finished run, one that trades monthly, and their prices."""
     folder = tmp_path_factory.mktemp("orders")
     PRICES.to_frame().to_csv(folder / "prices.csv")
-    made = Run.create(folder / "run", "portfolio", PortfolioJob(prices=folder / "prices.csv"), {})
     about = {
         "job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025, "last": str(PRICES.dates[40]),
     }  # fmt: skip
-    finish(made, Outcome(policy, {}, "", about, {}))
+    for name, rules in (("run", Rules()), ("monthly", Rules(rebalance="monthly"))):
+        made = Run.create(
+            folder / name, "portfolio", PortfolioJob(prices=folder / "prices.csv"), {}
+        )
+        finish(made, Outcome(policy, {}, "", about | {"rules": rules.to_dict()}, {}))
     return folder
 
 
 @pytest.fixture
 def allocate(run, capfd):
-    def call(*arguments: object) -> str:
+    def call(*arguments: object, name: str = "run") -> str:
         with pytest.raises(SystemExit) as left:
-            main(["allocate", str(run / "run"), *map(str, arguments)])
+            main(["allocate", str(run / name), *map(str, arguments)])
         out, err = capfd.readouterr()
         assert left.value.code == 0, err
         return out
@@ -229,3 +233,17 @@ def test_a_portfolio_is_set_up_from_nothing_but_cash(run, allocate):
     assert told["cash"] == {"before": 10000, "after": 0}
     assert told["value"]["cost"] == pytest.approx(25, rel=1e-9)
     assert "set up from equal shares" in told["assumed"]["start"]
+
+
+def test_nothing_is_traded_on_a_day_that_is_none_to_rebalance(run, allocate):
+    assert not rebalancing_days(PRICES.dates, "monthly")[-1]
+    (run / "some.json").write_text(json.dumps({"quantities": {PRICES.tickers[0]: 3}, "cash": 10}))
+    told = json.loads(allocate("--holdings", run / "some.json", "--json", name="monthly"))
+    assert {row["units"] for row in told["orders"]} == {0}
+    assert told["cash"] == {"before": 10, "after": 10}
+    assert told["value"]["cost"] == 0
+    assert set(told["assumed"]) == {"prices", "costs", "lot", "day"}
+    # From money alone a portfolio is set up on any day.
+    (run / "cash.json").write_text('{"quantities": {}, "cash": 10000}')
+    told = json.loads(allocate("--holdings", run / "cash.json", "--json", name="monthly"))
+    assert told["cash"]["after"] == 0
