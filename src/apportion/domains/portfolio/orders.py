@@ -103,7 +103,7 @@ class Orders:
         largest = np.argsort(-np.abs(self.trades), kind="stable")
         width = max(map(len, table["ticker"]))
         heads = ["now", "target", "after", *(["units"] if counted else []), "trade", "cost"]
-        lines = [f"orders for the period after {self.date}"]
+        lines = [f"orders for the period after {self.date}" if self.date else "orders"]
         lines.append(f"  {'':{width}}" + "".join(f"{head:>14}" for head in heads))
         for row in table.iloc[[*largest, len(table) - 1]].to_dict("records"):
             cells = [f"{row[name]:.3%}" for name in ("weight", "target", "after")]
