@@ -13,13 +13,13 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[market,federated,cluster,gym,report,tensorboard,docs,dev]"
+	$(INSTALL) --editable ".[market,federated,cluster,gym,tensorboard,docs,dev]"
 	touch $(STAMP) $(DEMO_STAMP)
 
 # The demo waits for no Ray, Flower or linter.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[report]"
+	$(INSTALL) --editable .
 	touch $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)

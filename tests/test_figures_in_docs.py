@@ -31,8 +31,9 @@ def estimates(study):
     verdicts = json.loads((RESULTS / study / "verdict.json").read_text())
     found = [(v["estimate"], *v["interval"]) for v in verdicts]
     table = pd.read_csv(RESULTS / study / "table.csv")
-    if "gain low" in table:
-        found += table[["gain", "gain low", "gain high"]].to_numpy().tolist()
+    for columns in (["gain", "gain low", "gain high"], ["value", "low", "high"]):
+        if set(columns) <= set(table):
+            found += table[columns].to_numpy().tolist()
     return np.array(found)
 
 

@@ -1,8 +1,11 @@
 """Holdings, groups and commissions of a portfolio."""
 
-from refusals import WIDE, assert_refused, cases
+from pathlib import Path
+
+from refusals import WIDE, assert_refused, cases, cell
 
 ALLOCATE = "allocate run --prices p.csv --holdings"
+UNITS = "ticker,quantity\nA,10\ncash,100\n"
 TRAIN = (
     "train portfolio --prices p.csv --out out --task-size 2 --window 8 --batch 16 --validation 0"
 )
@@ -21,21 +24,32 @@ def files(command: str, file: str, *rows: tuple, run: str = ""):
 @files(
     ALLOCATE,
     "h.csv",
-    ("empty", "", "not a table of shares"),
-    ("other names", "name,weight\nA,1\n", "not a table of shares"),
-    ("text", "ticker,share\nA,much\n", "not a table of shares"),
-    ("no share", "ticker,share\nA,\n", "not a table of shares"),
+    ("empty", "", "not a table of holdings"),
+    ("other names", "name,weight\nA,1\n", "not a table of holdings"),
+    ("text", "ticker,share\nA,much\n", 'the share of A is "much"'),
+    ("no share", "ticker,share\nA,\n", 'the share of A is ""'),
     ("unknown", "ticker,share\nD,1\n", "D is not among the prices"),
     ("a number for a name", "ticker,share\n007,1\n", "007 is not among the prices"),
     ("NA for a name", "ticker,share\nNA,1\n", "NA is not among the prices"),
     ("cash without cash", "ticker,share\ncash,1\n", "cash is not among the prices"),
-    ("twice", "ticker,share\nA,0.5\nA,0.5\n", "a ticker occurs twice"),
-    ("a space apart", "ticker,share\nA,0.5\n A,0.5\n", "a ticker occurs twice"),
+    ("twice", "ticker,share\nA,0.5\nA,0.5\n", "A occurs twice"),
+    ("a space apart", "ticker,share\nA,0.5\n A,0.5\n", "A occurs twice"),
     ("too little", "ticker,share\nA,0.5\n", "sum to 0.5"),
     ("too much", "ticker,share\nA,1\nB,1\n", "sum to 2"),
-    ("negative", "ticker,share\nA,1.5\nB,-0.5\n", "smallest is -0.5"),
-    ("not finite", "ticker,share\nA,nan\n", "sum to nan"),
-    ("binary", b"\x00\xff\xfe", "not a table of shares"),
+    ("negative", "ticker,share\nA,1.5\nB,-0.5\n", 'the share of B is "-0.5"'),
+    ("not finite", "ticker,share\nA,nan\n", 'the share of A is "nan"'),
+    ("both", "ticker,share,quantity\nA,1,1\n", "gives both shares and quantities"),
+    ("units of nobody", "ticker,quantity\nD,1\n", "D is not among the prices"),
+    ("units are text", "ticker,quantity\nA,many\n", 'the quantity of A is "many"'),
+    ("units below 0", "ticker,quantity\nA,-1\n", 'the quantity of A is "-1"'),
+    ("units not finite", "ticker,quantity\nA,inf\n", 'the quantity of A is "inf"'),
+    ("units are nan", "ticker,quantity\nA,nan\n", 'the quantity of A is "nan"'),
+    ("units twice", "ticker,quantity\nA,1\nA,1\n", "A occurs twice"),
+    ("cash twice", "ticker,quantity\ncash,1\ncash,1\n", "cash occurs twice"),
+    ("cash below 0", "ticker,quantity\nA,1\ncash,-5\n", 'the quantity of cash is "-5"'),
+    ("cash is nan", "ticker,quantity\nA,1\ncash,nan\n", 'the quantity of cash is "nan"'),
+    ("nothing", "ticker,quantity\nA,0\ncash,0\n", "holds nothing"),
+    ("binary", b"\x00\xff\xfe", "not a table of holdings"),
     run="portfolio",
 )
 def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
@@ -45,12 +59,21 @@ def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd)
 @files(
     ALLOCATE,
     "h.json",
-    ("cut short", '{"A": 0.5', "not a table of shares"),
-    ("a list", "[1]", "not a table of shares"),
-    ("a number", "1", "not a table of shares"),
-    ("null", '{"A": null}', "not a table of shares"),
-    ("one name twice", '{"A": 0.0, "A": 1.0}', "a ticker occurs twice"),
-    ("not finite", '{"A": NaN}', "sum to nan"),
+    ("cut short", '{"A": 0.5', "not a table of holdings"),
+    ("a list", "[1]", "not a table of holdings"),
+    ("a number", "1", "not a table of holdings"),
+    ("null", '{"A": null}', 'the share of A is "None"'),
+    ("true", '{"A": true}', 'the share of A is "True"'),
+    ("units for shares", '{"A": 10}', "sum to 10"),
+    ("both", '{"quantities": {"A": 1}, "allocation": {"A": 1}}', "gives both"),
+    ("units beside shares", '{"quantities": {"A": 1}, "B": 0.5}', '"B" stands beside'),
+    ("units of nobody", '{"quantities": {"D": 1}}', "D is not among the prices"),
+    ("units are a list", '{"quantities": [1]}', "not a table of holdings"),
+    ("units are null", '{"quantities": {"A": null}}', 'the quantity of A is "None"'),
+    ("cash twice", '{"quantities": {}, "cash": 1, "cash": 2}', "cash occurs twice"),
+    ("cash is text", '{"quantities": {"A": 1}, "cash": "some"}', 'of cash is "some"'),
+    ("one name twice", '{"A": 0.0, "A": 1.0}', "A occurs twice"),
+    ("not finite", '{"A": NaN}', 'the share of A is "nan"'),
     ("too little", '{"allocation": {"A": 0.2}}', "sum to 0.2"),
     run="portfolio",
 )
@@ -96,7 +119,46 @@ def test_commissions_that_are_wrong_are_refused(case, tmp_path, monkeypatch, cap
     assert_refused(case, tmp_path, monkeypatch, capfd)
 
 
+@files(
+    f"{ALLOCATE} h.csv --lot",
+    "l.csv",
+    ("empty", "", "cannot be read"),
+    ("no lot", "ticker,size\nA,1\n", "the columns must be ticker and lot"),
+    ("text", "ticker,lot\nA,some\n", 'line 2: the lot is "some"'),
+    ("none", "ticker,lot\nA,0\n", 'line 2: the lot is "0"'),
+    ("not finite", "ticker,lot\nA,nan\n", 'line 2: the lot is "nan"'),
+    ("twice", "ticker,lot\nA,1\nA,1\n", "line 3: ticker A occurs twice"),
+    ("not all", "ticker,lot\nA,1\n", "2 of 3 tickers have no lot, first B"),
+    run="portfolio",
+)
+def test_lots_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
+    case.files["h.csv"] = UNITS
+    assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
 PRICES = {"p.csv": WIDE}
+HELD = PRICES | {"h.csv": UNITS, "s.csv": "ticker,share\nA,1\n"}
+PLACE = HELD | {"o.csv": Path.mkdir}
+LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
+
+
+@cases(
+    ("lot of 0", f"{ALLOCATE} h.csv --lot 0", ('--lot is "0',), HELD, "portfolio"),
+    ("lot below 0", f"{ALLOCATE} h.csv --lot=-1", ('--lot is "-1',), HELD, "portfolio"),
+    ("lot is nan", f"{ALLOCATE} h.csv --lot nan", ('--lot is "nan',), HELD, "portfolio"),
+    ("no lots", f"{ALLOCATE} h.csv --lot l.csv", ("l.csv: no such file",), HELD, "portfolio"),
+    ("lots of shares", f"{ALLOCATE} s.csv --lot 1", ("s.csv", "lots"), HELD, "portfolio"),
+    ("lot alone", "allocate run --prices p.csv --lot 1", ("--lot", "--holdings"), HELD, "portfolio"),
+    ("out alone", "allocate run --prices p.csv --out o.csv", ("--holdings",), HELD, "portfolio"),
+    ("other out", f"{ALLOCATE} h.csv --out o.txt", ("o.txt", ".csv"), HELD, "portfolio"),
+    ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is read",), HELD, "portfolio"),
+    ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
+    ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
+    ("no price", f"{ALLOCATE} h.csv", ("h.csv: A is held and has no price",), LATE, "portfolio"),
+    ("in a garage", "allocate run --lot 1", ("reads no --lot",), {}, "charging"),
+)  # fmt: skip
+def test_orders_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
 
 
 @cases(

@@ -1,6 +1,7 @@
 """`apportion certify` end to end: three kinds of runs, trained once, and everything that is refused."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -132,6 +133,12 @@ def test_no_policy_is_better_than_itself(certify, garage):
     found = one_object(certify(garage, "--against", garage, "--site", "jpl", "--json"))
     assert (found["verdict"], found["mean"]) == ("not yet", 0)
     assert (garage / "certificate.png").is_file()
+    kept = json.loads((garage / "certificate.json").read_text())
+    assert kept["plot"] == "certificate.png"
+    assert kept["made"][:2] == "20"
+    assert {name: kept[name] for name in found if name != "plot"} == {
+        name: value for name, value in found.items() if name != "plot"
+    }
 
 
 def test_a_portfolio_policy_is_not_certified_over_lazy_rebalancing(certify, market, tmp_path):
@@ -143,6 +150,8 @@ def test_a_portfolio_policy_is_not_certified_over_lazy_rebalancing(certify, mark
     assert "208 bets of 1 week each, 2019-01-04 to 2022-12-23" in out
     assert out.endswith(f"wrote {plot}\n")
     assert plot.is_file()
+    kept = json.loads((market / "certificate.json").read_text())
+    assert (kept["against"], kept["plot"]) == ("lazy-crp", str(plot))
 
 
 def test_blocks_and_alpha_are_those_asked_for(certify, market, tmp_path):
@@ -206,6 +215,13 @@ def test_a_place_that_cannot_hold_the_plot_is_refused_before_any_work(certify, m
         assert_refused(certify(market, *asked), "give a .png file, or a folder")
     asked = ("--against", "lazy-crp", "--out", tmp_path / "file" / "plot.png")
     assert_refused(certify(market, *asked), "is a file")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+@pytest.mark.parametrize("place", ["/proc/plot.png", "/proc/certificate"])
+def test_a_place_that_nobody_can_write_to_is_refused_in_a_sentence(certify, market, place):
+    answer = certify(market, "--against", "lazy-crp", "--out", place)
+    assert_refused(answer, "/proc", "cannot be written to")
 
 
 def test_data_that_the_policy_was_trained_on_is_no_evidence(certify, garage, market, tmp_path):

@@ -135,7 +135,7 @@ def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, pr
     pd.DataFrame({"ticker": tickers[:1], "share": [1.0]}).to_csv(holdings, index=False)
     given = ("allocate", folder, "--prices", prices, "--holdings", holdings, "--json")
     result = one_object(apportion(*given))
-    assert set(result) == {"date", "allocation"}
+    assert set(result) == {"date", "allocation", "orders", "cash", "value", "assumed"}
     assert result["date"] == pd.read_csv(prices)["date"].iloc[-1]
     assert list(result["allocation"]) == tickers
     assert abs(sum(result["allocation"].values()) - 1) < 1e-9
@@ -302,7 +302,7 @@ def test_check_and_help_answer_at_once_and_start_no_jax(prices):
         assert os.times().children_user - begun < 1.0
     printed = one_object(apportion("check", "--prices", prices, "--json"))
     assert printed["prices"]["tickers"] == 6
-    assert set(printed["extras"]) >= {"market", "federated", "cluster", "report"}
+    assert set(printed["extras"]) >= {"market", "federated", "cluster", "gym"}
 
 
 def test_a_bug_exits_with_1_and_a_traceback():

@@ -151,8 +151,10 @@ def _prices(name: str, folder: Path) -> None:
 
 def _holdings(name: str, folder: Path) -> None:
     held = read_holdings(folder / name, ("A", "B", "000001"))
-    assert np.isfinite(held).all()
-    assert abs(held.sum() - 1) < 1e-9
+    everything = np.append(held.amounts, held.cash)
+    assert np.isfinite(everything).all()
+    assert (everything >= 0).all()
+    assert held.counted or abs(everything.sum() - 1) < 1e-9
 
 
 def _sessions(name: str, folder: Path) -> None:

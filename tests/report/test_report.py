@@ -1,9 +1,9 @@
 """A report says what a folder holds, escapes every name in it, and draws itself in a real browser."""
 
+import base64
 import json
 import re
 import shutil
-import sys
 import time
 from importlib.resources import files
 
@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.certificate import Gains
 from apportion.errors import InputError
 from apportion.report import (
     Facts,
@@ -64,7 +65,7 @@ def dated(values, columns, periods=120):
 
 def some_wealth():
     rng = np.random.default_rng(1)
-    names = ["policy", "equal-crp", "buy-and-hold", HOSTILE]
+    names = ["policy", "equal-crp", "best-crp", HOSTILE]
     return dated(np.exp(np.cumsum(rng.normal(0, 0.01, (120, 4)), 0)), names)
 
 
@@ -90,11 +91,13 @@ def run_folder(tmp_path_factory):
     some_shares().to_csv(folder / "allocations.csv")
     some_probabilities().to_csv(folder / "probabilities.csv")
     strategies = {
-        "strategy": [HOSTILE],
-        "sharpe": [0.7],
-        "sharpe_low": [-0.1],
-        "sharpe_high": [1.6],
+        "strategy": [HOSTILE, "best-crp"],
+        "sharpe": [0.7, 0.7],
+        "sharpe_low": [-0.1, -0.1],
+        "sharpe_high": [1.6, 1.6],
     }
+    shares = {"after": "2019-06-17", "entity": ["AAPL", "AMD", "IBM"], "share": [0.3, 0.5, 0.2]}
+    pd.DataFrame(shares).to_csv(folder / "next.csv", index=False)
     pd.DataFrame(strategies).to_csv(folder / "strategies.csv", index=False)
     card = {
         "label": f"gain on {HOSTILE}",
@@ -102,10 +105,16 @@ def run_folder(tmp_path_factory):
         "interval": "[-3.0, 3.4]",
         "outcome": "does-not-hold",
     }
-    headline = {"title": f"Run of {HOSTILE}", "cards": [card], "words": ["It did not hold."]}
+    headline = {"title": f"Run of {HOSTILE}", "cards": [card], "words": ["Nothing is established."]}
     (folder / "headline.json").write_text(json.dumps(headline))
-    (folder / "settings.toml").write_text('steps = 1000\n[policy]\nkind = "recurrent"\n')
-    (folder / "environment.json").write_text(json.dumps({"jax": "0.10.2", "seed": 0}))
+    (folder / "settings.toml").write_text('job = "portfolio"\nmethod = "pmtl"\nsteps = 1000\n')
+    environment = {"started": "2026-01-02T03:04:05+00:00", "data": {"tickers": 5}}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    members = {"class": "apportion.policy.Recurrent", "arguments": {}}
+    policy = {"class": "apportion.composition.Ensemble", "arguments": {"members": members}}
+    (folder / "policy.json").write_text(json.dumps({"policy": policy}))
+    results = {"trained_until": "2018-12-31", "in_sample_periods": 7, "hindsight": ["best-crp"]}
+    (folder / "results.json").write_text(json.dumps(results))
     write_report(folder)
     return folder
 
@@ -146,14 +155,16 @@ def every_plot():
     ]
 
 
-def test_every_figure_is_one_that_plotly_accepts_and_every_colour_is_in_both_palettes():
-    graph_objects = pytest.importorskip("plotly.graph_objects")
+def test_every_colour_is_in_both_palettes_and_every_axis_says_its_unit():
     style = files("apportion.report").joinpath("page.css").read_text()
+    units = re.compile(r"\(.+\)$|^date$")
     for plot in every_plot():
-        text = json.dumps({"data": plot.data, "layout": plot.layout})
-        for name in set(re.findall(r'"\$([a-z0-9-]+)"', text)):
-            assert style.count(f"--{name}:") == 2, name
-        graph_objects.Figure(**json.loads(re.sub(r'"\$[a-z0-9-]+"', '"#123456"', text)))
+        for series in plot.data:
+            assert style.count(f"--series-{series.get('color', 1)}:") == 2
+        for axis in (plot.layout["xaxis"], plot.layout["yaxis"]):
+            assert units.search(axis["title"]), axis
+            assert axis["kind"] in ("number", "percent", "log", "date", "category")
+        json.dumps({"data": plot.data, "layout": plot.layout}, allow_nan=False)
 
 
 def test_every_figure_is_said_in_words_too():
@@ -162,26 +173,24 @@ def test_every_figure_is_said_in_words_too():
         assert any(character.isdigit() for character in plot.description), plot.title
 
 
-def test_names_reach_plotly_as_text_it_cannot_read_as_tags():
-    for plot in every_plot():
-        names = json.dumps([{k: v for k, v in t.items() if k in ("name", "y")} for t in plot.data])
-        assert "<" not in names
-
-
 def test_names_that_look_alike_once_cut_stay_apart():
     shares = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
     names = [trace["name"] for trace in outcomes.allocations(shares).data]
     assert len(set(names)) == 2
 
 
-def test_small_shares_are_summed_so_that_the_areas_still_fill_one():
-    rng = np.random.default_rng(4)
-    raw = rng.uniform(size=(120, 40))
-    shares = dated(raw / raw.sum(1, keepdims=True), [f"e{i}" for i in range(40)])
+def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_first():
+    shares = dated(np.tile([0.35, 0.25, 0.24, 0.16, 0.0], (120, 1)), list("abcde"))
     plot = outcomes.allocations(shares)
-    assert len(plot.data) == 12
-    total = np.sum([trace["y"] for trace in plot.data], axis=0)
-    np.testing.assert_allclose(total, 1.0, atol=1e-3)
+    # The last has no share in any period: it is absent, and equal shares are a quarter.
+    assert [series["name"] for series in plot.data][:4] == ["a", "d", "c", "b"]
+    assert plot.data[0]["y"][0] == pytest.approx(10)
+    assert plot.data[1]["y"][0] == pytest.approx(-9)
+    assert set(plot.data[4]["y"]) == {None}
+    many = dated(np.random.default_rng(4).dirichlet(np.ones(40), 120), [f"e{i}" for i in range(40)])
+    drawn = outcomes.allocations(many).data
+    assert len(drawn) == 12
+    assert sum(not series["hidden"] for series in drawn) == 4
 
 
 def test_being_ahead_of_equal_shares_is_the_ratio_of_the_values():
@@ -201,7 +210,7 @@ def test_drawdown_counts_from_the_value_of_one_that_was_invested():
 def test_of_many_strategies_the_well_known_are_drawn_and_the_others_wait_in_the_legend():
     names = ["zebra", "equal-crp", *(f"s{i}" for i in range(10)), "policy"]
     lines = outcomes.values(dated(np.ones((120, len(names))), names)).data
-    drawn = [line["name"] for line in lines if line["visible"] is True]
+    drawn = [line["name"] for line in lines if not line["hidden"]]
     assert drawn == ["policy", "equal-crp"]
     assert len(lines) == len(names)
 
@@ -246,24 +255,80 @@ def test_a_page_escapes_every_text_it_is_given():
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 12
 
 
-def test_a_page_without_plots_carries_no_plotly():
-    assert len(page("Words", [Section("A", [Words(["b"])])])) < 50_000
-
-
-def test_plotly_is_inlined_once(run_folder):
+def test_a_page_is_small_and_one_file(run_folder):
     text = (run_folder / "report.html").read_text()
-    assert text.count("plotly.js v") == 1
+    assert len(text) < 500_000
+    assert not re.search(r"(src|href)=.?(https?:|//|/)", text)
+
+
+def test_a_page_begins_with_what_when_and_on_whom(run_folder):
+    text = (run_folder / "report.html").read_text()
+    first = text[text.index("<main>") : text.index(">Headline<", text.index("<main>"))]
+    for word in (
+        "Ensemble of Recurrent",
+        "P-MTL",
+        "portfolio",
+        "2018-12-31",
+        "2026-01-02 03:04:05 UTC",
+    ):
+        assert word in first
+    assert "<dt>instruments</dt><dd>5</dd>" in first
+
+
+def test_the_next_allocation_says_how_far_it_is_from_equal_shares(run_folder):
+    text = (run_folder / "report.html").read_text()
+    section = text[text.index(">Next allocation<", text.index("<main>")) :]
+    assert "after 2019-06-17" in section
+    assert section.index("AMD") < section.index("AAPL")
+    assert "<td>50.000%</td><td>+16.667</td>" in section
+    assert "Largest deviation from equal shares 16.667 percentage points" in section
+
+
+def test_what_was_chosen_in_hindsight_is_marked_and_days_trained_on_are_flagged(run_folder):
+    text = (run_folder / "report.html").read_text()
+    assert "best-crp (hindsight)" in text
+    assert not re.search(r"best-crp(?! \(hindsight\))", text)
+    assert "In-sample: 7 of 120 periods, shaded, are days up to 2018-12-31" in text
+    assert text.count('"trained":"2018-12-31"') == 3
+
+
+def test_does_not_hold_is_said_only_where_the_interval_excludes_0(run_folder, tmp_path):
+    text = (run_folder / "report.html").read_text()
+    assert 'class="card fails"' not in text
+    assert 'class="card open"' in text
+    shutil.copytree(run_folder, tmp_path / "run")
+    headline = json.loads((run_folder / "headline.json").read_text())
+    headline["cards"][0]["interval"] = "[-3.0%, −1.4%]"
+    (tmp_path / "run" / "headline.json").write_text(json.dumps(headline))
+    text = write_report(tmp_path / "run").read_text()
+    assert 'class="card fails"' in text
+    assert "does not hold</span>" in text
+
+
+def test_a_certificate_in_the_folder_has_a_section(run_folder, tmp_path):
+    assert ">Certificate<" not in (run_folder / "report.html").read_text()
+    shutil.copytree(run_folder, tmp_path / "run")
+    gains = np.random.default_rng(0).uniform(0.1, 0.5, 200)
+    made = Gains(gains, -1.0, 1.0, policy=HOSTILE, baseline="lazy-crp", period="week").certify()
+    content = made.to_json() | {"made": "2026-01-02T03:04:05+00:00", "plot": "certificate.png"}
+    (tmp_path / "run" / "certificate.json").write_text(json.dumps(content))
+    (tmp_path / "run" / "certificate.png").write_bytes(b"a picture")
+    text = write_report(tmp_path / "run").read_text()
+    assert ">Certificate<" in text
+    assert "against lazy-crp: certified" in text
+    assert "mean gain of a week; 200 bets" in text
+    assert base64.b64encode(b"a picture").decode() in text
+    assert HOSTILE not in text
+
+
+def test_a_page_has_a_glossary(run_folder):
+    text = (run_folder / "report.html").read_text()
+    assert "<dt>hindsight</dt>" in text
 
 
 def test_strategies_stand_side_by_side_with_their_intervals(run_folder):
     text = (run_folder / "report.html").read_text()
     assert "0.70 [-0.10, 1.60]" in text
-
-
-def test_a_page_with_plots_says_which_extra_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(InputError, match=r"apportion\[report\]"):
-        page("Plots", [Section("A", [outcomes.values(some_wealth())])])
 
 
 def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
@@ -354,7 +419,7 @@ def show(browser, folder, **how):
 
 ALL_DRAWN = """
 return [...document.querySelectorAll(".canvas")].every((canvas) =>
-  canvas.querySelector(".js-line, .points path, .hm image"))
+  canvas.querySelector("path.line, rect.cell, circle.dot"))
 """
 
 
@@ -391,7 +456,7 @@ def errors(browser):
 
 @pytest.mark.browser
 def test_a_run_report_draws_every_plot_without_errors_or_network(desktop):
-    assert len(desktop.find_elements("css selector", ".canvas .main-svg")) >= 9
+    assert len(desktop.find_elements("css selector", ".canvas svg")) >= 9
     assert errors(desktop) == []
     asked = requested(desktop)
     assert any(url.endswith("report.html") for url in asked)
@@ -402,16 +467,16 @@ def test_a_run_report_draws_every_plot_without_errors_or_network(desktop):
 def test_hovering_shows_the_values_of_every_strategy(desktop):
     from selenium.webdriver import ActionChains
 
-    canvas = desktop.find_element(
-        "xpath", "//figure[h3='Value of 1 invested']//*[@class='nsewdrag drag']"
-    )
+    canvas = desktop.find_element("xpath", "//figure[h3='Value of 1 invested']/div[@id]")
     centre = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
     desktop.execute_script(centre, canvas)
     ActionChains(desktop).move_to_element(canvas).move_by_offset(8, 4).perform()
-    wait(lambda: desktop.find_elements("css selector", ".hoverlayer .legend"))
-    text = desktop.find_element("css selector", ".hoverlayer").text
-    assert "equal-crp" in text
-    assert HOSTILE in text
+    tip = canvas.find_element("css selector", ".tip")
+    wait(tip.is_displayed)
+    wealth = some_wealth()
+    day = next(line for line in tip.text.splitlines() if line.startswith("2019"))
+    assert f"equal-crp: {wealth.loc[day, 'equal-crp']:.3f}"[:-1] in tip.text
+    assert HOSTILE in tip.text
 
 
 @pytest.mark.browser
@@ -426,7 +491,7 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     with pytest.raises(NoAlertPresentException):
         _ = desktop.switch_to.alert
     legend = desktop.find_element(
-        "xpath", "//figure[h3='Allocations over time']//*[@class='legend']"
+        "xpath", "//figure[h3[contains(., 'differ from equal')]]//*[@class='legend']"
     )
     for name in TICKERS:
         assert name in legend.text
@@ -442,38 +507,78 @@ def test_every_plot_has_an_accessible_name_and_is_said_in_words(desktop):
 
 
 @pytest.mark.browser
-def test_the_page_fits_a_phone_and_follows_the_dark_setting(browser, run_folder):
+def test_tick_labels_tell_values_apart_and_stay_inside(desktop):
+    labels = """
+    return [...document.querySelectorAll(".canvas svg")].flatMap((svg) => ["x", "y"].map((side) =>
+      [...svg.querySelectorAll(`.tick.${side}`)].map((tick) => tick.textContent)))
+    """
+    ticks = desktop.execute_script(labels)
+    assert all(len(set(texts)) == len(texts) for texts in ticks), ticks
+    assert all(len(texts) >= 2 for texts in ticks), ticks
+    outside = """
+    return [...document.querySelectorAll(".canvas")].flatMap((canvas) => {
+      const box = canvas.getBoundingClientRect()
+      return [...canvas.querySelectorAll("text")].filter((text) => {
+        const own = text.getBoundingClientRect()
+        return own.left < box.left - 1 || own.right > box.right + 1
+      }).map((text) => text.textContent)
+    })
+    """
+    assert desktop.execute_script(outside) == []
+
+
+@pytest.mark.browser
+def test_a_click_in_the_legend_hides_a_line_and_draws_it_again(desktop):
+    figure = desktop.find_element("xpath", "//figure[h3='Drawdown']")
+    button = figure.find_element("css selector", ".legend button")
+    count = len(figure.find_elements("css selector", "path.line"))
+    for pressed, lines in (("false", count - 1), ("true", count)):
+        desktop.execute_script("arguments[0].click()", button)
+        assert button.get_attribute("aria-pressed") == pressed
+        assert len(figure.find_elements("css selector", "path.line")) == lines
+
+
+LINE = "return getComputedStyle(document.querySelector('path.line')).stroke"
+DARK, LIGHT = "rgb(79, 209, 192)", "rgb(15, 118, 110)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1400, 500, 390])
+def test_the_page_and_its_cards_fit_the_window(browser, run_folder, width):
+    show(browser, run_folder, width=width)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    wider = """
+    return [...document.querySelectorAll(".card, .card > *")]
+      .filter((part) => part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent)
+    """
+    assert browser.execute_script(wider) == []
+    drawn = """
+    const canvas = document.querySelector(".canvas")
+    return [canvas.clientWidth, canvas.querySelector("svg").viewBox.baseVal.width]
+    """
+    assert len(set(browser.execute_script(drawn))) == 1
+
+
+@pytest.mark.browser
+def test_the_page_follows_the_dark_setting(browser, run_folder):
     show(browser, run_folder, scheme="dark", width=390)
-    width = browser.execute_script("return document.documentElement.scrollWidth")
-    assert width <= 390
     paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    inside = browser.execute_script("return document.querySelector('.canvas').layout.paper_bgcolor")
     assert sum(int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")) < 150
-    assert inside == "#1a201e"
+    assert browser.execute_script(LINE) == DARK
     emulate(browser, scheme="light", width=390)
-    wait(
-        lambda: (
-            browser.execute_script("return document.querySelector('.canvas').layout.paper_bgcolor")
-            == "#ffffff"
-        )
-    )
+    wait(lambda: browser.execute_script(LINE) == LIGHT)
 
 
 @pytest.mark.browser
 def test_printing_a_dark_page_gives_light_plots_and_opens_what_is_folded(browser, run_folder):
     show(browser, run_folder, scheme="dark")
+    opened = len(browser.find_elements("css selector", "details[open]"))
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    inside = "return document.querySelector('.canvas').layout.paper_bgcolor"
-    assert browser.execute_script(inside) == "#ffffff"
+    assert browser.execute_script(LINE) == LIGHT
     assert browser.find_elements("css selector", "details:not([open])") == []
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert browser.execute_script(inside) == "#1a201e"
-    assert browser.find_elements("css selector", "details[open]") == []
-    widths = """
-    const canvas = document.querySelector('.canvas')
-    return [canvas.clientWidth, canvas.querySelector('.main-svg').clientWidth]
-    """
-    wait(lambda: len(set(browser.execute_script(widths))) == 1)
+    assert browser.execute_script(LINE) == DARK
+    assert len(browser.find_elements("css selector", "details[open]")) == opened
 
 
 @pytest.mark.browser

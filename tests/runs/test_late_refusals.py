@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tempfile
 
 import pytest
 
@@ -84,7 +85,11 @@ def test_folders_that_cannot_be_written_are_refused_before_any_work(tmp_path, mo
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="is a file; choose a folder that can be made"):
         require_writable(tmp_path / "file" / "deep" / "run")
-    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(InputError, match="cannot be written to"):
         require_free(tmp_path / "run")
     monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("work was begun"))

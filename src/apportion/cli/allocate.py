@@ -1,5 +1,6 @@
-"""`apportion allocate`: what a trained policy would share out now."""
+"""`apportion allocate`: what a trained policy would share out now, and the orders that lead there."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,19 +22,34 @@ from apportion.errors import InputError
 _Now = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
 
 
+@dataclass(frozen=True)
+class MarketOptions:
+    """What the allocation of a portfolio run may be told."""
+
+    prices: Prices = None
+    holdings: File = None
+    """What is held today: a CSV of ticker and quantity with a row for cash, or of ticker and share; or
+    JSON. By default equal shares. With it come the orders, what they cost and what is left."""
+    lot: Annotated[float | Path | None, Parameter(metavar="NUMBER|FILE")] = None
+    """Trade in whole lots of so many units, or a CSV of ticker and lot; fractions by default."""
+    out: Annotated[Path | None, Parameter(metavar="FILE.csv|FILE.json")] = None
+    """Write the orders to this file, too."""
+    allow_jumps: AllowJumps = False
+
+
 def allocate(
     folder: Folder,
     /,
     *,
-    prices: Prices = None,
-    holdings: File = None,
-    allow_jumps: AllowJumps = False,
     now: _Now = None,
     json: Json = False,
+    market: Annotated[MarketOptions, Parameter(name="*", group="Portfolio")] = MarketOptions(),  # noqa: B008
 ) -> Any:
-    """Compute the next period's allocation of a trained policy.
+    """Compute the next period's allocation of a trained policy, and the orders that lead to it.
 
-    Example: `apportion allocate runs/first --prices prices.csv --holdings today.csv --json`
+    Example: `apportion allocate runs/first --prices prices.csv --json`
+
+    Example: `apportion allocate runs/first --holdings today.csv --lot 1 --out orders.csv`
 
     Example: `apportion allocate runs/garage --now now.json`
 
@@ -41,25 +57,40 @@ def allocate(
     ----------
     folder
         Folder of a finished portfolio or charging run.
-    holdings
-        Today's shares: a CSV with columns ticker and share, or a JSON object; by default equal.
     now
         What the garage's controller sees: a JSON object with time, capacity_kw and stations.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
     if run.job == "charging":
-        refuse_options(
-            folder, "charging", prices=prices, holdings=holdings, allow_jumps=allow_jumps
-        )
+        refuse_options(folder, "charging", **asdict(market))
         return _charging(run, now, json)
     refuse_options(folder, "portfolio", now=now)
+    _check_orders(market)
     from apportion.domains.portfolio.jumps import read_prices
 
     # Read before JAX is started, so that a slip is told at once.
     table = read_prices(
-        own_data(run, "prices", prices), allow_jumps=jumps_allowed(run, prices, allow_jumps)
+        own_data(run, "prices", market.prices),
+        allow_jumps=jumps_allowed(run, market.prices, market.allow_jumps),
     )
-    return _portfolio(run, table, holdings, json)
+    return _portfolio(run, table, market, json)
+
+
+def _check_orders(given: MarketOptions) -> None:
+    """Refuse what makes no orders, or a place that cannot be written to, before any work."""
+    for name, value in (("--lot", given.lot), ("--out", given.out)):
+        if value is not None and given.holdings is None:
+            raise InputError(f"{name} is for orders, which need what is held; give --holdings FILE")
+    if given.out is None:
+        return
+    from apportion.runs.place import require_place
+
+    if given.out.suffix.lower() not in (".csv", ".json"):
+        raise InputError(f"{given.out}: write orders to a .csv or a .json file")
+    read = (given.prices, given.holdings, given.lot)
+    if given.out.resolve() in {path.resolve() for path in read if isinstance(path, Path)}:
+        raise InputError(f"{given.out}: is read as well; choose another file for the orders")
+    require_place(given.out)
 
 
 def _charging(run: Any, now: Path | None, json: bool) -> Any:
@@ -81,10 +112,9 @@ def _charging(run: Any, now: Path | None, json: bool) -> Any:
     return "\n".join([*lines, f"  {'unused':{width}}  {result['unused_kw']:7.3f} kW"])
 
 
-def _portfolio(run: Any, prices: Any, holdings: Path | None, json: bool) -> Any:
+def _portfolio(run: Any, prices: Any, given: MarketOptions, json: bool) -> Any:
     import numpy as np
 
-    from apportion.domains.portfolio.holdings import read_holdings
     from apportion.domains.portfolio.job import accepted_data
     from apportion.domains.portfolio.rules import CASH, Rules
     from apportion.domains.portfolio.training import next_allocation
@@ -93,15 +123,102 @@ def _portfolio(run: Any, prices: Any, holdings: Path | None, json: bool) -> Any:
     about = load_about(run.folder)
     table = accepted_data(prices, about)
     rules = Rules.from_dict(about.get("rules"))
-    names = (CASH, *table.tickers) if rules.cash else table.tickers
-    held = None if holdings is None else read_holdings(holdings, names)
+    holdings = None if given.holdings is None else _read_holdings(given, table, rules)
+    held = None if holdings is None else _held(holdings, table, rules)
     wanted = next_allocation(run.policy, table, window=about["window"], held=held, rules=rules)
     shares = np.asarray(wanted, float)
-    shares = (shares / shares.sum()).tolist()
-    allocation = dict(zip(names, shares, strict=True))
+    shares = shares / shares.sum()
+    names = (CASH, *table.tickers) if rules.cash else table.tickers
+    result: dict[str, Any] = {"date": str(table.dates[-1])}
+    result["allocation"] = dict(zip(names, shares.tolist(), strict=True))
+    if holdings is None:
+        return result if json else _summary(result)
+    orders = _orders(given, table, rules, holdings, held is None, shares, about["cost"])
+    result |= orders.to_json()
+    if given.out is not None:
+        _write(given.out, orders, result)
     if json:
-        return {"date": str(table.dates[-1]), "allocation": allocation}
+        return result
+    return orders.summary() + ("" if given.out is None else f"\nwrote {given.out}")
+
+
+def _summary(result: dict[str, Any]) -> str:
+    allocation = result["allocation"]
     width = max(map(len, allocation))
     ordered = sorted(allocation.items(), key=lambda pair: -pair[1])
     lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
-    return "\n".join([f"allocation for the period after {table.dates[-1]}", *lines])
+    return "\n".join([f"allocation for the period after {result['date']}", *lines])
+
+
+def _read_holdings(given: MarketOptions, table: Any, rules: Any) -> Any:
+    from apportion.domains.portfolio.holdings import read_holdings, require_prices
+
+    assert given.holdings is not None, "the caller has seen the file's name"
+    holdings = read_holdings(given.holdings, table.tickers, cash=rules.cash)
+    if given.lot is not None and not holdings.counted:
+        raise InputError(f"{given.holdings}: shares are not traded in lots; give quantities")
+    require_prices(holdings, table, given.holdings)
+    return holdings
+
+
+def _held(holdings: Any, table: Any, rules: Any) -> Any:
+    """The shares that the policy sees; none where there is nothing but money to set up from."""
+    values = holdings.values(table.close[-1])
+    values = values if rules.cash else values[1:]
+    return values / values.sum() if values.sum() > 0 else None
+
+
+def _orders(
+    given: MarketOptions,
+    table: Any,
+    rules: Any,
+    holdings: Any,
+    fresh: bool,
+    shares: Any,
+    cost: Any,
+) -> Any:
+    """The orders, and in words what they rest on."""
+    import numpy as np
+
+    from apportion.domains.portfolio.commissions import describe
+    from apportion.domains.portfolio.lots import lots_of
+    from apportion.domains.portfolio.orders import plan_orders
+    from apportion.domains.portfolio.rules import rebalancing_days
+
+    date = str(table.dates[-1])
+    lot = f"{given.lot:g}" if isinstance(given.lot, float) else given.lot
+    # Of what is no longer listed nothing can be held on, whatever the day.
+    listed = np.isfinite(table.close[-1][holdings.amounts > 0]).all()
+    today = rebalancing_days(table.dates, rules.rebalance)[-1]
+    hold = bool(listed) and not fresh and not today
+    assumed = {
+        "prices": f"the closes of {date}",
+        "costs": f"{describe(cost)} of the money that is traded, as in the run's backtest",
+        "lot": "fractions of a unit" if lot is None else f"whole lots of {lot}",
+    }
+    if not rules.cash and holdings.cash > 0 and not hold:
+        assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"
+    if fresh:
+        assumed["start"] = "nothing but cash is held: a portfolio is set up from equal shares"
+    if hold:
+        assumed["day"] = f"{date} is no day to rebalance ({rules.rebalance}): nothing is traded"
+    return plan_orders(
+        table.tickers,
+        table.close[-1],
+        holdings,
+        shares if rules.cash else np.append(0.0, shares),
+        cost,
+        lots=None if given.lot is None else lots_of(given.lot, table.tickers),
+        hold=hold,
+        date=date,
+        assumed=assumed,
+    )
+
+
+def _write(out: Path, orders: Any, result: dict[str, Any]) -> None:
+    from apportion.runs.atomic import write_atomic, write_json
+
+    if out.suffix.lower() == ".json":
+        write_json(out, result)
+    else:
+        write_atomic(out, orders.to_frame().to_csv(index=False).encode())

@@ -89,7 +89,7 @@ def certify(
         "federated": asdict(federation),
     }
     made = _gains(run, against, data, bound, options).certify(alpha=alpha, block=block)
-    wrote = _write(made, out)
+    wrote = _keep(made, folder, _write(made, out))
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
 
 
@@ -125,12 +125,12 @@ def _check(alpha: float, block: int, bound: float | None) -> None:
 
 
 def _check_place(out: Path) -> None:
+    from apportion.runs.place import require_place, require_writable
+
     alone = out.suffix == ".png"
     if (out.is_dir() and alone) or (out.is_file() and not alone):
         raise InputError(f"{out}: give a .png file, or a folder")
-    for folder in out.parents:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{out}: {folder} is a file; choose a folder that is one")
+    (require_place if alone else require_writable)(out)
 
 
 def _charging(
@@ -186,4 +186,21 @@ def _write(made: Any, out: Path) -> Path:
     picture = io.BytesIO()
     made.plot().savefig(picture, format="png", dpi=130)
     write_atomic(plot, picture.getvalue())
+    return plot
+
+
+def _keep(made: Any, folder: Path, plot: Path) -> Path:
+    """Keep the result in the run's folder, for its page, unless that is read-only; returns the plot."""
+    import warnings
+    from datetime import UTC, datetime
+
+    from apportion.runs.atomic import write_json
+
+    own = plot.resolve() == (folder / "certificate.png").resolve()
+    about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
+    about |= {"plot": plot.name if own else str(plot)}
+    try:
+        write_json(folder / "certificate.json", made.to_json() | about)
+    except OSError as error:
+        warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)
     return plot

@@ -21,14 +21,24 @@ _OWN = {
     *("settings.toml", "environment.json", "policy.safetensors", "policy.json", "headline.json"),
     *("results.json", "report.html", "metrics.parquet", "probabilities.parquet", "checkpoints"),
     *("values.csv", "allocations.csv", "strategies.csv", "power.csv", "cars.csv", "schedules.csv"),
+    *("next.csv", "certificate.json", "certificate.png"),
     _MARK,
 }
 """What a demo writes, and what the next one may remove."""
 _OTHERS = {
-    "recipe": ("the recipe beats lazy Equal CRP on held-out tasks (log points a year)", "Market"),
-    "fig6": ("MTL beats FedAvg in final test accuracy on unseen tasks", "Federation"),
+    "recipe": (
+        "the recipe beats lazy Equal CRP on held-out tasks (log points a year)",
+        "Market",
+        "independent units",
+    ),
+    "fig6": (
+        "MTL beats FedAvg in final test accuracy on unseen tasks",
+        "Federation",
+        "tasks of 3 seeds",
+    ),
 }
-"""Studies at full size whose claim is shown beside the demo, where the repository is at hand."""
+"""Studies at full size whose claim is shown beside the demo, where the repository is at hand, and what
+their n counts."""
 
 demo = App(
     name="demo",
@@ -170,25 +180,15 @@ def market(
 def _other_domains() -> list[dict[str, Any]]:
     """A card each for the market and the federation, from results that lie beside the source."""
     import apportion
-    from apportion.statistics import outcome
 
     results = Path(apportion.__file__).parents[2] / "docs" / "results"
     cards = []
-    for study, (claim, name) in _OTHERS.items():
+    for study, (claim, name, units) in _OTHERS.items():
         path = results / study / "verdict.json"
         verdicts = jsons.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
         for verdict in verdicts:
             if verdict["claim"] == claim:
-                low, high = verdict["interval"]
-                card = {
-                    "label": f"{name}: {claim}",
-                    "value": f"{verdict['estimate']:+.3g}",
-                    "interval": f"[{low:+.3g}, {high:+.3g}]",
-                    "note": f"from the study {study} at full size; n = {verdict['n']}",
-                    "outcome": verdict.get("outcome")
-                    or outcome(verdict["holds"], verdict["interval"]),
-                }
-                cards.append(card)
+                cards.append(_study_card(study, f"{name}: {claim}", units, verdict))
     return cards
 
 
@@ -201,6 +201,24 @@ def _is_begun(folder: Path, settings: Any) -> bool:
         return False
     same = (folder / "settings.toml").read_text(encoding="utf-8") == to_toml(settings, "charging")
     return same and not load_run(folder).finished
+
+
+def _study_card(study: str, label: str, units: str, verdict: dict[str, Any]) -> dict[str, Any]:
+    """A study's verdict as a card; one that was not judged by its interval anew is shown unjudged."""
+    low, high = verdict["interval"]
+    note = f"from the study {study} at full size; {verdict['n']} {units}"
+    if "outcome" not in verdict:
+        note += (
+            ", which are not all independent; the interval is an older one, from resampling them, and "
+            "too narrow: no verdict"
+        )
+    return {
+        "label": label,
+        "value": f"{verdict['estimate']:+.3g}",
+        "interval": f"[{low:+.3g}, {high:+.3g}]",
+        "note": note,
+        "outcome": verdict.get("outcome"),
+    }
 
 
 def _remove_earlier_demo(folder: Path) -> None:

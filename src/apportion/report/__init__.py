@@ -6,6 +6,7 @@ study left.
 
 from apportion.report.folders import write_report as write_report
 from apportion.report.page import Facts as Facts
+from apportion.report.page import Glossary as Glossary
 from apportion.report.page import Headline as Headline
 from apportion.report.page import Headlines as Headlines
 from apportion.report.page import Picture as Picture

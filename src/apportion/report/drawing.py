@@ -1,27 +1,34 @@
-"""How numbers and names become Plotly's: rounded, thinned to what a screen shows, never read as tags."""
+"""How numbers and names become a plot's: rounded, thinned to what a screen shows, told apart."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
-
-from apportion.report.page import plain
 
 COLOURS = 12
-"""Series colours of the page's palette, `$series-1` to `$series-12`."""
-POINTS = 400
+"""Series colours of the page's palette, 1 to 12."""
+POINTS = 300
 """Points of a line; more cannot be told apart on a screen."""
 _DASHES = ("solid", "dash", "dot", "dashdot")
+_LONGEST_NAME = 48
+
+
+def short(text: object) -> str:
+    """A name in one line, cut where it is too long for a legend.
+
+    >>> short("a  name" + "x" * 60)[:8], len(short("x" * 60))
+    ('a namexx', 48)
+    """
+    words = " ".join(str(text).split())
+    return words if len(words) <= _LONGEST_NAME else words[: _LONGEST_NAME - 1] + "…"
 
 
 def distinct(names: Sequence[Any] | pd.Index) -> list[str]:
-    """Names for Plotly; where two look the same once cut, their places tell them apart."""
-    short = [plain(name) for name in names]
+    """Names for a legend; where two look the same once cut, their places tell them apart."""
+    cut = [short(name) for name in names]
     return [
-        name if short.count(name) == 1 else f"{name} ({place + 1})"
-        for place, name in enumerate(short)
+        name if cut.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(cut)
     ]
 
 
@@ -49,29 +56,17 @@ def numbers(series: Any) -> list[float | int | None]:
 
 
 def times(index: pd.Index) -> list[Any]:
+    """Numbers as they are, days as days, and times of a day with their minutes."""
     if pd.api.types.is_numeric_dtype(index):
         return numbers(index)
-    return [str(value)[:10] for value in index]
+    if all(len(str(value)) <= 10 for value in index):
+        return [str(value) for value in index]
+    # What the clock on the wall says, wherever it hangs.
+    return [f"{str(value)[:16].replace(' ', 'T')}Z" for value in index]
 
 
-def time_axis(index: pd.Index) -> Mapping[str, Any]:
+def time_axis(index: pd.Index, counted: str = "period") -> Mapping[str, Any]:
     if pd.api.types.is_numeric_dtype(index):
-        return {"title": {"text": "period"}}
-    return {"type": "date"}
-
-
-def log_ticks(values: Any) -> Mapping[str, Any]:
-    """Round numbers to mark on a logarithmic axis, however short or long its range is."""
-    positive = np.asarray(values, float)
-    positive = positive[np.isfinite(positive) & (positive > 0)]
-    if positive.size == 0:
-        return {}
-    low, high = positive.min(), positive.max()
-    if high / low < 8:
-        ticks = np.asarray(MaxNLocator(6).tick_values(low, high))
-    else:
-        powers = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-        digits = [1, 2, 5] if high / low < 1000 else [1]
-        ticks = (powers[:, None] * np.array(digits)).ravel()
-    ticks = ticks[ticks > 0]
-    return {"tickvals": ticks.tolist(), "ticktext": [f"{tick:.4g}" for tick in ticks]}
+        return {"title": f"{counted} (count)", "kind": "number"}
+    days = all(len(str(value)) <= 10 for value in index)
+    return {"title": "date" if days else "time of day (hours and minutes)", "kind": "date"}

@@ -1,8 +1,10 @@
 """A garage as its operator sees it: a day's power, who left with what, and every scheduler beside it."""
 
+from typing import Any
+
 import pandas as pd
 
-from apportion.report.drawing import COLOURS, distinct, numbers
+from apportion.report.drawing import COLOURS, distinct, numbers, time_axis, times
 from apportion.report.page import Part, Plot, Section, Table
 
 _SCHEDULES = (
@@ -36,34 +38,23 @@ def power(kw: pd.DataFrame, *, title: str = "A day's power, as it was shared") -
     """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
     stations = kw.drop(columns="unused")
     order = stations.sum().sort_values(ascending=False).index
-    data = [
+    data: list[dict[str, Any]] = [
         {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "kw",
-            "line": {"width": 0.5, "shape": "hv", "color": f"$series-{place % COLOURS + 1}"},
-            "x": [str(time) for time in kw.index],
+            "type": "area",
+            "step": True,
             "y": numbers(stations[column]),
             "name": name,
-            "hovertemplate": "%{y:.1f} kW",
+            "color": place % COLOURS + 1,
         }
         for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
     ]
     feeder = float(kw.sum(axis=1).max())
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": [str(kw.index[0]), str(kw.index[-1])],
-            "y": [feeder, feeder],
-            "name": "the feeder",
-            "line": {"dash": "dash", "width": 1.5, "color": "$series-10"},
-        }
-    )
+    full = {"type": "line", "y": [round(feeder, 3)] * len(kw), "name": "the feeder"}
+    data.append(full | {"color": 12, "width": 1.5, "dash": "dash"})
     layout = {
-        "xaxis": {"type": "date"},
-        "yaxis": {"title": {"text": "power, kW"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
+        "x": times(kw.index),
+        "xaxis": time_axis(kw.index),
+        "yaxis": {"title": "power (kW)", "kind": "number"},
     }
     energy = stations.sum().sum() / 4
     words = (

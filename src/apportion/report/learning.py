@@ -11,11 +11,17 @@ import pandas as pd
 from scipy import stats
 
 from apportion.errors import InputError
-from apportion.report.drawing import dash, distinct, log_ticks, numbers, thin
-from apportion.report.page import Plot, number, plain
+from apportion.report.drawing import COLOURS, dash, distinct, numbers, short, thin
+from apportion.report.page import Plot, number
 
 _DOTS = 1500
-_SOFT = 6
+_AXES = {
+    "reward": "reward of a period (the problem's own unit)",
+    "deviation": "largest deviation (share, 0 to 1)",
+    "score": "score (no unit)",
+    "loss": "loss (the reward's unit)",
+}
+_STEPS = {"title": "step (count)", "kind": "number"}
 
 
 def learning_curve(
@@ -30,7 +36,7 @@ def learning_curve(
     column
         The metric.
     axis
-        What its axis says; the column's name by default.
+        What its axis says, unit included; by default from the column's name.
     every
         Points of a curve; rows in between are averaged.
     """
@@ -41,40 +47,23 @@ def learning_curve(
     for place, method in enumerate(methods):
         rows: Any = metrics if method is None else metrics[metrics["method"] == method]
         middle, low, high = _band(rows, column, every)
-        steps = numbers(middle.index)
-        name = plain(method) if method is not None else "median of runs" if "run" in rows else ""
-        colour = place % _SOFT + 1
+        series = {
+            "type": "line",
+            "x": numbers(middle.index),
+            "y": numbers(middle),
+            "name": "" if method is None else short(method),
+            "color": place % COLOURS + 1,
+            "width": 2.2,
+            "dash": dash(place),
+        }
         if not np.allclose(low, high, equal_nan=True):
-            data.append(
-                {
-                    "type": "scatter",
-                    "x": steps + steps[::-1],
-                    "y": numbers(high) + numbers(low)[::-1],
-                    "fill": "toself",
-                    "fillcolor": f"$series-{colour}-soft",
-                    "line": {"width": 0},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                }
-            )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": steps,
-                "y": numbers(middle),
-                "name": name,
-                "line": {"color": f"$series-{colour}", "width": 2.2, "dash": dash(place)},
-                "hovertemplate": "step %{x}: %{y:.4g}" + ("<extra></extra>" if not name else ""),
-                "showlegend": method is not None,
-            }
-        )
+            series |= {"low": numbers(low), "high": numbers(high)}
+        data.append(series)
         whose = f"{method}: " if method is not None else ""
         words.append(f"{whose}from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
     layout = {
-        "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": plain(axis or column)}},
-        "hovermode": "x unified" if len(methods) > 1 else "x",
+        "xaxis": _STEPS,
+        "yaxis": {"title": axis or _AXES.get(column, f"{column} (its own unit)"), "kind": "number"},
     }
     return Plot(title, f"{title}, {'; '.join(words)}.", data, layout)
 
@@ -109,30 +98,24 @@ def task_probabilities(
     """
     last = probabilities.iloc[-1]
     shown = last.sort_values(ascending=False).index[:most]
-    frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 120)
-    names = distinct(frame.columns)
+    frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 80)
     uniform = 1 / probabilities.shape[1]
     cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
     words = (
         f"{probabilities.shape[1]} tasks; uniform drawing is {uniform:.2%} each. At the end the "
-        f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}."
+        f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}. Green "
+        "is above uniform, orange below."
     )
     data = [
         {
-            "type": "heatmap",
+            "type": "heat",
             "x": numbers(frame.index),
-            "y": names,
-            "z": [numbers(frame[column]) for column in frame.columns],
-            "colorscale": [[0, "$heat-below"], [0.5, "$heat-uniform"], [1, "$heat-above"]],
-            "zmid": uniform,
-            "colorbar": {"thickness": 10, "tickformat": ".1%", "outlinewidth": 0},
-            "hovertemplate": "step %{x:.0f}<br>%{y}<br>%{z:.2%}<extra></extra>",
+            "names": distinct(frame.columns),
+            "z": [numbers(frame[column].fillna(0.0)) for column in frame.columns],
+            "middle": uniform,
         }
     ]
-    layout = {
-        "xaxis": {"title": {"text": "step"}, "showgrid": False},
-        "yaxis": {"type": "category", "showgrid": False, "title": {"text": "task"}},
-    }
+    layout = {"xaxis": _STEPS, "yaxis": {"title": "task (name)", "kind": "category"}}
     return Plot(title, words + cut, data, layout, wide=True)
 
 
@@ -147,36 +130,21 @@ def score_against_gradient(
     rows: Any = metrics[["step", "score", "gradient_norm"]].dropna()
     plainly, given_time = rank_correlations(rows["score"], rows["gradient_norm"], rows["step"])
     shown = rows.iloc[:: max(-(-len(rows) // _DOTS), 1)]
-    norms = rows["gradient_norm"]
     data = [
         {
-            "type": "scatter",
-            "mode": "markers",
+            "type": "dots",
             "x": numbers(shown["score"]),
-            "y": numbers(shown["gradient_norm"]),
-            "customdata": numbers(shown["step"]),
-            "marker": {
-                "size": 5,
-                "opacity": 0.7,
-                "color": numbers(shown["step"]),
-                "colorscale": [[0, "$series-2"], [1, "$series-1"]],
-                "colorbar": {
-                    "thickness": 10,
-                    "outlinewidth": 0,
-                    "title": {"text": "step", "side": "right"},
-                },
-            },
-            "hovertemplate": "step %{customdata}<br>score %{x:.3g}<br>gradient %{y:.3g}<extra></extra>",
+            "y": numbers(shown["gradient_norm"].where(shown["gradient_norm"] > 0)),
+            "tone": numbers(shown["step"]),
         }
     ]
     layout = {
-        "xaxis": {"title": {"text": "score of the drawn task"}},
-        "yaxis": {"type": "log", "title": {"text": "gradient norm"}, **log_ticks(norms)},
-        "hovermode": "closest",
+        "xaxis": {"title": "score of the drawn task (no unit)", "kind": "number"},
+        "yaxis": {"title": "gradient norm (no unit, log scale)", "kind": "log"},
     }
     words = (
         f"Rank correlation over {len(rows)} steps: {plainly:.2f}; {given_time:.2f} given the time "
-        "in training."
+        "in training. A dot is a step, from orange early to green late."
     )
     return Plot(title, words, data, layout, wide=True)
 

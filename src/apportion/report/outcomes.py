@@ -6,6 +6,7 @@ Each is a `Plot` from a plain data frame, said in words as well; the words' numb
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from apportion.report.drawing import (
@@ -13,71 +14,68 @@ from apportion.report.drawing import (
     POINTS,
     dash,
     distinct,
-    log_ticks,
     numbers,
     thin,
     time_axis,
     times,
 )
-from apportion.report.page import Plot, plain
+from apportion.report.page import Plot
 
-_DRAWN = 8
+_DRAWN = 4
 _EQUAL = "equal-crp"
-_LEARNED = ("p-mtl", "mtl", "stl", "lazy-crp")
-_WELL_KNOWN = (*_LEARNED, _EQUAL, "buy-and-hold")
+_WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", _EQUAL)
+_NAMED = 8
+"""Strategies that a sentence names, where none is known."""
 
 
 def allocations(
-    shares: pd.DataFrame, *, title: str = "Allocations over time", most: int = COLOURS
+    shares: pd.DataFrame,
+    *,
+    title: str = "Shares over time, as they differ from equal ones",
+    most: int = COLOURS,
 ) -> Plot:
-    """Stacked area: a row for each period, a column for each entity; the small ones are summed."""
-    order = shares.mean().sort_values(ascending=False).index
-    kept = shares[order]
-    if len(order) > most:
-        kept = shares[order[: most - 1]].copy()
-        kept[f"{len(order) - most + 1} others"] = shares[order[most - 1 :]].sum(axis=1)
-    shown = thin(kept, POINTS)
-    when, names = times(shown.index), distinct(shown.columns)
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "shares",
-            "x": when,
-            "y": numbers(shown[column]),
-            "name": name,
-            "line": {"width": 0.5, "color": f"$series-{place % COLOURS + 1}"},
-            "hovertemplate": "%{y:.1%}",
-        }
-        for place, (column, name) in enumerate(zip(shown.columns, names, strict=True))
-    ]
+    """Each entity's share less an equal one, in percentage points: those furthest from it.
+
+    A row for each period, a column for each entity; whoever has no share at all in a period is absent
+    from it, and equal shares are among the others.
+    """
+    there = shares > 0
+    away = 100 * shares.sub(1 / there.sum(axis=1), axis=0).where(there)
+    far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
+    shown: Any = away[far[:most]]
     layout = {
-        "xaxis": time_axis(shown.index),
-        "yaxis": {"tickformat": ".0%", "range": [0, 1], "title": {"text": "share"}},
-        "hovermode": "x unified",
+        "xaxis": time_axis(shares.index),
+        "yaxis": {"title": "share less an equal one (percentage points)", "kind": "number"},
     }
-    deviation = (shares - 1 / shares.shape[1]).abs().max(axis=1)
+    furthest = away.abs().max(axis=1)
+    cut = f" The {most} furthest from it can be drawn." if len(far) > most else ""
     words = (
-        f"{shares.shape[1]} entities over {len(shares)} periods. On average {order[0]} holds "
-        f"{shares[order[0]].mean():.1%} and {order[-1]} {shares[order[-1]].mean():.1%}; the share "
-        f"furthest from equal lies {deviation.mean():.1%} from it on average, {deviation.max():.1%} "
-        "at most."
+        f"{shares.shape[1]} entities over {len(shares)} periods. On average {far[0]} holds "
+        f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share; the share "
+        f"furthest from it lies {furthest.mean():.2f} points away on average, {furthest.max():.2f} at "
+        f"most.{cut}"
     )
-    return Plot(title, words, data, layout, wide=True)
+    return _lines(title, words, shown, far[:1], far[:_DRAWN], layout)
 
 
 def values(
-    wealth: pd.DataFrame, *, title: str = "Value of 1 invested", first: Sequence[str] = ("policy",)
+    wealth: pd.DataFrame,
+    *,
+    title: str = "Value of 1 invested",
+    first: Sequence[str] = ("policy",),
+    trained: str | None = None,
 ) -> Plot:
-    """Wealth of each strategy on a logarithmic axis; those named in `first` are drawn boldly."""
-    last = wealth.iloc[-1].sort_values(ascending=False)
-    words = "At the end: " + ", ".join(f"{name} {value:.3f}" for name, value in last.items()) + "."
+    """Wealth of each strategy on a logarithmic axis; those named in `first` are drawn boldly.
+
+    Days up to `trained` are shaded: the policy was trained on them.
+    """
     layout = {
         "xaxis": time_axis(wealth.index),
-        "yaxis": {"type": "log", "title": {"text": "value, log scale"}, **log_ticks(wealth)},
-        "hovermode": "x unified",
+        "yaxis": {"title": "value (multiples of what was invested, log scale)", "kind": "log"},
+        "trained": trained,
     }
-    return Plot(title, words, _lines(wealth, first, "%{y:.3f}"), layout, wide=True)
+    words = _at_the_end(wealth.iloc[-1], first, "{:.3f}")
+    return _lines(title, words, wealth, first, _WELL_KNOWN, layout)
 
 
 def ahead_of_equal(
@@ -85,17 +83,17 @@ def ahead_of_equal(
     *,
     title: str = "Ahead of Equal CRP",
     first: Sequence[str] = ("policy",),
+    trained: str | None = None,
 ) -> Plot:
     """Wealth of each strategy over that of equal shares restored daily, which is in the table."""
     ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
-    last = ahead.iloc[-1].sort_values(ascending=False)
-    words = "At the end: " + ", ".join(f"{name} {value:+.1%}" for name, value in last.items()) + "."
     layout = {
         "xaxis": time_axis(wealth.index),
-        "yaxis": {"tickformat": "+.1%", "title": {"text": "value against Equal CRP"}},
-        "hovermode": "x unified",
+        "yaxis": {"title": "value over that of Equal CRP (%)", "kind": "percent"},
+        "trained": trained,
     }
-    return Plot(title, words, _lines(ahead, first, "%{y:+.2%}", drawn=_LEARNED), layout, wide=True)
+    words = _at_the_end(ahead.iloc[-1], first, "{:+.1%}")
+    return _lines(title, words, ahead, first, _WELL_KNOWN, layout)
 
 
 def accuracies(tested: pd.DataFrame, *, title: str = "Test accuracy by round") -> Plot:
@@ -103,53 +101,68 @@ def accuracies(tested: pd.DataFrame, *, title: str = "Test accuracy by round") -
     last = tested.iloc[-1].sort_values(ascending=False)
     words = "In the last round: " + ", ".join(f"{name} {x:.1%}" for name, x in last.items()) + "."
     layout = {
-        "xaxis": {"title": {"text": plain(tested.index.name or "round")}},
-        "yaxis": {"tickformat": ".0%", "title": {"text": "test accuracy"}},
-        "hovermode": "x unified",
+        "xaxis": time_axis(tested.index, str(tested.index.name or "round")),
+        "yaxis": {"title": "test accuracy (% of images)", "kind": "percent"},
     }
-    return Plot(title, words, _lines(tested, ("policy", "learned"), "%{y:.1%}"), layout, wide=True)
+    first = ("policy", "learned")
+    return _lines(title, words, tested, first, list(tested.columns[:_DRAWN]), layout)
 
 
 def drawdowns(
-    wealth: pd.DataFrame, *, title: str = "Drawdown", first: Sequence[str] = ("policy",)
+    wealth: pd.DataFrame,
+    *,
+    title: str = "Drawdown",
+    first: Sequence[str] = ("policy",),
+    trained: str | None = None,
 ) -> Plot:
     """How far each strategy lies below its own highest value so far, which starts at 1."""
-    peaks = wealth.cummax().clip(lower=1.0)
-    below = wealth / peaks - 1
-    worst = below.min().sort_values()
-    words = "Deepest: " + ", ".join(f"{name} {value:.1%}" for name, value in worst.items()) + "."
+    below = wealth / wealth.cummax().clip(lower=1.0) - 1
+    words = "Deepest: " + _named(below.min(), first, "{:.1%}", best="deepest")
     layout = {
         "xaxis": time_axis(wealth.index),
-        "yaxis": {"tickformat": ".0%", "title": {"text": "below the peak"}},
-        "hovermode": "x unified",
+        "yaxis": {"title": "below the highest value so far (%)", "kind": "percent"},
+        "trained": trained,
     }
-    return Plot(title, words, _lines(below, first, "%{y:.1%}"), layout, wide=True)
+    return _lines(title, words, below, first, _WELL_KNOWN, layout)
+
+
+def _at_the_end(last: pd.Series, first: Sequence[str], form: str) -> str:
+    return "At the end: " + _named(last, first, form, best="highest")
+
+
+def _named(row: pd.Series, first: Sequence[str], form: str, *, best: str) -> str:
+    """The values of those that are drawn, and the extreme one of all."""
+    known = [name for name in (*first, *_WELL_KNOWN) if name in row.index]
+    rest = [name for name in row.index if name not in known]
+    named = ", ".join(f"{name} {form.format(row[name])}" for name in known or rest[:_NAMED])
+    far = row.idxmin() if best == "deepest" else row.idxmax()
+    return f"{named}; {best} of all {len(row)}: {far}, {form.format(row[far])}."
 
 
 def _lines(
-    frame: pd.DataFrame, first: Sequence[str], hover: str, *, drawn: Sequence[str] = _WELL_KNOWN
-) -> list[dict[str, Any]]:
+    title: str,
+    words: str,
+    frame: pd.DataFrame,
+    first: Sequence[str] | pd.Index,
+    drawn: Sequence[str] | pd.Index,
+    layout: dict[str, Any],
+) -> Plot:
+    """A line for each column; of many only those in `first` and `drawn`, any other by a click."""
     shown = thin(frame, POINTS)
     bold = [column for column in shown.columns if column in set(first)]
-    known = [column for column in shown.columns if column in drawn and column not in bold]
+    known = [column for column in shown.columns if column in set(drawn) and column not in bold]
     order = bold + known + [c for c in shown.columns if c not in {*bold, *known}]
-    # Of many strategies the well-known ones are drawn; a click in the legend draws any other.
-    crowded = len(order) > _DRAWN
-    when = times(shown.index)
-    return [
+    crowded = len(order) > _DRAWN + 1
+    data = [
         {
-            "type": "scatter",
-            "mode": "lines",
-            "x": when,
-            "y": numbers(shown[column]),
+            "type": "line",
+            "y": numbers(np.asarray(shown[column], float)),
             "name": name,
-            "line": {
-                "color": f"$series-{place % COLOURS + 1}",
-                "width": 2.8 if column in bold else 1.5,
-                "dash": "solid" if column in bold else dash(place - len(bold) + 1),
-            },
-            "hovertemplate": hover,
-            "visible": "legendonly" if crowded and column not in {*bold, *known} else True,
+            "color": place % COLOURS + 1,
+            "width": 2.8 if column in bold else 1.5,
+            "dash": "solid" if column in bold else dash(place - len(bold) + 1),
+            "hidden": crowded and column not in {*bold, *known},
         }
         for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
     ]
+    return Plot(title, words, data, {"x": times(shown.index), **layout}, wide=True)

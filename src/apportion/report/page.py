@@ -1,7 +1,7 @@
 """The page: sections of words, tables, pictures and interactive plots in one HTML string.
 
-Everything that comes from data is escaped here, once for HTML and once for Plotly, which reads tags
-in its own texts too. A content policy inside the page forbids it to ask the network for anything.
+Everything that comes from data is escaped here; the page's script (`page.js`) draws the plots and writes
+names as text alone. A content policy inside the page forbids it to ask the network for anything.
 """
 
 import base64
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError
 from apportion.statistics import Outcome
 
 _POLICY = (
@@ -30,20 +29,7 @@ _FAVICON = (
     "height='15' fill='%230f766e'/%3E%3Crect x='12' y='5' width='4' height='11' "
     "fill='%230f766e'/%3E%3C/svg%3E"
 )
-_LONGEST_NAME = 48
 _MOST_ROWS = 200
-
-
-def plain(text: object) -> str:
-    """A name as Plotly shows it unread: no tag, entity or line break in it means anything.
-
-    >>> plain("<b>A&B</b>")
-    '&lt;b&gt;A&amp;B&lt;/b&gt;'
-    """
-    words = " ".join(str(text).split())
-    if len(words) > _LONGEST_NAME:
-        words = words[: _LONGEST_NAME - 1] + "…"
-    return escape(words, quote=False)
 
 
 def number(value: Any) -> str:
@@ -193,10 +179,14 @@ class Picture(Part):
 
 @dataclass(frozen=True)
 class Plot(Part):
-    """An interactive plot: Plotly's data and layout, a title, and the sentence that says it in words.
+    """An interactive plot, a title, and the sentence that says it in words.
 
-    Colours are names of the page's palette (`$series-1`, `$muted`), so that they follow the reader's
-    light or dark setting. Names taken from data go through `plain` before they come here.
+    `data` has a mapping for each series: a `line` (y, name, color, width, dash, and low and high of a
+    band around it), a stacked `area`, or a single `heat` (names, z, middle) or `dots` (x, y, tone).
+    `layout` has `xaxis` and `yaxis`, each with its title, unit included, and kind (number, percent, log,
+    date), and perhaps `x` for all series and `trained`, the last day that is shaded. Colours are numbers
+    of the page's palette, so that they follow the reader's light or dark setting; what is `hidden` waits
+    in the legend.
     """
 
     title: str
@@ -211,9 +201,28 @@ class Plot(Part):
             f'<figure class="plot{" wide" * self.wide}" aria-labelledby="{name}-title">'
             f'<h3 id="{name}-title">{escape(self.title)}</h3>'
             f'<div class="canvas" id="{name}" role="img" aria-label="{escape(self.title)}" '
-            f'aria-describedby="{name}-words"></div>'
+            f'aria-describedby="{name}-words"><svg></svg><div class="tip" hidden></div></div>'
+            f'<div class="legend"></div>'
             f'<script type="application/json" data-plot="{name}">{spec}</script>'
             f'<figcaption id="{name}-words">{escape(self.description)}</figcaption></figure>'
+        )
+
+
+@dataclass(frozen=True)
+class Glossary(Part):
+    """Words and what they mean, folded."""
+
+    title: str
+    words: Mapping[str, str]
+
+    def html(self, name: str) -> str:
+        rows = "".join(
+            f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>"
+            for word, meaning in self.words.items()
+        )
+        return (
+            f"<details><summary>{escape(self.title)}</summary>"
+            f'<dl class="glossary">{rows}</dl></details>'
         )
 
 
@@ -235,9 +244,6 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     >>> "&lt;all&gt; is text" in text and "http" not in text.split("</head>")[1]
     True
     """
-    plotted = any(isinstance(part, Plot) for section in sections for part in section.parts)
-    script = _asset("page.js")
-    engine = f"<script>{_plotly()}</script>" if plotted else ""
     links = "".join(
         f'<li><a href="#part-{i}">{escape(section.title)}</a></li>'
         for i, section in enumerate(sections)
@@ -254,7 +260,7 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
         f"<header><h1>{escape(title)}</h1>{below}"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f"<noscript><p>The plots need JavaScript; every plot is also said in words.</p></noscript>"
-        f"<main>{body}</main>{engine}<script>{script}</script></body></html>\n"
+        f"<main>{body}</main><script>{_asset('page.js')}</script></body></html>\n"
     )
 
 
@@ -289,13 +295,3 @@ def _for_script(value: Any) -> str:
 
 def _asset(name: str) -> str:
     return files("apportion.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise InputError(
-            "the report's plots need Plotly, which is not installed: pip install 'apportion[report]'"
-        ) from error
-    return get_plotlyjs()

@@ -1,7 +1,7 @@
 """A place to write: free for what is to be written, writable, and one process's alone."""
 
-import os
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,8 +62,20 @@ def require_writable(folder: Path) -> None:
     parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
     if not parent.is_dir():
         raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"{folder}: {parent} cannot be written to; choose another folder")
+    try:
+        # Tried, for what the system says of rights is not always so; nothing is left behind.
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError:
+        raise InputError(
+            f"{folder}: {parent} cannot be written to; choose another folder"
+        ) from None
+
+
+def require_place(file: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if file.is_dir():
+        raise InputError(f"{file}: is a folder; choose a file")
+    require_writable(file.absolute().parent)
 
 
 def remove(path: Path) -> None:

@@ -82,7 +82,7 @@ class Charging(Problem):
 
         garage = jax.tree.map(joined, *(days.garage() for days in sites))
         days_of = np.repeat([len(days) for days in sites], stations)
-        needs = [days.need_kwh.sum() / days.arrival[..., 0].size for days in sites]
+        needs = np.array([days.need_kwh.sum() / days.arrival[..., 0].size for days in sites])
         return cls(
             garage=garage,
             days_of=jnp.asarray(days_of, jnp.int32),

@@ -21,9 +21,14 @@ from apportion.domains.portfolio.jumps import read_prices
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.prices import Prices, as_day
 from apportion.domains.portfolio.record import EQUAL, LAZY, Backtest
-from apportion.domains.portfolio.rules import Rules
+from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.settings import PortfolioJob
-from apportion.domains.portfolio.training import choose_tasks, train_portfolio, training_market
+from apportion.domains.portfolio.training import (
+    choose_tasks,
+    next_allocation,
+    train_portfolio,
+    training_market,
+)
 from apportion.domains.portfolio.validation import (
     Choice,
     no_validation_year,
@@ -60,13 +65,6 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
     held_apart = None
     if settings.validation_instruments:
         held_apart = validation_tasks(len(known.tickers), settings, settings.validation_instruments)
-    data = {
-        "source": "embedded" if settings.prices is None else str(settings.prices),
-        "tickers": len(known.tickers),
-        "first": str(known.dates[0]),
-        "last": str(known.dates[-1]),
-        "fingerprint": known.fingerprint,
-    }
 
     def choose(on_chunk: OnChunk) -> dict[str, Any]:
         few = replace(settings, members=settings.validation_members)
@@ -100,10 +98,23 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         else:
             test = partial(backtest_policy, done.policy, about, prices, start=settings.until)
             outcome = _tested(tested_after_training(test), done.policy, about)
+        following = {"next": next_table(done.policy, prices, settings.window, rules)}
+        outcome = replace(outcome, tables=outcome.tables | following)
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
-    return PreparedJob(data, train, choose if some else None)
+    return PreparedJob(_data(settings, known), train, choose if some else None)
+
+
+def _data(settings: PortfolioJob, known: Prices) -> dict[str, Any]:
+    """What the run's environment says of its data."""
+    return {
+        "source": "embedded" if settings.prices is None else str(settings.prices),
+        "tickers": len(known.tickers),
+        "first": str(known.dates[0]),
+        "last": str(known.dates[-1]),
+        "fingerprint": known.fingerprint,
+    }
 
 
 def _describe_choice(
@@ -168,6 +179,14 @@ def tables(result: Backtest) -> dict[str, pd.DataFrame]:
         "allocations": pd.DataFrame({"date": dates} | shares),
         "strategies": result.to_frame(),
     }
+
+
+def next_table(policy: Policy, prices: Prices, window: int, rules: Rules) -> pd.DataFrame:
+    """The allocation after the last day of the prices, from equal holdings, as a table of a report."""
+    shares = np.asarray(next_allocation(policy, prices, window=window, rules=rules), float)
+    names = (CASH, *prices.tickers) if rules.cash else prices.tickers
+    day = str(prices.dates[-1])
+    return pd.DataFrame({"after": day, "entity": names, "share": shares / shares.sum()})
 
 
 def backtest_policy(

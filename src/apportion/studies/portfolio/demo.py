@@ -18,11 +18,12 @@ from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.job import tables
+from apportion.domains.portfolio.job import next_table, tables
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY, Backtest
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_policy
@@ -90,28 +91,41 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     policies |= {"careful": _careful(policies["pmtl"]), "stl": alone.policy}
     claims = claims_of(_gains(policies, splits, prices, s, progress))
     progress.stage("backtesting on held-out stocks")
-    record = _backtest(policies, splits, prices, s)
+    last = str(known.dates[-1])
+    record = replace(_backtest(policies, splits, prices, s), trained_until=last)
+    policy = take(policies["careful"], 0)
     about = {
         "job": "portfolio",
         "window": s.window,
         "channels": prices.channels,
         "cost": s.cost,
-        "last": str(known.dates[-1]),
+        "last": last,
         "trained_on": [prices.tickers[i] for i in splits.seen[0]],
     }
     return Demo(
         Outcome(
-            take(policies["careful"], 0),
+            policy,
             {"claims": claims, "backtest": record.to_json()},
             sentences(claims),
             about,
             headline_of(claims),
-            tables(record),
+            tables(record) | {"next": next_table(policy, prices, s.window, Rules())},
         ),
-        {"source": "embedded", "tickers": len(prices.tickers), "fingerprint": prices.fingerprint},
+        _data(known, prices),
         pd.concat([_metrics(several, ("pmtl", "mtl")), _metrics(alone, ("stl",))]),
         pd.DataFrame(seen),
     )
+
+
+def _data(known: Prices, prices: Prices) -> dict[str, Any]:
+    """What the run's environment says of its data: the days are those trained on."""
+    return {
+        "source": "embedded",
+        "tickers": len(prices.tickers),
+        "first": str(known.dates[0]),
+        "last": str(known.dates[-1]),
+        "fingerprint": prices.fingerprint,
+    }
 
 
 def _train(
