@@ -2,12 +2,14 @@
 
     python benchmarks/charging.py
 
-A site-day is 96 periods of all 52 stations. The ratio to acnportal's own simulator is measured by its
-peer tests (`make test-peers`).
+A site-day is 96 periods of all 52 stations. It writes benchmarks/results/charging.md and .json. The
+ratio to acnportal's own simulator is measured by its peer tests (`make test-peers`).
 """
 
 import argparse
 import json
+import os
+import platform
 import time
 from pathlib import Path
 
@@ -27,8 +29,9 @@ TURNS = 5
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/charging.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     out = parser.parse_args().out
+    begun = os.getloadavg()
     days = Days.of(read_sessions(), "jpl")
     predictor = Predictor.fit(days)
     garage = predictor.apply(days).garage()
@@ -53,13 +56,26 @@ def main() -> None:
         }
         for name, took in seconds.items()
     }
-    found = {"device": str(jax.devices()[0]), "days": len(days), "rates": rates}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    print("| schedule | site-days a second | slowest to fastest |\n|---|---|---|")
+    facts = {
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {jax.devices()[0]}",
+        "load when begun": " ".join(f"{load:.1f}" for load in begun),
+        "jax": jax.__version__,
+    }
+    found = facts | {"days": len(days), "rates": rates}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "charging.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = table(rates, facts)
+    (out / "charging.md").write_text(text)
+    print(text)
+
+
+def table(rates: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
+    lines = ["# Site-days a second", "", "| schedule | site-days a second | slowest to fastest |"]
+    lines.append("|---|---|---|")
     for name, rate in rates.items():
         spread = f"{rate['slowest']:,.0f} to {rate['fastest']:,.0f}"
-        print(f"| {name} | {rate['site_days_a_second']:,.0f} | {spread} |")
+        lines.append(f"| {name} | {rate['site_days_a_second']:,.0f} | {spread} |")
+    return "\n".join([*lines, "", *(f"- {name}: {value}" for name, value in facts.items()), ""])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ OURS = "LearnedAggregation, 200 samples"
 
 def on_page_markdown(markdown, **_):
     for mark, table in (
+        ("federations", federations),
+        ("federations-elsewhere", federations_elsewhere),
         ("flower", flower),
         ("flower-memory", flower_memory),
         ("blind", blind),
@@ -21,6 +23,46 @@ def on_page_markdown(markdown, **_):
     ):
         markdown = markdown.replace(f"<!-- {mark} -->", table()) if mark in markdown else markdown
     return markdown
+
+
+SHOWN = ("FedAvg", "FedAvgM", "nearest-neighbour mixing", "fine-tuned", "gradient shares, momentum")
+
+
+def federations():
+    """The study's first circumstance, kind by kind."""
+    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    own = table[table["circumstance"] == table["circumstance"].iloc[0]]
+    found = {(row["kind"], row["method"]): row for row in own.to_dict("records")}
+    rows = []
+    for kind in dict.fromkeys(own["kind"]):
+        ours = found[kind, "learned"]
+        values = [_short(found[kind, name]["final"]) for name in (*SHOWN, "learned")]
+        rows.append(
+            [f"**{kind}**" if kind == "mean of kinds" else kind, *values, _study_gain(ours)]
+        )
+    return "\n".join(_markdown(["", *SHOWN, "the policy", "over FedAvg"], rows))
+
+
+def federations_elsewhere():
+    """Means over kinds in every circumstance, and the policy's worst kind there."""
+    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    shown = ("FedAvg", "FedAvgM", "gradient shares, momentum", "learned")
+    rows = []
+    for name in dict.fromkeys(table["circumstance"]):
+        own = table[table["circumstance"] == name].set_index(["kind", "method"])
+        mean = own.loc["mean of kinds"]
+        ours = own.xs("learned", level="method").drop(index="mean of kinds")
+        worst = ours["gain"].idxmin()
+        values = [_short(mean.loc[method, "final"]) for method in shown]
+        rows.append(
+            [name, *values, _study_gain(mean.loc["learned"]), worst, _study_gain(ours.loc[worst])]
+        )
+    heads = ["", *shown[:-1], "the policy", "over FedAvg", "worst kind", "there"]
+    return "\n".join(_markdown(heads, rows))
+
+
+def _study_gain(row):
+    return f"{row['gain']:+.3f} [{row['gain low']:.3f}, {row['gain high']:.3f}]"
 
 
 def flower():

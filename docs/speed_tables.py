@@ -1,0 +1,33 @@
+"""The tables of the page on speed, filled from what the benchmarks and the studies wrote."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_ASKED = re.compile(r"<!-- benchmark: ([a-z]+) -->")
+
+
+def on_page_markdown(markdown, **_):
+    filled = _ASKED.sub(lambda asked: benchmark(asked[1]), markdown)
+    return filled.replace("<!-- seconds of studies -->", seconds())
+
+
+def benchmark(name):
+    """What a benchmark wrote, without its title."""
+    text = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
+    return text.partition("\n")[2].strip()
+
+
+def seconds():
+    """How long each study took at full size, and where."""
+    rows = ["| study | seconds | in so many goes | on |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "docs" / "results").glob("*/study.json")):
+        about = json.loads(path.read_text())
+        if "computing" in about:
+            goes, device = len(about["computing"]), about["device"].partition(": ")[2]
+            name = path.parent.name
+            rows.append(
+                f"| [{name}](studies/{name}.md) | {about['seconds']:.0f} | {goes} | {device} |"
+            )
+    return "\n".join(rows)
