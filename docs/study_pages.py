@@ -21,11 +21,13 @@ _LABELS = {
     "approximation": "The bound with few features",
     "corollary1": "How fast tasks help",
     "corollary2": "Orderings and subsets",
+    "equivariance": "Shared or plain networks",
     "crossover": "When to pool",
     "should-pool": "Whether to pool",
     "recipe": "A practical policy",
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
+    "acting": "Acting in the loop",
     "federations": "Other federations",
 }
 _ORDER = list(_LABELS)

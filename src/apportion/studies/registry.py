@@ -54,6 +54,9 @@ STUDIES = {
         "Theorem 1 with few features, on paths, on separate paths and on independent draws",
     ),
     "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
+    "equivariance": Entry(
+        "theory", "a network shared by all entities against a plain one of as many parameters"
+    ),
     "should-pool": Entry("theory", "a test of whether to pool tasks, before any training"),
     "recipe": Entry(
         "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
@@ -61,6 +64,7 @@ STUDIES = {
     "prioritisation": Entry(
         "portfolio", "where drawing tasks by priority pays, and where it does not"
     ),
+    "acting": Entry("portfolio", "what acting in the loop adds where prices do not answer"),
 }
 
 

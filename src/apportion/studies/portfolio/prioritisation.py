@@ -138,7 +138,7 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     rule = np.asarray([names.index(cell["rule"]) for cell in cells])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
     used, run = np.unique(world, return_inverse=True)
-    made = [_world(case, seed, s) for case, seed in (trials.worlds[number] for number in used)]
+    made = [make_world(case, seed, s) for case, seed in (trials.worlds[number] for number in used)]
     train, test, own, unseen = zip(*made, strict=True)
     seen, tested = stack(train), (stack(test), TaskSets.of(unseen))
     alphas = jnp.asarray([rules[number].alpha for number in rule])
@@ -158,8 +158,8 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
         market_axes=jax.tree.map(lambda _: 0, seen),
         chunks=Chunks(s.steps, s.steps),
     ).policy
-    equal = np.asarray(_growth(EqualShares(), *tested))
-    growth = np.asarray(_growth(policies, *take(tested, run))) - equal[run]
+    equal = np.asarray(held_out_growth(EqualShares(), *tested))
+    growth = np.asarray(held_out_growth(policies, *take(tested, run))) - equal[run]
     progress(f"{cells[0].program}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
 
@@ -173,7 +173,7 @@ def _rising(steps: int) -> Callable[[Array], Array]:
     return beta
 
 
-def _world(
+def make_world(
     case: Case, seed: int, settings: PortfolioSettings
 ) -> tuple[Market, Market, Tasks, Tasks]:
     """Training and test market, tasks to train on, and tasks of held-out informative instruments.
@@ -207,7 +207,7 @@ def _world(
 
 
 @eqx.filter_jit
-def _growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float[Array, " runs"]:
+def held_out_growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float[Array, " runs"]:
     """Log growth a year of each run's policy in its market, mean over its tasks."""
 
     def one(policy, market, tasks):
