@@ -8,13 +8,23 @@ import pytest
 
 from apportion.studies.charging import findings as charging
 from apportion.studies.federated import federations, fig6
-from apportion.studies.portfolio import fig2, fig3, fig4, fig5, prioritisation, recipe
-from apportion.studies.theory import approximation, bound, corollary1, corollary2, crossover, fig1
+from apportion.studies.portfolio import acting, fig2, fig3, fig4, fig5, prioritisation, recipe
+from apportion.studies.theory import (
+    approximation,
+    bound,
+    corollary1,
+    corollary2,
+    crossover,
+    equivariance,
+    fig1,
+)
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 STUDIES = {
+    "acting": acting,
+    "equivariance": equivariance,
     "approximation": approximation,
     "corollary1": corollary1,
     "corollary2": corollary2,
