@@ -27,6 +27,7 @@ _LABELS = {
     "recipe": "A practical policy",
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
+    "conflict": "Tasks that conflict",
     "acting": "Acting in the loop",
     "federations": "Other federations",
 }

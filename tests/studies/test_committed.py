@@ -8,7 +8,16 @@ import pytest
 
 from apportion.studies.charging import findings as charging
 from apportion.studies.federated import federations, fig6
-from apportion.studies.portfolio import acting, fig2, fig3, fig4, fig5, prioritisation, recipe
+from apportion.studies.portfolio import (
+    acting,
+    conflict,
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    prioritisation,
+    recipe,
+)
 from apportion.studies.theory import (
     approximation,
     bound,
@@ -24,6 +33,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 STUDIES = {
     "acting": acting,
+    "conflict": conflict,
     "equivariance": equivariance,
     "approximation": approximation,
     "corollary1": corollary1,

@@ -64,6 +64,7 @@ STUDIES = {
     "prioritisation": Entry(
         "portfolio", "where drawing tasks by priority pays, and where it does not"
     ),
+    "conflict": Entry("portfolio", "whom priorities serve where tasks pull apart"),
     "acting": Entry("portfolio", "what acting in the loop adds where prices do not answer"),
 }
 

@@ -41,6 +41,7 @@ class SimulatedMarket:
         seed: int = 0,
         informative: np.ndarray | None = None,
         volatility: np.ndarray | None = None,
+        autocorrelation: float | np.ndarray = REVERSAL,
     ) -> "SimulatedMarket":
         """Simulate a market.
 
@@ -54,11 +55,13 @@ class SimulatedMarket:
             Which instruments carry signal (default: all).
         volatility
             Daily volatility of each instrument (default: uniform between 1 % and 2 %).
+        autocorrelation
+            Of e in instruments with signal: below 0 a move is taken back, above 0 it goes on.
         """
         rng = np.random.default_rng(seed)
         signal = np.ones(universe, bool) if informative is None else np.asarray(informative, bool)
         vol = rng.uniform(*VOLATILITY, universe) if volatility is None else np.asarray(volatility)
-        phi = np.where(signal, REVERSAL, 0.0)
+        phi = np.where(signal, autocorrelation, 0.0)
         turns = rng.random((days, universe)) < 1 / DURATION
         start = rng.choice([-1.0, 1.0], universe)
         mu = np.where(signal, REGIME * start * np.cumprod(np.where(turns, -1.0, 1.0), axis=0), 0.0)
