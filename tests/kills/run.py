@@ -30,7 +30,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
 # All that the jobs import: every life of a job is a fork of this process, which itself computes nothing.
-import plotly.graph_objects  # noqa: E402, F401
 from jobs import JOBS, Job, clear, make_data, what_is_damaged  # noqa: E402
 
 import apportion.domains.budget.job  # noqa: E402

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from apportion.statistics import compare, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.corollary1 import log_slope
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
 from apportion.theory.samples import draw_counts
@@ -88,7 +89,7 @@ def predicted_crossover(family: MDP) -> float:
 def crossing(single: np.ndarray, multi: np.ndarray) -> float:
     """The N from which single-task is better, on log axes: 0 where it is at once, inf where never."""
     curves = np.stack([single.mean(-1), multi.mean(-1)])
-    lead = _logs(curves)[0] - _logs(curves)[1]
+    lead = -np.diff(np.log(_above_zero(curves)), axis=0)[0]
     if lead[-1] > 0:
         return np.inf
     return 0.0 if lead[0] <= 0 else float(np.exp(log_crossings(curves)))
@@ -96,7 +97,7 @@ def crossing(single: np.ndarray, multi: np.ndarray) -> float:
 
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
     """The log of where each pair of mean curves crosses, or of the nearest N looked at."""
-    lead = _logs(curves)[..., 0, :] - _logs(curves)[..., 1, :]
+    lead = -np.diff(np.log(_above_zero(curves)), axis=-2)[..., 0, :]
     place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
     before, after = (np.take_along_axis(lead, place - back, -1)[..., 0] for back in (1, 0))
     grid, place = np.log(SIZES), place[..., 0]
@@ -109,13 +110,12 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
 
 def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> Float[np.ndarray, "*resamples"]:
     """Least-squares slope of the log of a curve against log N."""
-    x = np.log(SIZES) - np.log(SIZES).mean()
-    return np.asarray((_logs(curves) * x).sum(-1) / (x**2).sum())
+    return log_slope(_above_zero(curves), np.array(SIZES))
 
 
-def _logs(curves: np.ndarray) -> np.ndarray:
-    """Logarithms; long samples may leave no suboptimality at all in a few families."""
-    return np.log(np.maximum(curves, 1e-7))
+def _above_zero(curves: np.ndarray) -> np.ndarray:
+    """Curves that have logarithms; long samples may leave no suboptimality at all in a few families."""
+    return np.maximum(curves, 1e-7)
 
 
 def plan(
