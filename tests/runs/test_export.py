@@ -125,3 +125,18 @@ def test_the_same_policy_gives_the_same_file_at_any_time(tmp_path):
         entries = file.infolist()
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
     assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
+
+
+def test_an_export_does_not_tell_where_it_was_made(tmp_path):
+    policy = Pooled(channels=2, hidden=3, key=jax.random.key(0))
+
+    def from_elsewhere(folder):
+        return export_policy(policy, folder, window=1, channels=2)
+
+    first = export_policy(policy, tmp_path / "a", window=1, channels=2)
+    second = from_elsewhere(tmp_path / "b")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    assert b".py" not in first[0].read_bytes()
+    # Others' programs keep what they had.
+    assert jax.config.jax_traceback_in_locations_limit > 0

@@ -9,7 +9,8 @@ import io
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,24 @@ def _stablehlo(policy: Policy, window: int, channels: int) -> bytes:
 
     shapes = (one((m, window, channels), number), one((m,), number), one((m,), bool))
     # A program for graphics cards would carry kernels that no other version promises to run.
-    program = export.export(jax.jit(shares), platforms=("cpu",))(*shapes, one((m,), number))
-    return bytes(program.serialize())
+    with _without_places():
+        program = export.export(jax.jit(shares), platforms=("cpu",))(*shapes, one((m,), number))
+        return bytes(program.serialize())
+
+
+@contextmanager
+def _without_places() -> Iterator[None]:
+    """Programs that do not say from which lines of which files they were traced.
+
+    They would tell the folders of this machine, and two exports of one policy would differ.
+    """
+    name = "jax_traceback_in_locations_limit"
+    before = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _for_numpy(policy: Policy) -> bytes | None:
