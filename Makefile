@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-learning test-peers peers-env mutants fuzz kills audit licences lint bench \
+.PHONY: install demo test test-learning test-peers peers-env byzfl-env mutants fuzz kills audit licences lint bench \
 	docs clean
 
 install: $(STAMP)
@@ -39,8 +39,11 @@ test-learning: install
 	$(PYTEST) tests/test_training.py tests/learners \
 		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
-# Other libraries in environments of their own, for the tests that hold ours against them.
-peers-env: .peers/acnportal/.installed .peers/byzfl/.installed
+# Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
+# torch along, gigabytes of it, and is asked for by name.
+peers-env: .peers/acnportal/.installed
+
+byzfl-env: .peers/byzfl/.installed
 
 .peers/acnportal/.installed:
 	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
@@ -48,7 +51,7 @@ peers-env: .peers/acnportal/.installed .peers/byzfl/.installed
 	touch $@
 
 # byzfl asks for torch and torchvision; its aggregators need torch alone, and no GPU:
-# make peers-env TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
+# make byzfl-env TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
 TORCH ?= torch
 .peers/byzfl/.installed:
 	test -x .peers/byzfl/bin/python || $(PYTHON) -m venv .peers/byzfl
