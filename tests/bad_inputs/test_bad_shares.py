@@ -70,6 +70,11 @@ def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd)
     ("units of nobody", '{"quantities": {"D": 1}}', "D is not among the prices"),
     ("units are a list", '{"quantities": [1]}', "not a table of holdings"),
     ("units are null", '{"quantities": {"A": null}}', 'the quantity of A is "None"'),
+    (
+        "units too many for a float",
+        f'{{"quantities": {{"A": 1{"0" * 400}}}}}',
+        'the quantity of A is "1000',
+    ),
     ("cash twice", '{"quantities": {}, "cash": 1, "cash": 2}', "cash occurs twice"),
     ("cash is text", '{"quantities": {"A": 1}, "cash": "some"}', 'of cash is "some"'),
     ("one name twice", '{"A": 0.0, "A": 1.0}', "A occurs twice"),

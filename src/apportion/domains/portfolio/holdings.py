@@ -109,10 +109,10 @@ def _of_one(shares: dict[str, float], path: Path) -> dict[str, float]:
 def _amount(value: Any, what: str) -> float:
     try:
         amount = float(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # a whole number of JSON may be too long
         amount = math.nan
     if isinstance(value, bool) or not 0 <= amount < math.inf:
-        raise InputError(f'{what} is "{value}"; write a number of at least 0')
+        raise InputError(f'{what} is "{str(value)[:40]}"; write a number of at least 0')
     return amount
 
 
