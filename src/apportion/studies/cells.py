@@ -60,6 +60,15 @@ class Cell:
         """A cell with a program of its own, where nothing is gained by computing several together."""
         return cls(name, values, program=name)
 
+    @classmethod
+    def each(cls, label: str, name: str, values: Sequence[float]) -> "tuple[Cell, ...]":
+        """A cell with a program of its own for every value.
+
+        >>> [cell.name for cell in Cell.each("distance", "spread", (0.0, 0.1))]
+        ['distance-0', 'distance-0.1']
+        """
+        return tuple(cls.alone(f"{label}-{value:g}", {name: value}) for value in values)
+
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 

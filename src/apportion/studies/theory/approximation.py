@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from scipy import stats
 
 from apportion.statistics import Estimate, compare, mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
@@ -47,6 +48,8 @@ SAMPLINGS = {
 }
 _CHUNK = 20
 _UNIFORM = np.full(STATES, 1 / STATES)
+draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
+"""Random tasks of the study's size, at a given distance."""
 
 
 def cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
@@ -59,15 +62,7 @@ def cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
 
 def measure(sampling: str, dimension: int, spread: float, runs: int, seed: int) -> pd.DataFrame:
     """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
-    family = random_family(
-        states=STATES,
-        actions=ACTIONS,
-        tasks=TASKS,
-        spread=spread,
-        gamma=GAMMA,
-        runs=runs,
-        seed=seed,
-    )
+    family = draw_family(spread=spread, runs=runs, seed=seed)
     features, average = cosines(dimension), family.average()
     learned = lspi_from_moves(
         family,
@@ -130,12 +125,7 @@ def _each(stack: MDP) -> list[MDP]:
     return [stack[run] for run in range(len(stack))]
 
 
-def plan(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    families: int | None = None,
-) -> Plan:
+def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:
     """Both theorems with few features: 10 families at each distance at quick scale, 100 at the paper's.
 
     Parameters

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from scipy import stats
 
 from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.theory.bound import error_bound
 from apportion.theory.concentrability import concentrability
@@ -34,19 +35,13 @@ STATES, ACTIONS, TASKS, GAMMA, ITERATIONS = 6, 3, 8, 0.7, 20
 SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _CHUNK = 20
 _UNIFORM = np.full(STATES, 1 / STATES)
+draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
+"""Random tasks of the study's size, at a given distance."""
 
 
 def measure(spread: float, runs: int, samples: int, seed: int) -> pd.DataFrame:
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
-    family = random_family(
-        states=STATES,
-        actions=ACTIONS,
-        tasks=TASKS,
-        spread=spread,
-        gamma=GAMMA,
-        runs=runs,
-        seed=seed,
-    )
+    family = draw_family(spread=spread, runs=runs, seed=seed)
     average = family.average()
     learned = lspi_paths(
         average.kernel,
@@ -107,7 +102,7 @@ def _parts(terms: Terms) -> dict:
 
 def plan(
     *,
-    scale: Literal["quick", "paper"] = "quick",
+    scale: Scale = "quick",
     seed: int = 0,
     families: int | None = None,
     samples: int = 125,
@@ -164,9 +159,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
 
 
 def _notes(table: pd.DataFrame, settings: dict[str, Any]) -> tuple[str, ...]:
-    example = random_family(
-        states=STATES, actions=ACTIONS, tasks=TASKS, spread=0.1, gamma=GAMMA, seed=settings["seed"]
-    )
+    example = draw_family(spread=0.1, seed=settings["seed"])
     vacuous = error_bound(example, samples=1e6, iterations=ITERATIONS)
     return (
         f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from scipy import stats
 
 from apportion.statistics import compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
@@ -39,6 +40,8 @@ _UNIFORM = np.full(STATES, 1 / STATES)
 _FEATURES = np.eye(STATES * ACTIONS).reshape(STATES, ACTIONS, -1)
 
 Curves = Float[np.ndarray, "runs tasks"]
+draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS[-1], gamma=GAMMA)
+"""Random tasks of the study's size, at a given distance."""
 
 
 def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
@@ -46,15 +49,7 @@ def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
 
     The distance eps and its term in Theorem 1' are those of all 64 tasks.
     """
-    family = random_family(
-        states=STATES,
-        actions=ACTIONS,
-        tasks=TASKS[-1],
-        spread=spread,
-        gamma=GAMMA,
-        runs=runs,
-        seed=seed,
-    )
+    family = draw_family(spread=spread, runs=runs, seed=seed)
     counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
     best = family.optimal()[1]
     epsilon, share = _distances(family, best)
@@ -112,12 +107,7 @@ def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
     return np.asarray((np.log(curves) * x).sum(-1) / (x**2).sum(-1))
 
 
-def plan(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    families: int | None = None,
-) -> Plan:
+def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:
     """Suboptimality against T and eps: 40 families at quick scale, 400 at the paper's.
 
     Parameters
@@ -128,7 +118,7 @@ def plan(
     runs = families if families is not None else {"quick": 40, "paper": 400}[scale]
     return Plan(
         study="corollary1",
-        cells=tuple(Cell.alone(f"distance-{spread:g}", {"spread": spread}) for spread in SPREADS),
+        cells=Cell.each("distance", "spread", SPREADS),
         compute=partial(compute, runs=runs, seed=seed),
         conclude=conclude,
         settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},

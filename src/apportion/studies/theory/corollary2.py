@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory.fig1 import equivalent_samples
 from apportion.studies.theory.subsets import (
@@ -38,12 +39,7 @@ from apportion.studies.theory.subsets import (
 from apportion.theory.theorem import corollary_2
 
 
-def plan(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    runs: int | None = None,
-) -> Plan:
+def plan(*, scale: Scale = "quick", seed: int = 0, runs: int | None = None) -> Plan:
     """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's.
 
     Parameters
@@ -55,7 +51,7 @@ def plan(
     known = ENTITIES[:2] if scale == "quick" else ENTITIES
     return Plan(
         study="corollary2",
-        cells=tuple(Cell.alone(f"entities-{m}", {"entities": m}) for m in known),
+        cells=Cell.each("entities", "entities", known),
         compute=partial(compute, runs=count, seed=seed),
         conclude=conclude,
         settings={"runs": count, "scale": scale, "seed": seed},

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 from apportion.statistics import compare, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory.corollary1 import log_slope
 from apportion.theory.lspi import lspi_finite
@@ -34,21 +35,15 @@ SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 MEASURES = ("single", "multi", "error", "average")
 
 Grid = Float[np.ndarray, "spreads sizes runs"]
+draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
+"""Random tasks of the study's size, at a given distance."""
 
 
 def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
     average MDP, and the crossover predicted for all families of this distance.
     """
-    family = random_family(
-        states=STATES,
-        actions=ACTIONS,
-        tasks=TASKS,
-        spread=spread,
-        gamma=GAMMA,
-        runs=runs,
-        seed=seed,
-    )
+    family = draw_family(spread=spread, runs=runs, seed=seed)
     average = family.average()
     best = average.backup(average.optimal()[1])
     features = np.eye(STATES * ACTIONS).reshape(STATES, ACTIONS, -1)
@@ -118,12 +113,7 @@ def _above_zero(curves: np.ndarray) -> np.ndarray:
     return np.maximum(curves, 1e-7)
 
 
-def plan(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    families: int | None = None,
-) -> Plan:
+def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:
     """Multi-task against single-task LSPI: 20 families at quick scale, 100 at the paper's.
 
     Parameters
@@ -134,7 +124,7 @@ def plan(
     runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
     return Plan(
         study="crossover",
-        cells=tuple(Cell.alone(f"distance-{spread:g}", {"spread": spread}) for spread in SPREADS),
+        cells=Cell.each("distance", "spread", SPREADS),
         compute=partial(compute, runs=runs, seed=seed),
         conclude=conclude,
         settings={"families": runs, "scale": scale, "seed": seed},

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
@@ -110,12 +111,7 @@ def _train(policy, x, noise, betas, steps: int):
     return eqx.combine(parameters, fixed)
 
 
-def plan(
-    *,
-    scale: Literal["quick", "paper"] = "quick",
-    seed: int = 0,
-    seeds: int | None = None,
-) -> Plan:
+def plan(*, scale: Scale = "quick", seed: int = 0, seeds: int | None = None) -> Plan:
     """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper).
 
     Parameters

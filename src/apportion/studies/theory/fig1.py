@@ -9,7 +9,7 @@ A cell is an eps; a row is the regret of one run, arm and N.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from apportion.domains.synthetic import (
 from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
@@ -105,7 +106,7 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
 
 def plan(
     *,
-    scale: Literal["quick", "paper"] = "quick",
+    scale: Scale = "quick",
     seed: int = 0,
     gamma: float = 0.5,
     seeds: int | None = None,
@@ -122,7 +123,7 @@ def plan(
     runs = seeds if seeds is not None else {"quick": 20, "paper": 40}[scale]
     return Plan(
         study="fig1",
-        cells=tuple(Cell.alone(f"eps-{epsilon:g}", {"epsilon": epsilon}) for epsilon in EPSILONS),
+        cells=Cell.each("eps", "epsilon", EPSILONS),
         compute=partial(compute, runs=runs, gamma=gamma, seed=seed),
         conclude=conclude,
         settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ import pandas as pd
 from apportion.errors import InputError, first_line
 from apportion.statistics import Estimate
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.theory.mdp import random_family
 from apportion.theory.pooling import Pooling, TaskAnswer, should_pool
@@ -61,7 +62,7 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
 
 def plan(
     *,
-    scale: Literal["quick", "paper"] = "quick",
+    scale: Scale = "quick",
     seed: int = 0,
     file: Path | None = None,
     gamma: float = 0.7,
