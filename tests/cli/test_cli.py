@@ -1,4 +1,8 @@
-"""Every command end to end, in a process of its own: exit code, standard output, standard error."""
+"""Every command end to end: exit code, standard output, standard error.
+
+Training, testing, reporting and checking are started as users start them, each in a process of its own;
+the rest calls the same `main` in this one, down to the file descriptors.
+"""
 
 import json
 import os
@@ -16,32 +20,10 @@ from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.runs.settings_file import from_toml
+from cli.command import apportion, assert_refused, in_own_process, one_object
 
 TINY = "--steps 6 --members 2 --window 8 --batch 16 --hidden 4 --tasks 4 --task-size 3 --chunk 3"
 FIELDS = {"wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover"}
-
-
-def apportion(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "apportion", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
-def one_object(done: subprocess.CompletedProcess[str]) -> dict:
-    """Standard output as the one JSON object it must be, and nothing else."""
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-    content = json.loads(done.stdout)
-    assert isinstance(content, dict)
-    return content
-
-
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2, nothing on standard output, one sentence without a traceback on the other."""
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    for word in words:
-        assert word in done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +37,7 @@ def prices(tmp_path_factory) -> Path:
 def trained(prices, tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("runs") / "first"
     days = pd.read_csv(prices)["date"]
-    done = apportion(
+    done = in_own_process(
         "train", "portfolio", "--prices", prices, "--out", folder, "--until", days[110],
         "--json", "--tensorboard", *TINY.split(),
     )  # fmt: skip
@@ -88,7 +70,7 @@ def test_settings_of_a_run_run_it_again_to_the_bit(trained, tmp_path):
 def test_backtest_keeps_to_its_contract(trained, prices):
     folder, printed = trained
     days = pd.read_csv(prices)["date"]
-    done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
+    done = in_own_process("backtest", folder, "--prices", prices, "--start", days[110], "--json")
     result = one_object(done)
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
     assert set(result) == {*about, "net", "gross"}
@@ -147,7 +129,7 @@ def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, pr
 
 def test_a_run_has_a_report(trained):
     folder, _ = trained
-    printed = one_object(apportion("report", folder, "--json"))
+    printed = one_object(in_own_process("report", folder, "--json"))
     assert printed == {"report": str(folder / "report.html")}
     assert "</html>" in (folder / "report.html").read_text()
 
@@ -281,26 +263,33 @@ def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
     assert int(newest.stem.removeprefix("step-")) == steps.max()
 
 
-def test_check_and_help_answer_at_once_and_start_no_jax(prices):
-    import_guard = (
+# What a question about the command line or a file need not wait for: each takes longer than the answer.
+SLOW_TO_START = (
+    *("jax", "equinox", "optax", "pandas", "scipy", "matplotlib"),
+    *("sklearn", "skfolio", "flwr", "ray"),
+)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "portfolio", "--help"], ["study", "--help"], ["check", "--json"]],
+    ids=" ".join,
+)
+def test_check_and_help_start_nothing_that_is_slow_to_start(arguments):
+    guard = (
         "import sys, apportion.cli\n"
         "try:\n    apportion.cli.main(sys.argv[1:])\n"
-        "finally:\n    assert 'jax' not in sys.modules\n"
+        f"finally:\n    assert not set({SLOW_TO_START}) & sys.modules.keys()\n"
     )
-    helps = (["--help"], ["train", "portfolio", "--help"], ["study", "--help"])
-    for arguments in (*helps, ["check", "--json"]):
-        begun = os.times().children_user
-        done = subprocess.run(
-            [sys.executable, "-c", import_guard, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout
-        # Time on the processor, so that a busy machine fails nobody.
-        assert os.times().children_user - begun < 1.0
-    printed = one_object(apportion("check", "--prices", prices, "--json"))
+    done = subprocess.run(
+        [sys.executable, "-c", guard, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_check_tells_what_is_installed_and_what_a_file_holds(prices):
+    printed = one_object(in_own_process("check", "--prices", prices, "--json"))
     assert printed["prices"]["tickers"] == 6
     assert set(printed["extras"]) >= {"market", "federated", "cluster", "gym"}
 
@@ -339,27 +328,16 @@ def test_a_bug_exits_with_1_and_a_traceback():
     ],
     ids=lambda value: " ".join(value[:3]),
 )
-def test_mistakes_are_described_in_one_sentence_with_exit_code_2(arguments, words, capfd):
-    from apportion.cli import main
-
-    # In this process, for speed: the same `main`, down to the file descriptors.
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    out, err = capfd.readouterr()
-    assert_refused(subprocess.CompletedProcess(arguments, left.value.code, out, err), *words)
+def test_mistakes_are_described_in_one_sentence_with_exit_code_2(arguments, words):
+    assert_refused(apportion(*arguments), *words)
 
 
-def test_prices_that_are_wrong_are_refused_before_anything_is_made(prices, tmp_path, capfd):
-    from apportion.cli import main
-
+def test_prices_that_are_wrong_are_refused_before_anything_is_made(prices, tmp_path):
     table = pd.read_csv(prices)
     table.iloc[5, 2] = -1.0
     table.to_csv(tmp_path / "bad.csv", index=False)
-    arguments = ["--prices", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit) as left:
-        main(["train", "portfolio", *arguments])
-    assert left.value.code == 2
-    assert "negative" in capfd.readouterr().err
+    given = ("--prices", tmp_path / "bad.csv", "--out", tmp_path / "run")
+    assert_refused(apportion("train", "portfolio", *given), "negative")
     assert not (tmp_path / "run").exists()
 
 
