@@ -55,12 +55,32 @@ settings.register_profile(
 )
 settings.load_profile("apportion")
 
-LONG = ("test_resume.py", "test_simulation.py", "test_simulated.py", "test_cli.py")
+# The files that take longest, the longest first.
+LONG = (
+    *(
+        "test_cli.py",
+        "test_simulation.py",
+        "test_simulated.py",
+        "test_constrained.py",
+        "test_ppo.py",
+    ),
+    *("test_gymnasium.py", "test_resume.py", "test_training.py", "test_aggregation_policy.py"),
+    *(
+        "test_federation.py",
+        "test_prioritisation.py",
+        "test_cash.py",
+        "test_fig6.py",
+        "test_grid.py",
+    ),
+    *("test_docs.py", "test_listings.py", "test_schedulers.py", "test_export.py", "test_direct.py"),
+    *("test_certify.py", "test_job.py", "test_recurrence.py", "test_policy.py"),
+)
+PLACE = {name: place for place, name in enumerate(LONG)}
 
 
 def pytest_collection_modifyitems(items):
-    """Files that take minutes come first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Files that take long come first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: PLACE.get(item.path.name, len(LONG)))
 
 
 # Linux lets a process have 65,530 memory maps, and every compiled program takes some: a worker that
