@@ -57,25 +57,32 @@ settings.load_profile("apportion")
 
 # The files that take longest, the longest first.
 LONG = (
-    *(
-        "test_cli.py",
-        "test_simulation.py",
-        "test_simulated.py",
-        "test_constrained.py",
-        "test_ppo.py",
-    ),
-    *("test_gymnasium.py", "test_resume.py", "test_training.py", "test_aggregation_policy.py"),
-    *(
-        "test_federation.py",
-        "test_prioritisation.py",
-        "test_cash.py",
-        "test_fig6.py",
-        "test_grid.py",
-    ),
-    *("test_docs.py", "test_listings.py", "test_schedulers.py", "test_export.py", "test_direct.py"),
-    *("test_certify.py", "test_job.py", "test_recurrence.py", "test_policy.py"),
+    "test_cli",
+    "test_commands",
+    "test_simulation",
+    "test_simulated",
+    "test_constrained",
+    "test_ppo",
+    "test_gymnasium",
+    "test_resume",
+    "test_training",
+    "test_aggregation_policy",
+    "test_federation",
+    "test_prioritisation",
+    "test_cash",
+    "test_fig6",
+    "test_grid",
+    "test_docs",
+    "test_listings",
+    "test_schedulers",
+    "test_export",
+    "test_direct",
+    "test_certify",
+    "test_job",
+    "test_recurrence",
+    "test_policy",
 )
-PLACE = {name: place for place, name in enumerate(LONG)}
+PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}
 
 
 def pytest_collection_modifyitems(items):
