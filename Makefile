@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-learning test-peers peers-env byzfl-env mutants fuzz kills audit licences lint bench \
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz kills audit licences lint bench \
 	docs clean
 
 install: $(STAMP)
@@ -33,6 +33,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile \
 test: install
 	$(PYTEST) --doctest-modules src
 	$(PYTEST) --no-loadscope-reorder
+
+# The long versions of checks that `make test` runs short.
+test-slow: install
+	$(PYTEST) -m slow
 
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
 test-learning: install

@@ -24,13 +24,19 @@ def train_seeds(problem, tasks, network, learner, *, steps, seeds=8, **options):
 
 def fractions_of_best(problem, policies, tasks, *, episodes=8):
     """What each policy earns on each task as a fraction of what the best one does, (seeds, tasks)."""
+    return np.asarray(_fractions(problem, policies, tasks, episodes))
+
+
+# With everything as an argument, so that tasks of one shape are one program.
+@eqx.filter_jit
+def _fractions(problem, policies, tasks, episodes):
     best = jax.vmap(problem.best)(tasks.each)
 
     def one(policy):
         path = evaluate(problem, policy, tasks, key=jax.random.key(5), episodes=episodes)
         return path.mean_reward.mean(1) / best
 
-    return np.asarray(eqx.filter_jit(eqx.filter_vmap(one))(policies))
+    return eqx.filter_vmap(one)(policies)
 
 
 def assert_mean_above(values, bound):

@@ -34,6 +34,11 @@ def log_prob(explore, scores, mask, action):
     return explore.log_prob(scores, mask, action)
 
 
+@eqx.filter_jit
+def entropy(explore, scores, mask):
+    return explore.entropy(scores, mask)
+
+
 EXPLORATIONS = [GaussianScores(0.7), LogisticNormal(0.7), Dirichlet(2.0)]
 
 
@@ -57,10 +62,10 @@ def test_gaussian_log_probabilities_are_scipys():
     mask = jnp.ones(3, bool)
     explore = GaussianScores(0.7)
     law = stats.norm(np.asarray(scores), 0.7)
-    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(
+    assert float(log_prob(explore, scores, mask, action)) == pytest.approx(
         law.logpdf(np.asarray(action)).sum(), rel=1e-5
     )
-    assert float(explore.entropy(scores, mask)) == pytest.approx(law.entropy().sum(), rel=1e-5)
+    assert float(entropy(explore, scores, mask)) == pytest.approx(law.entropy().sum(), rel=1e-5)
 
 
 def test_dirichlet_log_probabilities_are_scipys():
@@ -70,18 +75,18 @@ def test_dirichlet_log_probabilities_are_scipys():
     law = stats.dirichlet(alpha)
     shares = np.array([0.2, 0.5, 0.3])
     action = jnp.append(jnp.log(jnp.asarray(shares, jnp.float32)), 0.0)
-    assert float(explore.log_prob(scores, mask, action)) == pytest.approx(
+    assert float(log_prob(explore, scores, mask, action)) == pytest.approx(
         law.logpdf(shares), rel=1e-4
     )
-    assert float(explore.entropy(scores, mask)) == pytest.approx(law.entropy(), rel=1e-4)
+    assert float(entropy(explore, scores, mask)) == pytest.approx(law.entropy(), rel=1e-4)
 
 
 def test_logistic_normal_density_integrates_to_one():
     explore, scores, mask = LogisticNormal(0.8), jnp.array([0.4, -0.3]), jnp.ones(2, bool)
 
     def density(a):
-        action = jnp.log(jnp.asarray([a, 1 - a], jnp.float32))
-        return float(jnp.exp(explore.log_prob(scores, mask, action)))
+        action = np.log(np.asarray([a, 1 - a], np.float32))
+        return np.exp(float(log_prob(explore, scores, mask, jnp.asarray(action))))
 
     mass, _ = integrate.quad(density, 0, 1, limit=200)
     assert mass == pytest.approx(1, abs=1e-4)
@@ -95,15 +100,20 @@ def test_logistic_normal_entropy_is_the_mean_of_minus_log_density(m):
     def surprise(key):
         return -explore.log_prob(scores, mask, explore.sample(scores, mask, key=key))
 
-    drawn = np.asarray(jax.vmap(surprise)(jax.random.split(jax.random.key(0), 100_000)))
+    drawn = np.asarray(jax.jit(jax.vmap(surprise))(jax.random.split(jax.random.key(0), 100_000)))
     error = drawn.std() / np.sqrt(len(drawn))
-    assert float(explore.entropy(scores, mask)) == pytest.approx(drawn.mean(), abs=4.5 * error)
+    assert float(entropy(explore, scores, mask)) == pytest.approx(drawn.mean(), abs=4.5 * error)
 
 
 def test_dirichlet_samples_have_the_policys_shares_as_mean():
     explore, scores, mask = Dirichlet(5.0), jnp.array([1.0, 0.0, -1.0]), jnp.ones(3, bool)
-    keys = jax.random.split(jax.random.key(0), 20_000)
-    shares = jax.vmap(lambda k: explore.share(explore.sample(scores, mask, key=k), mask))(keys)
+
+    @jax.jit
+    @jax.vmap
+    def explored(key):
+        return explore.share(explore.sample(scores, mask, key=key), mask)
+
+    shares = explored(jax.random.split(jax.random.key(0), 20_000))
     assert np.asarray(shares.mean(0)) == pytest.approx(np.asarray(jax.nn.softmax(scores)), abs=5e-3)
 
 
@@ -115,6 +125,6 @@ def test_explored_allocations_keep_to_the_limits_and_use_all_that_can_be_taken(e
     def explored(key):
         return explore.share(explore.sample(scores, mask, key=key), mask, Bounds(limits))
 
-    shares = np.asarray(jax.vmap(explored)(jax.random.split(jax.random.key(0), 200)))
+    shares = np.asarray(jax.jit(jax.vmap(explored))(jax.random.split(jax.random.key(0), 200)))
     assert (shares <= np.asarray(jnp.where(mask, limits, 0.0)) + 1e-6).all()
     assert shares.sum(-1) == pytest.approx(np.full(200, 0.8), abs=1e-6)

@@ -26,6 +26,16 @@ def gate(**options) -> Gate:
 
 
 @eqx.filter_jit
+def after(first: Gate, gain: jax.Array) -> Gate:
+    return first.after(gain)
+
+
+@eqx.filter_jit
+def shares_of(policy, seen: Observation, here: jax.Array) -> jax.Array:
+    return policy(seen, here)
+
+
+@eqx.filter_jit
 def trusts(first: Gate, gains: jax.Array) -> jax.Array:
     """Trust after each gain, (time, ...)."""
     parts, rest = eqx.partition(first, eqx.is_array)
@@ -47,11 +57,13 @@ def test_without_evidence_the_baseline_decides_and_with_all_of_it_the_policy():
     seen = Observation(jax.random.normal(jax.random.key(1), (5, 4, 2)), jnp.full(5, 0.2))
     here = jnp.ones(5, bool)
     first = gate()
-    assert first(seen, here) == pytest.approx(np.asarray(first.baseline(seen, here)), abs=1e-6)
+    found, expected = (shares_of(each, seen, here) for each in (first, first.baseline))
+    assert found == pytest.approx(np.asarray(expected), abs=1e-6)
     for _ in range(40):
         first = first.after(0.5)
     assert float(first.trust) == pytest.approx(1)
-    assert first(seen, here) == pytest.approx(np.asarray(first.policy(seen, here)), abs=1e-6)
+    found, expected = (shares_of(each, seen, here) for each in (first, first.policy))
+    assert found == pytest.approx(np.asarray(expected), abs=1e-6)
 
 
 def test_trust_is_the_logarithm_of_the_wealth_of_the_bet():
@@ -100,7 +112,7 @@ def test_trust_comes_with_gains_and_goes_with_losses():
 def test_trust_stays_between_0_and_1_and_the_shares_on_the_simplex(gains):
     found = gate()
     for gain in gains:
-        found = found.after(gain)
+        found = after(found, jnp.asarray(gain, jnp.float32))
     assert 0 <= float(found.trust) <= 1
     seen = Observation(
         jax.random.normal(jax.random.key(2), (4, 3, 2)),
@@ -108,7 +120,7 @@ def test_trust_stays_between_0_and_1_and_the_shares_on_the_simplex(gains):
         limits=jnp.array([0.2, 0.5, 0.0, 0.9]),
         groups=jnp.array([0, 0, -1, -1]),
     )
-    shares = np.asarray(LimitedGroups(found, [0.4])(seen, jnp.ones(4, bool)))
+    shares = np.asarray(shares_of(LimitedGroups(found, [0.4]), seen, jnp.ones(4, bool)))
     assert shares.sum() == pytest.approx(1, abs=1e-5)
     assert (shares <= np.array([0.2, 0.5, 0.0, 0.9]) + 1e-6).all()
     assert shares[:2].sum() <= 0.4 + 1e-5
@@ -119,7 +131,7 @@ def test_it_is_equivariant_like_what_is_inside():
     for _ in range(8):
         half = half.after(0.4)
     assert 0 < float(half.trust) < 1
-    assert_equivariant(half, window=4, channels=2)
+    assert_equivariant(eqx.filter_jit(half), window=4, channels=2)
 
 
 def test_it_is_saved_with_its_evidence_and_goes_on_from_there(tmp_path):

@@ -1,3 +1,5 @@
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ def awake(policy):
     )
 
 
+@cache
 def make(kind, head=None):
     key = jax.random.key(3)
     if kind is Convolutional:
@@ -82,7 +85,7 @@ def test_policies_keep_the_precision_they_are_given(kind):
     half = jax.tree.map(
         lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, make(kind)
     )
-    shares = half(observe(8, 0, jnp.bfloat16), jnp.ones(8, bool))
+    shares = eqx.filter_jit(half)(observe(8, 0, jnp.bfloat16), jnp.ones(8, bool))
     assert shares.dtype == jnp.bfloat16
     assert float(shares.astype(jnp.float32).sum()) == pytest.approx(1, abs=0.02)
 
@@ -91,7 +94,7 @@ def test_policies_keep_the_precision_they_are_given(kind):
 def test_the_untrained_policy_gives_nearly_equal_shares(kind):
     arguments = (CHANNELS, WINDOW) if kind is Convolutional else (CHANNELS,)
     policy = kind(*arguments, key=jax.random.key(0))
-    shares = policy(observe(10, 1), jnp.ones(10, bool))
+    shares = eqx.filter_jit(policy)(observe(10, 1), jnp.ones(10, bool))
     assert float(jnp.abs(shares - 0.1).max()) < 0.02
 
 
@@ -100,14 +103,18 @@ def test_attention_lets_entities_see_each_other_and_the_recurrent_policy_does_no
     mixed = Observation(one.history.at[3].set(other.history[3]), one.held)
     mask = jnp.ones(4, bool)
 
+    @eqx.filter_jit
     def ratio(policy, observation):
         features = policy.encode(observation.history, mask)
         scores = policy.scores(features, observation.held, mask)
-        return float(scores[0] - scores[1])
+        return scores[0] - scores[1]
 
     attention, recurrent = make(Attention), make(Recurrent)
-    assert ratio(attention, one) != pytest.approx(ratio(attention, mixed), abs=1e-4)
-    assert ratio(recurrent, one) == pytest.approx(ratio(recurrent, mixed), abs=1e-6)
+    seeing, blind = (
+        [float(ratio(policy, seen)) for seen in (one, mixed)] for policy in (attention, recurrent)
+    )
+    assert seeing[0] != pytest.approx(seeing[1], abs=1e-4)
+    assert blind[0] == pytest.approx(blind[1], abs=1e-6)
 
 
 def test_the_recurrent_policy_is_the_formula_in_numpy():
@@ -121,19 +128,21 @@ def test_the_recurrent_policy_is_the_formula_in_numpy():
         )
     scores = h @ np.asarray(policy.score.of_features) + 1.5 * np.asarray(observation.held)
     expected = np.exp(scores - scores.max())
-    shares = policy(observation, jnp.ones(5, bool))
+    shares = eqx.filter_jit(policy)(observation, jnp.ones(5, bool))
     assert np.asarray(shares) == pytest.approx(expected / expected.sum(), abs=1e-5)
 
 
 def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourites():
-    assert_equivariant(make(Attention), window=WINDOW, channels=CHANNELS)
+    assert_equivariant(JITTED[Attention, None], window=WINDOW, channels=CHANNELS)
 
+    @jax.jit
     def favourite(observation, mask):
         return Head()(observation.history[:, -1, 0] + jnp.arange(mask.shape[0]), mask)
 
     with pytest.raises(InputError, match="not permutation equivariant"):
         assert_equivariant(favourite, window=WINDOW, channels=CHANNELS)
 
+    @jax.jit
     def careless(observation, mask):
         return jax.nn.softmax(observation.history[:, -1, 0])
 
@@ -143,7 +152,7 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_absent_entity_is_no_more_than_padding(kind):
-    policy, seen = make(kind), observe(10, 5)
+    policy, seen = JITTED[kind, None], observe(10, 5)
     limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
     limited = Observation(seen.history, seen.held, limits)
     shares = policy(limited, jnp.ones(10, bool))
@@ -163,6 +172,6 @@ def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
     def given(policy):
         return policy(empty, jnp.ones(4, bool)).sum()
 
-    total, gradient = eqx.filter_value_and_grad(given)(policy)
+    total, gradient = eqx.filter_jit(eqx.filter_value_and_grad(given))(policy)
     assert float(total) == 0
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))

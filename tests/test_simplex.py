@@ -73,11 +73,12 @@ def test_bounded_shares_are_those_of_the_water_level_found_by_bisection(scored):
 
 
 def test_the_bounded_head_is_differentiable():
+    @jax.jit
     def share(scores):
         return Head(0.05, 0.4)(scores, jnp.ones(4, bool))[1]
 
     scores = jnp.array([2.0, 0.1, 0.0, -3.0])
-    gradient = jax.grad(share)(scores)
+    gradient = jax.jit(jax.grad(share))(scores)
     steps = 1e-2 * np.eye(4, dtype="f4")
     numeric = [(share(scores + step) - share(scores - step)) / 2e-2 for step in steps]
     assert np.asarray(gradient) == pytest.approx(np.asarray(numeric), abs=2e-3)
@@ -187,7 +188,7 @@ def test_within_limits_shares_are_those_of_the_nearest_allocation_in_relative_en
     bounds = Bounds(
         jnp.asarray(limits), groups=jnp.array([-1, 0, 0, -1]), group_limits=jnp.array([0.4])
     )
-    found = within(jnp.asarray(shares, jnp.float32), jnp.ones(4, bool), bounds)
+    found = eqx.filter_jit(within)(jnp.asarray(shares, jnp.float32), jnp.ones(4, bool), bounds)
     assert result.success
     assert np.asarray(found) == pytest.approx(result.x, abs=1e-4)
 
@@ -200,6 +201,7 @@ def test_gradients_through_bounds_are_finite_differences(room):
     )  # fmt: skip
     value = jnp.array([1.0, 2.0, -1.0, 5.0])
 
+    @jax.jit
     def worth(scores, limits):
         return (
             Head()(scores, jnp.ones(4, bool), eqx.tree_at(lambda b: b.limits, bounds, limits))
@@ -209,7 +211,7 @@ def test_gradients_through_bounds_are_finite_differences(room):
     scores = jnp.array([0.4, 0.2, 0.3, 9.0])
     for at in (0, 1):
         point = [scores, bounds.limits]
-        gradient = np.asarray(jax.grad(worth, argnums=at)(*point))
+        gradient = np.asarray(jax.jit(jax.grad(worth, argnums=at))(*point))
 
         def moved(step, at=at, point=point):
             return worth(*(p + step if i == at else p for i, p in enumerate(point)))
@@ -223,7 +225,7 @@ def test_where_nobody_can_take_anything_nothing_is_given_and_gradients_are_finit
     def total(scores):
         return Head()(scores, jnp.ones(3, bool), Bounds(jnp.zeros(3))).sum()
 
-    value, gradient = jax.value_and_grad(total)(jnp.array([1.0, 0.0, 2.0]))
+    value, gradient = jax.jit(jax.value_and_grad(total))(jnp.array([1.0, 0.0, 2.0]))
     assert float(value) == 0
     assert np.asarray(gradient).tolist() == [0, 0, 0]
 
@@ -234,7 +236,9 @@ def test_cash_takes_what_no_other_can():
 
 
 def test_equal_shares_within_limits_raise_all_alike_until_they_are_full():
-    shares = equal_within(jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0])))
+    shares = eqx.filter_jit(equal_within)(
+        jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0]))
+    )
     assert np.asarray(shares) == pytest.approx(np.array([0.1, 0.45, 0.45, 0.0]), abs=1e-6)
 
 
@@ -276,7 +280,9 @@ def test_units_of_negative_shares_are_refused():
     ],
 )
 def test_extreme_shares_are_apportioned_too(shares, limits, expected):
-    found = within(jnp.array(shares), jnp.ones(len(shares), bool), Bounds(jnp.array(limits)))
+    found = eqx.filter_jit(within)(
+        jnp.array(shares), jnp.ones(len(shares), bool), Bounds(jnp.array(limits))
+    )
     assert np.asarray(found) == pytest.approx(np.array(expected), abs=1e-6)
 
 

@@ -183,9 +183,9 @@ def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = 
 
 def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) -> None:
     m = task.width
-    state = problem.reset(task, key=key)
+    state = _compiled(problem.reset, task, key=key)
     _check_finite(state, f"{name}.reset", "state", task)
-    observation = problem.observe(task, state)
+    observation = _compiled(problem.observe, task, state)
     if not isinstance(observation, Observation):
         raise InputError(
             f"{name}.observe returned {type(observation).__name__}; return an Observation"
@@ -200,7 +200,8 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
         raise InputError(f"{name}.observe: held has shape {held.shape}; it must be ({m},)")
     _check_finite(observation, f"{name}.observe", "observation", task)
     _check_bounds(observation, name, m)
-    step = problem.step(task, state, equal_within(task.mask, observation.bounds), key=key)
+    shares = equal_within(task.mask, observation.bounds)
+    step = _compiled(problem.step, task, state, shares, key=key)
     if not isinstance(step, Step):
         raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
     for field in ("reward", "terminated", "truncated"):
@@ -220,6 +221,18 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
             "both must have the same structure, shapes and types"
         )
     _check_traced(problem, task, name, state, key)
+
+
+def _compiled(method: Callable[..., Any], *arguments: Any, key: PRNGKeyArray | None = None) -> Any:
+    """What a method returns, from one program: operation by operation takes much longer to start.
+
+    A method that cannot be compiled is called as it is: what is wrong with it is said by the checks.
+    """
+    named = {} if key is None else {"key": key}
+    try:
+        return eqx.filter_jit(method)(*arguments, **named)
+    except Exception:
+        return method(*arguments, **named)
 
 
 def _check_traced(problem: Problem, task: Task, name: str, state: Any, key: PRNGKeyArray) -> None:

@@ -23,10 +23,10 @@ from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import Policy
 from apportion.priority import Selection
-from apportion.problem import Problem, check_allocation, check_problem
+from apportion.problem import Observation, Problem, check_allocation, check_problem
 from apportion.result import Chunk, TrainingResult, metrics_frame
 from apportion.scorers import Scorer, max_deviation
-from apportion.tasks import Tasks, TaskSets
+from apportion.tasks import Task, Tasks, TaskSets
 from apportion.trees import take
 
 OnChunk = Callable[[Chunk], bool | None]
@@ -214,6 +214,11 @@ def _advance_runs(
     return forward(algorithm, state)
 
 
+@eqx.filter_jit
+def _copy(state: RunState) -> RunState:
+    return jax.tree.map(jnp.copy, state)
+
+
 def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> RunState:
     if isinstance(state, RunState):
         return state
@@ -231,7 +236,7 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     length = chunks.fitted(steps)
     # The given state stays the caller's: chunks donate their own copy to the next.
-    state = jax.tree.map(jnp.copy, state)
+    state = _copy(state)
     frames = []
     done = int(np.max(np.asarray(state.step)))
     while done < steps:
@@ -277,12 +282,17 @@ def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState)
     )
 
 
+@eqx.filter_jit
+def _first_observation(problem: Problem, task: Task, key: PRNGKeyArray) -> Observation:
+    return problem.observe(task, problem.reset(task, key=key))
+
+
 def _check_policy(problem: Problem, tasks: Tasks, policy: Policy) -> None:
     """One allocation of the untrained policy, before any work starts."""
     task = tasks[0]
-    observation = problem.observe(task, problem.reset(task, key=jax.random.key(0)))
+    observation = _first_observation(problem, task, jax.random.key(0))
     try:
-        allocation = policy(observation, task.mask)
+        allocation = eqx.filter_jit(policy)(observation, task.mask)
     except (TypeError, ValueError) as error:
         raise InputError(
             f"{type(policy).__name__} cannot read {type(problem).__name__}'s observation, history "

@@ -21,30 +21,43 @@ def files(command: str, file: str, *rows: tuple, run: str = ""):
     )
 
 
+def numbers(column: str, told: str):
+    """What every file must refuse that gives one number to each ticker; `told` is what is said of it."""
+    head = f"ticker,{column}\n"
+    return (
+        ("empty", "", "cannot be read"),
+        ("text", f"{head}A,some\n", "line 2", told.format("some")),
+        ("not finite", f"{head}A,nan\n", "line 2", told.format("nan")),
+        ("twice", f"{head}A,0.1\nA,0.1\n", "line 3: ticker A occurs twice"),
+        ("not all", f"{head}A,0.1\n", f"2 of 3 tickers have no {column}, first B"),
+    )
+
+
 @files(
     ALLOCATE,
     "h.csv",
+    *(
+        (f"{column}, {name}", f"ticker,{column}\n{rows}\n", words.format(column))
+        for column in ("share", "quantity")
+        for name, rows, words in (
+            ("unknown", "D,1", "D is not among the prices"),
+            ("text", "A,much", 'the {} of A is "much"'),
+            ("negative", "A,1.5\nB,-0.5", 'the {} of B is "-0.5"'),
+            ("infinite", "A,inf", 'the {} of A is "inf"'),
+            ("nan", "A,nan", 'the {} of A is "nan"'),
+            ("twice", "A,0.5\nA,0.5", "A occurs twice"),
+        )
+    ),
     ("empty", "", "not a table of holdings"),
     ("other names", "name,weight\nA,1\n", "not a table of holdings"),
-    ("text", "ticker,share\nA,much\n", 'the share of A is "much"'),
     ("no share", "ticker,share\nA,\n", 'the share of A is ""'),
-    ("unknown", "ticker,share\nD,1\n", "D is not among the prices"),
     ("a number for a name", "ticker,share\n007,1\n", "007 is not among the prices"),
     ("NA for a name", "ticker,share\nNA,1\n", "NA is not among the prices"),
     ("cash without cash", "ticker,share\ncash,1\n", "cash is not among the prices"),
-    ("twice", "ticker,share\nA,0.5\nA,0.5\n", "A occurs twice"),
     ("a space apart", "ticker,share\nA,0.5\n A,0.5\n", "A occurs twice"),
     ("too little", "ticker,share\nA,0.5\n", "sum to 0.5"),
     ("too much", "ticker,share\nA,1\nB,1\n", "sum to 2"),
-    ("negative", "ticker,share\nA,1.5\nB,-0.5\n", 'the share of B is "-0.5"'),
-    ("not finite", "ticker,share\nA,nan\n", 'the share of A is "nan"'),
     ("both", "ticker,share,quantity\nA,1,1\n", "gives both shares and quantities"),
-    ("units of nobody", "ticker,quantity\nD,1\n", "D is not among the prices"),
-    ("units are text", "ticker,quantity\nA,many\n", 'the quantity of A is "many"'),
-    ("units below 0", "ticker,quantity\nA,-1\n", 'the quantity of A is "-1"'),
-    ("units not finite", "ticker,quantity\nA,inf\n", 'the quantity of A is "inf"'),
-    ("units are nan", "ticker,quantity\nA,nan\n", 'the quantity of A is "nan"'),
-    ("units twice", "ticker,quantity\nA,1\nA,1\n", "A occurs twice"),
     ("cash twice", "ticker,quantity\ncash,1\ncash,1\n", "cash occurs twice"),
     ("cash below 0", "ticker,quantity\nA,1\ncash,-5\n", 'the quantity of cash is "-5"'),
     ("cash is nan", "ticker,quantity\nA,1\ncash,nan\n", 'the quantity of cash is "nan"'),
@@ -107,18 +120,14 @@ def test_groups_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
 @files(
     f"{TRAIN} --cost",
     "c.csv",
-    ("empty", "", "cannot be read"),
+    *numbers("cost", '"{}" is no commission'),
     ("no cost", "ticker,price\nA,1\n", 'column "buy" is missing'),
     ("half a side", "ticker,buy\nA,0.1\n", 'column "sell" is missing'),
     ("no rows", "ticker,cost\n", "names no ticker"),
-    ("text", "ticker,cost\nA,cheap\n", "line 2", '"cheap" is no commission'),
     ("percent", "ticker,cost\nA,0.25%\n", "line 2", '"0.25%" is no commission'),
     ("too much", "ticker,cost\nA,0.5\n", "below 0.5"),
     ("negative", "ticker,buy,sell\nA,0.1,-0.1\n", '"-0.1" is no commission'),
-    ("not finite", "ticker,cost\nA,nan\n", '"nan" is no commission'),
     ("nameless", "ticker,cost\n,0.1\n", "line 2: the ticker is empty"),
-    ("twice", "ticker,cost\nA,0.1\nA,0.1\n", "line 3: ticker A occurs twice"),
-    ("not all", "ticker,cost\nA,0.1\n", "2 of 3 tickers have no cost, first B"),
 )
 def test_commissions_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
@@ -127,13 +136,9 @@ def test_commissions_that_are_wrong_are_refused(case, tmp_path, monkeypatch, cap
 @files(
     f"{ALLOCATE} h.csv --lot",
     "l.csv",
-    ("empty", "", "cannot be read"),
+    *numbers("lot", 'the lot is "{}"'),
     ("no lot", "ticker,size\nA,1\n", "the columns must be ticker and lot"),
-    ("text", "ticker,lot\nA,some\n", 'line 2: the lot is "some"'),
     ("none", "ticker,lot\nA,0\n", 'line 2: the lot is "0"'),
-    ("not finite", "ticker,lot\nA,nan\n", 'line 2: the lot is "nan"'),
-    ("twice", "ticker,lot\nA,1\nA,1\n", "line 3: ticker A occurs twice"),
-    ("not all", "ticker,lot\nA,1\n", "2 of 3 tickers have no lot, first B"),
     run="portfolio",
 )
 def test_lots_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):

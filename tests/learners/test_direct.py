@@ -23,8 +23,12 @@ TASKS = draw_tasks(12, 4, 1)
 
 
 def batch_of(problem, length, warm_up):
-    memory = replay.start(problem, TASKS, slots=1, length=warm_up, warm_up=warm_up, key=KEY)
-    return replay.sample(memory, jnp.asarray(0), length, horizon=warm_up, recency=0.0, key=KEY)
+    @eqx.filter_jit
+    def drawn(problem):
+        memory = replay.start(problem, TASKS, slots=1, length=warm_up, warm_up=warm_up, key=KEY)
+        return replay.sample(memory, jnp.asarray(0), length, horizon=warm_up, recency=0.0, key=KEY)
+
+    return drawn(problem)
 
 
 def steep(policy):
@@ -32,6 +36,7 @@ def steep(policy):
 
 
 def gradient(objective, problem, policy, batch):
+    @eqx.filter_jit
     @eqx.filter_grad
     def loss(policy):
         return objective(problem, TASKS[0], policy, batch, KEY).rewards.mean()
@@ -80,10 +85,13 @@ def test_the_weight_scales_the_step_and_the_loss_but_not_the_reported_gradient_n
     policy, batch = steep(Recurrent(1, 4, key=KEY)), batch_of(problem, 4, 16)
     learner = Direct(4, 0.1, transform=optax.identity())
 
+    @eqx.filter_jit
+    def updated(weight):
+        state = learner.start(policy)
+        return learner.update(problem, TASKS[0], batch, policy, state, weight, key=KEY)
+
     def after(weight):
-        update = learner.update(
-            problem, TASKS[0], batch, policy, learner.start(policy), jnp.asarray(weight), key=KEY
-        )
+        update = updated(jnp.asarray(weight))
         moved = update.policy.score.of_features - policy.score.of_features
         return np.asarray(moved), float(update.evidence.loss), float(update.evidence.gradient_norm)
 

@@ -63,7 +63,7 @@ def test_a_budget_is_shared_better_than_equally():
     def gains(policy):
         return evaluate(problem, policy, tasks, key=KEY).mean_reward - equal
 
-    for of_task in np.asarray(eqx.filter_vmap(gains)(policies))[..., 0].T:
+    for of_task in np.asarray(eqx.filter_jit(eqx.filter_vmap(gains))(policies))[..., 0].T:
         assert_mean_above(of_task, 0.0)
 
 
@@ -114,7 +114,7 @@ def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():
 def test_paired_rollouts_differ_in_nothing_but_the_noise():
     problem, task = SomeCarrySignal(), draw_tasks(8, 4, 1)[0]
     policy = Recurrent(1, 4, key=KEY)
-    seen = roll_out(problem, task, policy, GaussianScores(0.5), 3, key=KEY)
+    seen = eqx.filter_jit(roll_out)(problem, task, policy, GaussianScores(0.5), 3, key=KEY)
     shown = np.asarray(seen.observations.history)
     assert (shown == shown[:1]).all()
     assert np.ptp(np.asarray(seen.actions), axis=0).min() > 0
@@ -123,11 +123,13 @@ def test_paired_rollouts_differ_in_nothing_but_the_noise():
 def test_the_update_of_a_task_that_weighs_nothing_changes_nothing():
     problem, task = ConstantBest(), draw_tasks(12, 4, 1)[0]
     policy, learner = Recurrent(1, 4, key=KEY), PPO(4, epochs=1)
-    state = learner.start(policy)
+
+    @eqx.filter_jit
+    def updated(weight):
+        return learner.update(problem, task, None, policy, learner.start(policy), weight, key=KEY)
+
     for weight, same in ((0.0, True), (1.0, False)):
-        update = learner.update(
-            problem, task, None, policy, state, jnp.asarray(weight), key=KEY
-        )  # fmt: skip
+        update = updated(jnp.asarray(weight))
         assert bool(eqx.tree_equal(update.policy, policy)) is same
 
 

@@ -110,13 +110,14 @@ def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
     history = jax.random.normal(KEY, (5, 5, 17))
     mask = jnp.ones(5, bool)
 
+    @eqx.filter_jit
     def decide(policy):
         return policy.decide(Observation(history, jnp.full(5, 0.2)), mask)
 
     decision = decide(policy)
     assert 0.5 <= float(decision.step) <= 3
     assert 0 <= float(decision.momentum) <= 0.9
-    slope = eqx.filter_grad(lambda p: decide(p).momentum)(policy)
+    slope = eqx.filter_jit(eqx.filter_grad(lambda p: decide(p).momentum))(policy)
     assert float(jnp.abs(slope.server).max()) > 0
 
 

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +43,19 @@ def federation(**changes):
 TRAINING, UNSEEN = skewed_tasks(PARTITION, 3, 2, seen=(8, 5))
 
 
+episode = eqx.filter_jit(run_episode)
+
+
+@eqx.filter_jit
+def reset(problem, task, key=KEY):
+    return problem.reset(task, key=key)
+
+
+@eqx.filter_jit
+def step(problem, task, state):
+    return problem.step(task, state, equal_shares(task.mask), key=KEY)
+
+
 def steep(key):
     policy = Recurrent(1, 6, key=key)
     return jax.tree.map(lambda leaf: 10 * leaf, policy)
@@ -51,8 +65,8 @@ def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
     problem, task = federation(), TRAINING[0]
     order = np.random.default_rng(0).permutation(10)
     aggregator = PolicyAggregator(steep(KEY))
-    run = jax.jit(lambda task: run_episode(problem, aggregator, task, key=KEY))
-    here, there = run(task), run(Task(task.members[order], task.mask[order]))
+    moved = Task(task.members[order], task.mask[order])
+    here, there = (episode(problem, aggregator, each, key=KEY) for each in (task, moved))
     assert float(jnp.ptp(here.shares)) > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-5)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
@@ -88,8 +102,7 @@ def test_padding_takes_no_part():
     problem, task = federation(), TRAINING[0]
     padded = Tasks.of([np.asarray(task.members).tolist()], width=12)[0]
     choose = PolicyAggregator(steep(KEY))
-    here = run_episode(problem, choose, task, key=KEY)
-    there = run_episode(problem, choose, padded, key=KEY)
+    here, there = (episode(problem, choose, each, key=KEY) for each in (task, padded))
     assert (there.shares[:, 10:] == 0).all()
     assert np.asarray(there.shares[:, :10]) == pytest.approx(np.asarray(here.shares), abs=1e-5)
 
@@ -98,7 +111,7 @@ def test_padding_takes_no_part():
 def test_every_client_state_keeps_the_interface(name):
     problem = federation(state=client_state(name), model=Convolutional(6, 2, 3))
     check_problem(problem, TRAINING)
-    observation = problem.observe(TRAINING[0], problem.reset(TRAINING[0], key=KEY))
+    observation = eqx.filter_jit(problem.observe)(TRAINING[0], reset(problem, TRAINING[0]))
     assert observation.history.shape == (10, 5, problem.channels)
     differs = np.ptp(np.asarray(observation.history[:, -1]), axis=0) > 0
     # Of the round, the server's samples and the other clients every client is told the same.
@@ -120,10 +133,16 @@ def test_the_convolution_is_a_convolution():
     )
 
 
+@eqx.filter_jit
+def train(problem, first):
+    """What the fourth client makes of a model."""
+    return problem.train(first, jnp.asarray(3), key=KEY)
+
+
 def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
     problem = federation()
     first, unravel = ravel_pytree(problem.model.start(key=KEY))
-    trained = problem.train(first, jnp.asarray(3), key=KEY)
+    trained = train(problem, first)
 
     def loss(flat):
         logits = problem.model.logits(unravel(flat), problem.images[problem.index[3]])
@@ -136,8 +155,7 @@ def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
     fewer = federation(partition=replace(PARTITION, counts=counts))
     wrong = fewer.local_labels.at[3, 15:].set(0)
     poisoned = jax.tree.map(lambda leaf: wrong if leaf is fewer.local_labels else leaf, fewer)
-    here = fewer.train(first, jnp.asarray(3), key=KEY)
-    there = poisoned.train(first, jnp.asarray(3), key=KEY)
+    here, there = train(fewer, first), train(poisoned, first)
     assert bool((here == there).all())
 
 
@@ -146,7 +164,7 @@ def test_blocks_change_memory_and_not_the_score():
         [ravel_pytree(Perceptron(6, 16).start(key=key))[0] for key in jax.random.split(KEY, 3)]
     )
     scores = [
-        np.asarray(problem.correct(models, problem.evaluation))
+        np.asarray(eqx.filter_jit(problem.correct)(models, problem.evaluation))
         for problem in (federation(block=100), federation(block=7))
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
@@ -155,13 +173,12 @@ def test_blocks_change_memory_and_not_the_score():
 
 def test_the_reward_is_the_accuracy_of_the_average():
     problem, task = federation(), TRAINING[0]
-    state = problem.reset(task, key=KEY)
-    shares = equal_shares(task.mask)
-    step = problem.step(task, state, shares, key=KEY)
+    state = reset(problem, task)
+    taken = step(problem, task, state)
     right = problem.correct(state.models.mean(0)[None], problem.evaluation).sum()
-    assert float(step.reward) == pytest.approx(float(right), abs=1e-6)
-    assert not bool(step.terminated)
-    assert not bool(step.truncated)
+    assert float(taken.reward) == pytest.approx(float(right), abs=1e-6)
+    assert not bool(taken.terminated)
+    assert not bool(taken.truncated)
 
 
 def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed():
@@ -188,8 +205,8 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
     record = run_episodes(problem, BySamples(), TRAINING, key=KEY)
     assert ((record.shares > 0).sum(-1) == 4).all()
     assert ((record.shares > 0).any(1).sum(-1) > 4).all()
-    state = problem.reset(TRAINING[0], key=KEY)
-    following = problem.step(TRAINING[0], state, equal_shares(TRAINING[0].mask), key=KEY).state
+    state = reset(problem, TRAINING[0])
+    following = step(problem, TRAINING[0], state).state
     away = np.asarray(~following.present)
     assert (np.asarray(following.history)[away] == np.asarray(state.history)[away]).all()
     assert (np.asarray(following.absent)[away] >= 1).all()
@@ -201,7 +218,7 @@ def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_
     problem = federation(drawn=(20, 60), gate=True, state=client_state("invariant"))
     counts = set()
     for key in jax.random.split(KEY, 8):
-        server = problem.reset(TRAINING[0], key=key).server
+        server = reset(problem, TRAINING[0], key).server
         shown, kept = np.asarray(server.shown), np.asarray(server.kept)
         assert not (shown & kept).any()
         total = shown.sum() + kept.sum()
@@ -219,5 +236,5 @@ def test_an_attacker_sends_its_update_multiplied():
     multiples[3] = -2.0
     honest, attacked = federation(), federation(partition=replace(PARTITION, multiples=multiples))
     first, _ = ravel_pytree(honest.model.start(key=KEY))
-    here, there = (p.train(first, jnp.asarray(3), key=KEY) - first for p in (honest, attacked))
+    here, there = (train(problem, first) - first for problem in (honest, attacked))
     assert np.asarray(there) == pytest.approx(-2 * np.asarray(here), abs=1e-6)

@@ -25,6 +25,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.runs.policy_file import load_about, load_policy, save_policy
 from apportion.tasks import Tasks
+from apportion.training import Chunks
 
 PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
 NAMES = PRICES.tickers
@@ -73,9 +74,13 @@ def test_every_day_of_a_walk_is_within_the_rules(walked):
     assert np.asarray(walk.turnover)[1:].max() <= rules.max_turnover + 1e-6
 
 
-def test_without_the_rules_the_same_policy_breaks_them_all(walked):
+@pytest.fixture(scope="module")
+def free():
+    return eqx.filter_jit(walk_policy)(INSIDE, market(Rules()), EVERYONE)
+
+
+def test_without_the_rules_the_same_policy_breaks_them_all(walked, free):
     rules, _ = walked
-    free = walk_policy(INSIDE, market(Rules()), EVERYONE)
     shares = np.asarray(free.allocations)
     assert shares.max() > rules.max_weight or rules.max_weight == 1
     assert shares.min() < rules.min_weight or rules.min_weight == 0
@@ -107,7 +112,7 @@ def test_a_task_too_small_for_its_rules_stays_whole():
 @pytest.mark.parametrize("rebalance", ["weekly", "monthly"])
 def test_nothing_is_traded_between_rebalancing_days(rebalance):
     rules = replace(CASES["weights"], rebalance=rebalance)
-    walk = walk_policy(constrain(INSIDE, rules), market(rules), EVERYONE)
+    walk = eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), market(rules), EVERYONE)
     turnover, shares = np.asarray(walk.turnover), np.asarray(walk.allocations)
     # The period that ends on a row was decided on the row before it.
     decided = rebalancing_days(PRICES.dates, rebalance)[7:-1]
@@ -115,7 +120,9 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
     assert (turnover[~entered] == 0).all()
     assert (turnover[entered] > 1e-3).all()
     assert shares[entered].max() <= rules.max_weight + 1e-6
-    path = rollout(market(rules), constrain(INSIDE, rules), EVERYONE, key=jax.random.key(0))
+    path = eqx.filter_jit(rollout)(
+        market(rules), constrain(INSIDE, rules), EVERYONE, key=jax.random.key(0)
+    )
     np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
 
 
@@ -164,13 +171,13 @@ def test_training_learns_within_the_rules_and_moves_no_limit(group_file, rebalan
         TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, group=group_file,
         rebalance=rebalance, k=1.0, eta=1.0,
     )  # fmt: skip
-    done = train_portfolio(PRICES, settings)
+    done = train_portfolio(PRICES, settings, chunks=Chunks(1))
     policy = done.policy
     assert isinstance(policy, Constrained)
     assert (policy.head.floor, policy.head.cap, policy.turnover) == (0.02, 0.45, 0.4)
     assert policy.group_limits == (0.3, 0.1)
     assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
-    start = train_portfolio(PRICES, replace(settings, steps=1)).policy
+    start = train_portfolio(PRICES, replace(settings, steps=1), chunks=Chunks(1)).policy
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), policy, start)
     assert max(jax.tree.leaves(moved)) > 1e-4
     save_policy(policy, tmp_path)
@@ -192,7 +199,7 @@ def test_a_gradient_sees_every_day_until_the_next_trade():
 
     # The first period is traded, the four after it are held (no month begins in them).
     assert not rebalancing_days(PRICES.dates, "monthly")[8:12].any()
-    slope = np.asarray(jax.grad(total)(first))
+    slope = np.asarray(jax.jit(jax.grad(total))(first))
     y = PRICES.relatives()[8:13].prod(0)
     # Shares sum to 1, so a slope that all have in common, such as the commission's, says nothing.
     held = y / y.mean()

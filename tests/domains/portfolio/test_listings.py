@@ -31,6 +31,7 @@ POLICY = eqx.tree_at(
     lambda p: p.score.of_features, Recurrent(3, 4, key=jax.random.key(0)), 3 * jnp.ones(4)
 )
 EVERYONE = Tasks.of([range(5)])[0]
+walked = eqx.filter_jit(walk_policy)
 
 
 def cut(spans: dict[int, tuple[int, int]]) -> Prices:
@@ -128,12 +129,13 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
     # Entities 1 and 4 both come late: a task of them alone has days with nobody there.
     tasks = Tasks.of([[1, 4], [0, 1, 2], [2, 4, 3]])
     check_problem(market, tasks)
+    follow = eqx.filter_jit(rollout)
     for task in tasks:
-        walk = walk_policy(POLICY, market, task)
-        path = rollout(market, POLICY, task, key=jax.random.key(0))
+        walk = walked(POLICY, market, task)
+        path = follow(market, POLICY, task, key=jax.random.key(0))
         np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
         assert np.isfinite(np.asarray(walk.log_return)).all()
-    alone = walk_policy(POLICY, market, tasks[0])
+    alone = walked(POLICY, market, tasks[0])
     empty = 20 - WINDOW + 1
     assert (np.asarray(alone.log_return)[:empty] == 0).all()
     assert np.asarray(alone.allocations)[empty].tolist() == [0, 1, 0]
@@ -142,7 +144,7 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
 def test_a_delisting_between_rebalancing_days_sells_in_proportion():
     rules = Rules(max_weight=0.6, rebalance="monthly")
     market = Market.of(PARTLY, window=WINDOW, rules=rules)
-    walk = walk_policy(constrain(POLICY, rules), market, EVERYONE)
+    walk = walked(constrain(POLICY, rules), market, EVERYONE)
     shares = np.asarray(walk.allocations)
     period = 51 - WINDOW
     assert not bool(market.rebalanced[51])  # pyright: ignore[reportOptionalSubscript]

@@ -1,6 +1,7 @@
 """Multi-task against single-task LSPI."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from apportion.studies.theory import crossover
@@ -27,6 +28,21 @@ def test_pooling_wins_early_and_near_and_loses_late_and_far():
     check(study, open_at_this_size=(average,))
     assert {v.claim.split(" (")[0]: v.estimate for v in study.verdicts}[average] <= -0.5
     assert len(study.plot().axes) == 3
+
+
+def test_families_that_lose_nothing_at_all_are_drawn_too():
+    """With long samples no family may lose anything: a logarithm of 0 is drawn by nobody."""
+    index = pd.MultiIndex.from_product(
+        [crossover.SPREADS, crossover.SIZES, range(4)], names=["spread", "samples", "run"]
+    )
+    rows = index.to_frame(index=False).assign(predicted=500.0)
+    for name in crossover.MEASURES:
+        rows[name] = (1 + 0.1 * rows["run"]) / rows["samples"]
+    rows["multi"] = rows["spread"] / 300
+    rows.loc[(rows["samples"] == 9216) & (rows["spread"] == 0.8), "single"] = 0.0
+    study = crossover.conclude(rows, {})
+    mesh = study.plot().axes[1].collections[0]
+    assert np.isfinite(mesh.get_array()).all()
 
 
 @pytest.mark.slow

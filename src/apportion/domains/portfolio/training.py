@@ -302,6 +302,13 @@ def next_allocation(
     market = Market.ending(prices, window=window, costs=Costs(cash=cash), rules=rules)
     task = everyone(len(prices.tickers), cash=cash)
     shares = market.start(task) if held is None else jnp.asarray(held, jnp.float32)
+    return _next(policy, market, task, shares, enter=held is None)
+
+
+@eqx.filter_jit
+def _next(
+    policy: Policy, market: Market, task: Task, shares: Float[Array, " entities"], enter: bool
+) -> Float[Array, " entities"]:
     now = Holding(jnp.zeros((), jnp.int32), shares)
     wanted = policy(market.observe(task, now), task.mask)
-    return market.traded(task, now.n, shares, wanted, enter=held is None)
+    return market.traded(task, now.n, shares, wanted, enter=enter)

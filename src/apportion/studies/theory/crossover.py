@@ -286,7 +286,8 @@ def _plot_curves(axis: Axes, grids: dict[str, Grid]) -> None:
 
 
 def _plot_map(axis: Axes, grids: dict[str, Grid], lines: pd.DataFrame) -> QuadMesh:
-    ratio = np.log10(grids["multi"].mean(-1) / grids["single"].mean(-1))
+    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
+    ratio = np.log10(multi / single)
     limit = 2.0
     mesh = axis.pcolormesh(
         np.arange(len(SIZES)),

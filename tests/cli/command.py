@@ -1,0 +1,71 @@
+"""The command line as the tests call it, and what it must answer."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from apportion.cli import main
+
+Done = subprocess.CompletedProcess[str]
+
+
+def in_own_process(*arguments: object) -> Done:
+    """The command as a user starts it."""
+    command = [sys.executable, "-m", "apportion", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def apportion(*arguments: object) -> Done:
+    """The same `main` in this process, which has started JAX and compiled much already.
+
+    Standard output and standard error are caught at the file descriptors, where `main` switches them.
+    """
+    kept = [os.dup(stream) for stream in (1, 2)]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        try:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            with redirect_stdout(out), redirect_stderr(err):
+                code = _exit_code(arguments)
+        finally:
+            for stream, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, stream)
+                os.close(copy)
+        texts = [_whole(file) for file in (out, err)]
+    return subprocess.CompletedProcess(list(map(str, arguments)), code, *texts)
+
+
+def _exit_code(arguments: tuple[object, ...]) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(map(str, arguments)))
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+def _whole(file) -> str:
+    file.flush()
+    file.seek(0)
+    return file.read()
+
+
+def one_object(done: Done) -> dict:
+    """Standard output as the one JSON object it must be, and nothing else."""
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    content = json.loads(done.stdout)
+    assert isinstance(content, dict)
+    return content
+
+
+def assert_refused(done: Done, *words: str) -> None:
+    """Exit code 2, nothing on standard output, one sentence without a traceback on the other."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
