@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz kills audit licences lint bench \
-	docs clean
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz kills audit \
+	licences lint bench bench-gpu docs clean
 
 install: $(STAMP)
 
@@ -105,6 +105,17 @@ lint: install
 bench: install
 	for name in charging federated lspi portfolio tasks; do \
 		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# On a machine with a graphics card; MNIST=mnist.npz adds the federated episodes.
+JAX_GPU ?= jax[cuda12]
+bench-gpu: .peers/gpu/.installed
+	.peers/gpu/bin/python benchmarks/gpu.py --out benchmarks/results $(if $(MNIST),--mnist $(MNIST))
+
+.peers/gpu/.installed: pyproject.toml constraints.txt
+	test -x .peers/gpu/bin/python || $(PYTHON) -m venv .peers/gpu
+	.peers/gpu/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable . "$(JAX_GPU)" "$(TORCH)"
+	touch $@
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

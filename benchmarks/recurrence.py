@@ -6,17 +6,15 @@ in an environment of its own: `python benchmarks/recurrence.py --peer PATH/TO/IT
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+from table import RESULTS, alternate, best, facts, ratio, spread, version_in, write
+
 PEER = Path(__file__).parent / "recurrence_peer.py"
 
 
@@ -30,7 +28,7 @@ class Row:
     entities: int
     learners: int
     steps: int
-    target: float
+    target: float = 0.0
 
 
 ROWS = [
@@ -109,84 +107,41 @@ class Peer:
         self._process.wait()
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
-
-
 def measure(row: Row, python: str, turns: int, cores: int) -> dict:
     """The peer with one thread and with all: the better of the two is what we are compared with."""
-    ours = prepare(row)
     peers = {threads: Peer(python, row, threads) for threads in sorted({1, cores})}
-    rates: dict[str, list[float]] = {"ours": [], **{f"{t} threads": [] for t in peers}}
-    for _ in range(turns):
-        rates["ours"].append(ours())
-        for threads, peer in peers.items():
-            rates[f"{threads} threads"].append(peer.turn())
+    sides = {"ours": prepare(row)} | {f"{n} threads": peer.turn for n, peer in peers.items()}
+    rates = alternate(sides, turns)
     for peer in peers.values():
         peer.close()
-    names = [name for name in rates if name != "ours"]
-    best = [max(rates[name][turn] for name in names) for turn in range(turns)]
-    ratios = [ours / peer for ours, peer in zip(rates["ours"], best, strict=True)]
+    ours = rates.pop("ours")
     return {
-        "row": row.name,
-        "ours": spread(rates["ours"]),
-        "peer": spread(best),
-        "peer by threads": {name: spread(rates[name]) for name in names},
-        "ratio": spread(ratios),
-        "target": row.target,
+        "size": row.name,
+        "ours": spread(ours),
+        "PyTorch, eager": spread(best(rates)),
+        "ratio": ratio(ours, best(rates)),
+        "to reach": row.target,
+        "_peer by threads": {name: spread(each) for name, each in rates.items()},
     }
-
-
-def table(results: list[dict], facts: dict) -> str:
-    def cell(value: dict, digits: str) -> str:
-        return f"{value['median']:{digits}} ({value['least']:{digits}}-{value['most']:{digits}})"
-
-    lines = [
-        "# Gradient steps a second against PyTorch",
-        "",
-        "Medians over turns taken alternately, with the least and the most. The peer is eager "
-        "PyTorch with one thread or one for each core, whichever was faster in that turn.",
-        "",
-        "| size | ours | PyTorch, eager | ratio | to reach |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r['row']} | {cell(r['ours'], '.0f')} | {cell(r['peer'], '.0f')} | "
-        f"{cell(r['ratio'], '.1f')} | {r['target']:.0f} |"
-        for r in results
-    ]
-    lines += ["", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", required=True, help="python of an environment with PyTorch")
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
-
-    import jax
-
-    ask = [options.peer, "-c", "import torch; print(torch.__version__)"]
-    facts = {
-        "machine": f"{cores} cores, {platform.machine()}, {jax.devices()[0].platform}",
-        "load when begun": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        "jax": jax.__version__,
-        "torch": subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip(),
-        "python": platform.python_version(),
-    }
-    results = []
-    for row in ROWS:
-        results.append(measure(row, options.peer, options.turns, cores))
-        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    text = table(results, facts)
-    (RESULTS / "recurrence.md").write_text(text)
-    (RESULTS / "recurrence.json").write_text(
-        json.dumps({"rows": results, **facts}, indent=1) + "\n"
+    about = facts(torch=version_in(options.peer, "torch"))
+    write(
+        "recurrence",
+        "Gradient steps a second against PyTorch",
+        "Medians over turns taken alternately, with the least and the most. The peer is eager "
+        "PyTorch with one thread or one for each core, whichever was faster in that turn.",
+        [measure(row, options.peer, options.turns, cores) for row in ROWS],
+        about,
+        options.out,
     )
-    print(text)
 
 
 if __name__ == "__main__":

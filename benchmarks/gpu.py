@@ -1,0 +1,125 @@
+"""The graphics card's figures by one command: gradient steps against PyTorch, and federated episodes.
+
+    python benchmarks/gpu.py --out DIR [--mnist mnist.npz] [--tiny]
+
+Ours trains 1, 10, 90 and 900 learners at once at the paper's size; PyTorch does the same step on the
+same card in the same process: eager, by torch.nn.RNN (cuDNN), and eager with all learners in one
+batched product. Needs JAX and PyTorch in one environment, both with the card. With MNIST's file it
+goes on to `federated_gpu.py`. `--tiny` tries every path at small sizes, on a processor too.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from recurrence import Row, prepare
+from recurrence_peer import prepare as prepare_one
+from recurrence_peer import prepare_many
+from table import alternate, best, facts, ratio, spread, write
+
+# Learners at once, and the steps of a turn: ours, and those of PyTorch with all in one product.
+LEARNERS = {1: (500, 50), 10: (250, 50), 90: (100, 20), 900: (25, 5)}
+TINY = {1: (5, 5), 3: (5, 5)}
+ALONE = 50
+"""Steps of a turn of one learner in PyTorch."""
+PRODUCT = 28 * 25
+"""Numbers in the parameters A and B: a step multiplies each row of each period by them three times."""
+
+
+def turn_of(step: Callable[[], None], steps: int, learners: int) -> Callable[[], float]:
+    """A turn of a peer: its median rate over five goes, each waited for."""
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def turn() -> float:
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            for _ in range(max(steps // 5, 1)):
+                step()
+            wait()
+            times.append(time.perf_counter() - begun)
+        return learners * max(steps // 5, 1) / statistics.median(times)
+
+    for _ in range(3):
+        step()
+    wait()
+    return turn
+
+
+def measure(row: Row, batched_steps: int, turns: int, device: str) -> dict:
+    """One number of learners: those of PyTorch that take one learner run them one after another."""
+    sizes = (row.window, row.batch, row.entities)
+    eager = prepare_one(*sizes, device=device)
+    library = prepare_one(*sizes, device=device, library=True)
+    sides = {
+        "ours": prepare(row),
+        "eager": turn_of(eager, ALONE, 1),
+        "torch.nn.RNN": turn_of(library, ALONE, 1),
+    }
+    if row.learners > 1:
+        many = prepare_many(*sizes, row.learners, device=device)
+        sides["eager, batched"] = turn_of(many, batched_steps, row.learners)
+    rates = alternate(sides, turns)
+    ours = rates.pop("ours")
+    operations = 3 * 2 * row.window * row.batch * row.entities * PRODUCT
+    return {
+        "learners": row.learners,
+        "ours": spread(ours),
+        "eager": spread(rates["eager"]),
+        "torch.nn.RNN": spread(rates["torch.nn.RNN"]),
+        "eager, batched": spread(rates["eager, batched"]) if row.learners > 1 else None,
+        "ratio to eager": ratio(ours, rates["eager"]),
+        "ratio to the best": ratio(ours, best(rates)),
+        "TFLOP/s of ours": operations * statistics.median(ours) / 1e12,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mnist", type=Path, help="for the federated episodes")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
+    options = parser.parse_args()
+    # JAX would take most of the card's memory at once; PyTorch and the second program need their part.
+    environment = dict(os.environ)
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    about = facts(torch=torch.__version__, device_of_torch=device)
+    window, batch, entities = (4, 8, 3) if options.tiny else (31, 109, 10)
+    rows = []
+    for learners, (steps, batched_steps) in (TINY if options.tiny else LEARNERS).items():
+        row = Row(f"{learners} learners", window, batch, entities, learners, steps)
+        rows.append(measure(row, batched_steps, options.turns, device))
+        # Written after each, so that a run cut short leaves what it had.
+        write(
+            "gpu",
+            "Gradient steps a second on a graphics card",
+            f"All learners together, H{window} B{batch} m{entities}; medians over turns taken "
+            "alternately, with the least and the most. `eager` and `torch.nn.RNN` (cuDNN) train one "
+            "learner after another.",
+            rows,
+            about,
+            options.out,
+        )
+    if options.mnist is None:
+        print("federated episodes: skipped, for no --mnist was given")
+        return
+    program = Path(__file__).with_name("federated_gpu.py")
+    asked = ["--mnist", str(options.mnist), "--out", str(options.out)]
+    torch.cuda.empty_cache()
+    done = subprocess.run([sys.executable, str(program), *asked], check=False, env=environment)
+    sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What every benchmark writes: benchmarks/results/NAME.md and NAME.json, by turns, with spread.
+
+Sides are timed by turns in one run, so that what else the machine does meets all of them; a cell is
+the median over turns with the least and the most, and a ratio is taken turn by turn. A row is a
+dictionary from the table's headings to cells; what starts with an underscore is in the JSON alone.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+Spread = dict[str, float]
+Rates = Mapping[str, Sequence[float]]
+
+
+def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """What each side measures in each turn."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(turns):
+        for name, side in sides.items():
+            found[name].append(side())
+    return found
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def ratio(ours: Sequence[float], peer: Sequence[float]) -> Spread:
+    """Ours over the peer's, turn by turn."""
+    return spread([one / other for one, other in zip(ours, peer, strict=True)])
+
+
+def best(rates: Rates) -> list[float]:
+    """The fastest of several peers in each turn."""
+    return [max(turn) for turn in zip(*rates.values(), strict=True)]
+
+
+def facts(*packages: str, **others: str) -> dict[str, str]:
+    """The machine, its load now, and the versions of these packages: call it before measuring."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0))
+    device = jax.devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in ("jax", *packages)}
+    return {
+        "machine": f"{cores} cores, {platform.machine()}, {device.platform} ({device.device_kind})",
+        "load when begun": " ".join(f"{load:.1f}" for load in os.getloadavg()),
+        **versions,
+        **others,
+        "python": platform.python_version(),
+    }
+
+
+def version_in(python: str | Path, package: str) -> str:
+    """The version of a package in another environment."""
+    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def cell(value: Any) -> str:
+    """A spread as median (least-most), a number by three digits, anything else as it is."""
+    if isinstance(value, Mapping):
+        low, high = number(value["least"]), number(value["most"])
+        return f"{number(value['median'])} ({low}-{high})"
+    return number(value) if isinstance(value, float) else "" if value is None else str(value)
+
+
+def number(value: float) -> str:
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return (
+        f"{value:.3g}"
+        if abs(value) < 0.01
+        else f"{value:.2g}"
+        if abs(value) < 1
+        else f"{value:.1f}"
+    )
+
+
+def write(
+    name: str,
+    title: str,
+    about: str,
+    rows: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, str],
+    out: Path = RESULTS,
+) -> None:
+    """Write the table and the numbers behind it, and print the table."""
+    headings = [heading for heading in rows[0] if not heading.startswith("_")]
+    lines = [
+        f"# {title}",
+        "",
+        about,
+        "",
+        f"| {' | '.join(headings)} |",
+        "|---" * len(headings) + "|",
+    ]
+    lines += [f"| {' | '.join(cell(row.get(heading)) for heading in headings)} |" for row in rows]
+    text = "\n".join([*lines, "", *(f"- {key}: {value}" for key, value in facts.items()), ""])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.md").write_text(text)
+    found = {"title": title, "about": about, "rows": list(rows), **facts}
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(text)
