@@ -7,18 +7,21 @@ docs/results/coverage/table.csv; tests/test_coverage.py holds every layout to 93
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.signal import lfilter
 
+from apportion.domains.portfolio import metrics
 from apportion.statistics import (
     Estimate,
     clustered_ratio,
     interval,
     mean_over,
     of_means,
+    over_blocks,
     over_rows_and_columns,
 )
 from apportion.studies.theory import crossover, fig1
@@ -112,6 +115,52 @@ def by_both(garage: np.ndarray) -> Estimate:
     return clustered_ratio((by_days[0], by_days[1]), (by_stations[0], by_stations[1]))
 
 
+MEAN, SPREAD = 0.0005, 0.01
+"""Of a day's return."""
+
+
+def days(count: int, hang_together: float, clustered: float = 0.0) -> Draw:
+    """Daily returns with heavy tails (t, 5 degrees of freedom), each this much like the one before.
+
+    `clustered` is the spread of the logarithm of their variance, which drifts over months.
+    """
+
+    def draw(rng):
+        noise = rng.standard_t(5, count + 200) * np.sqrt(3 / 5)
+        if clustered:
+            wild = lfilter([np.sqrt(1 - 0.97**2)], [1.0, -0.97], rng.normal(size=count + 200))
+            noise = noise * np.exp(clustered * wild / 2 - clustered**2 / 4)
+        series = lfilter([1.0], [1.0, -hang_together], noise)[200:]
+        return MEAN + SPREAD * np.sqrt(1 - hang_together**2) * series
+
+    return draw
+
+
+def by_days(series: np.ndarray) -> Estimate:
+    """As a backtest has the lead of one strategy over another."""
+    return over_blocks(np.mean, series)
+
+
+def of_backtests() -> list[Layout]:
+    """Leads over three months to six years, and Sharpe ratios."""
+    sharpe = MEAN / SPREAD * np.sqrt(metrics.TRADING_DAYS)
+
+    def ratio(series):
+        return over_blocks(metrics.sharpe, series)
+
+    leads = [
+        Layout("backtest, lead", f"{count} days, {rho:g}", days(count, rho), by_days, MEAN)
+        for count in (60, 250, 500, 1500)
+        for rho in (0.1, 0.2, 0.3)
+    ]
+    calm_and_wild = days(500, 0.2, 0.8)
+    return [
+        *leads,
+        Layout("backtest, lead", "500 days, 0.2, calm and wild", calm_and_wild, by_days, MEAN),
+        Layout("backtest, Sharpe", "500 days, 0.2", days(500, 0.2), ratio, sharpe),
+    ]
+
+
 def layouts() -> list[Layout]:
     """Every study's layout, and plain means of few units."""
     years, months, families = "10 experiments x 7 years", "30 tasks x 12 months", "100 families"
@@ -136,6 +185,7 @@ def layouts() -> list[Layout]:
         Layout("charging, stations", "60 days x 15", shared_days(60, 15), by_both, 0.02),
         Layout("charging, policies", "200 days x 12", shared_days(200, 12), by_both, 0.02),
         Layout("demo", "5 experiments x 5 years", crossed(5, 5, 0.5, 0.8), both, 1.0),
+        *of_backtests(),
         *plain,
     ]
 
@@ -172,6 +222,17 @@ def percentile(values: np.ndarray) -> Estimate:
     return Estimate(values.mean(), *interval(values[picks].mean(1)), len(values))
 
 
+def percentile_of_blocks(series: np.ndarray, block: int = 21) -> Estimate:
+    """What backtests had: the middle of means of resampled blocks, the last day followed by the first."""
+    count = len(series)
+    starts = np.random.default_rng(0).integers(0, count, (1000, -(-count // block)))
+    picks = ((starts[..., None] + np.arange(block)) % count).reshape(1000, -1)[:, :count]
+    return Estimate(series.mean(), *interval(series[picks].mean(1)), count)
+
+
+REPLACED = {mean_over: percentile, by_days: percentile_of_blocks}
+
+
 def measure(layout: Layout, simulations: int, seed: int = 0) -> float:
     """The share of simulations whose interval holds the truth."""
     rng = np.random.default_rng(seed)
@@ -190,8 +251,8 @@ def main() -> None:
     for layout in layouts():
         row = {"study": layout.study, "units": layout.units, "simulations": count}
         row["coverage"] = round(measure(layout, count), 4)
-        if layout.estimate is mean_over:
-            old = Layout(layout.study, layout.units, layout.draw, percentile, layout.truth)
+        if layout.estimate in REPLACED:
+            old = replace(layout, estimate=REPLACED[layout.estimate])
             row["percentile bootstrap"] = round(measure(old, 2000), 4)
         rows.append(row)
         print(row, flush=True)

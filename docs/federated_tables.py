@@ -85,9 +85,10 @@ def flower():
     note = (
         f"Means over {len(means)} federations of each kind, and what the policy with 200 samples gains "
         f"over FedAvg. Every run is Flower's own `Strategy.start` with the example's client app; "
-        f"the first {simulated} of each kind also went through Flower's simulation "
-        f"({about['runs_in_both']} runs), and their accuracies differ by {about['largest_difference']:.3f} "
-        f"at most. Flower {about['versions']['flwr']}, made by `{about['command']}`."
+        f"the first{'' if simulated == 1 else f' {simulated}'} of each kind also went through Flower's "
+        f"simulation ({about['runs_in_both']} runs), and their accuracies differ by "
+        f"{about['largest_difference']:.3f} at most. Flower {about['versions']['flwr']}, "
+        f"made by `{about['command']}`."
     )
     return "\n".join([*_markdown([*heads, "200 samples over FedAvg"], rows), "", note])
 

@@ -8,7 +8,6 @@ from apportion.statistics import (
     clustered_ratio,
     compare,
     holm,
-    interquartile_mean,
     interval,
     judge,
     mean_over,
@@ -16,11 +15,6 @@ from apportion.statistics import (
     over_rows_and_columns,
     p_value,
 )
-
-
-def test_interquartile_mean_drops_a_quarter_at_each_end():
-    values = np.array([100.0, 3, 1, 2, 4, -50, 5, 6])
-    assert interquartile_mean(values) == pytest.approx(np.mean([2, 3, 4, 5]))
 
 
 def test_a_mean_has_students_interval_and_p_value():

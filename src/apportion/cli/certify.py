@@ -55,16 +55,20 @@ def certify(
     with more data each time: a wrong verdict has probability alpha at most over all times together.
 
     A gain is that of a day (charging: share of the need met), of a week (portfolios: log growth, net of
-    costs) or of a federation (test accuracy after the last round).
+    costs) or of a federation (test accuracy after the last round); of a federation that is under way, of a
+    round (the chance of the right answer).
 
     Example: `apportion certify runs/garage --against llf --data sessions.csv --site north`
 
     Example: `apportion certify runs/first --against lazy-crp --data prices.csv --json`
 
+    Example: `apportion certify server.safetensors --against FedAvg --block 5`
+
     Parameters
     ----------
     folder
-        Folder of a finished charging, portfolio or federated run.
+        Folder of a finished charging, portfolio or federated run; or the file that a Flower server's
+        LearnedAggregation(keep=FILE) writes.
     against
         What decides today: llf, lazy-crp, fedavg or another by its name; or the folder of another run.
     data
@@ -79,8 +83,10 @@ def certify(
     out
         A .png for the plot, or a folder for plot, table and JSON; by default the run's certificate.png.
     """
-    run = finished_run(folder, *_JOBS)
-    out = folder / "certificate.png" if out is None else out
+    under_way = folder.is_file()
+    run = None if under_way else finished_run(folder, *_JOBS)
+    place = folder.parent if under_way else folder
+    out = place / "certificate.png" if out is None else out
     _check(alpha, block, bound)
     _check_place(out)
     options = {
@@ -88,8 +94,12 @@ def certify(
         "portfolio": {"allow_jumps": allow_jumps},
         "federated": asdict(federation),
     }
-    made = _gains(run, against, data, bound, options).certify(alpha=alpha, block=block)
-    wrote = _keep(made, folder, _write(made, out))
+    if run is None:
+        gains = _rounds(folder, against, bound, {"data": data} | options)
+    else:
+        gains = _gains(run, against, data, bound, options)
+    made = gains.certify(alpha=alpha, block=block)
+    wrote = _keep(made, place, _write(made, out))
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
 
 
@@ -112,6 +122,15 @@ def _gains(
         own["bound"] = bound
     by_job = {"charging": _charging, "portfolio": _portfolio, "federated": _federated}
     return by_job[job](run, about, data, against, own)
+
+
+def _rounds(file: Path, against: str, bound: float | None, others: dict[str, Any]) -> Any:
+    """The gains that a federation's server has kept; it has no other options."""
+    from apportion.domains.federated.round_gains import BOUND, kept_gains
+
+    for name, value in others.items():
+        refuse_options(file, "server's", **(value if isinstance(value, dict) else {name: value}))
+    return kept_gains(file, against, bound=BOUND if bound is None else bound)
 
 
 def _check(alpha: float, block: int, bound: float | None) -> None:

@@ -1,5 +1,6 @@
 """What the gate of LearnedAggregation saw, round by round, as gains that can be certified."""
 
+import json
 import os
 
 import numpy as np
@@ -8,7 +9,12 @@ import pytest
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
+from apportion.bridges.flower.rounds import partly
+from apportion.bridges.flower.updates import between, moved, weighted_sum
 from apportion.certificate import Certificate
+from apportion.cli import main
+from apportion.errors import InputError
+from apportion.runs.atomic import write_arrays
 from bridges.flower.test_strategy import (
     LABELS,
     TRUTH,
@@ -22,6 +28,11 @@ from bridges.flower.test_strategy import (
 
 def replies(seed):
     return [reply(i, table) for i, table in enumerate(models(4, seed))]
+
+
+def one_right(seed):
+    """The last client is right on every sample, and the policy of `strategy_of` gives it most."""
+    return [reply(i, table) for i, table in enumerate([*models(3, seed), 4 * TRUTH])]
 
 
 def chance(table):
@@ -67,11 +78,91 @@ def test_rounds_without_a_gate_or_a_model_are_missing_and_memory_keeps_the_other
 
 
 def test_a_policy_that_is_better_in_every_round_is_certified():
-    # The last client is right on every sample, and the policy gives it most.
     strategy = begin(strategy_of())
     for n in range(1, 80):
-        tables = [*models(3, n), 4 * TRUTH]
-        strategy.aggregate_train(n, [reply(i, table) for i, table in enumerate(tables)])
+        strategy.aggregate_train(n, one_right(n))
     certificate = strategy.gains().certify()
     assert certificate.means.min() > 0
     assert certificate.verdict == "certified"
+
+
+def test_a_part_of_the_way_to_the_policys_model_is_a_decision_like_any_other():
+    rng = np.random.default_rng(0)
+    start, move, *sent = ({"w": rng.normal(size=(3, 2))} for _ in range(6))
+    usual, shares = rng.dirichlet(np.ones(4)), rng.dirichlet(np.ones(4))
+    whole = moved(shares, sent, start, move, 0.7, 0.4)
+    mixed, step, momentum = partly(0.3, usual, shares, 0.7, 0.4)
+    assert mixed.sum() == pytest.approx(1)
+    there = between(weighted_sum(usual, sent), whole, 0.3)
+    np.testing.assert_allclose(moved(mixed, sent, start, move, step, momentum)["w"], there["w"])
+
+
+def test_a_policy_that_must_earn_its_place_begins_as_fedavg_and_keeps_what_it_has_earned(tmp_path):
+    file = tmp_path / "memory.safetensors"
+    strategy = begin(strategy_of(alpha=0.05, keep=file))
+    made, metrics = strategy.aggregate_train(1, replies(0))
+    np.testing.assert_allclose(made["scores"].numpy(), np.mean(models(4, 0), axis=0), rtol=1e-5)
+    assert metrics["gate-passed"] == 0
+    trusted = []
+    for n in range(2, 40):
+        strategy.aggregate_train(n, one_right(n))
+        trusted.append(strategy.trust)
+    assert 0 < trusted[1] < trusted[3] < 1
+    assert trusted[-1] == 1
+    assert strategy.trust == strategy.gains().certify(alpha=0.05).trust
+    assert strategy_of(alpha=0.05, keep=file).trust == 1
+    free = begin(strategy_of())
+    assert free.trust == 1
+
+
+def test_trust_without_samples_to_earn_it_on_is_refused():
+    for options in ({"alpha": 0.05, "gate": False}, {"alpha": 1.5}):
+        with pytest.raises(InputError, match="trust is earned on the gate's samples"):
+            strategy_of(**options)
+    with pytest.raises(InputError, match="bound 0 above 0"):
+        strategy_of(bound=0)
+
+
+def certified(capfd, *words):
+    """The command in this process: its exit code, what it printed, and its complaint."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", *map(str, words)])
+    return (ended.value.code, *capfd.readouterr())
+
+
+def test_a_federation_under_way_is_certified_by_the_file_its_server_keeps(tmp_path, capfd):
+    file = tmp_path / "memory.safetensors"
+    strategy = begin(strategy_of(keep=file))
+    for n in range(1, 40):
+        strategy.aggregate_train(n, one_right(n))
+    code, out, _ = certified(capfd, file, "--against", "FedAvg", "--block", 3, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert (found["verdict"], found["period"], found["bets"]) == ("certified", "round", 13)
+    assert found["mean"] == pytest.approx(strategy.gains().certify(block=3).means.mean())
+    assert (tmp_path / "certificate.png").is_file()
+    assert json.loads((tmp_path / "certificate.json").read_text())["verdict"] == "certified"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("kept", "--against median", "compares with FedAvg alone, not with 'median'"),
+        ("kept", "--against fedavg --federations 3", "reads no --federations"),
+        ("kept", "--against fedavg --data x.npz", "reads no --data"),
+        ("other", "--against fedavg", "holds no gains of a federation"),
+        ("text", "--against fedavg", "text"),
+    ],
+)
+def test_a_file_that_cannot_be_certified_is_refused_in_a_sentence(
+    name, options, words, tmp_path, capfd
+):
+    write_arrays(tmp_path / "kept", {}, {"gains": [0.1, None]})
+    write_arrays(tmp_path / "other", {}, {"gains": ["much"]})
+    (tmp_path / "text").write_text("no arrays")
+    code, out, complaint = certified(capfd, tmp_path / name, *options.split())
+    assert (code, out) == (2, "")
+    assert len(complaint.strip().splitlines()) == 1
+    assert words in complaint
+    assert not (tmp_path / "certificate.png").exists()

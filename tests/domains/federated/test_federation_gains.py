@@ -49,8 +49,11 @@ def test_a_policy_without_samples_has_no_gate_to_hide_behind(state, gated, monke
     monkeypatch.setattr(gains, "_last_accuracy", untried)
     policy = AggregationPolicy(client_state(state).channels(1), 2, key=jax.random.key(0))
     settings = replace(SETTINGS, state=state)
-    federation_gains(policy, ABOUT, settings, made_up_digits(), "fedavg", federations=1)
+    found = federation_gains(policy, ABOUT, settings, made_up_digits(), "FedAvg", federations=1)
     assert asked[0].gated is gated
+    # Flower's way to write it is as good.
+    assert found.baseline == "fedavg"
+    assert isinstance(asked[1], BySamples)
 
 
 def test_the_papers_policy_is_tried_on_its_own_unseen_tasks():

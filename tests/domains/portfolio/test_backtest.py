@@ -18,6 +18,7 @@ from apportion.domains.portfolio.walk import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
+from apportion.statistics import over_blocks
 from apportion.tasks import draw_tasks
 
 PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
@@ -157,16 +158,26 @@ def test_metrics_of_a_known_path():
     assert np.isnan(metrics.sharpe(np.zeros(5)))
 
 
-def test_the_block_bootstrap_covers_the_mean_of_a_dependent_series():
-    """Blocks keep the dependence that single days would lose: the interval widens."""
-    rng = np.random.default_rng(0)
-    noise = rng.standard_normal(3000)
-    series = np.convolve(noise, np.ones(15) / 15, "valid") * 0.01
-    single, blocked = (
-        metrics.intervals(series, series * 0, series * 0, block=b, resamples=400)["log_growth"]
-        for b in (1, 21)
-    )
+def test_blocks_keep_the_dependence_that_single_days_would_lose():
+    noise = np.random.default_rng(0).standard_normal(3000)
+    series = np.convolve(noise, np.ones(15) / 15, "valid")
+    single, blocked = (over_blocks(np.mean, series, block=block) for block in (1, 21))
     assert blocked.high - blocked.low > 2 * (single.high - single.low)
+
+
+def test_metrics_have_intervals_in_their_own_units():
+    returns = 0.001 + 0.01 * np.random.default_rng(1).standard_normal(504)
+    found = metrics.intervals(returns, np.full(504, 0.02), np.zeros(504))
+    values = metrics.measure(returns, np.full(504, 0.02), np.zeros(504))
+    assert values.keys() - found.keys() == {"volatility", "max_drawdown", "calmar"}
+    for name, estimate in found.items():
+        assert estimate.value == pytest.approx(values[name])
+        assert estimate.low <= estimate.value <= estimate.high
+    growth = found["log_growth"]
+    assert found["wealth"].low == pytest.approx(np.exp(2 * growth.low))
+    assert found["annual_return"].high == pytest.approx(np.expm1(growth.high))
+    assert found["turnover"].low == pytest.approx(0.02)
+    assert growth.n == 24
 
 
 def test_a_baseline_off_the_simplex_is_named():

@@ -53,6 +53,8 @@ class Round:
     server: ServerData
     counts: np.ndarray
     gated: bool
+    trust: float = 1.0
+    """The policy's part in the model, 0 to 1."""
 
     @property
     def nodes(self) -> list[int]:
@@ -67,7 +69,12 @@ class Round:
     @cached_property
     def fedavg(self) -> Model:
         """FedAvg's model."""
-        return weighted_sum(self.counts / self.counts.sum(), self.models)
+        return weighted_sum(self.usual, self.models)
+
+    @property
+    def usual(self) -> np.ndarray:
+        """FedAvg's shares."""
+        return self.counts / self.counts.sum()
 
     @cached_property
     def fedavg_judged(self) -> Judged | None:
@@ -125,10 +132,13 @@ class Round:
         step, momentum = float(decision.step), float(decision.momentum)
         model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
         gains = self._gains(model) if self.gated else np.zeros(0)
-        if gains is None or not _passes(gains):
-            shares = self.counts / self.counts.sum()
-            return Aggregated(self.fedavg, shares, learned=False, gain=_mean(gains))
-        return Aggregated(model, shares, step, momentum, gain=_mean(gains))
+        gain = _mean(gains)
+        if gains is None or not _passes(gains) or self.trust == 0:
+            return Aggregated(self.fedavg, self.usual, learned=False, gain=gain)
+        if self.trust < 1:
+            shares, step, momentum = partly(self.trust, self.usual, shares, step, momentum)
+            model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
+        return Aggregated(model, shares, step, momentum, gain=gain)
 
     def _gains(self, model: Model) -> np.ndarray | None:
         """What the model gains over FedAvg's on each sample that the policy does not see; none where
@@ -138,6 +148,19 @@ class Round:
         if ours is None or theirs is None:
             return None if ours is None else np.zeros(0)
         return (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]
+
+
+def partly(
+    trust: float, usual: np.ndarray, shares: np.ndarray, step: float, momentum: float
+) -> tuple[np.ndarray, float, float]:
+    """Shares, step and momentum whose model lies this part of the way from FedAvg's to the policy's.
+
+    >>> partly(0.5, np.array([0.5, 0.5]), np.array([1.0, 0.0]), 1.0, 0.4)
+    (array([0.75, 0.25]), 1.0, 0.2)
+    """
+    reach = 1 + trust * (step - 1)
+    mixed = ((1 - trust) * usual + trust * step * shares) / reach
+    return mixed, reach, trust * momentum
 
 
 def _passes(gains: np.ndarray) -> bool:

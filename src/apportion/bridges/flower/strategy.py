@@ -13,17 +13,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
 from apportion.certificate import Gains
+from apportion.domains.federated.round_gains import BOUND, round_gains
 from apportion.domains.federated.shipped import shipped_blind_policy, shipped_policy
-from apportion.domains.federated.states import STATES, client_state
+from apportion.domains.federated.states import client_state
 from apportion.errors import InputError
-from apportion.policy import Policy, ScoringPolicy
-from apportion.problem import Observation
+from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 
 try:
@@ -37,6 +35,7 @@ except ImportError:
     ) from None
 
 from apportion.bridges.flower.clients import Memory
+from apportion.bridges.flower.fitting import require_fit
 from apportion.bridges.flower.rounds import Aggregated, Round, split_scored
 from apportion.bridges.flower.server_data import Answers, ServerData
 from apportion.bridges.flower.updates import (
@@ -81,6 +80,12 @@ class LearnedAggregation(FedAvg):
         An update whose norm is more than this many times the median one is huge.
     gate
         Whether the policy's model has to pass; a quarter of the samples is for that.
+    alpha
+        With a number the policy has to earn its place: models are FedAvg's, moved towards the policy's by
+        the share of trust that its gains have earned in the rounds before, as in `apportion.Gate`. A policy
+        that is never better is ever trusted in full with probability alpha at most.
+    bound
+        What a round's gain counts at most, in these bets and in `gains`.
     keep
         A file for the strategy's memory, written after every round. Where it is there already, the
         strategy goes on from it: `kept_model` is the model to begin with.
@@ -109,6 +114,8 @@ class LearnedAggregation(FedAvg):
         window: int = 5,
         largest: float = 10.0,
         gate: bool = True,
+        alpha: float | None = None,
+        bound: float = BOUND,
         keep: Path | str | None = None,
         stop_when_all_fail: bool = False,
         **options: Any,
@@ -116,14 +123,21 @@ class LearnedAggregation(FedAvg):
         options.setdefault("fraction_evaluate", 0.0)
         super().__init__(**options)
         self.server = ServerData(predict, labels, score)
-        if not largest > 1 or window < 1:
+        if not largest > 1 or window < 1 or not 0 < bound <= 1:
             raise InputError(
-                f"LearnedAggregation: largest {largest} must be over 1 and window {window} at least 1"
+                f"LearnedAggregation: largest {largest} must be over 1, window {window} at least 1 and "
+                f"bound {bound} above 0 and at most 1"
             )
         state = state or ("blind" if self.server.empty else "invariant")
         self.policy = _shipped(state) if policy is None else policy
         self.state, self.window = client_state(state), window
         self.largest, self.gate = largest, gate and not self.server.empty
+        self.alpha, self.bound = alpha, bound
+        if alpha is not None and not (0 < alpha < 1 and self.gate):
+            raise InputError(
+                f"alpha {alpha:g}: trust is earned on the gate's samples, with alpha above 0 and below 1; "
+                "give predict and labels, or score, and leave gate on"
+            )
         self.keep = None if keep is None else Path(keep)
         self.stop_when_all_fail = stop_when_all_fail
         if self.server.empty and self.state.reads != "nothing":
@@ -135,7 +149,7 @@ class LearnedAggregation(FedAvg):
             raise InputError(
                 f"state {state!r} reads classes, and a score has none; use 'invariant'"
             )
-        _check_policy(self.policy, state, window, max(self.server.classes, 1))
+        require_fit(self.policy, state, window, max(self.server.classes, 1))
         self._begin()
 
     @classmethod
@@ -201,7 +215,8 @@ class LearnedAggregation(FedAvg):
         self.server.begin_round(start)
         scored, judged, not_scored = split_scored(updates, self.server)
         counts = sample_counts(scored, self.weighted_by_key, self.largest)
-        here = Round(scored, judged, start, self._memory, self.server, counts, self.gate)
+        seen = (start, self._memory, self.server, counts)
+        here = Round(scored, judged, *seen, self.gate, self.trust)
         made = self._decided(server_round, here)
         if made is None:
             made = self._fedavg(server_round, updates)
@@ -228,11 +243,15 @@ class LearnedAggregation(FedAvg):
 
     def gains(self) -> Gains:
         """What the policy's model gained over FedAvg's in each round, in the chance of the right answer
-        to the samples that it does not see: `strategy.gains().certify()` says whether it has earned its
-        place on these samples, which are the same every round.
+        to the samples that it does not see: `strategy.gains().certify(block=5)` says whether it has
+        earned its place on these samples, which are the same every round.
         """
-        gains = np.array(self._memory.gains, float)
-        return Gains(gains, -1.0, 1.0, baseline="FedAvg", period="round", unit="the right answer")
+        return round_gains(self._memory.gains, self.bound)
+
+    @property
+    def trust(self) -> float:
+        """The policy's part in the next model, 0 to 1; 1 where it need not earn its place."""
+        return 1.0 if self.alpha is None else self.gains().certify(alpha=self.alpha).trust
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run; go on from a file that is there."""
@@ -274,7 +293,7 @@ class LearnedAggregation(FedAvg):
         if shown is None or made is None:
             return None
         if not made.learned:
-            _log.info("round %d: FedAvg's model does better than the policy's", n)
+            _log.info("round %d: FedAvg's model, trust in the policy's is %.2f", n, here.trust)
         self._memory.keep(here.nodes, shown, made.shares)
         return made
 
@@ -297,6 +316,7 @@ class LearnedAggregation(FedAvg):
         metrics["largest-share"] = float(made.shares.max())
         metrics["server-step"], metrics["server-momentum"] = made.step, made.momentum
         metrics["gate-passed"] = int(made.learned)
+        metrics["trust"] = self.trust
         return metrics
 
 
@@ -311,35 +331,3 @@ def _refuse_noise(caller: Any) -> None:
             f"LearnedAggregation inside {type(caller).__name__}: its noise protects an average of equal "
             "weights, and learned shares, step and momentum would void that; use FedAvg inside it"
         )
-
-
-def _check_policy(policy: Any, state: str, window: int, classes: int) -> None:
-    if not isinstance(policy, Policy):
-        raise InputError(
-            f"policy: {type(policy).__name__} is not a policy of this package; give one trained in "
-            "the simulator, or its folder to LearnedAggregation.load"
-        )
-    if isinstance(policy, ScoringPolicy) and policy.head.cash:
-        raise InputError(
-            "policy: it keeps the first entity for cash, and no client is cash; give a policy "
-            "trained to aggregate clients"
-        )
-    channels = STATES[state].channels(classes)
-    if not _reads(policy, window, channels):
-        fits = [n for n, other in STATES.items() if _reads(policy, window, other.channels(classes))]
-        found = f"it fits {' or '.join(map(repr, fits))}" if fits else "it fits none of the states"
-        raise InputError(
-            f"policy: it was trained for another state than {state!r} ({channels} channels of "
-            f"{classes} classes over {window} rounds): {found}; name that state, or train one for "
-            f"{state!r}"
-        )
-
-
-def _reads(policy: Policy, window: int, channels: int) -> bool:
-    """Whether the policy takes histories of this shape to one share for each client."""
-    observation = Observation(jnp.zeros((3, window, channels)), jnp.full(3, 1 / 3))
-    try:
-        shares = eqx.filter_eval_shape(policy, observation, jnp.ones(3, bool))
-    except Exception:  # JAX has no one error for shapes that do not meet
-        return False
-    return shares.shape == (3,)

@@ -89,11 +89,6 @@ class ChargingBacktest:
         by_station = (self.by_station(name) - self.by_station(other), self.by_station())
         return clustered_ratio(by_day, by_station)
 
-    def gap_closed(self) -> float:
-        """The share of the way from the best peer to the clairvoyant that the policy goes."""
-        best = self.served[self.best_peer]
-        return (self.served[POLICY] - best) / max(self.served[CLAIRVOYANT] - best, 1e-12)
-
     def short(self, name: str) -> float:
         """The share of cars that left with less than 80 % of what they needed."""
         there = self.need_kwh > 0

@@ -82,14 +82,9 @@ def federation_gains(
         )
     if federations < 1:
         raise InputError(f"federations is {federations}; at least one is needed")
-    name, other = against if isinstance(against, str) else "own", against
-    if isinstance(other, str):
-        if other not in BASELINES:
-            raise InputError(
-                f"there is no aggregator {other!r} to certify against; choose "
-                f"{', '.join(BASELINES)}{suggest(other, BASELINES)}"
-            )
-        other = BASELINES[other]
+    name, other = (
+        (against.lower(), _known(against)) if isinstance(against, str) else ("own", against)
+    )
     world, tasks = _unseen(about, settings, digits, federations)
     gated = world.state.reads != "nothing"  # without samples there is no gate
     learned = (
@@ -102,6 +97,16 @@ def federation_gains(
     return Gains.within(
         ours - theirs, bound, baseline=name, period="federation", unit="test accuracy"
     )
+
+
+def _known(name: str) -> Aggregator:
+    """An aggregator by its name, as here or as Flower writes it."""
+    if name.lower() not in BASELINES:
+        raise InputError(
+            f"there is no aggregator {name!r} to certify against; choose "
+            f"{', '.join(BASELINES)}{suggest(name, BASELINES)}"
+        )
+    return BASELINES[name.lower()]
 
 
 def _unseen(

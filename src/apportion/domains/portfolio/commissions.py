@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from apportion.errors import InputError, first_line
+from apportion.domains.portfolio.ticker_files import read_ticker_file, require_rows
+from apportion.errors import InputError
 
 Commissions = float | Path | Mapping[str, Sequence[float]]
 """One rate, a file, or each ticker's two rates: on what is bought and on what is sold."""
@@ -26,13 +26,8 @@ def rates_of(commissions: Commissions, tickers: Sequence[str]) -> float | np.nda
     known = settled(commissions)
     if not isinstance(known, dict):
         return known
-    unknown = [ticker for ticker in tickers if ticker not in known]
-    if unknown:
-        source = commissions if isinstance(commissions, Path) else "the commissions"
-        raise InputError(
-            f"{source}: {len(unknown)} of {len(tickers)} tickers have no cost, first {unknown[0]}; "
-            "give a file with a row for each ticker of the prices, or one number"
-        )
+    source = commissions if isinstance(commissions, Path) else "the commissions"
+    require_rows(known, tickers, source, "cost")
     return np.array([known[ticker] for ticker in tickers], float).reshape(-1, 2)
 
 
@@ -51,16 +46,7 @@ def describe(commissions: Commissions) -> str:
 
 def read_commissions(path: Path) -> dict[str, list[float]]:
     """A CSV with columns ticker and cost, or ticker, buy and sell; fractions of the value traded."""
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file; give a number such as 0.0025, or a CSV of ticker and cost"
-        ) from None
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
-    table = table.rename(columns=lambda name: str(name).strip().lower())
+    table = read_ticker_file(path, "a number such as 0.0025, or a CSV of ticker and cost")
     columns = ["cost", "cost"] if "cost" in table.columns else ["buy", "sell"]
     for column in ("ticker", *columns):
         if column not in table.columns:

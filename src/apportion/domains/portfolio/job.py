@@ -161,7 +161,7 @@ def _tested(result: Backtest, policy: Policy, about: dict[str, Any]) -> Outcome:
         "label": "Log growth a year over lazy rebalancing, net",
         "value": f"{ahead.value:+.4f}",
         "interval": f"[{ahead.low:+.4f}, {ahead.high:+.4f}]",
-        "note": f"{result.dates[0]} to {result.dates[-1]}, block bootstrap over days",
+        "note": f"{result.dates[0]} to {result.dates[-1]}, by blocks of days",
         "outcome": ahead.outcome,
     }
     headline = {"title": "A portfolio", "cards": [card], "words": [about["chosen"]]}

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
+from apportion.domains.portfolio.ticker_files import read_ticker_file, require_rows
 from apportion.errors import InputError
 
 _ROUNDING = 1e-9
@@ -64,16 +64,7 @@ def lots_of(lot: float | Path, tickers: Sequence[str]) -> np.ndarray:
     """Units of a lot of each ticker: one number for all, or a CSV of ticker and lot."""
     if not isinstance(lot, Path):
         return np.full(len(tickers), _size(lot, "--lot"))
-    try:
-        table = pd.read_csv(lot, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(
-            f"{lot}: no such file; give a number such as 1, or a CSV of ticker and lot"
-        ) from None
-    except Exception as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise InputError(f"{lot}: cannot be read ({reason}); save it as a plain CSV") from None
-    table = table.rename(columns=lambda name: str(name).strip().lower())
+    table = read_ticker_file(lot, "a number such as 1, or a CSV of ticker and lot")
     if not {"ticker", "lot"} <= set(table.columns):
         raise InputError(f"{lot}: the columns must be ticker and lot")
     sizes: dict[str, float] = {}
@@ -84,12 +75,7 @@ def lots_of(lot: float | Path, tickers: Sequence[str]) -> np.ndarray:
                 f"{lot}: line {row + 2}: ticker {ticker} occurs twice; give it one row"
             )
         sizes[ticker] = _size(values["lot"], f"{lot}: line {row + 2}: the lot")
-    unknown = [ticker for ticker in tickers if ticker not in sizes]
-    if unknown:
-        raise InputError(
-            f"{lot}: {len(unknown)} of {len(tickers)} tickers have no lot, first {unknown[0]}; give "
-            "a row for each ticker of the prices, or one number"
-        )
+    require_rows(sizes, tickers, lot, "lot")
     return np.array([sizes[ticker] for ticker in tickers])
 
 

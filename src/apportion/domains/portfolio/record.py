@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.portfolio import metrics
 from apportion.domains.portfolio.commissions import Commissions, describe
-from apportion.statistics import Estimate, block_days, interval
+from apportion.statistics import Estimate, over_blocks
 
 EQUAL, LAZY = "equal-crp", "lazy-crp"
 """Equal shares restored every day, and the same a tenth of the way each day."""
@@ -60,26 +60,21 @@ class Backtest:
             for side, records in (("net", self.net), ("gross", self.gross))
         }
 
-    def intervals(self, name: str, *, resamples: int = 1000) -> dict[str, Estimate]:
-        """A strategy's net metrics with block-bootstrap intervals."""
-        return metrics.intervals(
-            self.net[name], self.turnover[name], self.net[EQUAL], resamples=resamples
-        )
+    def intervals(self, name: str) -> dict[str, Estimate]:
+        """A strategy's net metrics with intervals by blocks of days; drawdowns have none."""
+        return metrics.intervals(self.net[name], self.turnover[name], self.net[EQUAL])
 
-    def against(self, name: str, other: str = EQUAL, *, resamples: int = 1000) -> Estimate:
-        """Difference of two strategies' net log growth a year, on the same resampled days."""
+    def against(self, name: str, other: str = EQUAL) -> Estimate:
+        """Difference of two strategies' net log growth a year, with its interval by blocks of days."""
         gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
-        days = block_days(len(gap), resamples=resamples)
-        ends = interval(gap[days].mean(-1) * metrics.TRADING_DAYS)
-        return Estimate(float(gap.mean() * metrics.TRADING_DAYS), *ends, len(gap))
+        return over_blocks(lambda days: days.mean() * metrics.TRADING_DAYS, gap)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each strategy: net metrics, their interval ends, and gross wealth."""
         rows = []
         for name in self.net:
-            row: dict[str, Any] = {"strategy": name}
+            row: dict[str, Any] = {"strategy": name, **self.measures["net"][name]}
             for metric, estimate in self.intervals(name).items():
-                row[metric] = estimate.value
                 row[f"{metric}_low"], row[f"{metric}_high"] = estimate.low, estimate.high
             rows.append({**row, "gross_wealth": self.measures["gross"][name]["wealth"]})
         return pd.DataFrame(rows)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pandas as pd
 
 from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
-from apportion.errors import InputError, first_line
+from apportion.domains.portfolio.ticker_files import read_ticker_file
+from apportion.errors import InputError
 
 CASH = "cash"
 """What cash is called among the instruments, where there is any."""
@@ -188,14 +188,7 @@ def rebalancing_days(dates: np.ndarray, rebalance: Rebalance) -> np.ndarray:
 
 def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, float], ...]]:
     """Members and limits of the groups in a CSV file with columns ticker, group and limit."""
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give a CSV of ticker, group and limit") from None
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
-    table = table.rename(columns=lambda name: str(name).strip().lower())
+    table = read_ticker_file(path, "a CSV of ticker, group and limit")
     for column in ("ticker", "group", "limit"):
         if column not in table.columns:
             raise InputError(

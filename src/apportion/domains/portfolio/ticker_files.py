@@ -1,0 +1,33 @@
+"""Small CSV files with a row for each ticker, such as commissions, lots and groups. Starts no JAX."""
+
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from apportion.errors import InputError, first_line
+
+
+def read_ticker_file(path: Path, give: str) -> pd.DataFrame:
+    """The file's cells as text, under column names in small letters; `give` says what is wanted."""
+    try:
+        # Names are text, as in the prices: 000001 and NA too.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give {give}") from None
+    except Exception as error:
+        reason = first_line(error)
+        raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
+    return table.rename(columns=lambda name: str(name).strip().lower())
+
+
+def require_rows(
+    known: Container[str], tickers: Sequence[str], source: Path | str, what: str
+) -> None:
+    """Refuse a file that says nothing of a ticker of the prices."""
+    unknown = [ticker for ticker in tickers if ticker not in known]
+    if unknown:
+        raise InputError(
+            f"{source}: {len(unknown)} of {len(tickers)} tickers have no {what}, first {unknown[0]}; "
+            "give a file with a row for each ticker of the prices, or one number"
+        )
