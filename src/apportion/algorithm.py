@@ -17,7 +17,7 @@ from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
 from apportion.policy import Policy, ScoringPolicy
 from apportion.priority import Drawn, Priority, Selection
-from apportion.problem import Problem, State
+from apportion.problem import Problem
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
 from apportion.simplex import on_simplex
 from apportion.tasks import Task, Tasks
@@ -179,14 +179,17 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     policy = algorithm.policy(state)
 
     chances, memory, slot, batch = state.selection, state.memory, None, None
-    drawn = read_before_write(
-        lambda number: selection.draw(chances, number, key=draw_key), state.step
-    )
+
+    def draw(number):
+        drawn = selection.draw(chances, number, key=draw_key)
+        return drawn, None if memory is None else memories.find_slot(memory, drawn.task)
+
+    drawn, found = read_before_write(draw, state.step)
     t = drawn.task
     task = algorithm.tasks[t]
-    if memory is not None:
+    if memory is not None and found is not None:
         fresh = problem.reset(task, key=reset_key)
-        memory, slot = _claim(memory, t, fresh, state.step)
+        memory, slot = memories.assign_slot(memory, found, t, fresh, state.step), found.index
         batch = _sample(algorithm, memory, slot, sample_key) if learner.periods else None
     update = learner.update(
         problem, task, batch, policy, state.learner, drawn.weight, key=update_key
@@ -231,12 +234,6 @@ def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
         mean_deviation(evidence),
         evidence.gradient_norm,
     )
-
-
-def _claim(memory: Memory, t: Index, fresh: State, step: Index) -> tuple[Memory, Index]:
-    """Memory in which the drawn task has a slot, and that slot."""
-    slot = read_before_write(lambda t: memories.find_slot(memory, t), t)
-    return memories.assign_slot(memory, slot, t, fresh, step), slot.index
 
 
 def _sample(algorithm: Algorithm, memory: Memory, slot: Index, key: PRNGKeyArray) -> Batch:
