@@ -48,6 +48,7 @@ def prepare(row: Row):
     from apportion.algorithm import Algorithm, advance, begin
     from apportion.domains.portfolio import Market, SimulatedMarket
     from apportion.memory import Replay
+    from apportion.training import AS_GRAPHS
 
     market = Market.of(
         SimulatedMarket.draw(universe=50, days=1000, seed=0).prices, window=row.window
@@ -65,7 +66,9 @@ def prepare(row: Row):
     # A chunk is one call, hence short ones, of which the median is taken as of the peer's steps.
     length = max(row.steps // 5, 1)
     forward = eqx.filter_jit(
-        eqx.filter_vmap(lambda state: advance(algorithm, state, length)), donate="all"
+        eqx.filter_vmap(lambda state: advance(algorithm, state, length)),
+        donate="all",
+        compiler_options=AS_GRAPHS,
     )
     start = eqx.filter_jit(eqx.filter_vmap(lambda policy, key: begin(algorithm, policy, key)))
     held = [forward(start(policies, keys))[0]]
