@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz kills audit \
-	licences lint bench bench-gpu docs clean
+	licences lint bench bench-env bench-gpu docs clean
 
 install: $(STAMP)
 
@@ -101,10 +101,39 @@ lint: install
 	$(BIN)/pyright --project pyright-strict.json
 	$(BIN)/lint-imports
 
-# Those that need another environment, data or a GPU say so in their first lines.
+# Tables of speed against other libraries, each in an environment of its own: those that are there are
+# measured, the others named. Run it on an idle machine.
+BENCH_PEERS := recurrence:torch baselines:universal lspi:mushroom
 bench: install
-	for name in charging federated lspi portfolio tasks; do \
-		echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/federated.py
+	$(BIN)/python benchmarks/charging.py $(call peer,acnportal)
+	$(BIN)/python benchmarks/portfolio.py $(call peer,finrl)
+	@for pair in $(BENCH_PEERS); do name=$${pair%%:*}; env=.peers/$${pair##*:}; \
+		if test -f $$env/.installed; then \
+			echo "$(BIN)/python benchmarks/$$name.py --peer $$env/bin/python"; \
+			$(BIN)/python benchmarks/$$name.py --peer $$env/bin/python || exit 1; \
+		else echo "skipped $$name: no $$env (make bench-env)"; fi; done
+	@for env in acnportal finrl; do test -f .peers/$$env/.installed || \
+		echo "skipped $$env's part: no .peers/$$env (make bench-env)"; done
+peer = $(if $(wildcard .peers/$(1)/.installed),--peer .peers/$(1)/bin/python)
+
+# TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
+bench-env: .peers/acnportal/.installed .peers/universal/.installed .peers/mushroom/.installed \
+	.peers/torch/.installed .peers/finrl/.installed
+
+.peers/universal/.installed: WHAT := universal-portfolios==0.4.17 six "pandas<3"
+.peers/torch/.installed: WHAT := "$(TORCH)" numpy
+# These two name old versions of much they do not need here.
+.peers/mushroom/.installed: WHAT := "$(TORCH)" "numpy<2" scipy scikit-learn matplotlib joblib tqdm pygame opencv-python-headless
+.peers/mushroom/.installed: ALONE := mushroom-rl==1.10.2
+.peers/finrl/.installed: WHAT := "$(TORCH)" stable-baselines3 pandas matplotlib
+.peers/finrl/.installed: ALONE := FinRL==0.3.7
+.peers/universal/.installed .peers/torch/.installed .peers/mushroom/.installed .peers/finrl/.installed:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(WHAT)
+	$(if $(ALONE),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ALONE))
+	touch $@
 
 # On a machine with a graphics card; MNIST=mnist.npz adds the federated episodes.
 JAX_GPU ?= jax[cuda12]

@@ -12,7 +12,6 @@ each. Both are timed when everything is compiled and every worker runs; medians 
 import argparse
 import importlib
 import itertools
-import json
 import math
 import os
 import statistics
@@ -20,6 +19,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -33,6 +33,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from table import RESULTS, facts, spread, write
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
@@ -99,7 +100,7 @@ class Scoring(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-def flowers(client, size: str, rounds: int) -> dict[str, float]:
+def flowers(client, size: str, rounds: int) -> dict[str, Any]:
     """Seconds a round in Flower's simulation, how much of it is training and scoring, and the
     accuracy after as many rounds as ours.
     """
@@ -135,10 +136,10 @@ def flowers(client, size: str, rounds: int) -> dict[str, float]:
     )
     each = [after - before for before, after in itertools.pairwise(times)][WARM_UP:]
     return {
-        "seconds_a_round_flower": statistics.median(each),
-        "of_it_training": statistics.median(strategy.trained[WARM_UP:]) / CORES,
-        "of_it_scoring": statistics.median(strategy.scored[WARM_UP:]),
-        "accuracy_flower": tested[rounds],
+        "seconds": each,
+        "training": statistics.median(strategy.trained[WARM_UP:]) / CORES,
+        "scoring": statistics.median(strategy.scored[WARM_UP:]),
+        "accuracy": tested[rounds],
     }
 
 
@@ -148,30 +149,45 @@ def main() -> None:
     parser.add_argument("--mnist", type=Path)
     parser.add_argument("--client", choices=["ours", "torch"], default="ours")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     if asked.size == "paper" and asked.mnist is None:
         parser.error("--size paper needs --mnist")
     if asked.mnist is not None:
         os.environ["BENCHMARK_MNIST"] = str(asked.mnist.resolve())
     jax.config.update("jax_num_cpu_devices", CORES)
+    about = facts("flwr")
     ours = Ours(asked.size, asked.rounds)
     # Before and after Flower's run, lest the machine's other work count for one side alone.
     seconds = [ours.seconds() for _ in range(3)]
     client = "flower_torch_client" if asked.client == "torch" else "flower_client"
     there = flowers(importlib.import_module(client), asked.size, asked.rounds)
     seconds += [ours.seconds() for _ in range(3)]
-    here = statistics.median(seconds)
-    found = {
-        "size": asked.size,
-        "client": asked.client,
-        "cores": CORES,
-        "load": os.getloadavg()[0],
-        "seconds_a_round": here,
-        "accuracy": ours.accuracy,
-        **there,
-        "times_faster": there["seconds_a_round_flower"] / here,
-    }
-    print(json.dumps(found))
+    here, flower = spread(seconds), spread(there["seconds"])
+    write(
+        "federated" if asked.client == "ours" else "federated_torch",
+        "A round of federated learning against Flower",
+        f"Ten clients, size {asked.size}, Flower's with "
+        f"{'our compiled step' if asked.client == 'ours' else 'PyTorch'}; seconds, medians with the "
+        "least and the most: of Flower's rounds in one simulation, of ours before and after it.",
+        [
+            {
+                "seconds a round, ours": here,
+                "Flower": flower,
+                "of it training": there["training"],
+                "of it scoring": there["scoring"],
+                "ratio": {
+                    "median": flower["median"] / here["median"],
+                    "least": flower["least"] / here["most"],
+                    "most": flower["most"] / here["least"],
+                },
+                "accuracy, ours": ours.accuracy,
+                "accuracy, Flower": there["accuracy"],
+            }
+        ],
+        about,
+        asked.out,
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """LSPI against mushroom-rl's on the same finite MDP: the same greedy policies, and how much faster.
 
-mushroom-rl lives in its own environment (`pip install mushroom-rl`); name its Python by the first
-argument or by APPORTION_MUSHROOM_PYTHON. Without it, only our time is printed.
+    python benchmarks/lspi.py --peer PYTHON
+
+PYTHON is the interpreter of an environment with mushroom-rl (`make bench-env`).
 """
 
+import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from table import RESULTS, alternate, facts, ratio, spread, version_in, write
 
 from apportion.theory import draw_transitions, random_family
 from apportion.theory.lspi import lspi_finite
@@ -82,18 +84,8 @@ def ours(rows):
     return result.policy, time.perf_counter() - start
 
 
-def main() -> None:
-    one = random_family(states=STATES, actions=ACTIONS, tasks=1, spread=0.0, gamma=GAMMA)
-    family = type(one)(np.repeat(one.kernel, SEEDS, 0), np.repeat(one.reward, SEEDS, 0), GAMMA)
-    rows = draw_transitions(family, SAMPLES, seed=1)
-    _, first = ours(rows)
-    policies, seconds = ours(rows)
-    print(f"apportion: {SEEDS} seeds of {SAMPLES} samples in {seconds:.3f} s")
-    print(f"           {first:.3f} s with compilation")
-    peer = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("APPORTION_MUSHROOM_PYTHON")
-    if peer is None:
-        print("mushroom-rl: absent; name its Python by argument or APPORTION_MUSHROOM_PYTHON")
-        return
+def theirs(python: str, rows) -> tuple[np.ndarray, float]:
+    """The same transitions in mushroom-rl, seed by seed: its policies and the seconds of fitting."""
     with tempfile.TemporaryDirectory() as folder:
         file, script = Path(folder) / "rows.npz", Path(folder) / "peer.py"
         columns = {
@@ -104,16 +96,61 @@ def main() -> None:
         }
         np.savez(file, states=STATES, actions=ACTIONS, gamma=GAMMA, **columns)
         script.write_text(PEER)
-        done = subprocess.run([peer, str(script), str(file)], capture_output=True, text=True)
+        done = subprocess.run([python, str(script), str(file)], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"mushroom-rl failed: {done.stderr.strip().splitlines()[-1]}")
-    theirs = json.loads(done.stdout.strip().splitlines()[-1])
-    same = (np.array(theirs["policies"]) == policies).all(1).mean()
-    ratio, cold = theirs["seconds"] / seconds, theirs["seconds"] / first
-    print(f"mushroom-rl: {theirs['seconds']:.3f} s")
-    print(f"same greedy policy on {same:.0%} of the seeds")
-    print(f"ratio {ratio:.0f}x ({cold:.1f}x with compilation); at least 20x: {ratio >= 20}")
-    if same < 1 or ratio < 20:
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    return np.array(answer["policies"]), answer["seconds"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peer", required=True, help="python of an environment with mushroom-rl")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    about = facts(**{"mushroom-rl": version_in(asked.peer, "mushroom-rl")})
+    one = random_family(states=STATES, actions=ACTIONS, tasks=1, spread=0.0, gamma=GAMMA)
+    family = type(one)(np.repeat(one.kernel, SEEDS, 0), np.repeat(one.reward, SEEDS, 0), GAMMA)
+    rows = draw_transitions(family, SAMPLES, seed=1)
+    _, first = ours(rows)
+    policies: dict[str, np.ndarray] = {}
+
+    def side(name: str, run):
+        def turn() -> float:
+            policies[name], seconds = run()
+            return seconds
+
+        return turn
+
+    found = alternate(
+        {
+            "ours": side("ours", lambda: ours(rows)),
+            "theirs": side("theirs", lambda: theirs(asked.peer, rows)),
+        },
+        asked.turns,
+    )
+    same = (policies["theirs"] == policies["ours"]).all(1).mean()
+    faster = ratio(found["theirs"], found["ours"])
+    write(
+        "lspi",
+        "LSPI against mushroom-rl",
+        f"Seconds for {SEEDS} seeds of {SAMPLES} samples of an MDP of {STATES} states and {ACTIONS} "
+        "actions; medians over turns taken alternately, with the least and the most.",
+        [
+            {
+                "seconds, ours": spread(found["ours"]),
+                "with compilation": first,
+                "mushroom-rl": spread(found["theirs"]),
+                "ratio": faster,
+                "to reach": 20.0,
+                "same greedy policy": f"{same:.0%} of the seeds",
+            }
+        ],
+        about,
+        asked.out,
+    )
+    if same < 1 or faster["median"] < 20:
         sys.exit(1)
 
 

@@ -1,49 +1,160 @@
-"""How fast portfolios are trained and walked: gradient steps a second, and days a second.
+"""Days of trading a second: our market against vectorised NumPy, and against FinRL's environment.
 
-One learner and several side by side, at the paper's size and at two smaller ones, after compilation.
+    python benchmarks/portfolio.py [--peer PYTHON]
+
+A day of one environment: an action for 10 instruments becomes shares, prices move, costs are taken,
+and windows of 31 days of 3 channels are shown. Ours is stepped by one call a day through Gymnasium's
+interface, and by one compiled scan over the year; NumPy's is a Gymnasium vector environment that does
+the same work with arrays over all environments. FinRL's portfolio environment (PYTHON is that of an
+environment that has it, `make bench-env`) takes no costs and shows a covariance matrix and four
+indicators; it is one environment at a time.
 """
 
+import argparse
+import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+import equinox as eqx
+import gymnasium
 import jax
+import numpy as np
+from table import RESULTS, alternate, facts, ratio, spread, version_in, write
 
-from apportion.composition import EqualShares
+from apportion.bridges.gymnasium import ProblemVectorEnv
 from apportion.domains.portfolio import Market, SimulatedMarket
-from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_portfolio
-from apportion.domains.portfolio.walk import walk_tasks
+from apportion.simplex import Head
 from apportion.tasks import draw_tasks
-from apportion.training import Chunks
 
-SIZES = {
-    "H31 B109 m10": (PortfolioSettings.paper(tasks=30), 40),
-    "H16 B50 m10": (PortfolioSettings.paper(tasks=30, window=16, batch=50), 100),
-    "H8 B32 m5": (PortfolioSettings.paper(tasks=30, task_size=5, window=8, batch=32), 300),
-}
+WINDOW, ENTITIES, UNIVERSE, COST, REACH = 31, 10, 50, 0.0025, 5.0
+DAYS = 250
+"""Days of a turn."""
+FINRL = Path(__file__).with_name("portfolio_finrl.py")
 
 
-def steps_per_second(prices, settings: PortfolioSettings, steps: int, members: int) -> float:
-    """Gradient steps a second, all learners together, in the second half of the run."""
-    settings = PortfolioSettings(**(vars(settings) | {"steps": 2 * steps, "members": members}))
-    marks = []
-    chunks = Chunks(steps, on_chunk=lambda _: marks.append(time.perf_counter()))
-    train_portfolio(prices, settings, chunks=chunks)
-    return members * steps / (marks[1] - marks[0])
+class NumpyMarket(gymnasium.vector.VectorEnv):
+    """The same market in NumPy: all environments by one call, no loop over them."""
+
+    def __init__(self, count: int, prices: np.ndarray, members: np.ndarray):
+        self.num_envs, self.prices, self.members = count, prices, members[:, None]
+        self.back = np.arange(WINDOW)[None, :, None] - WINDOW
+
+    def reset(self, *, seed=None, options=None):
+        self.n = np.full(self.num_envs, WINDOW)
+        self.held = np.full((self.num_envs, ENTITIES), 1 / ENTITIES, np.float32)
+        return self.show(), {}
+
+    def show(self) -> dict[str, np.ndarray]:
+        seen = self.prices[self.n[:, None, None] + self.back, self.members]
+        history = 10 * (seen / seen[:, -1:, :, :1] - 1)
+        return {"history": history.transpose(0, 2, 1, 3), "held": self.held}
+
+    def step(self, actions):
+        scores = np.exp(REACH * np.clip(actions, -1, 1))
+        shares = scores / scores.sum(1, keepdims=True)
+        members = self.members[:, 0]
+        before, after = self.prices[self.n - 1][:, :, 0], self.prices[self.n][:, :, 0]
+        rows = np.arange(self.num_envs)[:, None]
+        grown = shares * after[rows, members] / before[rows, members]
+        growth = grown.sum(1)
+        kept = 1 - COST * np.abs(shares - self.held).sum(1)
+        self.held = (grown / growth[:, None]).astype(np.float32)
+        self.n = self.n + 1
+        ended = self.n >= len(self.prices)
+        self.n = np.where(ended, WINDOW, self.n)
+        return self.show(), np.log(kept * growth), np.zeros_like(ended), ended, {}
+
+
+def stepped(env: gymnasium.vector.VectorEnv, actions: np.ndarray) -> Callable[[], float]:
+    """Days a second, all environments together, by one call a day."""
+    env.reset(seed=0)
+
+    def turn() -> float:
+        start = time.perf_counter()
+        for action in actions:
+            env.step(action)
+        return env.num_envs * len(actions) / (time.perf_counter() - start)
+
+    turn()
+    return turn
+
+
+def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
+    """The same by one compiled scan, which hands back rewards and sums what was shown."""
+    head = Head()
+
+    @eqx.filter_jit
+    def run(market, tasks, actions):
+        def episode(task, actions):
+            def day(state, action):
+                seen = market.observe(task, state)
+                shares = head(REACH * action, task.mask)
+                step = market.step(task, state, shares, key=jax.random.key(0))
+                return step.state, (step.reward, seen.history.sum())
+
+            first = market.reset(task, key=jax.random.key(0))
+            return jax.lax.scan(day, first, actions)[1]
+
+        return jax.vmap(episode, in_axes=(0, 1))(tasks.each, actions)
+
+    def turn() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run(market, tasks, actions))
+        return actions.shape[0] * actions.shape[1] / (time.perf_counter() - start)
+
+    turn()
+    return turn
+
+
+def measure(count: int, turns: int, python: str | None) -> dict:
+    prices = SimulatedMarket.draw(universe=UNIVERSE, days=1000, seed=0).prices
+    market = Market.of(prices, window=WINDOW)
+    tasks = draw_tasks(UNIVERSE, ENTITIES, count, seed=0)
+    values, members = np.asarray(market.prices), np.asarray(tasks.members)
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (DAYS, count, ENTITIES)).astype(np.float32)
+    sides = {
+        "scan": scanned(market, tasks, actions),
+        "ours": stepped(ProblemVectorEnv(count, market, tasks, reach=REACH), actions),
+        "NumPy": stepped(NumpyMarket(count, values, members), actions),
+    }
+    if python is not None:
+        sides["FinRL"] = lambda: float(
+            subprocess.run(
+                [python, str(FINRL)], check=True, capture_output=True, text=True
+            ).stdout.split()[-1]
+        )
+    found = alternate(sides, turns)
+    return {
+        "environments": count,
+        "ours, one scan": spread(found["scan"]),
+        "ours, by Gymnasium": spread(found["ours"]),
+        "NumPy": spread(found["NumPy"]),
+        "FinRL, one": spread(found["FinRL"]) if python else None,
+        "scan to NumPy": ratio(found["scan"], found["NumPy"]),
+        "by Gymnasium to NumPy": ratio(found["ours"], found["NumPy"]),
+        "scan to FinRL": ratio(found["scan"], found["FinRL"]) if python else None,
+    }
 
 
 def main() -> None:
-    prices = SimulatedMarket.draw(universe=50, days=1000, seed=0).prices
-    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
-    for name, (settings, steps) in SIZES.items():
-        rates = [steps_per_second(prices, settings, steps, members) for members in (1, 4)]
-        print(f"train {name:14} {rates[0]:8.0f} steps/s alone, {rates[1]:8.0f} with 4 side by side")
-    market = Market.of(prices, window=31)
-    tasks = draw_tasks(50, 10, 30, seed=0)
-    jax.block_until_ready(walk_tasks(EqualShares(), market, tasks))
-    start = time.perf_counter()
-    jax.block_until_ready(walk_tasks(EqualShares(), market, tasks))
-    days = len(tasks) * market.horizon
-    print(f"walk  equal shares  {days / (time.perf_counter() - start):8.0f} task-days/s")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peer", help="python of an environment with FinRL")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    versions = {"finrl": version_in(asked.peer, "finrl")} if asked.peer else {}
+    about = facts("gymnasium", numpy=np.__version__, **versions)
+    write(
+        "portfolio",
+        "Days of trading a second",
+        "All environments together; medians over turns taken alternately, with the least and the "
+        f"most. A turn has {DAYS} days.",
+        [measure(count, asked.turns, asked.peer) for count in (1, 30, 300)],
+        about,
+        asked.out,
+    )
 
 
 if __name__ == "__main__":

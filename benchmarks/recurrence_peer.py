@@ -25,19 +25,20 @@ def loop(x, from_input, from_state, bias):
 def prepare(window: int, batch: int, entities: int, *, device: str = "cpu", library: bool = False):
     """One learner's step: the recurrence as a loop, or by torch.nn.RNN where `library` says so."""
     torch.manual_seed(0)
-    torch.set_default_device(device)
-    prices, tasks, held = market(entities)
-    score, of_held = (torch.nn.Parameter(0.2 * torch.randn(shape)) for shape in ((HIDDEN,), ()))
-    cell = torch.nn.RNN(CHANNELS, HIDDEN) if library else None
-    parameters = recurrent(()) if cell is None else list(cell.parameters())
+    # Only what is set up: as a default for all, a device slows every call of a step.
+    with torch.device(device):
+        prices, tasks, held = market(entities)
+        score, of_held = (torch.nn.Parameter(0.2 * torch.randn(shape)) for shape in ((HIDDEN,), ()))
+        cell = torch.nn.RNN(CHANNELS, HIDDEN) if library else None
+        parameters = recurrent(()) if cell is None else list(cell.parameters())
+        back, following = torch.arange(window) - window, torch.arange(batch)
     optimiser = torch.optim.Adam([*parameters, score, of_held], lr=2.8e-4)
-    back, following = torch.arange(window) - window, torch.arange(batch)
 
     def step() -> None:
         # Drawn on the host, so that no step waits for the device.
-        t = int(torch.randint(TASKS, (), device="cpu"))
+        t = int(torch.randint(TASKS, ()))
         members = tasks[t]
-        rows = int(torch.randint(window, DAYS - batch, (), device="cpu")) + following
+        rows = int(torch.randint(window, DAYS - batch, ())) + following
         seen = prices[(rows[:, None] + back)[:, :, None], members]
         x = 10 * (seen / seen[:, -1:, :, :1] - 1)
         x = x.permute(1, 0, 2, 3).reshape(window, batch * entities, CHANNELS)
@@ -57,23 +58,20 @@ def prepare(window: int, batch: int, entities: int, *, device: str = "cpu", libr
 def prepare_many(window: int, batch: int, entities: int, learners: int, *, device: str = "cpu"):
     """A step of many learners at once, each with its own parameters, task and batch."""
     torch.manual_seed(0)
-    torch.set_default_device(device)
-    prices, tasks, held = market(entities)
-    held = held.repeat(learners, 1, 1, 1)
-    parameters = recurrent((learners,))
-    score = torch.nn.Parameter(0.2 * torch.randn(learners, HIDDEN, 1))
-    of_held = torch.nn.Parameter(0.2 * torch.randn(learners, 1, 1))
+    with torch.device(device):
+        prices, tasks, held = market(entities)
+        held = held.repeat(learners, 1, 1, 1)
+        parameters = recurrent((learners,))
+        score = torch.nn.Parameter(0.2 * torch.randn(learners, HIDDEN, 1))
+        of_held = torch.nn.Parameter(0.2 * torch.randn(learners, 1, 1))
+        back, following = torch.arange(window) - window, torch.arange(batch)
+        each = torch.arange(learners)
     optimiser = torch.optim.Adam([*parameters, score, of_held], lr=2.8e-4)
-    back, following, each = (
-        torch.arange(window) - window,
-        torch.arange(batch),
-        torch.arange(learners),
-    )
 
     def step() -> None:
-        t = torch.randint(TASKS, (learners,))
+        t = torch.randint(TASKS, (learners,), device=device)
         members = tasks[t][:, None, :]
-        rows = torch.randint(window, DAYS - batch, (learners, 1)) + following
+        rows = torch.randint(window, DAYS - batch, (learners, 1), device=device) + following
         seen = prices[(rows[..., None] + back)[..., None], members[:, :, None]]
         x = 10 * (seen / seen[:, :, -1:, :, :1] - 1)
         x = x.permute(2, 0, 1, 3, 4).reshape(window, learners, batch * entities, CHANNELS)

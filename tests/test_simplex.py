@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from apportion.errors import InputError
-from apportion.simplex import Bounds, Head, equal_within, to_units, within
+from apportion.simplex import (
+    Bounds,
+    Head,
+    _fill,
+    equal_within,
+    to_units,
+    within,
+)
 
 
 @st.composite
@@ -292,3 +299,20 @@ def test_a_leader_by_any_margin_leaves_nothing_unused(gap, limit):
     shares = apportioned(jnp.array([gap, 0.0, 0.0], jnp.float32), jnp.ones(3, bool), bounds)
     assert float(shares.sum()) == pytest.approx(1, abs=1e-6)
     assert float(shares[0]) <= limit + 1e-6
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 10.0]), st.floats(0.01, 1.0))
+@settings(max_examples=60)
+def test_no_floors_fill_as_floors_of_nothing_do(seed, scale, part):
+    rng = np.random.default_rng(seed)
+    shares = np.exp(scale * rng.normal(size=7)) * (rng.random(7) < 0.8)
+    highest = rng.uniform(0.01, 1, 7)
+    shares, highest = jnp.asarray(shares, jnp.float32), jnp.asarray(highest, jnp.float32)
+    total = part * jnp.where(shares > 0, highest, 0.0).sum()
+    filled = _filled(shares, None, highest, total)
+    assert float(filled.sum()) == pytest.approx(float(total), rel=1e-5)
+    expected = _filled(shares, jnp.zeros_like(shares), highest, total)
+    assert np.asarray(filled) == pytest.approx(np.asarray(expected), abs=1e-5)
+
+
+_filled = jax.jit(_fill)

@@ -91,7 +91,7 @@ class Score(eqx.Module):
         self.of_held = jnp.zeros(())
 
     def __call__(self, features: Features, held: Allocation) -> Scores:
-        return features @ self.of_features + self.of_held * held
+        return self.of_features @ features.T + self.of_held * held
 
 
 class Recurrent(ScoringPolicy):
@@ -212,12 +212,12 @@ class Pooled(ScoringPolicy):
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> Features:
-        read = jax.nn.relu(jax.vmap(self.first)(history[:, -1]))
-        here = mask[:, None]
-        mean = jnp.where(here, read, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
-        most = jnp.where(here, read, 0.0).max(0)
-        pooled = jnp.concatenate([mean, most]) @ self.others
-        return jax.nn.relu(jax.vmap(self.own)(read) + pooled)
+        # Features lead and entities follow, as the products want them on a processor.
+        read = jax.nn.relu(self.first.weight @ history[:, -1].T + _column(self.first.bias))
+        present = jnp.where(mask, read, 0.0)
+        mean = present.sum(1) / jnp.maximum(mask.sum(), 1)
+        pooled = jnp.concatenate([mean, present.max(1)]) @ self.others
+        return jax.nn.relu(self.own.weight @ read + _column(self.own.bias) + pooled[:, None]).T
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
         return self.reach * jnp.tanh(self.score(features, held) / self.reach)
@@ -274,6 +274,11 @@ class Attention(ScoringPolicy):
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
         return self.score(features, held)
+
+
+def _column(bias: Array | None) -> Array:
+    assert bias is not None, "layers here have a bias"
+    return bias[:, None]
 
 
 def _check_sizes(**sizes: int) -> None:

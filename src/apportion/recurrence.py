@@ -156,18 +156,20 @@ def _backward(
     ones = jnp.ones((runs, 1, rows), inputs.dtype)
 
     def period(carry, here):
-        of_state, h, gradient = carry
-        k, x = here
+        of_state, gradient = carry
+        k, x, h = here
         # Picked out here, because a shifted copy of all states would be written and read again.
         before = jnp.where(k > 0, states[jnp.maximum(k - 1, 0)], 0)
         of_sum = (of_state * (1 - h * h)).astype(h.dtype)
-        gradient += _product(of_sum, jnp.concatenate([x, ones, before], 1).swapaxes(1, 2))
+        seen = jnp.concatenate([x, ones, before], 1)
+        # Summed over rows where they lie: a product with the transpose would write it first.
+        gradient += jnp.einsum("rhn,rfn->rhf", of_sum, seen, preferred_element_type=exact)
         of_x = _product(from_input, of_sum).astype(x.dtype) if of_inputs else None
-        return (_product(from_state, of_sum), before, gradient), of_x
+        return (_product(from_state, of_sum), gradient), of_x
 
     nothing = jnp.zeros((runs, hidden, channels + 1 + hidden), exact)
-    first = (cotangent.astype(exact), states[-1], nothing)
-    (_, _, gradient), of_x = lax.scan(period, first, (jnp.arange(window), inputs), reverse=True)
+    series = (jnp.arange(window), inputs, states)
+    (_, gradient), of_x = lax.scan(period, (cotangent.astype(exact), nothing), series, reverse=True)
     gradient = gradient.swapaxes(1, 2).astype(states.dtype)
     of_parameters = gradient[:, :channels], gradient[:, channels + 1 :], gradient[:, channels]
     return of_parameters if of_x is None else (*of_parameters, of_x)

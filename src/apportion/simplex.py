@@ -117,24 +117,24 @@ def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
     highest = here.astype(shares.dtype)
     if bounds.limits is not None:
         highest = jnp.where(here, jnp.minimum(bounds.limits.astype(shares.dtype), 1.0), 0.0)
-    lowest = jnp.zeros_like(shares)
+    lowest = None
     if bounds.floors is not None:
         lowest = jnp.where(here, jnp.minimum(bounds.floors.astype(shares.dtype), highest), 0.0)
     if bounds.groups is not None and bounds.group_limits is not None:
         limits = bounds.group_limits.astype(shares.dtype)
         lowest, highest = _group_bounds(shares, lowest, highest, bounds.groups, limits)
-    asked = lowest.sum()
-    lowest = lowest / jnp.maximum(asked, 1.0)
+    if lowest is not None:
+        lowest = lowest / jnp.maximum(lowest.sum(), 1.0)
     return _fill(shares, lowest, highest, jnp.minimum(highest.sum(), 1.0))
 
 
 def _group_bounds(
     shares: Allocation,
-    lowest: Allocation,
+    lowest: Allocation | None,
     highest: Allocation,
     groups: Int[Array, " entities"],
     limits: Float[Array, " groups"],
-) -> tuple[Allocation, Allocation]:
+) -> tuple[Allocation | None, Allocation]:
     """Bounds of single entities that keep the groups' limits too.
 
     As the water rises, a group's entities rise with all others until the group is full. So the most
@@ -144,37 +144,86 @@ def _group_bounds(
     def filled(number, limit):
         members = groups == number
         high = jnp.where(members, highest, 0.0)
-        low = jnp.where(members, lowest, 0.0)
-        asked = low.sum()
-        low = low * jnp.where(asked > limit, limit / jnp.where(asked > limit, asked, 1.0), 1.0)
+        low = None
+        if lowest is not None:
+            low = jnp.where(members, lowest, 0.0)
+            asked = low.sum()
+            low = low * jnp.where(asked > limit, limit / jnp.where(asked > limit, asked, 1.0), 1.0)
         level = _fill(jnp.where(members, shares, 0.0), low, high, jnp.minimum(high.sum(), limit))
         return low, level
 
     low, high = jax.vmap(filled)(jnp.arange(limits.shape[0]), limits)
     grouped = (groups >= 0) & (groups < limits.shape[0])
-    return jnp.where(grouped, low.sum(0), lowest), jnp.where(grouped, high.sum(0), highest)
+    if low is not None and lowest is not None:
+        lowest = jnp.where(grouped, low.sum(0), lowest)
+    return lowest, jnp.where(grouped, high.sum(0), highest)
 
 
-def _fill(shares: Allocation, lowest: Allocation, highest: Allocation, total: Scalar) -> Allocation:
+def _fill(
+    shares: Allocation, lowest: Allocation | None, highest: Allocation, total: Scalar
+) -> Allocation:
     """clip(tau * shares, lowest, highest) with the tau that makes the sum `total`, found exactly.
 
     The sum is piecewise linear and increasing in tau with a corner wherever an entity meets a
-    bound, so the right piece is found among the 2m corners and solved in closed form.
+    bound, so the right piece is found among the corners, m for either bound, and solved in closed
+    form. No `lowest` is 0, and has no corners.
     """
     safe = jnp.where(shares > 0, shares, 1.0)
-    enters = jnp.where(shares > 0, lowest / safe, jnp.inf)
     leaves = jnp.where(shares > 0, highest / safe, jnp.inf)
-    corners = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros(1, shares.dtype), enters, leaves]))
-    real = jnp.isfinite(corners)
-    reach = jnp.clip(jnp.where(real, corners, 0.0)[:, None] * shares, lowest, highest).sum(-1)
-    start = jnp.max(jnp.where(real & (reach <= total), corners, 0.0))
-    free = (enters <= start) & (leaves > start)
-    fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, lowest)).sum()
+    known = jax.lax.stop_gradient((shares, highest, leaves, total))
+    free, least = jnp.array(True), 0.0
+    if lowest is None:
+        # Pairs of all entities are one kernel on a graphics card, and most of the work elsewhere.
+        start = jax.lax.platform_dependent(*known, cpu=_rise, default=_last_corner)
+    else:
+        enters, least = jnp.where(shares > 0, lowest / safe, jnp.inf), lowest
+        start = jax.lax.stop_gradient(
+            _last_corner(shares, highest, jnp.concatenate([enters, leaves]), total, lowest)
+        )
+        free = enters <= start
+    free &= leaves > start
+    fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, least)).sum()
     mass = jnp.where(free, shares, 0.0).sum()
     tau = jnp.where(mass > 0, (total - fixed) / jnp.where(mass > 0, mass, 1.0), start)
     # Below its own piece only by rounding, where a small mass would let go of those at their bounds.
     tau = jnp.where(tau < start, start, tau)
     return jnp.clip(tau * shares, lowest, highest)
+
+
+def _last_corner(
+    shares: Allocation,
+    highest: Allocation,
+    corners: Float[Array, " corners"],
+    total: Scalar,
+    lowest: Allocation | None = None,
+) -> Scalar:
+    """The last corner whose sum is no more than `total`, by the sums of all; 0 where none is."""
+    real = jnp.isfinite(corners)
+    at = jnp.where(real, corners, 0.0)
+    # The barrier keeps what leads to the shares from being computed anew for every pair.
+    at, shares, lowest, highest = jax.lax.optimization_barrier((at, shares, lowest, highest))
+    low = None if lowest is None else lowest[:, None]
+    reach = jnp.clip(at[None, :] * shares[:, None], low, highest[:, None]).sum(0)
+    return jnp.max(jnp.where(real & (reach <= total), corners, 0.0), initial=0.0)
+
+
+def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Scalar) -> Scalar:
+    """The same without floors, in few rounds: whoever the level fills is full at every higher one, so
+    it rises to where the others alone would take the rest, until nobody more is full.
+    """
+
+    def level(full: Mask) -> Scalar:
+        mass = jnp.where(full, 0.0, shares).sum()
+        rest = total - jnp.where(full, highest, 0.0).sum()
+        return jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1.0), jnp.inf)
+
+    def again(carry: tuple[Scalar, Bool[Array, ""]]) -> tuple[Scalar, Bool[Array, ""]]:
+        risen = jnp.maximum(level(leaves <= carry[0]), carry[0])
+        return risen, risen > carry[0]
+
+    nobody = jnp.zeros_like(shares, bool)
+    tau, _ = jax.lax.while_loop(lambda carry: carry[1], again, (level(nobody), jnp.array(True)))
+    return jnp.max(jnp.where(jnp.isfinite(leaves) & (leaves <= tau), leaves, 0.0), initial=0.0)
 
 
 class Head(eqx.Module):
@@ -223,10 +272,12 @@ class Head(eqx.Module):
         even = 1 / jnp.maximum(bounded.sum(), 1).astype(dtype)
         cap = jnp.asarray(self.cap, dtype) if self.cash else jnp.maximum(self.cap, even)
         limits = jnp.where(bounded, cap, 0.0)
-        floors = jnp.where(bounded, jnp.minimum(self.floor, even), 0.0)
+        floors = None
+        if self.floor > 0 or period.floors is not None:
+            floors = jnp.where(bounded, jnp.minimum(self.floor, even), 0.0)
         if period.limits is not None:
             limits = jnp.minimum(limits, period.limits)
-        if period.floors is not None:
+        if floors is not None and period.floors is not None:
             floors = jnp.where(bounded, jnp.maximum(floors, period.floors), 0.0)
         if self.cash:
             limits = limits.at[0].set(1.0)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apportion.domains.charging import peers
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
 from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_day
@@ -206,6 +207,14 @@ def test_tasks_are_simulated_apart():
     for task, capacity, energy in zip(tasks, (5.0, 9.0), both, strict=True):
         alone = jax.tree.map(lambda x, task=task: x[:, task], stacked)
         assert simulate(alone, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
+
+
+def test_days_in_groups_are_the_same_days(monkeypatch):
+    days = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(5)])
+    together = simulate(days, PEERS["llf"], 9.0, MEDIANS)
+    # Groups of two, the last one with an empty day.
+    monkeypatch.setattr(peers, "_ROWS", 2 * STATIONS)
+    assert simulate(days, PEERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
 
 
 def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():

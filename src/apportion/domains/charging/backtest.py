@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import Garage, Medians, Seen
 from apportion.domains.charging.optimum import best_energies
-from apportion.domains.charging.peers import PEERS, Schedule, simulate_day
+from apportion.domains.charging.peers import PEERS, Schedule, over_days, simulate_day
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.policy import Policy
@@ -191,7 +191,7 @@ def _simulate_all(
             garage = jax.tree.map(lambda x: x[:, members], days)
             return jax.vmap(lambda day: simulate_day(day, chosen, capacity_kw, medians))(garage)
 
-        # A task's days together fit into the cache; all tasks at once do not.
+        # One after another: tasks at once would not fit into the cache.
         return jax.lax.map(task, members)
 
     return jax.lax.map(under, jnp.arange(len(schedules)))
@@ -226,12 +226,16 @@ def backtest(
     members = np.asarray(draw_tasks(places, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
     schedules = {POLICY: PolicySchedule(policy)} | dict(peers)
-    drawn = _simulate_all(
+    drawn = over_days(
+        lambda part: _simulate_all(
+            part,
+            tuple(schedules.values()),
+            jnp.float32(feeder),
+            medians,
+            jnp.asarray(members, jnp.int32),
+        ),
         days.garage(),
-        tuple(schedules.values()),
-        jnp.float32(feeder),
-        medians,
-        jnp.asarray(members, jnp.int32),
+        task_size,
     )
     best = None
     if optimum:
@@ -244,6 +248,6 @@ def backtest(
         len(places),
         capacity,
         need,
-        dict(zip(schedules, np.asarray(drawn), strict=True)),
+        dict(zip(schedules, drawn, strict=True)),
         best,
     )

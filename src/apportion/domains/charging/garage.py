@@ -128,6 +128,54 @@ def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions
     return (day.arrival <= n) & (n < day.departure)
 
 
+class Visit(eqx.Module):
+    """Of each station's car in one period: all that no offer changes; 0 where none is plugged in."""
+
+    period: Int[Array, "*stack"]
+    plugged: Flags
+    stays: Flags
+    """Whether the car was there in the period before."""
+    stated: Flags
+    arrived: PerStation
+    hours_here: PerStation
+    said: Outlook
+    """By the driver's statements, or the medians, before anything was drawn."""
+    predicted: Outlook | None
+    truth: Outlook
+
+
+def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
+    """Who is there in period n."""
+    here, now = plugged_in(day, n), n.astype(jnp.float32)
+    plugged = here.any(-1)
+    stated, arrived = (here & day.stated).any(-1), _pick(here, day.arrived)
+    requested = jnp.where(stated, _pick(here, day.requested_kwh), medians.requested_kwh)
+    leaving = jnp.where(
+        stated, _pick(here, day.stated_departure), arrived + medians.stay_hours / PERIOD_HOURS
+    )
+
+    def outlook(energy: PerStation, departure: PerStation) -> Outlook:
+        hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
+        return Outlook(energy, hours)
+
+    predicted = None
+    if day.predicted_need_kwh is not None and day.predicted_departure is not None:
+        predicted = outlook(
+            _pick(here, day.predicted_need_kwh), _pick(here, day.predicted_departure)
+        )
+    return Visit(
+        period=n,
+        plugged=plugged,
+        stays=(here & (day.arrival < n)).any(-1),
+        stated=stated,
+        arrived=arrived,
+        hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
+        said=outlook(jnp.where(plugged, requested, 0.0), leaving),
+        predicted=predicted,
+        truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
+    )
+
+
 def see(
     day: Garage,
     state: State,
@@ -136,42 +184,34 @@ def see(
     medians: Medians,
 ) -> Seen:
     """What is known at the start of period n."""
-    here, now = plugged_in(day, n), n.astype(jnp.float32)
-    plugged = here.any(-1)
-    state = _of_those_here(day, state, n)
-    can_draw = plugged & ~state.full
-    stated, arrived = (here & day.stated).any(-1), _pick(here, day.arrived)
-    requested = jnp.where(stated, _pick(here, day.requested_kwh), medians.requested_kwh)
-    leaving = jnp.where(
-        stated, _pick(here, day.stated_departure), arrived + medians.stay_hours / PERIOD_HOURS
-    )
-    requested = jnp.where(plugged, requested, 0.0)
+    return look(visit(day, n, medians), state, capacity_kw)
 
-    def outlook(energy: PerStation, departure: PerStation) -> Outlook:
-        hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
-        return Outlook(jnp.maximum(energy - state.got_kwh, 0.0), hours)
 
-    predicted = None
-    if day.predicted_need_kwh is not None and day.predicted_departure is not None:
-        predicted = outlook(
-            _pick(here, day.predicted_need_kwh), _pick(here, day.predicted_departure)
-        )
+def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> Seen:
+    """What is known of those who are there."""
+    state = _of_those_here(visit, state)
+    can_draw = visit.plugged & ~state.full
+
+    def still(outlook: Outlook) -> Outlook:
+        open_kwh = jnp.maximum(outlook.open_kwh - state.got_kwh, 0.0)
+        return Outlook(open_kwh, outlook.hours_left)
+
     return Seen(
-        plugged=plugged,
+        plugged=visit.plugged,
         can_draw=can_draw,
         limit_kw=jnp.where(can_draw, RATE_KW, 0.0),
-        stated=stated,
-        requested_kwh=requested,
+        stated=visit.stated,
+        requested_kwh=visit.said.open_kwh,
         got_kwh=state.got_kwh,
         offered_kw=state.offered_kw,
         drawn_kw=state.drawn_kw,
-        arrived=arrived,
-        hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
-        said=outlook(requested, leaving),
-        predicted=predicted,
-        truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
+        arrived=visit.arrived,
+        hours_here=visit.hours_here,
+        said=still(visit.said),
+        predicted=None if visit.predicted is None else still(visit.predicted),
+        truth=still(visit.truth),
         capacity_kw=capacity_kw,
-        period=n,
+        period=visit.period,
     )
 
 
@@ -182,11 +222,18 @@ def draw(
 
     What is offered beyond a station's limit is lost, so a schedule should not do so.
     """
-    here = plugged_in(day, n)
-    state = _of_those_here(day, state, n)
-    can_draw = here.any(-1) & ~state.full
+    # What was stated, and what stands in for it, moves no energy.
+    return charge(visit(day, n, Medians(jnp.zeros(()), jnp.zeros(()))), state, offered_kw)
+
+
+def charge(
+    visit: Visit, state: State, offered_kw: Float[Array, " entities"]
+) -> tuple[State, Float[Array, " entities"]]:
+    """As `draw`, for those who are there."""
+    state = _of_those_here(visit, state)
+    can_draw = visit.plugged & ~state.full
     offered = jnp.where(can_draw, jnp.clip(offered_kw, 0.0, RATE_KW), 0.0)
-    left = _pick(here, day.need_kwh) - state.got_kwh
+    left = visit.truth.open_kwh - state.got_kwh
     # By `where` and not by `maximum`: a car that has all it needs would be at the tie, where half a
     # gradient leaks into what it had got.
     takes = can_draw & (left > 0)
@@ -201,8 +248,7 @@ def _pick(here: Bool[Array, "entities sessions"], values: Array) -> Array:
     return jnp.where(here, values, 0).sum(-1, dtype=values.dtype)
 
 
-def _of_those_here(day: Garage, state: State, n: Int[Array, ""]) -> State:
+def _of_those_here(visit: Visit, state: State) -> State:
     """The state without what belonged to a car that has left."""
-    stays = (plugged_in(day, n) & (day.arrival < n)).any(-1)
     kept = (state.got_kwh, state.offered_kw, state.drawn_kw)
-    return State(*(jnp.where(stays, x, 0.0) for x in kept), full=state.full & stays)
+    return State(*(jnp.where(visit.stays, x, 0.0) for x in kept), full=state.full & visit.stays)

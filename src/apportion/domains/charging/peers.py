@@ -5,7 +5,9 @@ served, earliest deadline first, least laxity first, largest remaining first. Ti
 time of arrival to the second, and only then by the place of the station. Full cars are skipped.
 """
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
 import equinox as eqx
@@ -22,10 +24,11 @@ from apportion.domains.charging.garage import (
     Outlook,
     PerStation,
     Seen,
-    draw,
+    charge,
     empty,
+    look,
     plugged_in,
-    see,
+    visit,
 )
 from apportion.errors import InputError
 
@@ -42,6 +45,11 @@ PeerName = Literal[
     "largest-remaining",
     "clairvoyant",
 ]
+
+
+_ROWS = 2400
+"""Stations of all days in a group: few enough that what a policy computes of them stays in the cache,
+many enough that a period is worth its calls."""
 
 
 def equal(seen: Seen) -> PerStation:
@@ -150,16 +158,47 @@ def simulate_day(
     day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
 ) -> Float[Array, "entities sessions"]:
     """The kWh each session draws in one day, in one scan over its periods."""
+    periods = jnp.arange(PERIODS, dtype=jnp.int32)
+    # What no offer changes is worked out for all periods at once.
+    visits = jax.vmap(lambda n: visit(day, n, medians))(periods)
 
-    def period(carry, n):
-        state, energy = carry
-        offered = schedule(see(day, state, n, capacity_kw, medians))
-        state, drawn = draw(day, state, n, offered)
-        return (state, energy + jnp.where(plugged_in(day, n), drawn[:, None], 0.0)), None
+    def period(state, visit):
+        return charge(visit, state, schedule(look(visit, state, capacity_kw)))
 
-    first = (empty(day.arrival.shape[0]), jnp.zeros_like(day.need_kwh))
-    (_, energy), _ = jax.lax.scan(period, first, jnp.arange(PERIODS, dtype=jnp.int32))
-    return energy
+    _, drawn = jax.lax.scan(period, empty(day.arrival.shape[0]), visits)
+    here = jax.vmap(lambda n: plugged_in(day, n))(periods)
+    return jnp.where(here, drawn[..., None], 0.0).sum(0)
+
+
+def over_days(
+    run: Callable[[Garage], Float[Array, "*others days entities sessions"]],
+    days: Garage,
+    entities: int,
+) -> np.ndarray:
+    """What `run` makes of all days; on a processor in groups that stay in its cache, a group a core.
+
+    Every group has the same number of days, the last one with empty ones, so that `run` is compiled
+    once.
+    """
+    count = days.arrival.shape[0]
+    groups = -(-count // max(_ROWS // entities, 1))
+    if groups < 2 or jax.default_backend() != "cpu":
+        return np.asarray(run(days))
+    size = -(-count // groups)
+
+    def part(start: int) -> Garage:
+        def cut(values: Array) -> np.ndarray:
+            here = np.asarray(values[start : start + size])
+            return np.pad(here, [(0, size - len(here))] + [(0, 0)] * (here.ndim - 1))
+
+        return jax.tree.map(cut, days)
+
+    parts = [part(start) for start in range(0, count, size)]
+    # The first alone, since it compiles.
+    first = np.asarray(run(parts[0]))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+        rest = list(cores.map(lambda days: np.asarray(run(days)), parts[1:]))
+    return np.concatenate([first, *rest], -3)[..., :count, :, :]
 
 
 @eqx.filter_jit
@@ -169,7 +208,7 @@ def _simulate(days: Garage, members, schedule: Schedule, capacity_kw, medians: M
         garage = jax.tree.map(lambda x: x[:, members], days)
         return jax.vmap(lambda day: simulate_day(day, schedule, capacity_kw, medians))(garage)
 
-    # A task's days together fit into the cache; all tasks at once do not.
+    # One after another: tasks at once would not fit into the cache.
     return jax.lax.map(task, (members, capacity_kw))
 
 
@@ -199,4 +238,6 @@ def simulate(
         members = np.arange(days.arrival.shape[1])[None]
     members = jnp.asarray(members, jnp.int32)
     capacity = jnp.broadcast_to(jnp.asarray(capacity_kw, jnp.float32), members.shape[:1])
-    return np.asarray(_simulate(days, members, schedule, capacity, medians))
+    return over_days(
+        lambda part: _simulate(part, members, schedule, capacity, medians), days, members.shape[1]
+    )
