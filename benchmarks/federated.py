@@ -7,6 +7,7 @@ submitted model and the aggregate on its evaluation set. Flower's clients run th
 compiled step or, with `--client torch`, one in PyTorch as in Flower's quickstart. Either side has
 all cores: ours spreads the clients of one episode over them, Flower has a worker of one thread on
 each. Both are timed when everything is compiled and every worker runs; medians are reported.
+Writes benchmarks/results/federated-SIZE-CLIENT.json.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+FOLDER = Path(__file__).parent / "results"
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
 
@@ -165,12 +167,15 @@ def main() -> None:
         "size": asked.size,
         "client": asked.client,
         "cores": CORES,
+        "rounds": asked.rounds,
         "load": os.getloadavg()[0],
         "seconds_a_round": here,
         "accuracy": ours.accuracy,
         **there,
         "times_faster": there["seconds_a_round_flower"] / here,
     }
+    written = FOLDER / f"federated-{asked.size}-{asked.client}.json"
+    written.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
 
 
