@@ -24,7 +24,7 @@ def certificates():
     ]
     for row in table.to_dict("records"):
         asked = f"`{row['trained']}`, `certify {row['certified']}`"
-        mean, lower, upper = (f"{100 * row[key]:.2f}" for key in ("mean", "lower", "upper"))
+        mean, lower, upper = (f"{100 * row[key]:.3f}" for key in ("mean", "lower", "upper"))
         lines.append(f"| {row['name']} | {asked} | {said(row)} | {mean} | {lower} to {upper} |")
     return "\n".join(lines)
 
@@ -36,7 +36,7 @@ def said(row):
     )
     if pd.isna(row["bet"]):
         return f"{row['verdict']} after {row['bets']} {blocks}"
-    return f"{row['verdict']} by the {int(row['bet'])} first of {row['bets']} {blocks}"
+    return f"{row['verdict']} after {int(row['bet'])} of {row['bets']} {blocks}"
 
 
 def simulated():
