@@ -24,7 +24,9 @@ def certificates():
     ]
     for row in table.to_dict("records"):
         asked = f"`{row['trained']}`, `certify {row['certified']}`"
-        mean, lower, upper = (f"{100 * row[key]:.3f}" for key in ("mean", "lower", "upper"))
+        mean, lower, upper = (
+            f"{round(100 * row[key], 3) + 0.0:.3f}" for key in ("mean", "lower", "upper")
+        )
         lines.append(f"| {row['name']} | {asked} | {said(row)} | {mean} | {lower} to {upper} |")
     return "\n".join(lines)
 
