@@ -28,7 +28,8 @@ import client_app
 import network
 import numpy as np
 import pandas as pd
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+import server_app
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM, FedYogi
 from flwr.simulation import run_simulation
@@ -65,9 +66,10 @@ class Dealt:
     def own_labels(self, samples: int) -> np.ndarray:
         return self.labels[TESTED : TESTED + samples]
 
-    def accuracy(self, arrays: ArrayRecord) -> float:
-        answers = network.logits(arrays.to_numpy_ndarrays(), self.images[:TESTED]).argmax(1)
-        return float((answers == self.labels[:TESTED]).mean())
+    @property
+    def server_data(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """What the example's `federate` tests models on."""
+        return {"test": (self.images[:TESTED], self.labels[:TESTED])}
 
 
 def deal(kind: str, seed: int, folder: Path) -> Dealt:
@@ -128,20 +130,9 @@ def runs(grid, how: str, federations: list[Dealt], rounds: int) -> list[dict]:
     rows = []
     for dealt in federations:
         for name, (samples, strategy) in strategies(dealt).items():
-            tested: list[float] = []
-
-            def evaluate(server_round, arrays, dealt=dealt, tested=tested):
-                tested.append(dealt.accuracy(arrays))
-                return MetricRecord({"accuracy": tested[-1]})
-
             begun = time.perf_counter()
-            strategy.start(
-                grid,
-                ArrayRecord(network.start(dealt.images.shape[1], dealt.seed)),
-                num_rounds=rounds,
-                timeout=120.0,
-                train_config=ConfigRecord({"data": str(dealt.folder)}),
-                evaluate_fn=evaluate,
+            tested = server_app.federate(
+                grid, strategy, dealt.folder, dealt.server_data, rounds, seed=dealt.seed
             )
             rows.append({
                 "kind": dealt.kind, "strategy": name, "samples": samples, "seed": dealt.seed, "how": how,
@@ -162,13 +153,7 @@ def simulated(federations: list[Dealt], rounds: int) -> list[dict]:
         rows.extend(runs(grid, "simulation", federations, rounds))
 
     run_simulation(
-        server,
-        client_app.app,
-        num_supernodes=CLIENTS,
-        backend_config={
-            "init_args": {"num_cpus": 2, "log_to_driver": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        },
+        server, client_app.app, num_supernodes=CLIENTS, backend_config=server_app.BACKEND
     )
     return rows
 

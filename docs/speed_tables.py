@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_ASKED = re.compile(r"<!-- benchmark: ([a-z]+) -->")
+_ASKED = re.compile(r"<!-- benchmark: ([a-z_]+) -->")
 
 
 def on_page_markdown(markdown, **_):

@@ -8,71 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import programs
 from apportion.betting import STAKES, bounds, log_wealth
 from apportion.certificate import Gains, block_means
 from apportion.errors import InputError
 
-PATHS, PERIODS = 1000, 400
+benchmark = programs.benchmark("certificates")
+PATHS, PERIODS = 1000, benchmark.PERIODS
 GAINS = arrays.arrays(float, st.integers(1, 30), elements=st.floats(-1, 1, width=32))
 
 
-def autocorrelated(rng: np.random.Generator, persistence: float, deviation: float) -> np.ndarray:
-    noise = rng.normal(0, deviation * math.sqrt(1 - persistence**2), (PERIODS, PATHS))
-    paths = np.empty_like(noise)
-    state = rng.normal(0, deviation, PATHS)
-    for n, step in enumerate(noise):
-        state = persistence * state + step
-        paths[n] = state
-    return np.clip(paths.T, -1, 1)
-
-
-def reacting(rng: np.random.Generator) -> np.ndarray:
-    """A fair game that plays for more whenever the policy seems to be ahead."""
-    signs, paths = rng.choice([-1.0, 1.0], (PATHS, PERIODS)), np.zeros((PATHS, PERIODS))
-    for n in range(PERIODS):
-        paths[:, n] = signs[:, n] * np.where(paths[:, :n].sum(1) > 0, 1.0, 0.05)
-    return paths
-
-
-def days_of_garages(rng: np.random.Generator) -> np.ndarray:
-    """Twenty garages a day that share the day's weather: their mean is the day's one gain."""
-    weather = rng.normal(0, 0.2, (PATHS, PERIODS, 1))
-    return np.clip(weather + rng.normal(0, 0.2, (PATHS, PERIODS, 20)), -1, 1).mean(2)
-
-
-def with_holes(rng: np.random.Generator) -> np.ndarray:
-    return np.where(
-        rng.random((PATHS, PERIODS)) < 0.4, np.nan, rng.uniform(-1, 1, (PATHS, PERIODS))
-    )
-
-
-NULLS = {
-    "coins": (lambda rng: rng.choice([-1.0, 1.0], (PATHS, PERIODS)), 1),
-    "bounded": (lambda rng: rng.uniform(-1, 1, (PATHS, PERIODS)), 1),
-    "small": (lambda rng: rng.uniform(-0.01, 0.01, (PATHS, PERIODS)), 1),
-    "heavy tails, clipped": (
-        lambda rng: np.clip(0.2 * rng.standard_t(2, (PATHS, PERIODS)), -1, 1),
-        1,
-    ),
-    "rare large losses": (
-        lambda rng: np.where(rng.random((PATHS, PERIODS)) < 0.02, -0.98, 0.02),
-        1,
-    ),
-    "worse than nothing": (lambda rng: rng.uniform(-1, 0.96, (PATHS, PERIODS)), 1),
-    "autocorrelated, in blocks of 5": (lambda rng: autocorrelated(rng, 0.5, 0.5), 5),
-    "autocorrelated, in blocks of 20": (lambda rng: autocorrelated(rng, 0.9, 0.5), 20),
-    "clustered": (days_of_garages, 1),
-    "missing": (with_holes, 3),
-    "reacting": (reacting, 1),
-}
-
-
-@pytest.mark.parametrize("kind", NULLS)
+@pytest.mark.parametrize("kind", benchmark.NULLS)
 def test_no_more_than_one_in_twenty_is_certified_without_a_gain_at_any_time(kind):
-    # A verdict once reached stays, so this is stopping at the best moment. Of 10,000 paths, certified
-    # were: coins .013, bounded .010, clipped .007, in blocks .007, reacting .008, others fewer.
-    draw, block = NULLS[kind]
-    paths = draw(np.random.default_rng(7))
+    # A verdict once reached stays, so this is stopping at the best moment. Of 10,000 paths:
+    # docs/results/certificates/simulated.csv.
+    draw, block = benchmark.NULLS[kind]
+    paths = draw(np.random.default_rng(7), PATHS)
     verdicts = [Gains(own, -1.0, 1.0).certify(block=block).verdict for own in paths]
     assert verdicts.count("certified") <= 0.05 * PATHS
     if kind != "worse than nothing":
@@ -80,15 +31,14 @@ def test_no_more_than_one_in_twenty_is_certified_without_a_gain_at_any_time(kind
 
 
 def test_autocorrelation_that_is_not_put_into_blocks_would_deceive():
-    paths = autocorrelated(np.random.default_rng(7), 0.9, 0.2)
+    paths = benchmark.unblocked(np.random.default_rng(7), PATHS)
     verdicts = [Gains(own, -1.0, 1.0).certify().verdict for own in paths]
     assert verdicts.count("certified") > 0.2 * PATHS
 
 
 @pytest.mark.parametrize("block", [1, 2])
 def test_a_real_gain_is_certified(block):
-    # Of 1,000 paths half after 88 periods, .99 after 262; in blocks of 2 after 142 and 282.
-    paths = np.clip(np.random.default_rng(3).normal(0.1, 0.3, (200, PERIODS)), -1, 1)
+    paths = benchmark.gained(np.random.default_rng(3), 200)
     verdicts = [Gains(own, -1.0, 1.0).certify(block=block).verdict for own in paths]
     assert verdicts.count("certified") >= 190
 

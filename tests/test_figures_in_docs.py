@@ -68,3 +68,18 @@ def test_a_wrong_estimate_is_noticed():
     assert is_among(("−1.2", "−3.0", "0.5"), known)
     assert not is_among(("+2.3", "2.0", "2.5"), known)
     assert not is_among(("+2.2", "2.0", "2.6"), known)
+
+
+def test_the_certificate_on_the_page_of_the_command_line_is_the_one_that_was_computed():
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    shown = json.loads(page.partition("`certify --json` gives\n\n```json\n")[2].partition("```")[0])
+    found = json.loads((RESULTS / "certificates" / "certificate.json").read_text())
+    assert shown.pop("plot") == "runs/garage/certificate.png"
+    assert shown.keys() == found.keys()
+    for name, value in {**found, **found["wealth"]}.items():
+        written_there = {**shown, **shown["wealth"]}[name]
+        if name != "wealth":
+            # Numbers are shown to two digits or more.
+            assert written_there == (
+                pytest.approx(value, rel=0.03) if isinstance(value, float) else value
+            )

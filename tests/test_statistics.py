@@ -12,6 +12,7 @@ from apportion.statistics import (
     judge,
     mean_over,
     of_means,
+    over_blocks,
     over_rows_and_columns,
     p_value,
 )
@@ -97,6 +98,12 @@ def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
 def test_the_same_data_gives_the_same_interval():
     values = np.random.default_rng(2).normal(size=20)
     assert mean_over(values) == mean_over(values)
+
+
+def test_a_record_of_one_day_has_no_interval_and_days_alone_are_blocks_of_one():
+    assert over_blocks(np.mean, np.ones(1)).high == np.inf
+    days = np.array([0.3, -0.1, 0.4, 0.2])
+    assert over_blocks(np.mean, days) == mean_over(days)
 
 
 def test_one_experiment_has_no_interval():

@@ -24,6 +24,11 @@ from apportion.bridges.flower import LearnedAggregation
 from apportion.domains.federated import embedded_digits, paper_split, skewed_tasks
 
 CLIENTS = 10
+BACKEND = {
+    "init_args": {"num_cpus": 2, "log_to_driver": False},
+    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+}
+"""Flower's simulation on two cores."""
 
 app = ServerApp()
 
@@ -55,7 +60,7 @@ def learned(server_data, **options):
 
 
 def federate(
-    grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, **config
+    grid, strategy, folder, server_data, rounds=20, timeout=120.0, on_model=None, seed=0, **config
 ):
     """Run the rounds; returns the test accuracy of every round's model, the first one before any."""
     images, labels = server_data["test"]
@@ -70,7 +75,7 @@ def federate(
 
     strategy.start(
         grid,
-        ArrayRecord(network.start(images.shape[1])),
+        ArrayRecord(network.start(images.shape[1], seed)),
         num_rounds=rounds,
         timeout=timeout,
         train_config=ConfigRecord({"data": str(folder), **config}),
@@ -94,12 +99,4 @@ def main(grid, context):
 
 
 if __name__ == "__main__":
-    run_simulation(
-        app,
-        client_app.app,
-        num_supernodes=CLIENTS,
-        backend_config={
-            "init_args": {"num_cpus": 2, "log_to_driver": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        },
-    )
+    run_simulation(app, client_app.app, num_supernodes=CLIENTS, backend_config=BACKEND)

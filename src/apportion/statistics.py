@@ -249,10 +249,12 @@ def over_blocks(
     length = len(records[0])
     count = max(length // block, min(length, 6))
     value = float(statistic(*records))
+    if count < 2:
+        return t_estimate(value, np.inf, 0, count, confidence)
     parts = np.array_split(np.arange(length), count)
     without = [float(statistic(*(np.delete(own, part) for own in records))) for part in parts]
     error = float(np.std(without)) * np.sqrt(count - 1)
-    return t_estimate(value, error if count > 1 else np.inf, count - 1, count, confidence)
+    return t_estimate(value, error, count - 1, count, confidence)
 
 
 def interval(drawn: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -31,6 +31,9 @@ class FederationOptions:
     """Federations to try it in, 40 by default; more go on from the same first ones."""
 
 
+_Federation = Annotated[FederationOptions, Parameter(name="*", group="Federated")]
+
+
 def certify(
     folder: Folder,
     /,
@@ -44,9 +47,7 @@ def certify(
     json: Json = False,
     allow_jumps: AllowJumps = False,
     garage: Annotated[GarageOptions, Parameter(name="*", group="Charging")] = GarageOptions(),  # noqa: B008
-    federation: Annotated[
-        FederationOptions, Parameter(name="*", group="Federated")
-    ] = FederationOptions(),  # noqa: B008
+    federation: _Federation = FederationOptions(),  # noqa: B008
 ) -> Any:
     """Say whether a policy may be switched on: certified, not yet, or harmful.
 
@@ -55,8 +56,7 @@ def certify(
     with more data each time: a wrong verdict has probability alpha at most over all times together.
 
     A gain is that of a day (charging: share of the need met), of a week (portfolios: log growth, net of
-    costs) or of a federation (test accuracy after the last round); of a federation that is under way, of a
-    round (the chance of the right answer).
+    costs), of a federation (test accuracy after the last round) or of a round of one that is under way.
 
     Example: `apportion certify runs/garage --against llf --data sessions.csv --site north`
 
@@ -67,8 +67,7 @@ def certify(
     Parameters
     ----------
     folder
-        Folder of a finished charging, portfolio or federated run; or the file that a Flower server's
-        LearnedAggregation(keep=FILE) writes.
+        Folder of a finished charging, portfolio or federated run; or the file that a Flower server keeps.
     against
         What decides today: llf, lazy-crp, fedavg or another by its name; or the folder of another run.
     data
@@ -83,21 +82,15 @@ def certify(
     out
         A .png for the plot, or a folder for plot, table and JSON; by default the run's certificate.png.
     """
-    under_way = folder.is_file()
-    run = None if under_way else finished_run(folder, *_JOBS)
-    place = folder.parent if under_way else folder
+    run = None if folder.is_file() else finished_run(folder, *_JOBS)
+    place = folder.parent if run is None else folder
     out = place / "certificate.png" if out is None else out
     _check(alpha, block, bound)
     _check_place(out)
-    options = {
-        "charging": asdict(garage),
-        "portfolio": {"allow_jumps": allow_jumps},
-        "federated": asdict(federation),
-    }
-    if run is None:
-        gains = _rounds(folder, against, bound, {"data": data} | options)
-    else:
-        gains = _gains(run, against, data, bound, options)
+    jumps = {"allow_jumps": allow_jumps}
+    options = {"charging": asdict(garage), "portfolio": jumps, "federated": asdict(federation)}
+    given = (against, data, bound, options)
+    gains = _rounds(folder, *given) if run is None else _gains(run, *given)
     made = gains.certify(alpha=alpha, block=block)
     wrote = _keep(made, place, _write(made, out))
     return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
@@ -124,12 +117,18 @@ def _gains(
     return by_job[job](run, about, data, against, own)
 
 
-def _rounds(file: Path, against: str, bound: float | None, others: dict[str, Any]) -> Any:
-    """The gains that a federation's server has kept; it has no other options."""
+def _rounds(
+    file: Path,
+    against: str,
+    data: Path | None,
+    bound: float | None,
+    options: dict[str, dict[str, Any]],
+) -> Any:
+    """The gains that a federation's server has kept; options of runs are refused."""
     from apportion.domains.federated.round_gains import BOUND, kept_gains
 
-    for name, value in others.items():
-        refuse_options(file, "server's", **(value if isinstance(value, dict) else {name: value}))
+    for others in ({"data": data}, *options.values()):
+        refuse_options(file, "server's", **others)
     return kept_gains(file, against, bound=BOUND if bound is None else bound)
 
 

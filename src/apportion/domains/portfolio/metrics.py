@@ -116,7 +116,8 @@ def intervals(
 
 def _ends(found: Estimate, turned: Callable[[float], float]) -> Estimate:
     """An interval in other units: an increasing function of its ends."""
-    value, low, high = (float(turned(end)) for end in (found.value, found.low, found.high))
+    with np.errstate(over="ignore"):  # what a few days compound to
+        value, low, high = (float(turned(end)) for end in (found.value, found.low, found.high))
     return Estimate(value, low, high, found.n)
 
 

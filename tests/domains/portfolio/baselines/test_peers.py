@@ -4,10 +4,7 @@ Set APPORTION_UNIVERSAL_PYTHON to the python of an environment with universal-po
 """
 
 import functools
-import importlib.util
 import os
-import sys
-from pathlib import Path
 from statistics import NormalDist
 
 import jax
@@ -15,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import programs
 from apportion.domains.portfolio import baselines
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
 pytestmark = pytest.mark.peer
 PYTHON = os.environ.get("APPORTION_UNIVERSAL_PYTHON")
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "baselines.py"
 DATA = ("djia", "msci", "sp500", "tse", "nyse_o", "nyse_n")
 NAMES = (
     "equal-crp", "buy-and-hold", "best-crp", "universal", "exponentiated-gradient", "ons", "pamr",
@@ -32,11 +29,7 @@ NAMES = (
 def comparison():
     if PYTHON is None:
         pytest.skip("APPORTION_UNIVERSAL_PYTHON names no python with universal-portfolios")
-    spec = importlib.util.spec_from_file_location("baselines_benchmark", PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return programs.benchmark("baselines")
 
 
 @pytest.fixture(scope="module")

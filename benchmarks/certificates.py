@@ -1,0 +1,197 @@
+"""The certificates of docs/certificates.md, and how often certificates deceive.
+
+    python benchmarks/certificates.py [--runs DIR] [--paths 10000]
+
+Trains a charging, a portfolio and a federated policy as the page says (a run that is in DIR already is
+taken as it is), and certifies them; simulates gains of known mean besides. Writes table.csv, simulated.csv
+and certificate.json to docs/results/certificates, and docs/assets/certificate.png. Tests take their gains
+from here.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from apportion.certificate import Gains
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results" / "certificates"
+PERIODS = 400
+TRAINED = {
+    "garage": "train charging",
+    "market": "train portfolio --until 2018-12-31",
+    "federation": "train federated --steps 60",
+}
+CERTIFIED = {
+    "charging, JPL": ("garage", "--against llf --site jpl"),
+    "charging, JPL, bound of 10 points": ("garage", "--against llf --site jpl --bound 0.1"),
+    "charging, JPL, blocks of 5 days": ("garage", "--against llf --site jpl --block 5"),
+    "charging, Caltech": ("garage", "--against llf --site caltech"),
+    "portfolio": ("market", "--against lazy-crp"),
+    "aggregation": ("federation", "--against fedavg"),
+}
+FIRST = "charging, JPL"
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def autocorrelated(
+    rng: np.random.Generator, paths: int, persistence: float, deviation: float
+) -> np.ndarray:
+    noise = rng.normal(0, deviation * math.sqrt(1 - persistence**2), (PERIODS, paths))
+    found = np.empty_like(noise)
+    state = rng.normal(0, deviation, paths)
+    for n, step in enumerate(noise):
+        state = persistence * state + step
+        found[n] = state
+    return np.clip(found.T, -1, 1)
+
+
+def reacting(rng: np.random.Generator, paths: int) -> np.ndarray:
+    """A fair game that plays for more whenever the policy seems to be ahead."""
+    signs, found = rng.choice([-1.0, 1.0], (paths, PERIODS)), np.zeros((paths, PERIODS))
+    ahead = np.zeros(paths)
+    for n in range(PERIODS):
+        found[:, n] = signs[:, n] * np.where(ahead > 0, 1.0, 0.05)
+        ahead += found[:, n]
+    return found
+
+
+def days_of_garages(rng: np.random.Generator, paths: int) -> np.ndarray:
+    """Twenty garages a day that share the day's weather: their mean is the day's one gain."""
+    weather = rng.normal(0, 0.2, (paths, PERIODS))
+    total = np.zeros((paths, PERIODS))
+    for _ in range(20):
+        total += np.clip(weather + rng.normal(0, 0.2, (paths, PERIODS)), -1, 1)
+    return total / 20
+
+
+def with_holes(rng: np.random.Generator, paths: int) -> np.ndarray:
+    gains = rng.uniform(-1, 1, (paths, PERIODS))
+    return np.where(rng.random((paths, PERIODS)) < 0.4, np.nan, gains)
+
+
+NULLS: dict[str, tuple[Draw, int]] = {
+    "coins": (lambda rng, paths: rng.choice([-1.0, 1.0], (paths, PERIODS)), 1),
+    "bounded": (lambda rng, paths: rng.uniform(-1, 1, (paths, PERIODS)), 1),
+    "small": (lambda rng, paths: rng.uniform(-0.01, 0.01, (paths, PERIODS)), 1),
+    "heavy tails, clipped": (
+        lambda rng, paths: np.clip(0.2 * rng.standard_t(2, (paths, PERIODS)), -1, 1),
+        1,
+    ),
+    "rare large losses": (
+        lambda rng, paths: np.where(rng.random((paths, PERIODS)) < 0.02, -0.98, 0.02),
+        1,
+    ),
+    "worse than nothing": (lambda rng, paths: rng.uniform(-1, 0.96, (paths, PERIODS)), 1),
+    "autocorrelated .5, in blocks of 5": (lambda rng, n: autocorrelated(rng, n, 0.5, 0.5), 5),
+    "autocorrelated .9, in blocks of 20": (lambda rng, n: autocorrelated(rng, n, 0.9, 0.5), 20),
+    "clustered": (days_of_garages, 1),
+    "missing": (with_holes, 3),
+    "reacting": (reacting, 1),
+}
+"""Gains without a mean, or with one below 0, and the block that they are bet on in."""
+UNBLOCKED = "autocorrelated .9, without blocks"
+GAINED = "mean 0.1, deviation 0.3"
+
+
+def unblocked(rng: np.random.Generator, paths: int) -> np.ndarray:
+    """Gains that hang together, to be bet on one by one, as they should not be."""
+    return autocorrelated(rng, paths, 0.9, 0.2)
+
+
+def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
+    return np.clip(rng.normal(0.1, 0.3, (paths, PERIODS)), -1, 1)
+
+
+def simulated(paths: int) -> pd.DataFrame:
+    """How many paths of each kind are certified at their best moment, and when half of them are."""
+    rows = []
+    for kind, (draw, block) in (NULLS | {UNBLOCKED: (unblocked, 1), GAINED: (gained, 1)}).items():
+        found = [
+            Gains(own, -1.0, 1.0).certify(block=block)
+            for own in draw(np.random.default_rng(7), paths)
+        ]
+        when = [
+            made.ends[made.decided] + 1
+            if made.decided is not None and made.verdict == "certified"
+            else np.inf
+            for made in found
+        ]
+        share, half = float(np.isfinite(when).mean()), float(np.median(when))
+        row = {"gains": kind, "block": block, "paths": paths, "periods": PERIODS}
+        row |= {"certified": round(share, 4), "half_after": half if half < np.inf else None}
+        rows.append(row)
+        print(rows[-1], flush=True)
+    return pd.DataFrame(rows)
+
+
+def apportion(command: str, *more: Path | str) -> None:
+    """The command line."""
+    words = [sys.executable, "-m", "apportion", *command.split(), *map(str, more)]
+    subprocess.run(words, check=True)
+
+
+def certified(runs: Path) -> pd.DataFrame:
+    """A row for each certificate; the first is also kept as it was printed."""
+    rows = []
+    for name, (run, options) in CERTIFIED.items():
+        if not (runs / run / "results.json").exists():
+            apportion(TRAINED[run], "--quiet", "--out", runs / run)
+        out = runs / "certified" / name
+        apportion("certify", runs / run, *options.split(), "--out", out)
+        found = json.loads((out / "certificate.json").read_text())
+        bets = pd.read_csv(out / "certificate.csv", dtype={"period": str})
+        if name == FIRST:
+            (DOCS / "assets" / "certificate.png").write_bytes(
+                (out / "certificate.png").read_bytes()
+            )
+            (RESULTS / "certificate.json").write_text(json.dumps(found, indent=1) + "\n")
+        row = {"name": name, "trained": f"apportion {TRAINED[run]}", "certified": options}
+        row |= {key: found[key] for key in _COLUMNS}
+        row |= {key: found["wealth"][key] for key in ("better", "worse")}
+        place = np.flatnonzero(bets.period == found["decided"])
+        rows.append(row | {"bet": int(place[0]) + 1 if len(place) else None})
+    return pd.DataFrame(rows)
+
+
+_COLUMNS = [
+    *(
+        "verdict",
+        "decided",
+        "start",
+        "end",
+        "period",
+        "block",
+        "bets",
+        "bound",
+        "mean",
+        "lower",
+        "upper",
+    ),
+    *("clipped", "trust"),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, help="a folder for the runs; one that goes by default")
+    parser.add_argument("--paths", type=int, default=10_000)
+    asked = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    simulated(asked.paths).to_csv(RESULTS / "simulated.csv", index=False)
+    with tempfile.TemporaryDirectory() as made:
+        runs = asked.runs or Path(made)
+        runs.mkdir(parents=True, exist_ok=True)
+        certified(runs).to_csv(RESULTS / "table.csv", index=False)
+
+
+if __name__ == "__main__":
+    main()
