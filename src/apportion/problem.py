@@ -223,12 +223,11 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
     _check_traced(problem, task, name, state, key)
 
 
-def _compiled(method: Callable[..., Any], *arguments: Any, key: PRNGKeyArray | None = None) -> Any:
+def _compiled(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """What a method returns, from one program: operation by operation takes much longer to start.
 
     A method that cannot be compiled is called as it is: what is wrong with it is said by the checks.
     """
-    named = {} if key is None else {"key": key}
     try:
         return eqx.filter_jit(method)(*arguments, **named)
     except Exception:

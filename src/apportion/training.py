@@ -23,10 +23,10 @@ from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import Policy
 from apportion.priority import Selection
-from apportion.problem import Observation, Problem, check_allocation, check_problem
+from apportion.problem import Problem, check_allocation, check_problem
 from apportion.result import Chunk, TrainingResult, metrics_frame
 from apportion.scorers import Scorer, max_deviation
-from apportion.tasks import Task, Tasks, TaskSets
+from apportion.tasks import Tasks, TaskSets
 from apportion.trees import take
 
 OnChunk = Callable[[Chunk], bool | None]
@@ -295,15 +295,12 @@ def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState)
     )
 
 
-@eqx.filter_jit
-def _first_observation(problem: Problem, task: Task, key: PRNGKeyArray) -> Observation:
-    return problem.observe(task, problem.reset(task, key=key))
-
-
 def _check_policy(problem: Problem, tasks: Tasks, policy: Policy) -> None:
     """One allocation of the untrained policy, before any work starts."""
     task = tasks[0]
-    observation = _first_observation(problem, task, jax.random.key(0))
+    # The programs that `check_problem` compiled.
+    state = eqx.filter_jit(problem.reset)(task, key=jax.random.key(0))
+    observation = eqx.filter_jit(problem.observe)(task, state)
     try:
         allocation = eqx.filter_jit(policy)(observation, task.mask)
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ hindsight. `BASELINES` names them all, with those of `online`, `reversion` and `
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 from apportion.domains.portfolio.baselines.fitted import minimum_variance, risk_parity
@@ -109,7 +110,7 @@ def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocatio
     return follow(update, (jnp.zeros((window, m), relatives.dtype), 0), relatives)
 
 
-BASELINES: dict[str, Baseline] = {
+_BASELINES: dict[str, Baseline] = {
     "equal-crp": equal_crp,
     "buy-and-hold": buy_and_hold,
     "best-crp": best_crp,
@@ -127,7 +128,9 @@ BASELINES: dict[str, Baseline] = {
     "minimum-variance": minimum_variance,
     "risk-parity": risk_parity,
 }
-"""Every baseline under the name it has in tables."""
+
+BASELINES: dict[str, Baseline] = {name: jax.jit(baseline) for name, baseline in _BASELINES.items()}
+"""Every baseline under the name it has in tables, as one program for each shape of a market."""
 
 WITHOUT_HISTORY = frozenset({"buy-and-hold", "best-crp"})
 """Baselines that begin with the tested period: show them its rows alone, no earlier history."""
