@@ -136,15 +136,19 @@ def main() -> None:
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     about = facts(torch=version_in(options.peer, "torch"))
-    write(
-        "recurrence",
-        "Gradient steps a second against PyTorch",
-        "Medians over turns taken alternately, with the least and the most. The peer is eager "
-        "PyTorch with one thread or one for each core, whichever was faster in that turn.",
-        [measure(row, options.peer, options.turns, cores) for row in ROWS],
-        about,
-        options.out,
-    )
+    rows = []
+    for row in ROWS:
+        rows.append(measure(row, options.peer, options.turns, cores))
+        # Written after each, so that a run cut short leaves what it had.
+        write(
+            "recurrence",
+            "Gradient steps a second against PyTorch",
+            "Medians over turns taken alternately, with the least and the most. The peer is eager "
+            "PyTorch with one thread or one for each core, whichever was faster in that turn.",
+            rows,
+            about,
+            options.out,
+        )
 
 
 if __name__ == "__main__":
