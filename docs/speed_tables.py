@@ -10,6 +10,7 @@ _ASKED = re.compile(r"<!-- benchmark: ([a-z_]+) -->")
 
 def on_page_markdown(markdown, **_):
     filled = _ASKED.sub(lambda asked: benchmark(asked[1]), markdown)
+    filled = filled.replace("<!-- federated episodes -->", episodes())
     return filled.replace("<!-- seconds of studies -->", seconds())
 
 
@@ -17,6 +18,20 @@ def benchmark(name):
     """What a benchmark wrote, without its title."""
     text = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
     return text.partition("\n")[2].strip()
+
+
+def episodes():
+    """Seconds of a federated episode on a card, beside what its bandwidth allows."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "federated_gpu.json").read_text())
+    limit = found["bandwidth_seconds"]
+    rows = [
+        f"| {row['episodes_at_once']} | {row['seconds_an_episode']:.3f} | "
+        f"{row['seconds_an_episode'] / limit:.1f} |"
+        for row in found["measured"]
+    ]
+    head = f"episodes at once | seconds an episode | times the bandwidth's limit of {limit:.3f}"
+    about = f"{found['device']}, {found['precision']}, jax {found['jax']}"
+    return "\n".join([f"| {head} |", "|---|---|---|", *rows, "", f"- {about}"])
 
 
 def seconds():
