@@ -64,6 +64,8 @@ class Cell:
     def each(cls, label: str, name: str, values: Sequence[float]) -> "tuple[Cell, ...]":
         """A cell with a program of its own for every value.
 
+        Examples
+        --------
         >>> [cell.name for cell in Cell.each("distance", "spread", (0.0, 0.1))]
         ['distance-0', 'distance-0.1']
         """
