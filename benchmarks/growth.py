@@ -102,19 +102,20 @@ def main() -> None:
     asked = parser.parse_args()
     about = facts()
     axes = SMALL if asked.small else AXES
-    rows = [
-        row for axis, sizes in axes.items() for row in along(axis, sizes, asked.steps, asked.turns)
-    ]
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
-    write(
-        "growth",
-        "What a step costs as the problem grows",
-        f"Medians over turns taken alternately, with the least and the most. Where an axis does not "
-        f"grow: {usual}. A step of several runs is a step of each.",
-        rows,
-        about,
-        asked.out,
-    )
+    rows: list[dict] = []
+    for axis, sizes in axes.items():
+        rows += along(axis, sizes, asked.steps, asked.turns)
+        # Written after each, so that a run cut short leaves what it had.
+        write(
+            "growth",
+            "What a step costs as the problem grows",
+            "Medians over turns taken alternately, with the least and the most. Where an axis does "
+            f"not grow: {usual}. A step of several runs is a step of each.",
+            rows,
+            about,
+            asked.out,
+        )
 
 
 if __name__ == "__main__":
