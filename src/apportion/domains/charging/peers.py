@@ -196,7 +196,7 @@ def over_days(
     parts = [part(start) for start in range(0, count, size)]
     # The first alone, since it compiles.
     first = np.asarray(run(parts[0]))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
+    with ThreadPoolExecutor(os.cpu_count()) as cores:
         rest = list(cores.map(lambda days: np.asarray(run(days)), parts[1:]))
     return np.concatenate([first, *rest], -3)[..., :count, :, :]
 
