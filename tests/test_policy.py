@@ -175,3 +175,22 @@ def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
     total, gradient = eqx.filter_jit(eqx.filter_value_and_grad(given))(policy)
     assert float(total) == 0
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_the_gradient_through_pooling_is_the_same_compiled_and_not(channels):
+    # A compiler that computes what is pooled twice, rounding differently, must not lose the largest.
+    policy = Pooled(channels=channels, hidden=4, key=jax.random.key(0))
+    windows = jax.random.uniform(jax.random.key(1), (64, 3, 1, channels))
+    mask, held = jnp.ones(3, bool), jnp.full(3, 1 / 3)
+
+    def total(policy):
+        def scores(window):
+            return policy.scores(policy.encode(window, mask), held, mask)
+
+        return jax.vmap(scores)(windows).sum()
+
+    plain = eqx.filter_grad(total)(policy)
+    compiled = eqx.filter_jit(eqx.filter_grad(total))(policy)
+    for one, other in zip(jax.tree.leaves(compiled), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

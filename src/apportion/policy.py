@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
+from apportion.precision import largest
 from apportion.problem import Observation
 from apportion.recurrence import Features, History, Recurrence
 from apportion.simplex import Allocation, Bounds, Head, Mask, Scores
@@ -216,7 +217,7 @@ class Pooled(ScoringPolicy):
         read = jax.nn.relu(self.first.weight @ history[:, -1].T + _column(self.first.bias))
         present = jnp.where(mask, read, 0.0)
         mean = present.sum(1) / jnp.maximum(mask.sum(), 1)
-        pooled = jnp.concatenate([mean, present.max(1)]) @ self.others
+        pooled = jnp.concatenate([mean, largest(present)]) @ self.others
         return jax.nn.relu(self.own.weight @ read + _column(self.own.bias) + pooled[:, None]).T
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from apportion.precision import largest
 from apportion.problem import Observation
 from apportion.recurrence import Recurrence
 
@@ -105,7 +106,7 @@ class Value(eqx.Module):
         mask = observation.scored(mask)
         read = self.recurrence(observation.history) + observation.held[:, None] * self.of_held
         mean = mean_over(read, mask[:, None], axis=0)
-        most = jnp.where(mask[:, None], read, -jnp.inf).max(0)
+        most = largest(jnp.where(mask[:, None], read, -jnp.inf).T)
         return jnp.tanh(jnp.concatenate([mean, most]) @ self.mix) @ self.out + self.level
 
 

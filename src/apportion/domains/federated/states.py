@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from apportion.errors import InputError
+from apportion.precision import largest
 
 Channels = Float[Array, "entities channels"]
 
@@ -192,7 +193,7 @@ class Blind(ClientState):
             2 * _cosines(directions, mean),
             _cosines(directions, known.move),
             jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
-            jnp.where(others, pairs, -1.0).max(1),
+            largest(jnp.where(others, pairs, -1.0)),
             jnp.log1p(known.absent),
             ones * known.n / (known.n + 10),
             ones * jnp.log(m / 10) / 2,
