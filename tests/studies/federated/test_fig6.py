@@ -159,14 +159,14 @@ def test_every_seed_has_every_method_and_every_fixed_share():
     assert DIGITS.fingerprint in plan.settings["data"]
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
     results = prepare(reduced_size()).train(None, None).results
     assert results["gain_final"]["value"] >= 0.04
     assert results["gain_mean_over_rounds"]["value"] >= 0.07
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_the_figure_at_quick_scale_holds_what_it_must():
     gains = {verdict.claim: verdict.estimate for verdict in fig6.plan().run().verdicts}
     for method in ("STL", "MTL", "P-MTL"):
