@@ -105,9 +105,8 @@ def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
     Examples
     --------
     >>> shares = jnp.array([0.5, 0.25, 0.25])
-    >>> filled = within(shares, jnp.ones(3, bool), Bounds(limits=jnp.array([0.4, 0.5, 0.0])))
-    >>> [round(float(share), 3) for share in filled]
-    [0.4, 0.5, 0.0]
+    >>> within(shares, jnp.ones(3, bool), Bounds(limits=jnp.array([0.4, 0.5, 0.0]))).tolist()
+    [0.4000000059604645, 0.5, 0.0]
     """
     if bounds is None:
         return shares
@@ -224,6 +223,8 @@ def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Sc
 
     nobody = jnp.zeros_like(shares, bool)
     tau, _ = jax.lax.while_loop(lambda carry: carry[1], again, (level(nobody), jnp.array(True)))
+    # Where all are full the level is above every corner, whatever the last one rounded to.
+    tau = jnp.where(total >= highest.sum(), jnp.inf, tau)
     return jnp.max(jnp.where(jnp.isfinite(leaves) & (leaves <= tau), leaves, 0.0), initial=0.0)
 
 
