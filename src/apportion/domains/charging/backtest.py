@@ -5,7 +5,7 @@ clusters of days (what the weather or a holiday does to one day it does to all t
 cautiously, of days and stations both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -226,17 +226,18 @@ def backtest(
     members = np.asarray(draw_tasks(places, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
     schedules = {POLICY: PolicySchedule(policy)} | dict(peers)
-    drawn = over_days(
-        lambda part: _simulate_all(
-            part,
-            tuple(schedules.values()),
-            jnp.float32(feeder),
-            medians,
-            jnp.asarray(members, jnp.int32),
-        ),
-        days.garage(),
-        task_size,
-    )
+
+    def run(some: Sequence[Schedule]) -> np.ndarray:
+        shared = jnp.float32(feeder), medians, jnp.asarray(members, jnp.int32)
+        return over_days(
+            lambda part: _simulate_all(part, tuple(some), *shared), days.garage(), task_size
+        )
+
+    # Policies alone, in one program for all of a shape: two equal ones then deliver equal energy.
+    others = [name for name in schedules if not isinstance(schedules[name], PolicySchedule)]
+    drawn = {name: run([schedules[name]])[0] for name in schedules if name not in others}
+    if others:
+        drawn |= dict(zip(others, run([schedules[name] for name in others]), strict=True))
     best = None
     if optimum:
         best = best_energies(days.arrival, days.departure, days.need_kwh, feeder, members)
@@ -248,6 +249,6 @@ def backtest(
         len(places),
         capacity,
         need,
-        dict(zip(schedules, drawn, strict=True)),
+        {name: drawn[name] for name in schedules},
         best,
     )
