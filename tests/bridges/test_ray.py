@@ -14,7 +14,8 @@ from waiting_cells import plan as waiting_plan
 
 from apportion.bridges.ray import RayCluster
 from apportion.errors import InputError
-from apportion.studies.cells import CellStore, ThisMachine
+from apportion.studies.cells import ThisMachine
+from apportion.studies.store import CellStore
 from apportion.studies.theory import bound, should_pool
 
 QUICK_DEATHS = {

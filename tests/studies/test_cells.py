@@ -21,8 +21,10 @@ from apportion.errors import InputError
 from apportion.runs.runner import Stopped
 from apportion.statistics import mean_over
 from apportion.studies import registry
-from apportion.studies.cells import Cell, CellStore, Plan, batches, share_of
-from apportion.studies.folder import complete
+from apportion.studies.cells import Cell, Plan, batches, share_of
+from apportion.studies.folder import complete, compute_unclaimed
+from apportion.studies.processes import distinct
+from apportion.studies.store import CellStore
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory import bound
 
@@ -295,7 +297,8 @@ from pathlib import Path
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from test_cells import noting_devices
-from apportion.studies.folder import complete
+from apportion.studies.folder import complete, compute_unclaimed
+from apportion.studies.processes import distinct
 from apportion.studies.theory import bound
 
 devices = set()
@@ -334,7 +337,7 @@ def test_a_device_that_fails_stops_the_others_and_says_why(tmp_path, monkeypatch
     import jax
 
     [device] = jax.local_devices()
-    monkeypatch.setattr(jax, "local_devices", lambda: [device, device])
+    monkeypatch.setattr(jax, "local_devices", lambda backend=None: [device, device])
     computed = Computed()
     plan = toy(computed, cells=40)
 
@@ -347,3 +350,28 @@ def test_a_device_that_fails_stops_the_others_and_says_why(tmp_path, monkeypatch
     with pytest.raises(InputError, match="the data is wrong"):
         complete(replace(plan, compute=failing), tmp_path)
     assert store.missing()
+
+
+def test_what_another_process_is_at_is_left_to_it(tmp_path):
+    computed = Computed()
+    plan = toy(computed)
+    first, second = batches(plan.cells)
+    with CellStore(plan, tmp_path).claim(first) as ours:
+        assert ours
+        compute_unclaimed(plan, tmp_path)
+        assert computed == [cell.name for cell in second]
+    compute_unclaimed(plan, tmp_path)
+    assert sorted(computed) == [cell.name for cell in plan.cells]
+    assert not (tmp_path / "verdict.json").exists()
+    complete(plan, tmp_path)
+    complete(toy(), tmp_path / "alone")
+    assert same_files(tmp_path, tmp_path / "alone")
+    assert not list(tmp_path.glob(".claims/*"))
+
+
+def test_studies_that_share_cells_are_computed_once():
+    asked = {
+        name: registry.Asked(toy(name=name, family=family), Path(name), "")
+        for name, family in (("one", "a"), ("two", "a"), ("three", "b"))
+    }
+    assert list(distinct(asked)) == ["one", "three"]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import pandas as pd
 
 from apportion.errors import InputError
@@ -25,7 +26,7 @@ from apportion.studies.cells import (
     Progress,
     Save,
     batches,
-    describe_devices,
+    describe,
 )
 
 _PATIENCE = 1.0
@@ -48,8 +49,7 @@ class RayCluster(Place):
     workers: dict[str, str] = field(default_factory=dict)
     """The devices of every node that has brought rows."""
 
-    @property
-    def device(self) -> str:
+    def device(self, plan: Plan) -> str:
         """The nodes' devices, in words."""
         kinds = ", ".join(dict.fromkeys(self.workers.values())) or "none yet"
         nodes = "1 node" if len(self.workers) == 1 else f"{len(self.workers)} nodes"
@@ -97,8 +97,10 @@ def compute_batch(
     """What a worker does: its node, its devices and the rows of the cells."""
     import ray
 
-    rows = list(plan.compute(cells, lambda what, fraction: None))
-    return ray.get_runtime_context().get_node_id(), describe_devices(), rows
+    devices = plan.devices()
+    with jax.default_device(devices[0]):
+        rows = list(plan.compute(cells, lambda what, fraction: None))
+    return ray.get_runtime_context().get_node_id(), describe(devices), rows
 
 
 def _slots(resources: dict[str, float]) -> tuple[int, dict[str, int]]:

@@ -48,6 +48,9 @@ class StudyOptions(Request):
     """Compute only the I-th of N shares of the study's cells, such as 1/4."""
     draw: bool = False
     """Compute nothing: table, picture and verdicts from the cells in the folder."""
+    processes: Annotated[int, Parameter(metavar="N")] = 1
+    """So many processes of this machine compute at once, each the cells of the next free program: one
+    alone seldom fills a GPU."""
     on: Literal["local", "ray"] = "local"
     """Where to compute: on this machine, or on a Ray cluster."""
     address: Annotated[str | None, Parameter(metavar="A")] = None
@@ -57,6 +60,14 @@ class StudyOptions(Request):
         check_seed(self.seed)
         if self.address is not None and self.on != "ray":
             raise InputError(f"--address {self.address} needs --on ray; add it, or leave it out")
+        if self.processes < 1:
+            raise InputError(f"processes is {self.processes}; give at least 1")
+        if self.processes > 1 and (self.on == "ray" or self.cells or self.draw):
+            other = "--on ray" if self.on == "ray" else "--cells" if self.cells else "--draw"
+            raise InputError(
+                f"--processes {self.processes} shares the cells out by itself, on this machine; leave "
+                f"{other} out, or --processes"
+            )
 
 
 study = App(name="study", help=_HELP)
@@ -89,6 +100,7 @@ def _study(
             options.out,
             options,
             place=_place(options),
+            processes=options.processes,
             cells=options.cells,
             draw=options.draw,
             progress=progress.stage,

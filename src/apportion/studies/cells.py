@@ -2,34 +2,24 @@
 
 A `Plan` lists its cells, computes those it is handed and turns the rows of all of them into a `Study`.
 Cells that share a program are computed as one batch, a `vmap` over cells; several devices share a
-batch. Every cell's rows are saved as soon as it is finished, so that a study that was stopped goes on.
-
-    cells.json           which plan the cells are of
-    cells/NAME.parquet   the rows of a finished cell, while others are missing
-    rows.parquet         the rows of all cells
+batch.
 """
 
 import hashlib
-import io
 import json
-import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import pandas as pd
-from filelock import FileLock
 
-from apportion.errors import InputError, first_line
-from apportion.runs.atomic import write_atomic, write_json
-from apportion.runs.folder import read_json
+from apportion.errors import InputError
 
 if TYPE_CHECKING:
     from apportion.studies.study import Study
@@ -99,6 +89,8 @@ class Plan:
     `data`, where there is any, what the data is, with its fingerprint."""
     family: str = ""
     """Studies of one family and equal settings share their cells."""
+    on_processor: bool = False
+    """Its programs are too small for a GPU, and are computed beside it."""
 
     @property
     def digest(self) -> str:
@@ -107,6 +99,10 @@ class Plan:
         whole = {"family": self.family or self.study, "cells": names, "settings": self.settings}
         content = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def devices(self) -> list[Any]:
+        """What of this machine computes its cells."""
+        return jax.local_devices(backend="cpu" if self.on_processor else None)
 
     def run(self, progress: Progress = lambda what, fraction: None) -> "Study":
         """Compute all cells on this machine and conclude, without a folder."""
@@ -119,122 +115,6 @@ class Plan:
         )
         rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
         return self.conclude(rows, self.settings)
-
-
-@dataclass(frozen=True)
-class CellStore:
-    """The cells of a plan in a folder: those that are there, and where the next one goes."""
-
-    plan: Plan
-    folder: Path
-
-    def open(self) -> "CellStore":
-        """Make the folder this plan's; one that holds cells of other settings is refused."""
-        self.check()
-        content = {"study": self.plan.study, "digest": self.plan.digest}
-        write_json(self.folder / "cells.json", content)
-        return self
-
-    def check(self) -> None:
-        """Refuse a folder that holds cells of other settings."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{self.folder}: is a file; choose a folder")
-        if _digest_in(self.folder) not in (None, self.plan.digest):
-            raise InputError(
-                f"{self.folder}: holds cells of a study with other settings or data; choose another "
-                "folder, or give the settings it was begun with"
-            )
-
-    def adopt(self, others: Sequence[Path]) -> Path | None:
-        """Take the finished rows of a sibling study that computes the very same cells; say whose."""
-        if (self.folder / "rows.parquet").exists():
-            return None
-        for other in others:
-            rows = other / "rows.parquet"
-            if rows.exists() and _digest_in(other) == self.plan.digest:
-                self.open()
-                write_atomic(self.folder / "rows.parquet", rows.read_bytes())
-                return other
-        return None
-
-    def missing(self) -> list[Cell]:
-        """Cells whose rows are not there yet, in the plan's order."""
-        missing = [cell for cell in self.plan.cells if not self._file(cell).exists()]
-        # Looked for last, because another process may just have put the cells together.
-        return [] if (self.folder / "rows.parquet").exists() else missing
-
-    def save(self, cell: Cell, rows: pd.DataFrame) -> None:
-        """Keep a finished cell's rows, at one stroke."""
-        content = _parquet(rows.assign(cell=cell.name))
-        # Another process may just be putting all cells together, and then removes the single ones.
-        with self.lock():
-            if not (self.folder / "rows.parquet").exists():
-                write_atomic(self._file(cell), content)
-
-    def rows(self) -> pd.DataFrame:
-        """The rows of all cells, in the plan's order; once all are there they are one file."""
-        whole = self.folder / "rows.parquet"
-        missing = self.missing()
-        if missing:
-            raise InputError(
-                f"{self.folder}: {len(missing)} of {len(self.plan.cells)} cells are missing "
-                f"(first: {missing[0].name}); compute them with the same command without --draw"
-            )
-        with self.lock():
-            if not whole.exists():
-                frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
-                write_atomic(whole, self._together(frames))
-            shutil.rmtree(self.folder / "cells", ignore_errors=True)
-        return _read_rows(whole, self.plan.cells)
-
-    def _together(self, frames: list[pd.DataFrame]) -> bytes:
-        try:
-            return _parquet(pd.concat(frames, ignore_index=True))
-        except (ValueError, TypeError) as error:
-            raise InputError(
-                f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); remove "
-                "the one that was changed, and the same command computes it again"
-            ) from None
-
-    def lock(self) -> FileLock:
-        """Held while files are rewritten, for several processes may compute cells in one folder."""
-        return FileLock(self.folder / ".lock")
-
-    def _file(self, cell: Cell) -> Path:
-        return self.folder / "cells" / f"{cell.name}.parquet"
-
-
-def _digest_in(folder: Path) -> str | None:
-    mark = folder / "cells.json"
-    if not mark.exists():
-        return None
-    content = read_json(mark)
-    if not isinstance(content, dict) or not isinstance(content.get("digest"), str):
-        raise InputError(f"{mark}: is damaged; put it back from a copy")
-    return content["digest"]
-
-
-def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
-    """The rows of these cells, in their order; a file of anything else is refused."""
-    try:
-        rows = pd.read_parquet(path)
-        names = list(dict.fromkeys(rows["cell"]))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        names, rows, reason = [], pd.DataFrame(), first_line(error)
-    else:
-        reason = "it holds rows of other cells"
-    if names != [cell.name for cell in cells]:
-        raise InputError(
-            f"{path}: is not what the study wrote ({reason}); put it back, or remove it, and the same "
-            "command computes it again"
-        )
-    return rows
-
-
-def _parquet(rows: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False, compression="zstd")
-    return buffer.getvalue()
 
 
 def share_of(cells: Sequence[Cell], share: str) -> list[Cell]:
@@ -279,10 +159,9 @@ def _parts(cells: Sequence[Cell], count: int) -> list[list[Cell]]:
 class Place(ABC):
     """Where cells are computed."""
 
-    @property
     @abstractmethod
-    def device(self) -> str:
-        """What computes there, in words."""
+    def device(self, plan: Plan) -> str:
+        """What computes a plan's cells there, in words."""
 
     @abstractmethod
     def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
@@ -292,26 +171,24 @@ class Place(ABC):
 class ThisMachine(Place):
     """The devices of this machine."""
 
-    @property
-    def device(self) -> str:
+    def device(self, plan: Plan) -> str:
         """Kind and number of the devices, such as `2 x gpu: NVIDIA H200`."""
-        return describe_devices()
+        return describe(plan.devices())
 
     def compute(self, plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
         """Compute cells, each device a share of every program's."""
         compute_here(plan, cells, save, progress)
 
 
-def describe_devices() -> str:
-    """The devices JAX computes on, in words."""
-    devices = jax.local_devices()
+def describe(devices: Sequence[Any]) -> str:
+    """Devices of one kind, in words."""
     name = f"{devices[0].platform}: {devices[0].device_kind}"
     return name if len(devices) == 1 else f"{len(devices)} x {name}"
 
 
 def compute_here(plan: Plan, cells: Sequence[Cell], save: Save, progress: Progress) -> None:
     """Compute cells on this machine's devices, each device a share of every program's cells."""
-    devices = jax.local_devices()
+    devices = plan.devices()
     waiting = batches(cells, len(devices))
     done = np.zeros(len(waiting))
     numbers = iter(range(len(waiting)))

@@ -12,8 +12,9 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped, interrupts
-from apportion.studies.cells import Cell, CellStore, Place, Plan, Progress, ThisMachine, share_of
+from apportion.studies.cells import Cell, Place, Plan, Progress, ThisMachine, batches, share_of
 from apportion.studies.record import Record, stretches_in
+from apportion.studies.store import CellStore
 from apportion.studies.study import Study
 
 
@@ -75,6 +76,23 @@ def complete(
     return Performed(plan.study, store.folder, study, len(plan.cells), 0)
 
 
+def compute_unclaimed(plan: Plan, folder: Path, *, command: str = "") -> None:
+    """Compute what no other process is at, one program's cells after the other; conclude nothing.
+
+    Parameters
+    ----------
+    plan, folder, command
+        As for `complete`.
+    """
+    store = CellStore(plan, Path(folder)).open()
+    for batch in batches(store.missing()):
+        with store.claim(batch) as ours:
+            # Looked for again: another process may have finished them since.
+            due = [cell for cell in store.missing() if cell in batch] if ours else []
+            if due:
+                _compute(store, due, ThisMachine(), Record(store, command))
+
+
 def conclude(store: CellStore) -> Study:
     """Table, figure and verdicts from the rows of all cells.
 
@@ -100,7 +118,11 @@ def _siblings(store: CellStore) -> list[Path]:
 
 
 def _compute(
-    store: CellStore, due: Sequence[Cell], place: Place, record: Record, progress: Progress
+    store: CellStore,
+    due: Sequence[Cell],
+    place: Place,
+    record: Record,
+    progress: Progress = lambda what, fraction: None,
 ) -> None:
     """Compute cells and save each, until all are there or the user asks to stop."""
     store.open()
@@ -124,10 +146,10 @@ def _compute(
             nonlocal saved
             store.save(cell, rows)
             saved += 1
-            record.write(place.device, saved)
+            record.write(place.device(store.plan), saved)
             stop_if_requested()
 
         try:
             place.compute(store.plan, due, save, report)
         finally:
-            record.write(place.device, saved)
+            record.write(place.device(store.plan), saved)

@@ -16,7 +16,7 @@ from apportion.errors import InputError
 from apportion.runs.atomic import write_json
 from apportion.runs.environment import versions
 from apportion.runs.folder import read_json
-from apportion.studies.cells import CellStore
+from apportion.studies.store import CellStore
 from apportion.studies.study import plain
 
 
@@ -59,11 +59,32 @@ def stretches_in(folder: Path) -> list[dict[str, Any]]:
 
 def _is_stretch(found: Any) -> bool:
     """Whether it is what `Record.write` wrote."""
-    return (
-        isinstance(found, dict)
-        and all(isinstance(found.get(name), str) for name in ("started", "device"))
-        and isinstance(found.get("seconds"), int | float)
-    )
+    if not isinstance(found, dict) or not isinstance(found.get("started"), str):
+        return False
+    try:
+        _moment(found)
+    except ValueError:
+        return False
+    return isinstance(found.get("device"), str) and isinstance(found.get("seconds"), int | float)
+
+
+def _covered(computing: list[dict[str, Any]]) -> float:
+    """Seconds in which at least one stretch went on.
+
+    >>> noon = "2026-01-01T12:00:00+00:00"
+    >>> _covered([{"started": noon, "seconds": 5.0}, {"started": noon, "seconds": 7.0}])
+    7.0
+    """
+    spans = sorted((_moment(stretch), stretch["seconds"]) for stretch in computing)
+    total, end = 0.0, float("-inf")
+    for start, seconds in spans:
+        total += max(start + seconds - max(start, end), 0.0)
+        end = max(end, start + seconds)
+    return total
+
+
+def _moment(stretch: dict[str, Any]) -> float:
+    return datetime.fromisoformat(stretch["started"]).timestamp()
 
 
 @dataclass(frozen=True)
@@ -77,7 +98,9 @@ class Record:
     commit: str | None = field(default_factory=commit)
 
     def facts(self, computing: list[dict[str, Any]]) -> dict[str, Any]:
-        """Command, commit, versions, seed and data; devices and seconds of all stretches, and each."""
+        """Command, commit, versions, seed and data; devices of all stretches, the seconds in which at
+        least one of them went on, and each.
+        """
         settings = self.store.plan.settings
         devices = dict.fromkeys(stretch["device"] for stretch in computing)
         return {
@@ -87,7 +110,7 @@ class Record:
             "device": ", ".join(devices) or None,
             "seed": settings.get("seed"),
             "data": settings.get("data"),
-            "seconds": round(sum(stretch["seconds"] for stretch in computing), 1),
+            "seconds": round(_covered(computing), 1),
             "computing": computing,
         }
 

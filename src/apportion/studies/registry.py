@@ -7,6 +7,7 @@ reads is seen from its other arguments: `prices`, `digits`, or `file` and `gamma
 import inspect
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -100,9 +101,35 @@ def find_plan(name: str) -> "Callable[..., Plan]":
 def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
-    """A study's plan, with scale and seed among its settings."""
+    """A study's plan, with scale and seed among its settings; finite problems are no work for a GPU."""
     plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
-    return replace(plan, settings=plan.settings | {"scale": scale, "seed": seed})
+    settings = plan.settings | {"scale": scale, "seed": seed}
+    return replace(plan, settings=settings, on_processor=STUDIES[name].room == "theory")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A study that is to be performed: its plan, its folder, and the command that computes it alone."""
+
+    plan: "Plan"
+    folder: Path
+    command: str
+
+
+def asked_for(name: str, out: Path, request: Request) -> dict[str, Asked]:
+    """The study of this name, or all.
+
+    Every plan is made first: what is wrong with the data is said before hours of computing.
+    """
+    everything = name == "all"
+    data = read_data(request)
+    found = {}
+    for study in STUDIES if everything else [name]:
+        own = accepted_data(study, data, strict=not everything)
+        plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
+        folder = Path(out) / study if everything else Path(out)
+        found[study] = Asked(plan, folder, command_of(study, folder, request))
+    return found
 
 
 def perform(
@@ -111,6 +138,7 @@ def perform(
     request: Request,
     *,
     place: "Place | None" = None,
+    processes: int = 1,
     cells: str = "",
     draw: bool = False,
     progress: "Progress" = lambda what, fraction: None,
@@ -127,6 +155,8 @@ def perform(
         Size, seed and data.
     place
         Where to compute; this machine unless given.
+    processes
+        So many processes of this machine compute at once.
     cells
         `I/N` computes the I-th of N shares of the cells alone.
     draw
@@ -141,37 +171,28 @@ def perform(
     Stopped
         The user asked to stop; finished cells are saved.
     """
-    from apportion.studies.cells import ThisMachine
     from apportion.studies.folder import complete
+    from apportion.studies.processes import Workers, distinct, workers
 
-    # Every plan first: what is wrong with the data is said before hours of computing.
-    plans = _plans(name, request)
-    for study, plan in plans.items():
-        folder = Path(out) / study if name == "all" else Path(out)
-        yield complete(
-            plan,
-            folder,
-            place=place or ThisMachine(),
-            cells=cells,
-            draw=draw,
-            progress=lambda what, done, study=study: progress(f"{study}: {what}", done),
-            command=command_of(study, folder, request),
-        )
+    asked = asked_for(name, out, request)
+    alone = nullcontext(Workers(()))
+    with workers(processes, name, out, request) if processes > 1 else alone as others:
+        for study, one in asked.items():
 
+            def report(what: str, done: float, study: str = study) -> None:
+                progress(f"{study}: {what}", done)
 
-def _plans(name: str, request: Request) -> "dict[str, Plan]":
-    """The plan of a study, or those of all."""
-    everything = name == "all"
-    data = read_data(request)
-    return {
-        name: make_plan(
-            name,
-            scale=request.scale,
-            seed=request.seed,
-            data=accepted_data(name, data, strict=not everything),
-        )
-        for name in (STUDIES if everything else [name])
-    }
+            if study in distinct(asked):
+                others.wait_for(one.plan, one.folder, report)
+            yield complete(
+                one.plan,
+                one.folder,
+                place=place,
+                cells=cells,
+                draw=draw,
+                progress=report,
+                command=one.command,
+            )
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
