@@ -36,13 +36,10 @@ def episodes():
 
 def seconds():
     """How long each study took at full size, and where."""
-    rows = ["| study | seconds | in so many goes | on |", "|---|---|---|---|"]
+    rows = ["| study | seconds | on |", "|---|---|---|"]
     for path in sorted((ROOT / "docs" / "results").glob("*/study.json")):
         about = json.loads(path.read_text())
         if "computing" in about:
-            goes, device = len(about["computing"]), about["device"].partition(": ")[2]
-            name = path.parent.name
-            rows.append(
-                f"| [{name}](studies/{name}.md) | {about['seconds']:.0f} | {goes} | {device} |"
-            )
+            device, name = about["device"].partition(": ")[2], path.parent.name
+            rows.append(f"| [{name}](studies/{name}.md) | {about['seconds']:.0f} | {device} |")
     return "\n".join(rows)

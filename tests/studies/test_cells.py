@@ -375,3 +375,15 @@ def test_studies_that_share_cells_are_computed_once():
         for name, family in (("one", "a"), ("two", "a"), ("three", "b"))
     }
     assert list(distinct(asked)) == ["one", "three"]
+
+
+def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):
+    plan = toy()
+    store = CellStore(plan, tmp_path).open()
+    first, _ = batches(plan.cells)
+    store.save(first[0], pd.DataFrame({"number": [0], "value": [0.0]}))
+    computed = Computed()
+    with store.claim(first):
+        compute_unclaimed(toy(computed), tmp_path)
+    assert not {cell.name for cell in first} & set(computed)
+    assert not store.claimed()

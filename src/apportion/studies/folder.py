@@ -85,9 +85,8 @@ def compute_unclaimed(plan: Plan, folder: Path, *, command: str = "") -> None:
         As for `complete`.
     """
     store = CellStore(plan, Path(folder)).open()
-    for batch in batches(store.missing()):
+    for batch in batches(plan.cells):
         with store.claim(batch) as ours:
-            # Looked for again: another process may have finished them since.
             due = [cell for cell in store.missing() if cell in batch] if ours else []
             if due:
                 _compute(store, due, ThisMachine(), Record(store, command))

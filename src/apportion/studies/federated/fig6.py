@@ -87,7 +87,7 @@ def _fixed_cell(total: float, state: str, seed: int) -> Cell:
 
 def _learned_cell(state: str, method: str, seed: int) -> Cell:
     values = {"method": method, "total": float("nan"), "state": state, "seed": seed}
-    return Cell(f"{state}-{method}-{seed}", values, program=f"learned-{state}")
+    return Cell(f"{state}-{method}-{seed}", values, program=f"{state}-{method}")
 
 
 def compute(
