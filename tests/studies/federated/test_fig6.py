@@ -158,7 +158,7 @@ def test_every_seed_has_every_method_and_every_fixed_share():
     assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 8 * (8 + 4)
     assert {cell["seed"] for cell in plan.cells} == set(range(5, 13))
     methods = {f"accuracy-{method}" for method in ("stl", "mtl", "pmtl")}
-    assert {cell.program for cell in plan.cells} == {"fixed", "rich-pmtl", *methods}
+    assert {cell.program for cell in plan.cells} == {"fixed", "rich-mtl", *methods}
     assert DIGITS.fingerprint in plan.settings["data"]
 
 
