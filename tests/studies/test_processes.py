@@ -42,6 +42,7 @@ def test_the_cells_of_several_processes_are_those_of_one(alone, tmp_path):
     done = apportion("study", "bound", "--processes", 2, "--out", tmp_path / "several")
     assert done.returncode == 0, done.stderr
     assert "of 5 cells" in done.stderr
+    assert "computed in" in done.stdout
     assert same_files(tmp_path / "several", alone)
     about = json.loads((tmp_path / "several" / "study.json").read_text())
     assert sum(stretch["cells"] for stretch in about["computing"]) == 5

@@ -1,6 +1,7 @@
 """`apportion study` and `apportion report`."""
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,8 +93,9 @@ def _study(
     _check_folders(name, options.out)
 
     from apportion.report import write_report
+    from apportion.studies.record import seconds_of
 
-    verdicts, missing, lines = {}, {}, []
+    verdicts, missing, lines, computing = {}, {}, [], {}
     with open_progress(quiet=quiet) as progress:
         for done in perform(
             name,
@@ -106,6 +108,7 @@ def _study(
             progress=progress.stage,
         ):
             lines.append(done.name)
+            computing[done.name] = done.computing
             if done.study is None:
                 missing[done.name] = done.missing
                 lines.append(f"  {done.missing} of {done.cells} cells are missing; no verdict yet")
@@ -113,9 +116,12 @@ def _study(
             verdicts[done.name] = [verdict.to_dict() for verdict in done.study.verdicts]
             lines += [_describe(verdict) for verdict in verdicts[done.name]]
             lines.append(f"wrote {write_report(done.folder)}")
+    whole = seconds_of(chain(*computing.values()))
     if json:
-        return {"folder": str(options.out), "studies": verdicts, "missing": missing}
-    return "\n".join(lines)
+        seconds = {study: seconds_of(stretches) for study, stretches in computing.items()}
+        content = {"folder": str(options.out), "studies": verdicts, "missing": missing}
+        return content | {"seconds": seconds, "seconds_in_all": whole}
+    return "\n".join([*lines, f"computed in {whole:g} s"])
 
 
 def _check_folders(name: str, out: Path) -> None:

@@ -7,6 +7,7 @@ settings; the cells may also be computed in shares, at several places.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -27,6 +28,8 @@ class Performed:
     study: Study | None
     cells: int
     missing: int
+    computing: tuple[dict[str, Any], ...] = ()
+    """Every stretch of computing it took; `seconds_of` adds them up."""
 
 
 def complete(
@@ -68,12 +71,13 @@ def complete(
         _compute(store, due, place or ThisMachine(), record, progress)
     missing = len(store.missing())
     if missing and not draw:
-        return Performed(plan.study, store.folder, None, len(plan.cells), missing)
+        computing = tuple(stretches_in(store.folder))
+        return Performed(plan.study, store.folder, None, len(plan.cells), missing, computing)
     study = conclude(store)
     computing = stretches_in(store.folder) or ([] if adopted is None else stretches_in(adopted))
     with store.lock():
         study.save(store.folder, record.facts(computing))
-    return Performed(plan.study, store.folder, study, len(plan.cells), 0)
+    return Performed(plan.study, store.folder, study, len(plan.cells), 0, tuple(computing))
 
 
 def compute_unclaimed(plan: Plan, folder: Path, *, command: str = "") -> None:

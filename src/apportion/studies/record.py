@@ -6,6 +6,7 @@ or was adopted from a sibling still says where each of its numbers was computed.
 
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,11 +69,11 @@ def _is_stretch(found: Any) -> bool:
     return isinstance(found.get("device"), str) and isinstance(found.get("seconds"), int | float)
 
 
-def _covered(computing: list[dict[str, Any]]) -> float:
-    """Seconds in which at least one stretch went on.
+def seconds_of(computing: Iterable[dict[str, Any]]) -> float:
+    """Seconds in which at least one of these stretches went on.
 
     >>> noon = "2026-01-01T12:00:00+00:00"
-    >>> _covered([{"started": noon, "seconds": 5.0}, {"started": noon, "seconds": 7.0}])
+    >>> seconds_of([{"started": noon, "seconds": 5.0}, {"started": noon, "seconds": 7.0}])
     7.0
     """
     spans = sorted((_moment(stretch), stretch["seconds"]) for stretch in computing)
@@ -80,7 +81,7 @@ def _covered(computing: list[dict[str, Any]]) -> float:
     for start, seconds in spans:
         total += max(start + seconds - max(start, end), 0.0)
         end = max(end, start + seconds)
-    return total
+    return round(total, 1)
 
 
 def _moment(stretch: dict[str, Any]) -> float:
@@ -110,7 +111,7 @@ class Record:
             "device": ", ".join(devices) or None,
             "seed": settings.get("seed"),
             "data": settings.get("data"),
-            "seconds": round(_covered(computing), 1),
+            "seconds": seconds_of(computing),
             "computing": computing,
         }
 
