@@ -3,6 +3,7 @@
 A new class without a line in the tables here fails the first test.
 """
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -104,6 +105,34 @@ PROBLEMS = {
 }
 
 
+def _later_prices(market, n):
+    return eqx.tree_at(lambda m: m.prices, market, market.prices.at[market.window + n :].mul(1.3))
+
+
+def _later_record(budget, n):
+    later = (slice(None), slice(budget.window + n, None))
+    record = (budget.efficiency.at[later].mul(1.3), budget.measured.at[later].add(0.3))
+    return eqx.tree_at(lambda b: (b.efficiency, b.measured), budget, record)
+
+
+def _later_cars(charging, n):
+    garage = charging.garage
+    later = garage.arrival > n
+    changed = [
+        jnp.where(later, 0.3 * values, values)
+        for values in (garage.need_kwh, garage.requested_kwh, garage.predicted_need_kwh)
+    ]
+    names = ("need_kwh", "requested_kwh", "predicted_need_kwh")
+    other = dataclasses.replace(garage, **dict(zip(names, changed, strict=True)))
+    return eqx.tree_at(lambda c: c.garage, charging, other)
+
+
+# The same problem with another record after period n.
+OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_prices}
+# What is drawn as it is lived, with the period's own key.
+UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal, Synthetic}
+
+
 def concrete(base):
     """All classes of the package that can be made, whatever module they are in."""
     for module in pkgutil.walk_packages(apportion.__path__, "apportion."):
@@ -122,7 +151,7 @@ def concrete(base):
 
 def test_none_is_forgotten():
     assert concrete(Policy) == set(POLICIES)
-    assert concrete(Problem) == set(PROBLEMS)
+    assert concrete(Problem) == set(PROBLEMS) == set(OTHER_FUTURE) | UNRECORDED
 
 
 def observation(seed):
@@ -187,3 +216,26 @@ def test_every_problem_keeps_to_the_interface_and_lets_padding_change_nothing(ki
     first, second = walk(jnp.array(2)), walk(jnp.array(5))
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", OTHER_FUTURE, ids=lambda kind: kind.__name__)
+def test_no_problem_shows_or_pays_what_has_not_happened(kind):
+    problem, task = PROBLEMS[kind](), Tasks.of([[2, 0, 4]])[0]
+
+    @eqx.filter_jit
+    def walk(problem):
+        def period(state, key):
+            seen = problem.observe(task, state)
+            step = problem.step(task, state, equal_within(task.mask, seen.bounds), key=key)
+            return step.state, (seen, step.reward)
+
+        keys = jax.random.split(KEY, problem.horizon)
+        return jax.lax.scan(period, problem.reset(task, key=KEY), keys)[1]
+
+    shown, rewards = walk(problem)
+    for n in (0, 3, problem.horizon // 2):
+        other, others = walk(OTHER_FUTURE[kind](problem, n))
+        for one, then in zip(jax.tree.leaves(shown), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(one[: n + 1], then[: n + 1])
+        np.testing.assert_array_equal(rewards[:n], others[:n])
+        assert not np.array_equal(rewards[n:], others[n:])
