@@ -16,6 +16,7 @@ def on_page_markdown(markdown, **_):
     for mark, table in (
         ("federations", federations),
         ("federations-elsewhere", federations_elsewhere),
+        ("aggregator-training", aggregator_training),
         ("flower", flower),
         ("flower-memory", flower_memory),
         ("blind", blind),
@@ -59,6 +60,22 @@ def federations_elsewhere():
         )
     heads = ["", *shown[:-1], "the policy", "over FedAvg", "worst kind", "there"]
     return "\n".join(_markdown(heads, rows))
+
+
+def aggregator_training():
+    """Ways to train on validation: means over seeds with many and with few samples."""
+    table = pd.read_csv(RESULTS / "aggregator_training" / "table.csv")
+    columns = ["accuracy", "over gradient shares", "worst over FedAvg"]
+    found = table.groupby(["circumstance", "variant"], sort=False)[columns].mean()
+    many, few = (found.loc[name] for name in ("200 samples", "20 samples"))
+    rows = [
+        [name, *(f"{part.loc[name, column]:{form}}" for part in (many, few)
+                 for column, form in zip(columns, (".4f", "+.4f", "+.4f"), strict=True))]
+        for name in few.index
+    ]  # fmt: skip
+    heads = ("{}", "{}, over gradient shares", "{}, worst kind over FedAvg")
+    named = [head.format(name) for name in ("200 samples", "20 samples") for head in heads]
+    return "\n".join(_markdown(["", *named], rows))
 
 
 def _study_gain(row):

@@ -40,9 +40,9 @@ def federation(state="invariant", model=None, drawn=(20, 60)):
     )  # fmt: skip
 
 
-def opinionated(channels, scale=0.5):
+def opinionated(channels, scale=0.5, relative=True):
     """A policy whose decisions depend strongly on what it sees."""
-    policy = AggregationPolicy(channels, 6, key=KEY)
+    policy = AggregationPolicy(channels, 6, relative=relative, key=KEY)
     score, server = jax.random.normal(KEY, (6,)), jax.random.normal(KEY, (6, 2))
     return eqx.tree_at(lambda p: (p.score, p.server), policy, (3 * score, scale * server))
 
@@ -50,7 +50,8 @@ def opinionated(channels, scale=0.5):
 @pytest.mark.parametrize("state", ["invariant", "blind"])
 def test_the_untrained_policy_is_fedavg(state):
     problem = federation(state)
-    untrained = Learned(AggregationPolicy(problem.channels, 6, key=KEY), gated=False)
+    policy = AggregationPolicy(problem.channels, 6, relative=state == "invariant", key=KEY)
+    untrained = Learned(policy, gated=False)
     here, there = (
         run_episodes(problem, aggregator, MIXTURE.tasks, key=KEY)
         for aggregator in (untrained, BySamples())
@@ -103,6 +104,23 @@ def test_renaming_the_classes_changes_no_share():
     assert np.asarray(renamed.shares[:, 0]) == pytest.approx(first, abs=1e-6)
     assert np.asarray(renamed.shares) == pytest.approx(np.asarray(plain.shares), abs=1e-4)
     assert np.asarray(renamed.tested) == pytest.approx(np.asarray(plain.tested), abs=0.01)
+
+
+def test_by_its_standing_a_client_is_judged_whatever_the_unit_of_what_is_seen():
+    history = jax.random.normal(KEY, (5, 5, 17)).at[..., 0].set(jnp.log(0.2))
+    mask = jnp.ones(5, bool)
+    # What is seen itself is made to count for nothing: standing is left.
+    policy = opinionated(17)
+    alone = eqx.tree_at(
+        lambda p: p.recurrence.from_input, policy, policy.recurrence.from_input.at[:17].set(0.0)
+    )
+    here, scaled, alike = (
+        alone.decide(Observation(seen, jnp.full(5, 0.2)), mask).shares
+        for seen in (history, history.at[..., 1:].mul(8.0), history[:1].repeat(5, 0))
+    )
+    assert float(jnp.ptp(here)) > 0.05
+    assert np.asarray(scaled) == pytest.approx(np.asarray(here), abs=0.01)
+    assert np.asarray(alike) == pytest.approx(0.2, abs=1e-6)
 
 
 def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
@@ -160,7 +178,8 @@ def test_a_policy_learns_to_do_better_than_fedavg():
         evaluation=100, test=150, state=client_state("invariant"),
     )  # fmt: skip
     policies = train_seeds(
-        problem, dealt.tasks, lambda key: AggregationPolicy(problem.channels, 6, key=key),
+        problem, dealt.tasks,
+        lambda key: AggregationPolicy(problem.channels, 6, relative=True, key=key),
         ThroughRounds(1, 5e-2, updates=20), steps=20, seeds=4, scorer=shortfall,
         replay=Replay(act_periods=0),
     )  # fmt: skip
@@ -171,6 +190,38 @@ def test_a_policy_learns_to_do_better_than_fedavg():
         return (found.plain - found.losses).mean()
 
     assert_mean_above(eqx.filter_jit(eqx.filter_vmap(gain))(policies), 0.0)
+
+
+def test_of_tasks_together_the_one_that_has_all_the_weight_decides():
+    problem, tasks, policy = federation(), MIXTURE.tasks, opinionated(17)
+
+    def updated(**options):
+        learner = ThroughRounds(1, 1e-2, updates=2, **options)
+        update = eqx.filter_jit(
+            lambda p: learner.update(
+                problem, tasks[0], None, p, learner.start(p), jnp.ones(()), key=KEY
+            )
+        )(policy)
+        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update.state.optimiser)])
+
+    def first(gains):
+        return jnp.zeros_like(gains).at[0].set(len(gains))
+
+    alone, all_, decided = (
+        updated(**options)
+        for options in (
+            {},
+            {"others": tasks, "together": 3},
+            {"others": tasks, "together": 3, "weigh": first},
+        )
+    )
+    assert decided == pytest.approx(alone, rel=1e-3, abs=1e-6)
+    assert np.abs(all_ - alone).max() > 1e-3
+
+
+def test_tasks_together_need_others_to_choose_from():
+    with pytest.raises(InputError, match="together"):
+        ThroughRounds(updates=3, together=2)
 
 
 def test_other_policies_are_refused_before_training():

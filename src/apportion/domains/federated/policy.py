@@ -43,14 +43,14 @@ class ClientFeatures(eqx.Module):
     """What `encode` makes of the clients: hidden features, and the log of FedAvg's shares."""
 
     own: Features
-    pooled: Float[Array, " hidden"]
+    pooled: Float[Array, " pooled"]
     log_share: Float[Array, " entities"]
 
 
 class AggregationPolicy(ScoringPolicy):
     """Shares around FedAvg's, with the server's step and momentum; it serves any number of clients.
 
-    A client's history is read by a recurrent network, and judged beside the mean over all clients.
+    A client's history is read by a recurrent network, and judged beside what all clients have in common.
 
     Parameters
     ----------
@@ -58,6 +58,10 @@ class AggregationPolicy(ScoringPolicy):
         Channels of the state, of which the first is the log of FedAvg's share (`Invariant`, `Blind`).
     hidden
         Units of each layer.
+    relative
+        Whether clients are also read relative to each other: every channel a second time by the client's
+        standing, and all of them pooled by their spread beside their mean. Policies saved before there
+        was a choice say nothing of it, and are not.
 
     Examples
     --------
@@ -73,21 +77,28 @@ class AggregationPolicy(ScoringPolicy):
     recurrence: Recurrence
     joint: eqx.nn.Linear
     score: Float[Array, " hidden"]
-    server: Float[Array, "hidden 2"]
+    server: Float[Array, "pooled 2"]
     head: Head
     channels: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
+    relative: bool = eqx.field(static=True)
 
     def __init__(
-        self, channels: int, hidden: int = 16, *, head: Head | None = None, key: PRNGKeyArray
+        self,
+        channels: int,
+        hidden: int = 16,
+        *,
+        relative: bool = False,
+        head: Head | None = None,
+        key: PRNGKeyArray,
     ):
         if channels < 1 or hidden < 1:
             raise InputError(f"channels {channels} and hidden {hidden} must be at least 1")
-        self.channels, self.hidden = channels, hidden
+        self.channels, self.hidden, self.relative = channels, hidden, relative
         recurrence_key, joint_key = jax.random.split(key)
-        self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
-        self.joint = eqx.nn.Linear(2 * hidden, hidden, key=joint_key)
-        self.score, self.server = jnp.zeros(hidden), jnp.zeros((hidden, 2))
+        self.recurrence = Recurrence((1 + relative) * channels, hidden, key=recurrence_key)
+        self.joint = eqx.nn.Linear((2 + relative) * hidden, hidden, key=joint_key)
+        self.score, self.server = jnp.zeros(hidden), jnp.zeros(((1 + relative) * hidden, 2))
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> ClientFeatures:
@@ -95,11 +106,21 @@ class AggregationPolicy(ScoringPolicy):
         log_share = history[:, -1, 0]
         lived = mask[:, None] & (history[..., 0] != 0)
         apart = jnp.where(lived, history[..., 0] + jnp.log(mask.sum()), 0.0)
-        own = self.recurrence(history.at[..., 0].set(apart))
-        middle = jnp.where(mask[:, None], own, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+        seen = history.at[..., 0].set(apart)
+        if self.relative:
+            seen = jnp.concatenate([seen, _standing(seen, mask)], -1)
+        own = self.recurrence(seen)
+        middle = self._pooled(own, mask)
         both = jax.vmap(lambda h: jnp.tanh(self.joint(jnp.concatenate([h, middle]))))(own)
-        pooled = jnp.where(mask[:, None], both, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+        pooled = self._pooled(both, mask)
         return ClientFeatures(both, pooled, log_share)
+
+    def _pooled(self, own: Features, mask: Mask) -> Float[Array, " pooled"]:
+        middle = _mean(own, mask)
+        if not self.relative:
+            return middle
+        variance = _mean((own - middle[None]) ** 2, mask)
+        return jnp.concatenate([middle, jnp.sqrt(variance + 1e-6)])
 
     def scores(self, features: ClientFeatures, held: Allocation, mask: Mask) -> Scores:
         return features.log_share + features.own @ self.score
@@ -115,6 +136,19 @@ class AggregationPolicy(ScoringPolicy):
             jnp.exp(_within(log_step, bounds[0], bounds[1])),
             _within(momentum, 0.0, MOST_MOMENTUM),
         )
+
+
+def _mean(values: Array, mask: Mask) -> Array:
+    """Over the real clients."""
+    real = mask.reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.where(real, values, 0.0).sum(0) / jnp.maximum(mask.sum(), 1)
+
+
+def _standing(seen: History, mask: Mask) -> History:
+    """Each channel less its mean over the clients, in units of its spread over them, at most 3."""
+    apart = seen - _mean(seen, mask)[None]
+    spread = jnp.sqrt(_mean(apart**2, mask))[None]
+    return jnp.where(mask[:, None, None], jnp.clip(apart / (spread + 1e-3), -3.0, 3.0), 0.0)
 
 
 def _within(value: Array, low: Array | float, high: Array | float) -> Array:

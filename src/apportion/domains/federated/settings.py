@@ -33,7 +33,7 @@ class FederatedSettings(TrainingSettings):
     method: Method = "mtl"
     """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
     first task alone."""
-    copies: int = 3
+    copies: int = 12
     """Federations of each kind and size, each with clients of its own (gradient)."""
     server_samples: tuple[int, int] = (20, 200)
     """Fewest and most images of the server's own in an episode (gradient)."""
@@ -74,12 +74,14 @@ class FederatedSettings(TrainingSettings):
     images of the server's; accuracy is the paper's."""
     window: int = 5
     """Rounds of it, H."""
-    hidden: int = 16
+    hidden: int = 32
     """Units of the policy's layers."""
     steps: int = 240
     """Updates of the policy."""
     rollouts: int = 2
-    """Episodes in an update."""
+    """Episodes of a task in an update."""
+    together: int = 1
+    """Tasks in an update: the one drawn, and others beside it (gradient)."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
     gamma: float = 0.9
@@ -97,7 +99,9 @@ class FederatedSettings(TrainingSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "samples", "unseen", "width", "hidden", "chunk", "copies")
+        self.check_at_least(
+            1, "samples", "unseen", "width", "hidden", "chunk", "copies", "together"
+        )
         if self.learner == "gradient" and self.members > 1:
             raise InputError(
                 f"members is {self.members}; steps and momenta of several policies are not averaged: "

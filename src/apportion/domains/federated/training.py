@@ -127,11 +127,18 @@ def train_mixture(
     """One policy for federations of every kind asked for, by direct gradient through the aggregation."""
     federation, dealt = training_world(settings, digits)
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    tasks = settings.trained_tasks(dealt.tasks)
     result = train(
         federation,
-        settings.trained_tasks(dealt.tasks),
-        AggregationPolicy(federation.channels, settings.hidden, key=policy_key),
-        ThroughRounds(settings.rollouts, settings.learning_rate, updates=settings.steps),
+        tasks,
+        AggregationPolicy(federation.channels, settings.hidden, relative=True, key=policy_key),
+        ThroughRounds(
+            settings.rollouts,
+            settings.learning_rate,
+            updates=settings.steps,
+            others=tasks,
+            together=settings.together,
+        ),
         steps=settings.steps,
         selection=settings.selection(),
         scorer=shortfall,
