@@ -53,6 +53,13 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         "unfinished",
     ),
     (
+        "resume, a number beyond all",
+        "resume run",
+        ("environment.json: not valid JSON (1e999 is no number)",),
+        {"run/environment.json": '{"data": 1e999, "versions": {}}'},
+        "unfinished",
+    ),
+    (
         "resume, environment empty",
         "resume run",
         ("environment.json: not valid JSON",),

@@ -341,6 +341,16 @@ def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
     assert "data:image/png;base64," in text
 
 
+def test_half_a_character_makes_no_page(study_folder, tmp_path):
+    content = (study_folder / "verdict.json").read_text().replace("regret falls", r"\ud800 falls")
+    shutil.copytree(study_folder, tmp_path / "study")
+    (tmp_path / "study" / "verdict.json").write_text(content)
+    before = (tmp_path / "study" / "report.html").read_bytes()
+    with pytest.raises(InputError, match="makes no page"):
+        write_report(tmp_path / "study")
+    assert (tmp_path / "study" / "report.html").read_bytes() == before
+
+
 def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
     some_metrics(methods=["pmtl"], runs=1).drop(columns=["method", "run"]).to_csv(
         tmp_path / "metrics.csv", index=False

@@ -40,7 +40,7 @@ def write_report(folder: Path) -> Path:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
     try:
-        text = _page(folder)
+        content = _page(folder).encode()
     except InputError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -50,7 +50,7 @@ def write_report(folder: Path) -> Path:
             "back what the run or the study wrote, and if this is it, please report a bug"
         ) from error
     path = folder / "report.html"
-    write_atomic(path, text.encode())
+    write_atomic(path, content)
     return path
 
 

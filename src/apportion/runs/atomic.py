@@ -62,9 +62,21 @@ def to_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
-def refuse_constant(name: str) -> None:
-    """For `json.loads`, which would otherwise read NaN and Infinity, of which JSON knows nothing."""
-    raise ValueError(f"{name} is no number")
+def from_json(text: str) -> Any:
+    """Strict JSON: NaN and Infinity, of which it knows nothing, and numbers too large are refused.
+
+    >>> from_json("[1e999]")
+    Traceback (most recent call last):
+    ...
+    ValueError: 1e999 is no number
+    """
+    return json.loads(text, parse_constant=_number, parse_float=_number)
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text if len(text) < 20 else text[:16] + '...'} is no number")
+    return value
 
 
 def _finite(content: Any) -> Any:

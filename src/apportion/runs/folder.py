@@ -17,7 +17,6 @@ its checkpoint, so that none is lost and none is there twice.
 
 import hashlib
 import io
-import json
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.errors import InputError, first_line
 from apportion.runs.atomic import (
+    from_json,
     read_arrays,
-    refuse_constant,
     write_arrays,
     write_atomic,
     write_json,
@@ -276,7 +275,7 @@ def _step(part: Path) -> int:
 def read_json(path: Path) -> Any:
     """A run's JSON file, or one sentence on what is wrong with it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+        return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; put it back from a copy") from None
     except OSError as error:

@@ -24,7 +24,7 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import read_arrays, refuse_constant, to_json, write_arrays, write_json
+from apportion.runs.atomic import from_json, read_arrays, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
 from apportion.simplex import Head
 
@@ -133,7 +133,7 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
         )
     path = folder / DESCRIPTION
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+        content = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; it belongs beside {ARRAYS}") from None
     except OSError as error:
