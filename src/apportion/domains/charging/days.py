@@ -54,16 +54,8 @@ class Days:
     """Sessions of the site without one whole period of their own."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, site: str, *, least_sessions: int = 1) -> "Days":
-        """Every working day of a site.
-
-        Parameters
-        ----------
-        frame, site
-            Sessions as `read_sessions` gives them, and which site's.
-        least_sessions
-            Places for sessions at a station in a day, where more are wanted than there are: arrays
-            of two sites can be joined if they agree in them.
+    def of(cls, frame: pd.DataFrame, site: str) -> "Days":
+        """Every working day of a site, of sessions as `read_sessions` gives them.
 
         Raises
         ------
@@ -85,9 +77,7 @@ class Days:
         kept = rows.loc[on_working]
         day = np.searchsorted(working, days[on_working])
         station = np.array([place[str(name)] for name in kept.station])
-        arrays, lost = _whole_periods(
-            kept, day, station, (len(working), len(names)), least_sessions
-        )
+        arrays, lost = _whole_periods(kept, day, station, (len(working), len(names)))
         return cls(site, working, tuple(names), **arrays, dropped=lost)
 
     def __len__(self) -> int:
@@ -182,11 +172,7 @@ def as_day(day: str | np.datetime64) -> np.datetime64:
 
 
 def _whole_periods(
-    rows: pd.DataFrame,
-    day: np.ndarray,
-    station: np.ndarray,
-    shape: tuple[int, int],
-    least_sessions: int,
+    rows: pd.DataFrame, day: np.ndarray, station: np.ndarray, shape: tuple[int, int]
 ) -> tuple[dict[str, np.ndarray], int]:
     """Rows, by arrival, as arrays (days, stations, sessions), and how many have no whole period."""
     midnight = rows.arrival.to_numpy().astype("datetime64[D]").astype("datetime64[s]")
@@ -200,7 +186,7 @@ def _whole_periods(
     whole = last > first
     group = pd.Series((day * shape[1] + station)[whole])
     number = group.groupby(group).cumcount().to_numpy()
-    places = max(int(number.max(initial=-1)) + 1, least_sessions)
+    places = int(number.max(initial=0)) + 1
     where = (day[whole], station[whole], number)
 
     def spread(values: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:

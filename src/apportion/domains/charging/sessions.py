@@ -115,12 +115,6 @@ def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = N
         ) from None
 
 
-def check_sessions(frame: pd.DataFrame, source: str = "sessions") -> list[str]:
-    """Everything found in a table of sessions, a sentence each: refusals, or notes and a summary."""
-    checked = _inspect(frame, source, None)
-    return list(checked.refusals) or [checked.summary(), *checked.notes]
-
-
 def fingerprint(frame: pd.DataFrame) -> str:
     """A hash of the whole table: the same sessions give the same 16 digits on every machine."""
     # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.

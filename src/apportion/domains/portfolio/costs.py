@@ -33,9 +33,9 @@ class Costs(eqx.Module):
 
     Examples
     --------
-    >>> costs = Costs(0.0025)
+    >>> both = Costs(0.0025), Costs(0.0025, exact=True)
     >>> held, wanted = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
-    >>> [round(float(c.cost_factor(held, wanted)), 6) for c in (costs, costs.exactly())]
+    >>> [round(float(costs.cost_factor(held, wanted)), 6) for costs in both]
     [0.995, 0.995006]
     """
 
@@ -82,10 +82,6 @@ class Costs(eqx.Module):
     def among(self, members: Int[Array, " entities"]) -> "Costs":
         """The costs of these entities of the universe."""
         return self if self.rate.ndim == 0 else replace(self, rate=self.rate[members])
-
-    def exactly(self) -> "Costs":
-        """The same commission with the exact factor."""
-        return replace(self, exact=True)
 
     def cost_factor(self, held: Shares, allocation: Shares) -> Scalar:
         """The fraction of wealth left after trading from `held` to `allocation`."""
