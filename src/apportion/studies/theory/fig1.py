@@ -8,7 +8,6 @@ A cell is an eps; a row is the regret of one run, arm and N.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,9 +30,11 @@ from apportion.domains.synthetic import (
 )
 from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.families import one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -124,34 +125,26 @@ def plan(
     return Plan(
         study="fig1",
         cells=Cell.each("eps", "epsilon", EPSILONS),
-        compute=partial(compute, runs=runs, gamma=gamma, seed=seed),
+        compute=one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed),
         conclude=conclude,
         settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
     )
 
 
-def compute(
-    cells: Sequence[Cell], progress: Progress, *, runs: int, gamma: float, seed: int
-) -> Rows:
-    """The regret of every run, arm and N, for each eps."""
+def measure(epsilon: float, *, runs: int, gamma: float, seed: int) -> pd.DataFrame:
+    """The regret of every run, arm and N."""
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
-    for done, cell in enumerate(cells):
-        epsilon = cell["epsilon"]
-        progress(f"eps = {epsilon:g}", done / len(cells))
-        regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
-        yield (
-            cell,
-            pd.DataFrame(
-                [
-                    (epsilon, run, arm, size, regrets[run, a, n])
-                    for run in range(runs)
-                    for a, arm in enumerate(ARMS)
-                    for n, size in enumerate(_sizes(arm))
-                ],
-                columns=["epsilon", "run", "arm", "samples", "regret"],
-            ),
-        )
+    regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
+    return pd.DataFrame(
+        [
+            (epsilon, run, arm, size, regrets[run, a, n])
+            for run in range(runs)
+            for a, arm in enumerate(ARMS)
+            for n, size in enumerate(_sizes(arm))
+        ],
+        columns=["epsilon", "run", "arm", "samples", "regret"],
+    )
 
 
 def _sizes(arm: str) -> tuple[int, ...]:
@@ -279,23 +272,11 @@ _NAMES = {
 
 
 def _band(axis, x, values: np.ndarray, arm: str) -> None:
-    ends = [mean_over(column) for column in values.T]
-    axis.plot(
-        x, [e.value for e in ends], "o-", color=_COLOURS[arm], label=_NAMES[arm], markersize=4
-    )
-    axis.fill_between(
-        x,
-        [e.low for e in ends],
-        [e.high for e in ends],
-        color=_COLOURS[arm],
-        alpha=0.2,
-        linewidth=0,
-    )
+    band(axis, x, [mean_over(column) for column in values.T], _COLOURS[arm], _NAMES[arm])
 
 
 def _plot(regrets: dict[float, Regrets]) -> Figure:
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = panels(13, 4.2, 3)
     axes[0].sharey(axes[1])
     for axis, epsilon in zip(axes, (0.8, 0.0), strict=False):
         values = regrets[epsilon]
@@ -314,7 +295,4 @@ def _plot(regrets: dict[float, Regrets]) -> Figure:
     axes[2].set(
         xlabel="ε: range of the betas", ylabel="regret, permuted − real", title="gap at N = 2000"
     )
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.6)
     return figure
