@@ -10,7 +10,6 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
 
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
@@ -19,6 +18,7 @@ from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.simplex import Allocation
 from apportion.tasks import Task
 
 try:
@@ -272,9 +272,7 @@ class MultiTaskPortfolio(BaseOptimization):
 
 
 @eqx.filter_jit
-def _allocation(
-    policy: Policy, market: Market, held: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+def _allocation(policy: Policy, market: Market, held: Allocation) -> Allocation:
     everyone = Task(jnp.arange(market.universe), jnp.ones(market.universe, bool))
     history = market.windows(everyone, jnp.zeros((), jnp.int32))
     return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)

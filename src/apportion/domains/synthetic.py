@@ -13,16 +13,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import equal_shares
+from apportion.simplex import Allocation, Scores, equal_shares
 from apportion.tasks import Task
 
 _NEWTON_STEPS = 14
 _MINIMUM_TEMPERATURE = 0.02
 
 
-def entropic_allocation(
-    scores: Float[Array, " entities"], temperatures: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+def entropic_allocation(scores: Scores, temperatures: Float[Array, " entities"]) -> Allocation:
     """The allocation that maximises sum_i s_i a_i - v_i a_i log a_i: a softmax with a v for each entity.
 
     a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam by Newton's method on log sum_i a_i = 0
@@ -147,7 +145,7 @@ def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
 
 def simplex_greedy(
     parameters: Float[Array, " features"], state: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+) -> Allocation:
     """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
     m = state.shape[0]
     weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
@@ -186,7 +184,7 @@ def lspi_simplex(
 
 class _State(eqx.Module):
     x: Float[Array, " entities"]
-    held: Float[Array, " entities"]
+    held: Allocation
 
 
 class Synthetic(Problem):
@@ -218,14 +216,7 @@ class Synthetic(Problem):
     def observe(self, task: Task, state: _State) -> Observation:
         return Observation(state.x[:, None, None], state.held)
 
-    def step(
-        self,
-        task: Task,
-        state: _State,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
-    ) -> Step:
+    def step(self, task: Task, state: _State, allocation: Allocation, *, key: PRNGKeyArray) -> Step:
         state_key, noise_key = jax.random.split(key)
         gained = reward(state.x, jnp.where(task.mask, allocation, 0.0), self.betas[task.members])
         shock = self.noise * jax.random.normal(noise_key)
@@ -233,6 +224,6 @@ class Synthetic(Problem):
         never = jnp.array(False)
         return Step(following, gained + shock, never, never)
 
-    def best(self, task: Task, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
+    def best(self, task: Task, x: Float[Array, " entities"]) -> Allocation:
         """The optimal allocation at x, for a task without padding: today's choice moves no later state."""
         return entropic_allocation(x, self.betas[task.members])

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
+from apportion.simplex import Allocation
 from apportion.tasks import Task, Tasks
 
 _CHUNK = 64
@@ -43,7 +44,7 @@ def walk_policy(
     market: Market,
     task: Task,
     *,
-    held: Float[Array, " entities"] | None = None,
+    held: Allocation | None = None,
     chunk: int = _CHUNK,
 ) -> Walk:
     """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets."""
@@ -74,7 +75,7 @@ def walk_targets(
     market: Market,
     task: Task,
     *,
-    held: Float[Array, " entities"] | None = None,
+    held: Allocation | None = None,
 ) -> Walk:
     """Follow given target allocations, a row for each period of the market's horizon.
 
