@@ -33,7 +33,16 @@ class EqualShares(Policy):
         return equal_within(mask, bounds, held.dtype)
 
 
-class PartialTrading(Policy):
+class Around(Policy):
+    """A piece around another policy, which reads the entities."""
+
+    policy: eqx.AbstractVar[Policy]
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+
+class PartialTrading(Around):
     """Move only the fraction `eta` of the way from what is held to what the policy wants.
 
     Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
@@ -54,9 +63,6 @@ class PartialTrading(Policy):
         self.policy = policy
         self.eta = _fraction("eta", eta)
 
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
-
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
     ) -> Allocation:
@@ -64,7 +70,7 @@ class PartialTrading(Policy):
         return within(held + self.eta.astype(held.dtype) * (target - held), mask, bounds)
 
 
-class ShrunkToEqual(Policy):
+class ShrunkToEqual(Around):
     """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
 
     policy: Policy
@@ -73,9 +79,6 @@ class ShrunkToEqual(Policy):
     def __init__(self, policy: Policy, k: float | Array):
         self.policy = policy
         self.k = _fraction("k", k)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -120,7 +123,7 @@ class Ensemble(Policy):
         return eqx.filter_vmap(one)(self.members, features).mean(0)
 
 
-class LimitedGroups(Policy):
+class LimitedGroups(Around):
     """At most `most[g]` to all entities of group g together; an observation's `groups` says who is where.
 
     Put it outside every other piece: those inside then keep to the groups as to all other bounds.
@@ -142,9 +145,6 @@ class LimitedGroups(Policy):
         self.policy = policy
         self.most = _fraction("most", jnp.asarray(most))
 
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
-
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
     ) -> Allocation:
@@ -159,7 +159,7 @@ class LimitedGroups(Policy):
         return self.policy.allocate(features, held, mask, limited)
 
 
-class LimitedTurnover(Policy):
+class LimitedTurnover(Around):
     """Move at most `most` from what is held, summed over entities (a full exchange of all is 2).
 
     What the bounds themselves force comes first: it is done even where it exceeds `most`.
@@ -179,9 +179,6 @@ class LimitedTurnover(Policy):
     def __init__(self, policy: Policy, most: float | Array):
         self.policy = policy
         self.most = _fraction("most", most, largest=2)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None

@@ -4,6 +4,7 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
+from dataclasses import fields
 from typing import Any, Literal, cast
 
 import equinox as eqx
@@ -188,22 +189,11 @@ class MultiTaskPortfolio(BaseOptimization):
 
     def _trained(self, prices: Prices) -> Policy:
         days, assets = prices.close.shape
-        settings = PortfolioSettings(
-            method=self.method,
-            tasks=self.tasks,
-            task_size=min(self.task_size, assets),
-            steps=self.steps,
-            members=self.members,
-            k=self.k,
-            eta=self.eta,
-            tracking=self.tracking,
-            window=self.window,
-            batch=max(1, min(self.batch, days - self.window)),
-            hidden=self.hidden,
-            learning_rate=self.learning_rate,
-            cost=self.cost,
-            seed=self.seed,
-        )
+        known = {field.name for field in fields(PortfolioSettings)}
+        given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
+        given["task_size"] = min(self.task_size, assets)
+        given["batch"] = max(1, min(self.batch, days - self.window))
+        settings = PortfolioSettings(**given)
         return train_portfolio(prices, settings).policy
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:

@@ -181,10 +181,6 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters}
 
 
-def _import_path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, Any]:
     """The constructor call that makes a module; the classes it needs are appended to `classes`."""
     cls = type(module)
@@ -201,7 +197,7 @@ def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, A
                 f"cannot be saved; keep the argument in a field of that name"
             ) from None
         arguments[name] = _to_plain(value, f"{path}{name}", classes)
-    return {"class": _import_path(cls), "arguments": arguments}
+    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}
 
 
 def _to_plain(value: Any, path: str, classes: list[type]) -> Any:

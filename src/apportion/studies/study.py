@@ -117,13 +117,11 @@ def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     levels = [verdict.p for verdict in verdicts if verdict.p is not None]
     if len(levels) < 2:
         return tuple(verdicts)
-    left = iter(holm(levels))
-    return tuple(v if v.p is None else _adjusted(v, next(left)) for v in verdicts)
-
-
-def _adjusted(verdict: Verdict, p: float) -> Verdict:
-    sure = p < 1 - CONFIDENCE
-    return replace(verdict, adjusted=verdict.outcome if sure else "not-established")
+    sure = (p < 1 - CONFIDENCE for p in holm(levels))
+    return tuple(
+        v if v.p is None else replace(v, adjusted=v.outcome if next(sure) else "not-established")
+        for v in verdicts
+    )
 
 
 @dataclass(frozen=True)

@@ -129,14 +129,7 @@ def key_from(random: np.random.Generator) -> PRNGKeyArray:
     return jax.random.key(int(random.integers(_SEEDS)))
 
 
-@eqx.filter_jit
-def _begin(interface: Interface, key: PRNGKeyArray, chosen: Int[Array, ""]):
-    return interface.begin(key, chosen)
-
-
-@eqx.filter_jit
-def _step(interface: Interface, place: Place, action: Allocation):
-    return interface.step(place, action)
+_begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
 
 
 class ProblemEnv(gymnasium.Env):

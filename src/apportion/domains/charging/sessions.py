@@ -225,7 +225,8 @@ def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
     if "stated_departure" not in frame:
         frame["stated_departure"] = np.full(len(frame), "NaT", "datetime64[s]")
     frame = frame.loc[:, list(NAMES)]
-    _check_stays(frame, found)
+    backwards = (frame.departure < frame.arrival).to_numpy()
+    found.refuse(backwards, '"departure" is before "arrival"', "swap or fix them")
     refusals = tuple(found.refusals)
     if not refusals:
         _note_oddities(frame, found)
@@ -311,11 +312,6 @@ def _energies(column: Any, name: str, found: _Findings, *, needed: bool) -> Any:
     found.refuse(np.isinf(values), f"{what} is infinite", "energy must be finite")
     found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", "energy must be >= 0")
     return values
-
-
-def _check_stays(frame: pd.DataFrame, found: _Findings) -> None:
-    backwards = (frame.departure < frame.arrival).to_numpy()
-    found.refuse(backwards, '"departure" is before "arrival"', "swap or fix them")
 
 
 def _note_oddities(frame: pd.DataFrame, found: _Findings) -> None:

@@ -46,7 +46,7 @@ def backtest(
     window: int = 31,
     cost: Commissions = 0.0025,
     rules: Mapping[str, Rules] | None = None,
-    on_strategy: Callable[[str, float], None] | None = None,
+    on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
 
@@ -83,15 +83,15 @@ def backtest(
     first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
     baselines, hindsight = baselines or {}, hindsight or {}
     policies = {**policies, EQUAL: EqualShares()}
-    tell = _telling(on_strategy, len(policies) + len(baselines) + len(hindsight))
+    count = len(policies) + len(baselines) + len(hindsight)
     walks = {}
     for name, policy in policies.items():
-        tell(name, len(walks))
-        walks[name] = _walk_within(policy, rules.get(name), market, prices, task)
+        on_strategy(name, len(walks) / count)
+        walks[name] = _walk_within(policy, rules.get(name, Rules()), market, prices, task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
     for shown, strategies in ((y, baselines), (y[first:], hindsight)):
         for name, strategy in strategies.items():
-            tell(name, len(walks))
+            on_strategy(name, len(walks) / count)
             walks[name] = _walk_baseline(name, strategy(shown), market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return accounted(prices, first, allocations, cost, rules)
@@ -101,13 +101,12 @@ def _any_cash(rules: Mapping[str, Rules]) -> bool:
     return any(kept.cash for kept in rules.values())
 
 
-def _walk_within(
-    policy: Policy, rules: Rules | None, market: Market, prices: Prices, task: Task
-) -> Walk:
+def _walk_within(policy: Policy, rules: Rules, market: Market, prices: Prices, task: Task) -> Walk:
     """A policy's way within its rules; it holds no cash where they do not say it may."""
-    invested = market.costs.cash and not (rules is not None and rules.cash)
+    rules.check(prices.tickers)
+    invested = market.costs.cash and not rules.cash
     strategy = WithoutCash(policy) if invested else policy
-    return _walk_one(strategy, _ruled(market, prices, rules), task)
+    return _walk_one(strategy, market.ruled(prices, rules), task)
 
 
 def _walk_baseline(
@@ -118,16 +117,6 @@ def _walk_baseline(
     if market.costs.cash:
         targets = jnp.pad(targets, ((0, 0), (1, 0)))
     return _walk_targets(targets, market, task)
-
-
-def _telling(
-    on_strategy: Callable[[str, float], None] | None, count: int
-) -> Callable[[str, int], None]:
-    def tell(name: str, done: int) -> None:
-        if on_strategy is not None:
-            on_strategy(name, done / count)
-
-    return tell
 
 
 def accounted(
@@ -159,14 +148,6 @@ def accounted(
         allocations,
         describe_rules(rules),
     )
-
-
-def _ruled(market: Market, prices: Prices, rules: Rules | None) -> Market:
-    """The market as a strategy with rules finds it."""
-    if rules is None:
-        return market
-    rules.check(prices.tickers)
-    return market.ruled(prices, rules)
 
 
 def describe_rules(rules: Mapping[str, Rules]) -> str:

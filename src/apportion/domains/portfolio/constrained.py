@@ -9,15 +9,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from apportion.composition import LimitedTurnover
+from apportion.composition import Around, LimitedTurnover
 from apportion.domains.portfolio.rules import Rules
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Head, Mask
 
 
-class Constrained(Policy):
+class Constrained(Around):
     """A policy within floor and cap, the limits of groups, and a cap on turnover.
 
     The instruments of a task, or those listed on a day, may be too few for the rules: then cap and
@@ -56,9 +55,6 @@ class Constrained(Policy):
             )
         self.group_limits = tuple(group_limits)
         self.turnover = turnover
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None

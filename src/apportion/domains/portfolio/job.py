@@ -198,7 +198,7 @@ def backtest_policy(
     end: str | None = None,
     cost: Commissions | None = None,
     baselines: Sequence[str] | None = None,
-    on_strategy: Callable[[str, float], None] | None = None,
+    on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
     """Backtest a trained policy beside baselines.
 

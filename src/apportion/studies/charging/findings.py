@@ -108,10 +108,6 @@ def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
     return row
 
 
-def _tests(rows: Any, *, stations: int = 10) -> Any:
-    return rows[rows.stations == stations].groupby(["site", "test", "capacity"], sort=False)
-
-
 def _best_peer(table: Any, key: Any, stations: int = 10) -> str:
     site, test, capacity = key
     here = table[(table.site == site) & (table.test == test) & (table.capacity == capacity)]
@@ -122,14 +118,17 @@ def _best_peer(table: Any, key: Any, stations: int = 10) -> str:
 
 def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
-    for key, test in _tests(rows):
+    of_ten = rows[rows.stations == 10]
+    for key, test in of_ten.groupby(["site", "test", "capacity"], sort=False):
         where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
         best, kwh = _best_peer(table, key), kwh_of(test)
         for peer in dict.fromkeys((best, "llf")):
             note = f"{peer}, the best scheduler there" if peer == best else peer
             ahead = lead(kwh, ("mtl", POLICY), ("schedulers", peer))
-            verdicts.append(_above_zero(f"MTL serves more than {note} ({where})", ahead))
-    for site, test in rows[rows.stations == 10].groupby("site", sort=False):
+            verdicts.append(
+                Verdict.of(f"MTL serves more than {note} ({where})", ahead, paper=False)
+            )
+    for site, test in of_ten.groupby("site", sort=False):
         name = SITE_NAMES[site]
         kwh = kwh_of(_one_test(test))
         pairs = [
@@ -138,19 +137,19 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
         ]
         for claim, one, other in pairs:
             ahead = lead(kwh, (one, POLICY), (other, POLICY))
-            verdicts.append(_above_zero(f"{claim} ({name})", ahead))
+            verdicts.append(Verdict.of(f"{claim} ({name})", ahead, paper=False))
         ahead = lead(kwh, ("ppo", POLICY), ("schedulers", "llf"))
-        verdicts.append(_above_zero(f"PPO serves more than llf ({name})", ahead))
+        verdicts.append(Verdict.of(f"PPO serves more than llf ({name})", ahead, paper=False))
         other = next(kind for kind in ("only-caltech", "only-jpl") if not kind.endswith(site))
         ahead = lead(kwh, (other, POLICY), ("schedulers", "llf"))
         claim = f"Trained at the other site alone it serves more than llf ({name})"
-        verdicts.append(_above_zero(claim, ahead))
+        verdicts.append(Verdict.of(claim, ahead, paper=False))
     for (site, stations), test in rows[rows.stations != 10].groupby(
         ["site", "stations"], sort=False
     ):
         ahead = lead(kwh_of(test), ("mtl", POLICY), ("schedulers", "llf"))
         claim = f"Trained on 10 stations it serves more than llf on {stations}"
-        verdicts.append(_above_zero(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead))
+        verdicts.append(Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False))
     return verdicts
 
 
@@ -161,10 +160,6 @@ def _one_test(rows: Any) -> Any:
     sums = ["drawn_kwh", "need_kwh"]
     keys = ["trained", "schedule", "unit", "policy", "place"]
     return joined.groupby(keys, sort=False)[sums].sum().reset_index()
-
-
-def _above_zero(claim: str, ahead: Estimate) -> Verdict:
-    return Verdict.of(claim, ahead, paper=False)
 
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
