@@ -87,20 +87,15 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     >>> read_sessions().groupby("site", observed=True).size().to_dict()
     {'caltech': 8533, 'jpl': 14916}
     """
-    if path is None:
-        return _embedded().copy()
-    checked = inspect_sessions(path, timezone=timezone)
+    checked = _embedded() if path is None else inspect_sessions(path, timezone=timezone)
     if checked.refusals:
         raise InputError("\n".join(checked.refusals))
-    return checked.frame
+    return checked.frame.copy() if path is None else checked.frame
 
 
 @cache
-def _embedded() -> pd.DataFrame:
-    checked = inspect_sessions(None)
-    if checked.refusals:
-        raise InputError("\n".join(checked.refusals))
-    return checked.frame
+def _embedded() -> Checked:
+    return inspect_sessions(None)
 
 
 def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> Checked:

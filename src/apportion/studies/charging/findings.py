@@ -155,11 +155,10 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
 
 def _one_test(rows: Any) -> Any:
     """All tests of a site as one: a day of one test is another unit than the same day of another."""
-    joined = rows.copy()
     # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
     sums = ["drawn_kwh", "need_kwh"]
     keys = ["trained", "schedule", "unit", "policy", "place"]
-    return joined.groupby(keys, sort=False)[sums].sum().reset_index()
+    return rows.groupby(keys, sort=False)[sums].sum().reset_index()
 
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
