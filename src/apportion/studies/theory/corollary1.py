@@ -22,7 +22,7 @@ from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.families import never_broken, one_by_one
+from apportion.studies.theory.families import log_slope, never_broken, one_by_one
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
 from apportion.theory.lspi import lspi_finite
@@ -84,18 +84,6 @@ def _distances(family: MDP, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(invalid="ignore"):
         share = np.where(distance > 1e-12, floor / term, 0.0)
     return distance.mean(-1), share.max(-1)
-
-
-def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
-    """Least-squares slope of the log of curves against the log of something.
-
-    >>> sizes = np.array([1.0, 2.0, 4.0])
-    >>> float(log_slope(3 / sizes, sizes).round(6))
-    -1.0
-    """
-    x = np.log(against)
-    x = x - x.mean(-1, keepdims=True)
-    return np.asarray((np.log(curves) * x).sum(-1) / (x**2).sum(-1))
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:

@@ -41,15 +41,9 @@ from apportion.studies.theory.subsets import (
 from apportion.theory.theorem import corollary_2
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, runs: int | None = None) -> Plan:
-    """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's.
-
-    Parameters
-    ----------
-    runs
-        Independent universes, in place of the scale's number.
-    """
-    count = runs if runs is not None else {"quick": 6, "paper": 64}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's."""
+    count = {"quick": 6, "paper": 64}[scale]
     known = ENTITIES[:2] if scale == "quick" else ENTITIES
     return Plan(
         study="corollary2",

@@ -22,8 +22,7 @@ from apportion.statistics import compare, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.corollary1 import log_slope
-from apportion.studies.theory.families import one_by_one
+from apportion.studies.theory.families import log_slope, one_by_one
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
 from apportion.theory.samples import draw_counts

@@ -111,16 +111,9 @@ def _train(policy, x, noise, betas, steps: int):
     return eqx.combine(parameters, fixed)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, seeds: int | None = None) -> Plan:
-    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper).
-
-    Parameters
-    ----------
-    seeds
-        Independent records and networks, in place of the scale's number.
-    """
-    runs = seeds if seeds is not None else {"quick": 5, "paper": 12}[scale]
-    steps = {"quick": 200, "paper": 600}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper)."""
+    runs, steps = {"quick": (5, 200), "paper": (12, 600)}[scale]
     cells = (
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)

@@ -72,3 +72,15 @@ def never_broken(
     low, high = map(float, stats.binomtest(broken, len(worst)).proportion_ci())
     share, ends = broken / len(worst), (low, high)
     return Verdict(claim, not broken, share, ends, len(worst), paper, broken > 0, exact=True)
+
+
+def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
+    """Least-squares slope of the log of curves against the log of something.
+
+    >>> sizes = np.array([1.0, 2.0, 4.0])
+    >>> float(log_slope(3 / sizes, sizes).round(6))
+    -1.0
+    """
+    x = np.log(against)
+    x = x - x.mean(-1, keepdims=True)
+    return np.asarray((np.log(curves) * x).sum(-1) / (x**2).sum(-1))

@@ -34,7 +34,7 @@ from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.families import one_by_one
+from apportion.studies.theory.families import log_slope, one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -46,7 +46,7 @@ Regrets = Float[np.ndarray, "runs arms sizes"]
 
 
 @in_float64
-def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] = SIZES):
+def regrets_of(betas, fresh, gamma, runs: int, key_data):
     """Mean regret on fresh states: runs, by arm (real, permuted, tied), by number of examples.
 
     The fresh states, and each run's states, allocations and noise, are the same for every arm and
@@ -54,8 +54,8 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] 
     """
     betas, fresh = jnp.asarray(betas), jnp.asarray(fresh)
     draw_key, permute_key = jax.random.split(jax.random.wrap_key_data(key_data))
-    real = draw_examples((runs, max(sizes)), betas, key=draw_key)
-    permuted = permute_examples(real[:, :_REAL], max(sizes), key=permute_key)
+    real = draw_examples((runs, SIZES[-1]), betas, key=draw_key)
+    permuted = permute_examples(real[:, :_REAL], SIZES[-1], key=permute_key)
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), real, permuted)
     best = reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas).mean()
 
@@ -66,16 +66,10 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] 
 
     m = betas.shape[0]
     separate = jax.vmap(jax.vmap(lambda examples: regret(examples, separate_basis(m))))
-    curves = jnp.stack([separate(both[:, :, :n]) for n in sizes], -1)
+    curves = jnp.stack([separate(both[:, :, :n]) for n in SIZES], -1)
     alone = jax.vmap(lambda examples: regret(examples, tied_basis(m)))(real[:, :_REAL])
-    level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(sizes)))
+    level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(SIZES)))
     return jnp.concatenate([curves, level], 1)
-
-
-def slope(curve: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Least-squares slope of log regret against log N."""
-    x = np.log(sizes) - np.log(sizes).mean()
-    return np.asarray((np.log(curve) * x).sum(-1) / (x**2).sum())
 
 
 def equivalent_samples(
@@ -105,23 +99,9 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     return float(-(above * shares * np.log(shares)).sum())
 
 
-def plan(
-    *,
-    scale: Scale = "quick",
-    seed: int = 0,
-    gamma: float = 0.5,
-    seeds: int | None = None,
-) -> Plan:
-    """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's.
-
-    Parameters
-    ----------
-    gamma
-        The discount.
-    seeds
-        Independent runs, in place of the scale's number.
-    """
-    runs = seeds if seeds is not None else {"quick": 20, "paper": 40}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0, gamma: float = 0.5) -> Plan:
+    """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's."""
+    runs = {"quick": 20, "paper": 40}[scale]
     return Plan(
         study="fig1",
         cells=Cell.each("eps", "epsilon", EPSILONS),
@@ -195,7 +175,7 @@ def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
 def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     verdicts = []
     for name, values in (("eps = 0", regrets[0.0]), ("eps = .8", regrets[0.8])):
-        falling = of_means(values, lambda c: slope(c[..., 0, 2:], np.array(SIZES[2:])))
+        falling = of_means(values, lambda c: log_slope(c[..., 0, 2:], np.array(SIZES[2:])))
         claim = (
             f"{name}: regret falls with the number of real examples (slope of log regret, N >= 100)"
         )
@@ -208,7 +188,7 @@ def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     steps = [mean_over(step) for step in np.diff(gaps).T]
     claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
     verdicts.append(Verdict.of_all(claim, steps))
-    late = of_means(regrets[0.0], lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
+    late = of_means(regrets[0.0], lambda c: log_slope(c[..., 1, 4:], np.array(SIZES[4:])))
     claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
     verdicts.append(Verdict.of(claim, late, below=-0.5))
     return verdicts
