@@ -13,8 +13,8 @@ from apportion.cli.options import (
     GarageOptions,
     Json,
     finished_run,
-    jumps_allowed,
     own_data,
+    read_own_prices,
     refuse_options,
 )
 from apportion.errors import InputError
@@ -166,11 +166,8 @@ def _portfolio(
     run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
 ) -> Any:
     from apportion.domains.portfolio.gains import weekly_gains
-    from apportion.domains.portfolio.job import read_prices
 
-    path = own_data(run, "prices", data)
-    allowed = jumps_allowed(run, data, options.pop("allow_jumps"))
-    prices = read_prices(path, allow_jumps=allowed)
+    prices = read_own_prices(run, data, options.pop("allow_jumps"))
     return weekly_gains(run.policy, about, prices, against, **options)
 
 

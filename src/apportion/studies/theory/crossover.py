@@ -145,7 +145,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     return Study(
         name="crossover",
         title="When to pool: multi-task against single-task LSPI",
-        table=_table(grids, lines),
+        table=_table(rows, lines),
         verdicts=(*_verdicts(grids), _prediction_verdict(grids, lines)),
         plot=lambda: _plot(grids, lines),
         notes=_notes(grids, lines),
@@ -158,18 +158,9 @@ def _grid(rows: pd.DataFrame, name: str) -> Grid:
     return ordered.reshape(len(SPREADS), len(SIZES), -1)
 
 
-def _table(grids: dict[str, Grid], lines: pd.DataFrame) -> pd.DataFrame:
-    rows = [
-        {
-            "spread": spread,
-            "samples": size,
-            **{name: grid[s, n].mean() for name, grid in grids.items()},
-            "families": grids["multi"].shape[-1],
-        }
-        for s, spread in enumerate(SPREADS)
-        for n, size in enumerate(SIZES)
-    ]
-    return pd.DataFrame(rows).merge(lines, on="spread")
+def _table(rows: Any, lines: pd.DataFrame) -> pd.DataFrame:
+    means = rows.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
+    return means.assign(families=rows.run.nunique()).merge(lines, on="spread")
 
 
 def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:

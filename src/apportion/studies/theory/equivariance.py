@@ -27,7 +27,7 @@ from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.families import one_by_one
+from apportion.studies.theory.families import means_by, one_by_one
 
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
 EPSILONS = (0.0, 0.8)
@@ -160,13 +160,11 @@ def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.nd
 
 
 def _table(rows: Any) -> pd.DataFrame:
-    records = []
-    for epsilon, size, network in product(EPSILONS, SIZES, NETWORKS):
-        for order in ("own_order", "other_order"):
-            mean = mean_over(_of(rows, network, epsilon, size, order))
-            records.append((epsilon, size, network, order, mean.value, mean.low, mean.high, mean.n))
-    columns = ["epsilon", "size", "network", "order", "regret", "low", "high", "seeds"]
-    return pd.DataFrame(records, columns=columns).round(6)
+    by = ["epsilon", "size", "network"]
+    orders = ["own_order", "other_order"]
+    long = rows.melt([*by, "run"], orders, var_name="order", value_name="regret")
+    means = means_by(long, [*by, "order"], "regret", "seeds").round(6)
+    return means.sort_values(by, kind="stable", ignore_index=True)
 
 
 def _verdicts(rows: Any) -> tuple[Verdict, ...]:

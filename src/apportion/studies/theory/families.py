@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Progress, Rows
 from apportion.studies.study import Verdict
 from apportion.theory.concentrability import concentrability
@@ -84,3 +85,10 @@ def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
     x = np.log(against)
     x = x - x.mean(-1, keepdims=True)
     return np.asarray((np.log(curves) * x).sum(-1) / (x**2).sum(-1))
+
+
+def means_by(rows: Any, by: list[str], column: str, counted: str) -> pd.DataFrame:
+    """The mean of a column with its interval, and of how many, in each group of rows."""
+    found = ((*key, mean_over(own[column].to_numpy())) for key, own in rows.groupby(by, sort=False))
+    records = [(*key, mean.value, mean.low, mean.high, mean.n) for *key, mean in found]
+    return pd.DataFrame(records, columns=[*by, column, "low", "high", counted])

@@ -34,7 +34,7 @@ from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.families import log_slope, one_by_one
+from apportion.studies.theory.families import log_slope, means_by, one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -138,7 +138,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     return Study(
         name="fig1",
         title="Figure 1: what permuting 20 examples is worth on the synthetic problem",
-        table=_table(regrets),
+        table=means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs"),
         verdicts=(*_paper_verdicts(regrets), *_own_verdicts(regrets)),
         plot=lambda: _plot(regrets),
         notes=_notes(regrets),
@@ -153,18 +153,6 @@ def _regrets_in(rows: Any) -> Regrets:
         for arm in ARMS
     ]
     return np.stack([np.broadcast_to(values, by_arm[0].shape) for values in by_arm], 1)
-
-
-def _table(regrets: dict[float, Regrets]) -> pd.DataFrame:
-    rows = []
-    for epsilon, values in regrets.items():
-        for a, arm in enumerate(ARMS):
-            for n, size in enumerate(_sizes(arm)):
-                mean = mean_over(values[:, a, n])
-                rows.append((epsilon, arm, size, mean.value, mean.low, mean.high, mean.n))
-    return pd.DataFrame(
-        rows, columns=["epsilon", "arm", "samples", "regret", "low", "high", "runs"]
-    )
 
 
 def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
