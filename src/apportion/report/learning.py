@@ -74,9 +74,7 @@ def draw_frequencies(metrics: pd.DataFrame, *, tasks: int | None = None) -> pd.D
     return pd.DataFrame(shares, index=pd.Index(edges[1:] - 1, name="step"), columns=range(tasks))
 
 
-def task_probabilities(
-    probabilities: pd.DataFrame, *, title: str = "Probability of each task over training"
-) -> Plot:
+def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
     """Heat map: a column for each row of the frame (its index is the step), a line for each task;
     uniform drawing is the neutral colour.
 

@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import DTypeLike
 
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
-from apportion.domains.charging.sessions import RATE_KW, choose_site, count
+from apportion.domains.charging.sessions import RATE_KW, choose_site
+from apportion.domains.charging.times import count
 from apportion.errors import InputError
 from apportion.tasks import split_entities
 

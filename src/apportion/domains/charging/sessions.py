@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 
-from apportion.domains.charging.times import local_times
+from apportion.domains.charging.times import Findings, count, local_times
 from apportion.errors import InputError, first_line
 
 RATE_KW = 6.656
@@ -60,11 +60,6 @@ class Checked:
             f"{frame.arrival.max():%Y-%m-%d}, {frame.delivered_kwh.sum():,.0f} kWh; {sites}; "
             f"fingerprint {fingerprint(frame)}"
         )
-
-
-def count(number: int, thing: str) -> str:
-    """A number of things in words: 1 session, 2,000 sessions."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def read_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> pd.DataFrame:
@@ -161,36 +156,8 @@ def _read(path: Path) -> pd.DataFrame:
     return text.loc[(text != "").any(axis=1)]
 
 
-class _Findings:
-    """Gathers sentences; each names the source, the first place, and the way out."""
-
-    def __init__(self, frame: pd.DataFrame, source: str):
-        self.source = source
-        self.rows = frame.index.to_numpy()
-        self.refusals: list[str] = []
-        self.notes: list[str] = []
-
-    def place(self, row: int) -> str:
-        number = int(self.rows[row])
-        csv = self.source.lower().endswith(".csv")
-        return f"line {number + 2}" if csv else f"row {number + 1}"
-
-    def refuse(self, bad: np.ndarray, what: str, way_out: str, values: Any = None) -> None:
-        self._say(self.refusals, bad, what, way_out, values)
-
-    def note(self, bad: np.ndarray, what: str, what_follows: str) -> None:
-        self._say(self.notes, bad, what, what_follows, None)
-
-    def _say(self, said: list[str], bad, what: str, then: str, values: Any) -> None:
-        places = np.flatnonzero(bad)
-        if len(places):
-            example = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
-            many, first = count(len(places), "session"), self.place(places[0])
-            said.append(f"{self.source}: {what} in {many}, first at {first}{example}; {then}")
-
-
 def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
-    found = _Findings(raw, source)
+    found = Findings(raw, source)
     none = pd.DataFrame({name: [] for name in NAMES})
     columns = _columns(raw)
     absent = [name for name in NEEDED if name not in columns]
@@ -263,7 +230,7 @@ def _first_input(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _zone(raw: Any, timezone: str | None, found: _Findings) -> str | None:
+def _zone(raw: Any, timezone: str | None, found: Findings) -> str | None:
     """The zone that was told, or that the file names for all its sessions, as ACN's does."""
     named = [column for column in raw.columns if str(column).strip().lower() == "timezone"]
     zones = [str(zone) for zone in raw[named[0]].dropna().unique() if str(zone)] if named else []
@@ -283,7 +250,7 @@ def _zone(raw: Any, timezone: str | None, found: _Findings) -> str | None:
     return None
 
 
-def _names(column: Any, name: str, found: _Findings) -> Any:
+def _names(column: Any, name: str, found: Findings) -> Any:
     if column is None:
         found.notes.append(f'{found.source}: no column "{name}"; all sessions count as one {name}')
         return "garage"
@@ -292,7 +259,7 @@ def _names(column: Any, name: str, found: _Findings) -> Any:
     return text
 
 
-def _energies(column: Any, name: str, found: _Findings, *, needed: bool) -> Any:
+def _energies(column: Any, name: str, found: Findings, *, needed: bool) -> Any:
     if column is None:
         return np.nan
     text = column.astype(object).where(column.notna(), "").map(str).str.strip()
@@ -309,7 +276,7 @@ def _energies(column: Any, name: str, found: _Findings, *, needed: bool) -> Any:
     return values
 
 
-def _note_oddities(frame: pd.DataFrame, found: _Findings) -> None:
+def _note_oddities(frame: pd.DataFrame, found: Findings) -> None:
     by_arrival = frame.sort_values("arrival", kind="stable")
     latest = by_arrival.groupby(["site", "station"], observed=True).departure.transform(
         lambda departures: departures.cummax().shift()

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
-from apportion.studies.figures import panels
+from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory.families import one_by_one
@@ -267,9 +267,6 @@ def _plot_entities(axis: Axes, rows: Any) -> None:
 
 
 def _bars(axis: Axes, x, logs: list[Estimate], colour: str, label: str | None) -> None:
-    middle, low, high = (
-        np.exp([getattr(e, name) for e in logs]) for name in ("value", "low", "high")
-    )
-    axis.errorbar(
-        x, middle, [middle - low, high - middle], fmt="o-", color=colour, label=label, markersize=4
-    )
+    middle, low, high = np.exp(ends_of(logs))
+    ends = [middle - low, high - middle]
+    axis.errorbar(x, middle, ends, fmt="o-", color=colour, label=label, markersize=4)
