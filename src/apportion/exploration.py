@@ -12,16 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from apportion.simplex import (
-    Allocation,
-    Bounds,
-    Head,
-    Mask,
-    Scalar,
-    Scores,
-    masked_softmax,
-    within,
-)
+from apportion.simplex import Allocation, Bounds, Head, Mask, Scalar, Scores, masked_softmax, within
 
 
 class Exploration(eqx.Module):

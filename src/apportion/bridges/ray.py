@@ -18,15 +18,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.studies.cells import (
-    Cell,
-    Place,
-    Plan,
-    Progress,
-    Save,
-    batches,
-    describe_devices,
-)
+from apportion.studies.cells import Cell, Place, Plan, Progress, Save, batches, describe_devices
 
 _PATIENCE = 1.0
 """Seconds between two looks at the tasks, so that a request to stop is soon heard."""

@@ -14,14 +14,7 @@ from jaxtyping import Array
 
 from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.server_data import Judged, ServerData
-from apportion.bridges.flower.updates import (
-    Model,
-    Update,
-    between,
-    geometry,
-    moved,
-    weighted_sum,
-)
+from apportion.bridges.flower.updates import Model, Update, between, geometry, moved, weighted_sum
 from apportion.domains.federated.policy import AggregationPolicy, Decision
 from apportion.domains.federated.states import QUARTER, ClientState, Known, Submission, Tried
 from apportion.policy import Policy

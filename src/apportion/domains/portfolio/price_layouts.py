@@ -13,13 +13,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.listings import outside
-from apportion.domains.portfolio.price_files import (
-    FIELDS,
-    MISSING,
-    Table,
-    field_name,
-    is_unnamed,
-)
+from apportion.domains.portfolio.price_files import FIELDS, MISSING, Table, field_name, is_unnamed
 from apportion.domains.portfolio.trading_days import looks_like_day, read_days
 from apportion.errors import InputError
 
