@@ -6,6 +6,7 @@ All keep to the bounds they are given; `LimitedGroups` and `LimitedTurnover` add
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -19,6 +20,14 @@ from apportion.policy import Policy
 from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Mask, equal_within, within
 from apportion.trees import stack
+
+
+def _fraction(name: str, value: float | Array | Sequence[float], largest: float = 1) -> Array:
+    if not isinstance(value, Tracer):
+        known = np.asarray(value)
+        if not np.all((known >= 0) & (known <= largest)):
+            raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
+    return jnp.asarray(value, jnp.float32)
 
 
 class EqualShares(Policy):
@@ -57,11 +66,7 @@ class PartialTrading(Around):
     """
 
     policy: Policy
-    eta: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, eta: float | Array):
-        self.policy = policy
-        self.eta = _fraction("eta", eta)
+    eta: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "eta"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -74,11 +79,7 @@ class ShrunkToEqual(Around):
     """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
 
     policy: Policy
-    k: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, k: float | Array):
-        self.policy = policy
-        self.k = _fraction("k", k)
+    k: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "k"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -139,11 +140,7 @@ class LimitedGroups(Around):
     """
 
     policy: Policy
-    most: Float[Array, " groups"]
-
-    def __init__(self, policy: Policy, most: Array | Sequence[float]):
-        self.policy = policy
-        self.most = _fraction("most", jnp.asarray(most))
+    most: Float[Array, " groups"] = eqx.field(converter=partial(_fraction, "most"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -174,11 +171,7 @@ class LimitedTurnover(Around):
     """
 
     policy: Policy
-    most: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, most: float | Array):
-        self.policy = policy
-        self.most = _fraction("most", most, largest=2)
+    most: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "most", largest=2))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -191,11 +184,3 @@ class LimitedTurnover(Around):
         room = jnp.maximum(most - forced, 0.0)
         step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)
         return start + step * (target - start)
-
-
-def _fraction(name: str, value: float | Array, largest: float = 1) -> Array:
-    if not isinstance(value, Tracer):
-        known = np.asarray(value)
-        if not np.all((known >= 0) & (known <= largest)):
-            raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
-    return jnp.asarray(value, jnp.float32)

@@ -84,11 +84,6 @@ class Days:
     def __len__(self) -> int:
         return len(self.dates)
 
-    @property
-    def needed_kwh(self) -> np.ndarray:
-        """What all cars of each day need, (days,)."""
-        return self.need_kwh.sum((1, 2))
-
     def between(
         self, start: str | np.datetime64 | None = None, end: str | np.datetime64 | None = None
     ) -> "Days":
@@ -139,7 +134,7 @@ class Days:
         return (
             f"{self.site}: {count(len(self), 'working day')} from {self.dates[0]} to "
             f"{self.dates[-1]}, {count(len(self.stations), 'station')}, needed "
-            f"{self.needed_kwh.sum():,.0f} kWh in {count(there, 'session')}"
+            f"{self.need_kwh.sum():,.0f} kWh in {count(there, 'session')}"
         )
 
     def _arrays(self) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from apportion.domains.portfolio.commissions import Commissions, rates_of, settl
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.record import EQUAL, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.walk import Walk, walk_policy, walk_targets
@@ -41,8 +41,8 @@ def backtest(
     *,
     baselines: Mapping[str, Baseline] | None = None,
     hindsight: Mapping[str, Baseline] | None = None,
-    start: str | np.datetime64 | None = None,
-    end: str | np.datetime64 | None = None,
+    start: Day = None,
+    end: Day = None,
     window: int = 31,
     cost: Commissions = 0.0025,
     rules: Mapping[str, Rules] | None = None,
@@ -138,6 +138,7 @@ def accounted(
     accounts = {
         name: account(shares, relatives, rates, held) for name, shares in allocations.items()
     }
+    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
     return Backtest(
         prices.dates[first : first + days],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -146,14 +147,8 @@ def accounted(
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
-        describe_rules(rules),
+        f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else "",
     )
-
-
-def describe_rules(rules: Mapping[str, Rules]) -> str:
-    """Who keeps to what, in a line; nothing where all strategies are free."""
-    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
-    return f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else ""
 
 
 def opening_shares(prices: Prices, row: int, cash: bool = False) -> np.ndarray | None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import fill, tradable
-from apportion.domains.portfolio.prices import Prices, as_day
+from apportion.domains.portfolio.prices import Day, Prices, as_day
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
@@ -69,8 +69,8 @@ class Market(Problem):
         cls,
         prices: Prices,
         *,
-        start: str | np.datetime64 | None = None,
-        end: str | np.datetime64 | None = None,
+        start: Day = None,
+        end: Day = None,
         window: int = WINDOW,
         costs: Costs | None = None,
         tracking: float = 0.0,
@@ -241,13 +241,7 @@ def _ruled(prices: Prices, rules: Rules | None, rows: slice, *, cash: bool) -> d
     }
 
 
-def rows_between(
-    prices: Prices,
-    start: str | np.datetime64 | None,
-    end: str | np.datetime64 | None,
-    *,
-    window: int,
-) -> tuple[int, int]:
+def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
     """Rows of the first and last period that end between two days, both included.
 
     A period's row is the day of its closing price; its decision is made at the close before.
