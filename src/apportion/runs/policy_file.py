@@ -24,8 +24,9 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import read_arrays, refuse_constant, to_json, write_arrays, write_json
+from apportion.runs.atomic import read_arrays, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
+from apportion.runs.folder import read_json
 from apportion.simplex import Head
 
 ARRAYS = "policy.safetensors"
@@ -132,14 +133,7 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
             "give a folder written by save_policy"
         )
     path = folder / DESCRIPTION
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; it belongs beside {ARRAYS}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); use another copy") from None
+    content = read_json(path, missing=f"it belongs beside {ARRAYS}")
     if not isinstance(content, dict) or _digest(content) != header.get("description"):
         raise InputError(
             f"{path}: was changed, or belongs to another {ARRAYS} than the one beside it; "

@@ -31,10 +31,11 @@ from apportion.theory.bound import error_bound
 from apportion.theory.estimation import LearningError
 from apportion.theory.lspi import lspi_paths
 from apportion.theory.mdp import random_family
-from apportion.theory.theorem import Terms
 
 STATES, ACTIONS, TASKS, GAMMA, ITERATIONS = 6, 3, 8, 0.7, 20
 SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
+_PARTS = {"error": "estimation", "propagation": "propagation", "distance": "task_distance"}
+_PARTS |= {"total": "total"}
 draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
 """Random tasks of the study's size, at a given distance."""
 
@@ -68,20 +69,11 @@ def measure(spread: float, seed: int, *, runs: int, samples: int) -> pd.DataFram
         ("theorem_1", constants.theorem_1(given, ITERATIONS)),
         ("theorem_1_prime", constants.theorem_1_prime(given, ITERATIONS)),
     ):
-        columns |= {f"{name}_{part}": value for part, value in _parts(terms).items()}
+        columns |= {f"{name}_{part}": getattr(terms, term) for part, term in _PARTS.items()}
     spread_out = {
         name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()
     }
     return pd.DataFrame(spread_out)
-
-
-def _parts(terms: Terms) -> dict:
-    return {
-        "error": terms.estimation,
-        "propagation": terms.propagation,
-        "distance": terms.task_distance,
-        "total": terms.total,
-    }
 
 
 def plan(
