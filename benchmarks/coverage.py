@@ -199,7 +199,7 @@ def of_curves() -> list[Layout]:
     crossing = float(crossover.log_crossings(pair))
 
     def slope(curve):
-        return of_means(curve, lambda mean: fig1.slope(mean, sizes))
+        return of_means(curve, lambda mean: fig1.log_slope(mean, sizes))
 
     def crossings(curve):
         return of_means(curve, crossover.log_crossings)

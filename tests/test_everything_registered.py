@@ -35,7 +35,6 @@ from apportion.domains.portfolio.cash import WithoutCash
 from apportion.domains.portfolio.constrained import Constrained
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
-from apportion.domains.synthetic import Synthetic
 from apportion.gate import Gate
 from apportion.policy import Attention, Convolutional, Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
@@ -101,7 +100,6 @@ PROBLEMS = {
     Market: lambda: Market.of(SimulatedMarket.draw(universe=8, days=60).prices, window=8),
     ShownBest: ShownBest,
     SomeCarrySignal: SomeCarrySignal,
-    Synthetic: lambda: Synthetic(8),
 }
 
 

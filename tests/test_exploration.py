@@ -34,11 +34,6 @@ def log_prob(explore, scores, mask, action):
     return explore.log_prob(scores, mask, action)
 
 
-@eqx.filter_jit
-def entropy(explore, scores, mask):
-    return explore.entropy(scores, mask)
-
-
 EXPLORATIONS = [GaussianScores(0.7), LogisticNormal(0.7), Dirichlet(2.0)]
 
 
@@ -65,7 +60,6 @@ def test_gaussian_log_probabilities_are_scipys():
     assert float(log_prob(explore, scores, mask, action)) == pytest.approx(
         law.logpdf(np.asarray(action)).sum(), rel=1e-5
     )
-    assert float(entropy(explore, scores, mask)) == pytest.approx(law.entropy().sum(), rel=1e-5)
 
 
 def test_dirichlet_log_probabilities_are_scipys():
@@ -78,7 +72,6 @@ def test_dirichlet_log_probabilities_are_scipys():
     assert float(log_prob(explore, scores, mask, action)) == pytest.approx(
         law.logpdf(shares), rel=1e-4
     )
-    assert float(entropy(explore, scores, mask)) == pytest.approx(law.entropy(), rel=1e-4)
 
 
 def test_logistic_normal_density_integrates_to_one():
@@ -90,19 +83,6 @@ def test_logistic_normal_density_integrates_to_one():
 
     mass, _ = integrate.quad(density, 0, 1, limit=200)
     assert mass == pytest.approx(1, abs=1e-4)
-
-
-@pytest.mark.parametrize("m", [2, 3, 8])
-def test_logistic_normal_entropy_is_the_mean_of_minus_log_density(m):
-    explore = LogisticNormal(0.8)
-    scores, mask = jnp.linspace(-1.0, 1.5, m), jnp.ones(m, bool)
-
-    def surprise(key):
-        return -explore.log_prob(scores, mask, explore.sample(scores, mask, key=key))
-
-    drawn = np.asarray(jax.jit(jax.vmap(surprise))(jax.random.split(jax.random.key(0), 100_000)))
-    error = drawn.std() / np.sqrt(len(drawn))
-    assert float(entropy(explore, scores, mask)) == pytest.approx(drawn.mean(), abs=4.5 * error)
 
 
 def test_dirichlet_samples_have_the_policys_shares_as_mean():

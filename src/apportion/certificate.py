@@ -181,11 +181,12 @@ class Certificate:
         lines = [f"{self.verdict}: {g.policy} against {g.baseline}{self._when()}"]
         if not n:
             return f"{lines[0]}\n  no complete block of {self.block} {g.period}s so far"
-        lower, upper = self.bounds.lower[-1], self.bounds.upper[-1]
+        lower, upper, labels = self.bounds.lower[-1], self.bounds.upper[-1], g.labels()
         lines += [
             f"  mean gain {100 * self.means.mean():+.3f} points of {g.unit}, within "
             f"[{100 * lower:+.3f}, {100 * upper:+.3f}] at any time, alpha {self.alpha:g}",
-            f"  {n} bets of {_count(self.block, g.period)} each, {self._span()}; wealth for better "
+            f"  {n} bets of {self.block} {g.period}{'s' * (self.block > 1)} each, {labels[0]} to "
+            f"{labels[self.ends[-1]]}; wealth for better "
             f"{_money(self.log_better[-1])}, for worse {_money(self.log_worse[-1])}, needed "
             f"{self.threshold:g}",
             f"  behind a gate it would now have {self.trust:.0%} of the trust",
@@ -283,10 +284,6 @@ class Certificate:
             return ""
         return f", since {self.gains.labels()[self.ends[self.decided]]} (bet {self.decided + 1})"
 
-    def _span(self) -> str:
-        labels = self.gains.labels()
-        return f"{labels[0]} to {labels[self.ends[-1]]}"
-
 
 _MOST = 690.0
 """Beyond this a wealth is shown as e^690: larger ones are no floating-point numbers."""
@@ -302,7 +299,3 @@ def _wealth(logarithm: float) -> float:
 
 def _money(logarithm: float) -> str:
     return f"{_wealth(logarithm):.3g}"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"

@@ -6,6 +6,7 @@ All keep to the bounds they are given; `LimitedGroups` and `LimitedTurnover` add
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -21,6 +22,14 @@ from apportion.simplex import Allocation, Bounds, Mask, equal_within, within
 from apportion.trees import stack
 
 
+def _fraction(name: str, value: float | Array | Sequence[float], largest: float = 1) -> Array:
+    if not isinstance(value, Tracer):
+        known = np.asarray(value)
+        if not np.all((known >= 0) & (known <= largest)):
+            raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
+    return jnp.asarray(value, jnp.float32)
+
+
 class EqualShares(Policy):
     """1/m for each entity, always: Equal CRP where allocations drift."""
 
@@ -33,7 +42,16 @@ class EqualShares(Policy):
         return equal_within(mask, bounds, held.dtype)
 
 
-class PartialTrading(Policy):
+class Around(Policy):
+    """A piece around another policy, which reads the entities."""
+
+    policy: eqx.AbstractVar[Policy]
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history, mask)
+
+
+class PartialTrading(Around):
     """Move only the fraction `eta` of the way from what is held to what the policy wants.
 
     Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
@@ -48,14 +66,7 @@ class PartialTrading(Policy):
     """
 
     policy: Policy
-    eta: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, eta: float | Array):
-        self.policy = policy
-        self.eta = _fraction("eta", eta)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
+    eta: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "eta"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -64,18 +75,11 @@ class PartialTrading(Policy):
         return within(held + self.eta.astype(held.dtype) * (target - held), mask, bounds)
 
 
-class ShrunkToEqual(Policy):
+class ShrunkToEqual(Around):
     """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
 
     policy: Policy
-    k: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, k: float | Array):
-        self.policy = policy
-        self.k = _fraction("k", k)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
+    k: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "k"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -120,7 +124,7 @@ class Ensemble(Policy):
         return eqx.filter_vmap(one)(self.members, features).mean(0)
 
 
-class LimitedGroups(Policy):
+class LimitedGroups(Around):
     """At most `most[g]` to all entities of group g together; an observation's `groups` says who is where.
 
     Put it outside every other piece: those inside then keep to the groups as to all other bounds.
@@ -136,14 +140,7 @@ class LimitedGroups(Policy):
     """
 
     policy: Policy
-    most: Float[Array, " groups"]
-
-    def __init__(self, policy: Policy, most: Array | Sequence[float]):
-        self.policy = policy
-        self.most = _fraction("most", jnp.asarray(most))
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
+    most: Float[Array, " groups"] = eqx.field(converter=partial(_fraction, "most"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -159,7 +156,7 @@ class LimitedGroups(Policy):
         return self.policy.allocate(features, held, mask, limited)
 
 
-class LimitedTurnover(Policy):
+class LimitedTurnover(Around):
     """Move at most `most` from what is held, summed over entities (a full exchange of all is 2).
 
     What the bounds themselves force comes first: it is done even where it exceeds `most`.
@@ -174,14 +171,7 @@ class LimitedTurnover(Policy):
     """
 
     policy: Policy
-    most: Float[Array, "*runs"]
-
-    def __init__(self, policy: Policy, most: float | Array):
-        self.policy = policy
-        self.most = _fraction("most", most, largest=2)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
+    most: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "most", largest=2))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -194,11 +184,3 @@ class LimitedTurnover(Policy):
         room = jnp.maximum(most - forced, 0.0)
         step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)
         return start + step * (target - start)
-
-
-def _fraction(name: str, value: float | Array, largest: float = 1) -> Array:
-    if not isinstance(value, Tracer):
-        known = np.asarray(value)
-        if not np.all((known >= 0) & (known <= largest)):
-            raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
-    return jnp.asarray(value, jnp.float32)

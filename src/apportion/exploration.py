@@ -1,4 +1,4 @@
-"""How to explore around a policy's scores: noise with exact log-probability and entropy.
+"""How to explore around a policy's scores: noise with exact log-probability.
 
 Bounds act after the noise, on the allocation; the density is that of the action before them, which is
 what ratios of probabilities need.
@@ -10,19 +10,9 @@ from abc import abstractmethod
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from apportion.simplex import (
-    Allocation,
-    Bounds,
-    Head,
-    Mask,
-    Scalar,
-    Scores,
-    masked_softmax,
-    within,
-)
+from apportion.simplex import Allocation, Bounds, Head, Mask, Scalar, Scores, masked_softmax, within
 
 
 class Exploration(eqx.Module):
@@ -40,10 +30,6 @@ class Exploration(eqx.Module):
     @abstractmethod
     def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
         """Exact log-density of an action."""
-
-    @abstractmethod
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        """Exact differential entropy of the action."""
 
     @abstractmethod
     def share(self, action: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
@@ -73,9 +59,6 @@ class GaussianScores(Exploration):
         z = _real((action - scores) / jnp.exp(self.log_noise_std), mask)
         return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
 
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        return mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi * math.e))
-
     def share(self, action: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
         return self.head(action, mask, bounds)
 
@@ -102,39 +85,12 @@ class LogisticNormal(Exploration):
         gap = _real(action - scores, mask)
         gap = _real(gap - gap.sum() / m, mask)
         z = (gap / jnp.exp(self.log_noise_std)) ** 2
-        return self._constant(m) - 0.5 * z.sum() - _real(action, mask).sum()
-
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        m = mask.sum()
-        level = _mean_logsumexp(scores, jnp.exp(self.log_noise_std), mask)
-        mean_log_shares = _real(scores, mask).sum() - m * level
-        return 0.5 * (m - 1) - self._constant(m) + mean_log_shares
+        constant = -(m - 1) * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
+        constant -= 0.5 * jnp.log(m.astype(self.log_noise_std.dtype))
+        return constant - 0.5 * z.sum() - _real(action, mask).sum()
 
     def share(self, action: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
         return within(_real(jnp.exp(action), mask), mask, bounds)
-
-    def _constant(self, m: Array) -> Scalar:
-        return -(m - 1) * (self.log_noise_std + 0.5 * math.log(2 * math.pi)) - 0.5 * jnp.log(
-            m.astype(self.log_noise_std.dtype)
-        )
-
-
-def _mean_logsumexp(scores: Scores, noise_std: Scalar, mask: Mask) -> Scalar:
-    """E[log sum exp(s_i)] for independent s_i ~ N(scores_i, noise_std^2), by quadrature.
-
-    Frullani: log Z = integral over t of exp(-e^t) - exp(-Z e^t); the expectation of the second term
-    is a product over entities of one-dimensional integrals, and the trapezoid rule converges
-    geometrically on the line.
-    """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(48)
-    top = jnp.max(jnp.where(mask, scores, -jnp.inf))
-    t = jnp.linspace(-40.0, 12.0, 1041, dtype=scores.dtype)
-    s = (scores - top)[:, None] + noise_std * jnp.asarray(nodes, scores.dtype)
-    laplace = jnp.exp(-jnp.exp(t[:, None, None] + s)) @ jnp.asarray(
-        weights / weights.sum(), scores.dtype
-    )
-    survive = jnp.where(mask, laplace, 1.0).prod(-1)
-    return top + (jnp.exp(-jnp.exp(t)) - survive).sum() * (t[1] - t[0])
 
 
 class Dirichlet(Exploration):
@@ -157,16 +113,6 @@ class Dirichlet(Exploration):
     def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
         alpha = self._alpha(scores, mask)
         return -self._log_beta(alpha, mask) + _real((alpha - 1) * action, mask).sum()
-
-    def entropy(self, scores: Scores, mask: Mask) -> Scalar:
-        alpha = self._alpha(scores, mask)
-        total = _real(alpha, mask).sum()
-        digamma = jax.scipy.special.digamma
-        return (
-            self._log_beta(alpha, mask)
-            + (total - mask.sum()) * digamma(total)
-            - _real((alpha - 1) * digamma(alpha), mask).sum()
-        )
 
     def share(self, action: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
         return within(_real(jnp.exp(action), mask), mask, bounds)

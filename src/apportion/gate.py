@@ -20,6 +20,16 @@ from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Mask
 
 
+def _checked(evidence: Float[Array, "*runs stakes"] | None) -> Array:
+    evidence = jnp.zeros(len(STAKES)) if evidence is None else evidence
+    if not isinstance(evidence, Tracer) and np.shape(evidence)[-1:] != STAKES.shape:
+        raise InputError(
+            f"Gate: evidence has shape {np.shape(evidence)}; it is a number for each of the "
+            f"{len(STAKES)} stakes"
+        )
+    return jnp.asarray(evidence, jnp.float32)
+
+
 class Gate(Policy):
     """Part baseline, part policy, as the evidence stands; itself a policy, and saved like any other.
 
@@ -50,28 +60,19 @@ class Gate(Policy):
 
     policy: Policy
     baseline: Policy
-    evidence: Float[Array, "*runs stakes"]
-    low: float = eqx.field(static=True)
-    high: float = eqx.field(static=True)
-    alpha: float = eqx.field(static=True)
+    low: float = eqx.field(static=True, kw_only=True)
+    high: float = eqx.field(static=True, kw_only=True)
+    alpha: float = eqx.field(static=True, default=0.05, kw_only=True)
+    evidence: Float[Array, "*runs stakes"] = eqx.field(
+        converter=_checked, default=None, kw_only=True
+    )
 
-    def __init__(
-        self,
-        policy: Policy,
-        baseline: Policy,
-        *,
-        low: float,
-        high: float,
-        alpha: float = 0.05,
-        evidence: Float[Array, "*runs stakes"] | None = None,
-    ):
+    def __check_init__(self):
+        low, high = self.low, self.high
         if not -np.inf < low < 0 < high < np.inf:
             raise InputError(f"Gate: bounds {low:g} and {high:g}; 0 must lie between them")
-        if not 0 < alpha < 1:
-            raise InputError(f"Gate: alpha is {alpha:g}; it must be above 0 and below 1")
-        self.policy, self.baseline = policy, baseline
-        self.low, self.high, self.alpha = float(low), float(high), float(alpha)
-        self.evidence = _checked(jnp.zeros(len(STAKES)) if evidence is None else evidence)
+        if not 0 < self.alpha < 1:
+            raise InputError(f"Gate: alpha is {self.alpha:g}; it must be above 0 and below 1")
 
     @property
     def trust(self) -> Float[Array, "*runs"]:
@@ -104,12 +105,3 @@ class Gate(Policy):
 
 def _log_wealth(evidence: Array) -> Array:
     return jax.nn.logsumexp(evidence, axis=-1) - np.log(len(STAKES))
-
-
-def _checked(evidence: Array) -> Array:
-    if not isinstance(evidence, Tracer) and np.shape(evidence)[-1:] != STAKES.shape:
-        raise InputError(
-            f"Gate: evidence has shape {np.shape(evidence)}; it is a number for each of the "
-            f"{len(STAKES)} stakes"
-        )
-    return jnp.asarray(evidence, jnp.float32)

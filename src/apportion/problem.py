@@ -112,31 +112,20 @@ class Trajectory(eqx.Module):
         return self.rewards.sum(-1) / jnp.maximum(self.alive.sum(-1), 1)
 
 
-def rollout(
-    problem: Problem,
-    choose: Choice,
-    task: Task,
-    *,
-    key: PRNGKeyArray,
-    periods: int | None = None,
-    state: State | None = None,
-) -> Trajectory:
-    """Follow `choose` on one task from its first state (or `state`), in one scan over time."""
+def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) -> Trajectory:
+    """Follow `choose` on one task from its first state, in one scan over time."""
     reset_key, walk_key = jax.random.split(key)
-    first = problem.reset(task, key=reset_key) if state is None else state
+    first = problem.reset(task, key=reset_key)
 
     def period(carry, key):
         state, alive = carry
         allocation = choose(problem.observe(task, state), task.mask)
         step = problem.step(task, state, allocation, key=key)
         reward = jnp.where(alive, step.reward, 0.0)
-        return (step.state, alive & ~(step.terminated | step.truncated)), (
-            allocation,
-            reward,
-            alive,
-        )
+        going = alive & ~(step.terminated | step.truncated)
+        return (step.state, going), (allocation, reward, alive)
 
-    keys = jax.random.split(walk_key, problem.horizon if periods is None else periods)
+    keys = jax.random.split(walk_key, problem.horizon)
     _, (allocations, rewards, alive) = jax.lax.scan(period, (first, jnp.array(True)), keys)
     return Trajectory(allocations, rewards, alive, task.mask)
 

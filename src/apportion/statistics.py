@@ -106,7 +106,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def mean_over(values: np.ndarray, *, confidence: float = CONFIDENCE) -> Estimate:
+def mean_over(values: np.ndarray) -> Estimate:
     """The mean of independent values with its t interval; one value has an infinite one.
 
     >>> str(mean_over(np.array([1.0, 2.0, 3.0])))
@@ -115,15 +115,10 @@ def mean_over(values: np.ndarray, *, confidence: float = CONFIDENCE) -> Estimate
     values = _clean(values, "values")
     n = len(values)
     error = float(values.std(ddof=1)) / np.sqrt(n) if n > 1 else np.inf
-    return t_estimate(float(values.mean()), error, n - 1, n, confidence)
+    return t_estimate(float(values.mean()), error, n - 1, n)
 
 
-def of_means(
-    values: np.ndarray,
-    statistic: Callable[[np.ndarray], np.ndarray],
-    *,
-    confidence: float = CONFIDENCE,
-) -> Estimate:
+def of_means(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
     """A smooth function of the mean over independent units (the first axis), by the jackknife.
 
     `statistic` takes one mean, or many stacked along the first axis. Of a positive number take the log,
@@ -137,22 +132,20 @@ def of_means(
     n = len(values)
     value = float(statistic(values.mean(0)))
     if n < 2:
-        return t_estimate(value, np.inf, 0, n, confidence)
+        return t_estimate(value, np.inf, 0, n)
     without = np.asarray(statistic((values.sum(0) - values) / (n - 1)))
-    return t_estimate(value, float(without.std()) * np.sqrt(n - 1), n - 1, n, confidence)
+    return t_estimate(value, float(without.std()) * np.sqrt(n - 1), n - 1, n)
 
 
-def t_estimate(
-    value: float, error: float, freedom: float, n: int, confidence: float = CONFIDENCE
-) -> Estimate:
+def t_estimate(value: float, error: float, freedom: float, n: int) -> Estimate:
     """A value with the t interval of its standard error; infinite where there is no second unit."""
     if freedom <= 0 or not np.isfinite(error):
         return Estimate(value, -np.inf, np.inf, n)
-    reach = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * float(error)
+    reach = float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * float(error)
     return Estimate(value, value - reach, value + reach, n, float(error), float(freedom))
 
 
-def compare(first: np.ndarray, second: np.ndarray, *, confidence: float = CONFIDENCE) -> Estimate:
+def compare(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Paired comparison: the mean of first - second over experiments that share everything else.
 
     >>> compare(np.array([2.0, 3.0, 5.0]), np.array([1.0, 2.0, 4.0])).value
@@ -163,10 +156,10 @@ def compare(first: np.ndarray, second: np.ndarray, *, confidence: float = CONFID
         raise InputError(
             f"paired comparison: {first.shape} against {second.shape} experiments; pairs must match"
         )
-    return mean_over(first - second, confidence=confidence)
+    return mean_over(first - second)
 
 
-def over_rows_and_columns(table: np.ndarray, *, confidence: float = CONFIDENCE) -> Estimate:
+def over_rows_and_columns(table: np.ndarray) -> Estimate:
     """The mean over a table of two crossed factors, such as experiments by years, both drawn anew.
 
     What rows have in common, what columns have in common and what is left have a mean square each; the
@@ -179,7 +172,7 @@ def over_rows_and_columns(table: np.ndarray, *, confidence: float = CONFIDENCE) 
     array = np.asarray(table, float)
     rows, columns = array.shape
     if min(rows, columns) < 2:
-        return mean_over(array.ravel(), confidence=confidence)
+        return mean_over(array.ravel())
     mean, by_row, by_column = array.mean(), array.mean(1), array.mean(0)
     rest = array - by_row[:, None] - by_column + mean
     freedoms = np.array([rows - 1, columns - 1, (rows - 1) * (columns - 1)])
@@ -193,12 +186,10 @@ def over_rows_and_columns(table: np.ndarray, *, confidence: float = CONFIDENCE) 
         # Neither factor shows: the cells are as good as independent.
         both, freedom = of_rest, freedoms[2]
     error = float(np.sqrt(both / array.size))
-    return t_estimate(float(mean), error, float(freedom), min(rows, columns), confidence)
+    return t_estimate(float(mean), error, float(freedom), min(rows, columns))
 
 
-def clustered_ratio(
-    *clusterings: tuple[np.ndarray, np.ndarray], confidence: float = CONFIDENCE
-) -> Estimate:
+def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
     """sum(gains) / sum(sizes), with an interval that is robust to clusters.
 
     Each clustering is the same whole cut another way, such as by day and by station: what each cluster
@@ -229,15 +220,10 @@ def clustered_ratio(
         variance += count / max(count - 1, 1) * float((rest**2).sum())
         units = min(units, count)
     assert ratio is not None, "at least one clustering is given"
-    return t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units), confidence)
+    return t_estimate(ratio, float(np.sqrt(variance)), units - 1, int(units))
 
 
-def over_blocks(
-    statistic: Callable[..., Any],
-    *records: np.ndarray,
-    block: int = 21,
-    confidence: float = CONFIDENCE,
-) -> Estimate:
+def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:
     """A statistic of daily records, with the t interval of a jackknife that leaves out a block of days
     at a time: days may hang together, blocks of a month hardly do.
 
@@ -250,11 +236,11 @@ def over_blocks(
     count = max(length // block, min(length, 6))
     value = float(statistic(*records))
     if count < 2:
-        return t_estimate(value, np.inf, 0, count, confidence)
+        return t_estimate(value, np.inf, 0, count)
     parts = np.array_split(np.arange(length), count)
     without = [float(statistic(*(np.delete(own, part) for own in records))) for part in parts]
     error = float(np.std(without)) * np.sqrt(count - 1)
-    return t_estimate(value, error, count - 1, count, confidence)
+    return t_estimate(value, error, count - 1, count)
 
 
 def interval(drawn: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:

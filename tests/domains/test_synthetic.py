@@ -10,7 +10,6 @@ import pytest
 
 from apportion.domains.synthetic import (
     Examples,
-    Synthetic,
     draw_examples,
     entropic_allocation,
     lspi_simplex,
@@ -24,8 +23,6 @@ from apportion.domains.synthetic import (
 )
 from apportion.errors import InputError
 from apportion.precision import in_float64
-from apportion.problem import check_problem, evaluate
-from apportion.tasks import Tasks
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
@@ -78,27 +75,6 @@ def test_augmentation_keeps_the_real_examples_and_permutes_copies_of_them():
         np.sort(more.states[0, 50]),
         np.sort(real.states[0])[(real.rewards[0] == more.rewards[0, 50]).argmax()],
     )
-
-
-def test_it_is_a_problem_and_the_best_allocation_beats_equal_shares():
-    problem = Synthetic(universe=6, spread=0.6)
-    tasks = Tasks.of([[0, 2, 4], [1, 3, 5]])
-    check_problem(problem, tasks)
-    task = tasks[0]
-
-    def best(observation, mask):
-        return problem.best(task, observation.history[:, 0, 0])
-
-    def equal(observation, mask):
-        return jnp.full(3, 1 / 3)
-
-    key = jax.random.key(0)
-    one = Tasks.of([[0, 2, 4]])
-    gain = (
-        evaluate(problem, best, one, key=key, episodes=4).mean_reward
-        - evaluate(problem, equal, one, key=key, episodes=4).mean_reward
-    )
-    assert (gain > 0).all()
 
 
 def test_a_range_of_betas_that_reaches_zero_is_refused():

@@ -47,7 +47,7 @@ from apportion.runs.policy_file import (
     save_policy,
 )
 from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings_file import from_toml, to_toml
+from apportion.runs.settings_file import read_settings, to_toml
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.folder import conclude
 from apportion.studies.record import stretches_in
@@ -178,7 +178,8 @@ def _now(folder: Path) -> None:
 
 
 def _settings(job: str, folder: Path) -> None:
-    made = from_toml(folder / "settings.toml", job, settings_of(job))
+    kind = settings_of(job)
+    made = kind(**read_settings(folder / "settings.toml", job, kind))
     assert_finite([getattr(made, field.name) for field in fields(made)])
 
 

@@ -144,8 +144,8 @@ def every_plot():
     return [
         learning.learning_curve(metrics, "reward", "Reward"),
         learning.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
-        learning.task_probabilities(some_probabilities()),
-        learning.task_probabilities(learning.draw_frequencies(metrics)),
+        learning.task_probabilities(some_probabilities(), "Chances"),
+        learning.task_probabilities(learning.draw_frequencies(metrics), "Draws"),
         outcomes.allocations(some_shares()),
         outcomes.values(some_wealth()),
         outcomes.ahead_of_equal(some_wealth()),

@@ -19,15 +19,7 @@ import jax
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.studies.cells import (
-    Cell,
-    Place,
-    Plan,
-    Progress,
-    Save,
-    batches,
-    describe,
-)
+from apportion.studies.cells import Cell, Place, Plan, Progress, Save, batches, describe
 
 _PATIENCE = 1.0
 """Seconds between two looks at the tasks, so that a request to stop is soon heard."""

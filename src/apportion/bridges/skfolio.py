@@ -4,13 +4,13 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
+from dataclasses import fields
 from typing import Any, Literal, cast
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
 
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
@@ -19,6 +19,7 @@ from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.simplex import Allocation
 from apportion.tasks import Task
 
 try:
@@ -188,22 +189,11 @@ class MultiTaskPortfolio(BaseOptimization):
 
     def _trained(self, prices: Prices) -> Policy:
         days, assets = prices.close.shape
-        settings = PortfolioSettings(
-            method=self.method,
-            tasks=self.tasks,
-            task_size=min(self.task_size, assets),
-            steps=self.steps,
-            members=self.members,
-            k=self.k,
-            eta=self.eta,
-            tracking=self.tracking,
-            window=self.window,
-            batch=max(1, min(self.batch, days - self.window)),
-            hidden=self.hidden,
-            learning_rate=self.learning_rate,
-            cost=self.cost,
-            seed=self.seed,
-        )
+        known = {field.name for field in fields(PortfolioSettings)}
+        given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
+        given["task_size"] = min(self.task_size, assets)
+        given["batch"] = max(1, min(self.batch, days - self.window))
+        settings = PortfolioSettings(**given)
         return train_portfolio(prices, settings).policy
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
@@ -272,9 +262,7 @@ class MultiTaskPortfolio(BaseOptimization):
 
 
 @eqx.filter_jit
-def _allocation(
-    policy: Policy, market: Market, held: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+def _allocation(policy: Policy, market: Market, held: Allocation) -> Allocation:
     everyone = Task(jnp.arange(market.universe), jnp.ones(market.universe, bool))
     history = market.windows(everyone, jnp.zeros((), jnp.int32))
     return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)

@@ -13,8 +13,7 @@ from apportion.cli.options import (
     Json,
     Prices,
     finished_run,
-    jumps_allowed,
-    own_data,
+    read_own_prices,
     refuse_options,
 )
 from apportion.errors import InputError
@@ -66,14 +65,8 @@ def allocate(
         return _charging(run, now, json)
     refuse_options(folder, "portfolio", now=now)
     _check_orders(market)
-    from apportion.domains.portfolio.jumps import read_prices
-
     # Read before JAX is started, so that a slip is told at once.
-    table = read_prices(
-        own_data(run, "prices", market.prices),
-        allow_jumps=jumps_allowed(run, market.prices, market.allow_jumps),
-    )
-    return _portfolio(run, table, market, json)
+    return _portfolio(run, read_own_prices(run, market.prices, market.allow_jumps), market, json)
 
 
 def _check_orders(given: MarketOptions) -> None:

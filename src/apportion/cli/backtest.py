@@ -16,8 +16,8 @@ from apportion.cli.options import (
     Quiet,
     Sessions,
     finished_run,
-    jumps_allowed,
     own_data,
+    read_own_prices,
     refuse_options,
 )
 
@@ -103,13 +103,8 @@ def backtest(
 
 
 def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, quiet: bool) -> Any:
-    from apportion.domains.portfolio.jumps import read_prices
-
     # Read before JAX is started, so that a slip is told at once.
-    table = read_prices(
-        own_data(run, "prices", given.prices),
-        allow_jumps=jumps_allowed(run, given.prices, given.allow_jumps),
-    )
+    table = read_own_prices(run, given.prices, given.allow_jumps)
     if given.tickers is not None:
         table = table.select(given.tickers)
     from apportion.domains.portfolio.job import backtest_policy

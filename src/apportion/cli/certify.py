@@ -13,14 +13,16 @@ from apportion.cli.options import (
     GarageOptions,
     Json,
     finished_run,
-    jumps_allowed,
     own_data,
+    read_own_prices,
     refuse_options,
 )
 from apportion.errors import InputError
 
 _Name = Annotated[str, Parameter(metavar="NAME")]
 _JOBS = ("charging", "portfolio", "federated", "demo")
+_Options = dict[str, dict[str, Any]]
+"""Of each kind of run, its own options."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,7 @@ def certify(
 
 
 def _gains(
-    run: Any,
-    against: str,
-    data: Path | None,
-    bound: float | None,
-    options: dict[str, dict[str, Any]],
+    run: Any, against: str, data: Path | None, bound: float | None, options: _Options
 ) -> Any:
     """The gains of a run, by what it is a run of; options of other kinds of runs are refused."""
     from apportion.runs.policy_file import load_about
@@ -118,11 +116,7 @@ def _gains(
 
 
 def _rounds(
-    file: Path,
-    against: str,
-    data: Path | None,
-    bound: float | None,
-    options: dict[str, dict[str, Any]],
+    file: Path, against: str, data: Path | None, bound: float | None, options: _Options
 ) -> Any:
     """The gains that a federation's server has kept; options of runs are refused."""
     from apportion.domains.federated.round_gains import BOUND, kept_gains
@@ -166,11 +160,8 @@ def _portfolio(
     run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
 ) -> Any:
     from apportion.domains.portfolio.gains import weekly_gains
-    from apportion.domains.portfolio.job import read_prices
 
-    path = own_data(run, "prices", data)
-    allowed = jumps_allowed(run, data, options.pop("allow_jumps"))
-    prices = read_prices(path, allow_jumps=allowed)
+    prices = read_own_prices(run, data, options.pop("allow_jumps"))
     return weekly_gains(run.policy, about, prices, against, **options)
 
 

@@ -74,9 +74,15 @@ def own_data(run: Any, name: str, given: Path | None) -> Path | None:
     return Path(own) if given is None and own else given
 
 
-def jumps_allowed(run: Any, given: Path | None, told: bool) -> bool:
-    """Whether the user says so now, or said so of these very prices when the run was trained."""
-    return told or (given is None and bool(run.settings.get("allow_jumps")))
+def read_own_prices(run: Any, given: Path | None, allow_jumps: bool) -> Any:
+    """The prices the user gave, or those the run was trained on.
+
+    They may jump where the user says so now, or said so of these very prices when the run was trained.
+    """
+    from apportion.domains.portfolio.jumps import read_prices
+
+    allowed = allow_jumps or (given is None and bool(run.settings.get("allow_jumps")))
+    return read_prices(own_data(run, "prices", given), allow_jumps=allowed)
 
 
 def refuse_options(folder: Path, job: str, **given: Any) -> None:

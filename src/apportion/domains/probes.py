@@ -9,10 +9,10 @@ from abc import abstractmethod
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import equal_shares
+from apportion.simplex import Allocation, Mask, Scalar, equal_shares
 from apportion.tasks import Task
 
 Signal = Float[Array, " entities"]
@@ -23,7 +23,7 @@ class ProbeState(eqx.Module):
 
     n: Int[Array, ""]
     signal: Signal
-    held: Float[Array, " entities"]
+    held: Allocation
 
 
 class Probe(Problem):
@@ -35,17 +35,12 @@ class Probe(Problem):
 
     @abstractmethod
     def reward(
-        self,
-        task: Task,
-        state: ProbeState,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
-    ) -> Float[Array, ""]:
+        self, task: Task, state: ProbeState, allocation: Allocation, *, key: PRNGKeyArray
+    ) -> Scalar:
         """What an allocation earns."""
 
     @abstractmethod
-    def best(self, task: Task) -> Float[Array, ""]:
+    def best(self, task: Task) -> Scalar:
         """Mean reward a period of the best policy."""
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> ProbeState:
@@ -56,12 +51,7 @@ class Probe(Problem):
         return Observation(state.signal[:, None, None], state.held)
 
     def step(
-        self,
-        task: Task,
-        state: ProbeState,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
+        self, task: Task, state: ProbeState, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
         signal_key, reward_key = jax.random.split(key)
         n = state.n + 1
@@ -80,10 +70,10 @@ class ConstantBest(Probe):
         quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
         return jnp.where(task.mask, quality, 0.0)
 
-    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+    def reward(self, task, state, allocation, *, key) -> Scalar:
         return (allocation * state.signal).sum()
 
-    def best(self, task: Task) -> Float[Array, ""]:
+    def best(self, task: Task) -> Scalar:
         return jnp.max(self.signal(task, key=jax.random.key(0)))
 
 
@@ -97,10 +87,10 @@ class ShownBest(Probe):
         chosen = jax.random.categorical(key, jnp.where(task.mask, 0.0, -jnp.inf))
         return jax.nn.one_hot(chosen, task.width)
 
-    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+    def reward(self, task, state, allocation, *, key) -> Scalar:
         return (allocation * state.signal).sum()
 
-    def best(self, task: Task) -> Float[Array, ""]:
+    def best(self, task: Task) -> Scalar:
         return jnp.ones(())
 
 
@@ -118,10 +108,10 @@ class HeldPays(Probe):
         quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
         return jnp.where(task.mask, quality, 0.0)
 
-    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+    def reward(self, task, state, allocation, *, key) -> Scalar:
         return (jnp.minimum(state.held, allocation) * state.signal).sum()
 
-    def best(self, task: Task) -> Float[Array, ""]:
+    def best(self, task: Task) -> Scalar:
         """All on the best entity, paid in full from the second period on."""
         quality = self.signal(task, key=jax.random.key(0))
         return quality.max() * (1 - (1 - 1 / task.mask.sum()) / self.horizon)
@@ -140,7 +130,7 @@ class SomeCarrySignal(Probe):
     quiet: float = eqx.field(static=True, default=0.1)
     noise: float = eqx.field(static=True, default=1.0)
 
-    def carries(self, task: Task) -> Bool[Array, " entities"]:
+    def carries(self, task: Task) -> Mask:
         """Which of the task's entities carry signal."""
         return task.members < self.carriers
 
@@ -148,11 +138,11 @@ class SomeCarrySignal(Probe):
         shown = jax.random.uniform(key, (task.width,), minval=-1.0, maxval=1.0)
         return jnp.where(self.carries(task), shown, self.quiet * shown)
 
-    def reward(self, task, state, allocation, *, key) -> Float[Array, ""]:
+    def reward(self, task, state, allocation, *, key) -> Scalar:
         luck = self.noise * jax.random.normal(key, (task.width,))
         return (allocation * jnp.where(self.carries(task), state.signal, luck)).sum()
 
-    def best(self, task: Task) -> Float[Array, ""]:
+    def best(self, task: Task) -> Scalar:
         """The mean of the largest of k uniform numbers on [-1, 1], k carriers in the task."""
         k = (self.carries(task) & task.mask).sum()
         return jnp.where(k > 0, (k - 1) / (k + 1), 0.0)

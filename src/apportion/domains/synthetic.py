@@ -12,17 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.errors import InputError
-from apportion.problem import Observation, Problem, Step
-from apportion.simplex import equal_shares
-from apportion.tasks import Task
+from apportion.simplex import Allocation, Scores
 
 _NEWTON_STEPS = 14
 _MINIMUM_TEMPERATURE = 0.02
 
 
-def entropic_allocation(
-    scores: Float[Array, " entities"], temperatures: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+def entropic_allocation(scores: Scores, temperatures: Float[Array, " entities"]) -> Allocation:
     """The allocation that maximises sum_i s_i a_i - v_i a_i log a_i: a softmax with a v for each entity.
 
     a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam by Newton's method on log sum_i a_i = 0
@@ -147,7 +143,7 @@ def tied_basis(entities: int) -> Float[np.ndarray, "features dimension"]:
 
 def simplex_greedy(
     parameters: Float[Array, " features"], state: Float[Array, " entities"]
-) -> Float[Array, " entities"]:
+) -> Allocation:
     """The allocation that maximises Q: scores th1_i x_i + th3_i, temperatures th2_i kept above .02."""
     m = state.shape[0]
     weight, temperature, offset = jnp.split(parameters[:-1], [m, 2 * m])
@@ -182,57 +178,3 @@ def lspi_simplex(
 
     start = jnp.zeros(basis.shape[0], taken.dtype)
     return jax.lax.scan(iterate, start, length=iterations)[0]
-
-
-class _State(eqx.Module):
-    x: Float[Array, " entities"]
-    held: Float[Array, " entities"]
-
-
-class Synthetic(Problem):
-    """The synthetic problem as a family of tasks: entity i of the universe has its own beta_i.
-
-    Examples
-    --------
-    >>> problem = Synthetic(universe=10, spread=0.8)
-    >>> problem.universe, problem.horizon
-    (10, 50)
-    """
-
-    betas: Float[Array, " universe"]
-    noise: float
-    universe: int = eqx.field(static=True)
-    horizon: int = eqx.field(static=True)
-
-    def __init__(
-        self, universe: int = 10, spread: float = 0.0, *, noise: float = 0.02, horizon: int = 50
-    ):
-        self.betas = jnp.asarray(spaced_betas(universe, spread), jnp.float32)
-        self.noise = noise
-        self.universe = universe
-        self.horizon = horizon
-
-    def reset(self, task: Task, *, key: PRNGKeyArray) -> _State:
-        return _State(jax.random.uniform(key, task.members.shape), equal_shares(task.mask))
-
-    def observe(self, task: Task, state: _State) -> Observation:
-        return Observation(state.x[:, None, None], state.held)
-
-    def step(
-        self,
-        task: Task,
-        state: _State,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
-    ) -> Step:
-        state_key, noise_key = jax.random.split(key)
-        gained = reward(state.x, jnp.where(task.mask, allocation, 0.0), self.betas[task.members])
-        shock = self.noise * jax.random.normal(noise_key)
-        following = _State(jax.random.uniform(state_key, task.members.shape), allocation)
-        never = jnp.array(False)
-        return Step(following, gained + shock, never, never)
-
-    def best(self, task: Task, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
-        """The optimal allocation at x, for a task without padding: today's choice moves no later state."""
-        return entropic_allocation(x, self.betas[task.members])

@@ -15,12 +15,15 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.learners.learner import Learner, Update
+from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
 from apportion.policy import Policy
 from apportion.problem import Problem, State, equal_allocation
 from apportion.scorers import Evidence
 from apportion.tasks import Task
+
+# One object for all learners that ask for no other, so that equal settings compile once.
+_ADAM = optax.scale_by_adam()
 
 
 class BatchRollout(eqx.Module):
@@ -109,28 +112,15 @@ class Direct(Learner):
     32
     """
 
-    learning_rate: Float[Array, "*runs"]
     periods: int = eqx.field(static=True)
-    objective: Objective = eqx.field(static=True)
-    transform: optax.GradientTransformation = eqx.field(static=True)
-    refresh: bool = eqx.field(static=True)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-3)
+    objective: Objective = eqx.field(static=True, default=lookback, kw_only=True)
+    transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
+    refresh: bool = eqx.field(static=True, default=True, kw_only=True)
 
-    def __init__(
-        self,
-        periods: int,
-        learning_rate: float | Array = 1e-3,
-        *,
-        objective: Objective = lookback,
-        transform: optax.GradientTransformation | None = None,
-        refresh: bool = True,
-    ):
-        if periods < 1:
-            raise InputError(f"Direct: periods is {periods}; a batch needs at least 1 period")
-        self.learning_rate = jnp.asarray(learning_rate, float)
-        self.periods = periods
-        self.objective = objective
-        self.transform = _ADAM if transform is None else transform
-        self.refresh = refresh
+    def __check_init__(self):
+        if self.periods < 1:
+            raise InputError(f"Direct: periods is {self.periods}; a batch needs at least 1 period")
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.transform.init(eqx.filter(policy, eqx.is_inexact_array))
@@ -182,27 +172,17 @@ class DirectEpisodes(Learner):
     0
     """
 
-    learning_rate: Float[Array, "*runs"]
-    gradient_clip: Float[Array, "*runs"]
     episodes: int = eqx.field(static=True)
-    transform: optax.GradientTransformation = eqx.field(static=True)
-    periods: int = eqx.field(static=True)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=3e-3)
+    gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1.0, kw_only=True)
+    transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
+    periods: int = eqx.field(static=True, default=0, init=False)
 
-    def __init__(
-        self,
-        episodes: int,
-        learning_rate: float | Array = 3e-3,
-        *,
-        gradient_clip: float | Array = 1.0,
-        transform: optax.GradientTransformation | None = None,
-    ):
-        if episodes < 1:
-            raise InputError(f"DirectEpisodes: {episodes} episodes; an update needs at least 1")
-        self.learning_rate = jnp.asarray(learning_rate, float)
-        self.gradient_clip = jnp.asarray(gradient_clip, float)
-        self.episodes = episodes
-        self.transform = _ADAM if transform is None else transform
-        self.periods = 0
+    def __check_init__(self):
+        if self.episodes < 1:
+            raise InputError(
+                f"DirectEpisodes: {self.episodes} episodes; an update needs at least 1"
+            )
 
     def start(self, policy: Policy) -> PyTree[Array]:
         return self.transform.init(eqx.filter(policy, eqx.is_inexact_array))
@@ -237,10 +217,6 @@ class DirectEpisodes(Learner):
         evidence = _evidence(problem, task, rollout, weight * value, norm, key)
         policy, state = _descend(self, policy, state, gradient, factor)
         return Update(policy, state, evidence)
-
-
-# One object for all learners that ask for no other, so that equal settings compile once.
-_ADAM = optax.scale_by_adam()
 
 
 def _descend(

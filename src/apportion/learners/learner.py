@@ -5,6 +5,7 @@ policy out, the loss weighted by the task's importance weight w_t.
 from abc import abstractmethod
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from apportion.memory import Batch
@@ -12,6 +13,11 @@ from apportion.policy import Policy
 from apportion.problem import Problem, State
 from apportion.scorers import Evidence
 from apportion.tasks import Task
+
+
+def as_leaf(value: float | Array) -> Array:
+    """A hyper-parameter as an array, so that runs can differ in it."""
+    return jnp.asarray(value, float)
 
 
 class Update(eqx.Module):

@@ -22,7 +22,7 @@ from apportion.learners.advantages import (
     generalised_advantages,
     mean_over,
 )
-from apportion.learners.learner import Learner, Update
+from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
 from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Problem
@@ -61,45 +61,23 @@ class PPO(Learner):
     0
     """
 
-    learning_rate: Float[Array, "*runs"]
-    gamma: Float[Array, "*runs"]
-    gae_lambda: Float[Array, "*runs"]
-    clip: Float[Array, "*runs"]
-    gradient_clip: Float[Array, "*runs"]
-    noise_std: Float[Array, "*runs"]
-    baseline: Baseline
-    rollouts: int = eqx.field(static=True)
-    epochs: int = eqx.field(static=True)
-    minibatches: int = eqx.field(static=True)
-    periods: int = eqx.field(static=True)
+    rollouts: int = eqx.field(static=True, default=8)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
+    gamma: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.9, kw_only=True)
+    gae_lambda: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1.0, kw_only=True)
+    clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.2, kw_only=True)
+    gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
+    noise_std: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
+    epochs: int = eqx.field(static=True, default=8, kw_only=True)
+    minibatches: int = eqx.field(static=True, default=4, kw_only=True)
+    baseline: Baseline = eqx.field(default=PairedMean(), kw_only=True)
+    periods: int = eqx.field(static=True, default=0, init=False)
 
-    def __init__(
-        self,
-        rollouts: int = 8,
-        learning_rate: float | Array = 1e-2,
-        *,
-        gamma: float | Array = 0.9,
-        gae_lambda: float | Array = 1.0,
-        clip: float | Array = 0.2,
-        gradient_clip: float | Array = 0.5,
-        noise_std: float | Array = 0.5,
-        epochs: int = 8,
-        minibatches: int = 4,
-        baseline: Baseline | None = None,
-    ):
-        self.baseline = PairedMean() if baseline is None else baseline
-        if isinstance(self.baseline, PairedMean) and rollouts < 2:
-            raise InputError(f"PPO: {rollouts} rollouts; a paired baseline needs at least 2")
-        if min(rollouts, epochs, minibatches) < 1:
+    def __check_init__(self):
+        if isinstance(self.baseline, PairedMean) and self.rollouts < 2:
+            raise InputError(f"PPO: {self.rollouts} rollouts; a paired baseline needs at least 2")
+        if min(self.rollouts, self.epochs, self.minibatches) < 1:
             raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
-        self.rollouts, self.epochs, self.minibatches = rollouts, epochs, minibatches
-        self.learning_rate = jnp.asarray(learning_rate, float)
-        self.gamma = jnp.asarray(gamma, float)
-        self.gae_lambda = jnp.asarray(gae_lambda, float)
-        self.clip = jnp.asarray(clip, float)
-        self.gradient_clip = jnp.asarray(gradient_clip, float)
-        self.noise_std = jnp.asarray(noise_std, float)
-        self.periods = 0
 
     def start(self, policy: Policy) -> PPOState:
         if not isinstance(policy, ScoringPolicy):

@@ -65,8 +65,8 @@ def times(index: pd.Index) -> list[Any]:
     return [f"{str(value)[:16].replace(' ', 'T')}Z" for value in index]
 
 
-def time_axis(index: pd.Index, counted: str = "period") -> Mapping[str, Any]:
+def time_axis(index: pd.Index) -> Mapping[str, Any]:
     if pd.api.types.is_numeric_dtype(index):
-        return {"title": f"{counted} (count)", "kind": "number"}
+        return {"title": f"{index.name or 'period'} (count)", "kind": "number"}
     days = all(len(str(value)) <= 10 for value in index)
     return {"title": "date" if days else "time of day (hours and minutes)", "kind": "date"}

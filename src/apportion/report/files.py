@@ -1,7 +1,6 @@
 """The files of a run or a study, read, or one sentence on what is wrong with them."""
 
 import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
+from apportion.runs import settings_file
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".parquet": pd.read_parquet,
@@ -46,9 +46,5 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid TOML ({error}); write it again") from error
+    """What the file says; nothing where there is none."""
+    return settings_file.read_toml(path) if path.exists() else {}

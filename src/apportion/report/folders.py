@@ -79,7 +79,10 @@ def _study(folder: Path) -> str:
     if about.get("notes"):
         sections.append(Section("Notes", [Words(about["notes"])]))
     if (folder / "figure.png").exists():
-        words = f"{title}: {'; '.join(_verdict_words(verdict) for verdict in verdicts)}"
+        said = (
+            f"{verdict['claim']}: {_outcome(verdict).replace('-', ' ')}" for verdict in verdicts
+        )
+        words = f"{title}: {'; '.join(said)}"
         picture = Picture(title, (folder / "figure.png").read_bytes(), words)
         sections.append(Section("Figure", [picture]))
     table = read_table(folder, "table")
@@ -106,10 +109,6 @@ def _after_all(verdict: dict[str, Any]) -> str:
     """What is left when all comparisons of the study are allowed for; results of before do not say."""
     adjusted = verdict.get("adjusted")
     return f"; {adjusted.replace('-', ' ')} after Holm's adjustment" if adjusted else ""
-
-
-def _verdict_words(verdict: dict[str, Any]) -> str:
-    return f"{verdict['claim']}: {_outcome(verdict).replace('-', ' ')}"
 
 
 def _outcome(verdict: dict[str, Any]) -> Outcome:

@@ -34,7 +34,7 @@ def sections(
     return found
 
 
-def power(kw: pd.DataFrame, *, title: str = "A day's power, as it was shared") -> Plot:
+def power(kw: pd.DataFrame) -> Plot:
     """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
     stations = kw.drop(columns="unused")
     order = stations.sum().sort_values(ascending=False).index
@@ -62,7 +62,7 @@ def power(kw: pd.DataFrame, *, title: str = "A day's power, as it was shared") -
         f"{order[0]} drew most, {stations[order[0]].sum() / 4:.1f} kWh, and "
         f"{kw['unused'].sum() / 4:.0f} kWh of the time shown stayed unused."
     )
-    return Plot(title, words, data, layout, wide=True)
+    return Plot("A day's power, as it was shared", words, data, layout, wide=True)
 
 
 def _served(rows: pd.DataFrame) -> pd.DataFrame:

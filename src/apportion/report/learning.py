@@ -14,7 +14,8 @@ from apportion.errors import InputError
 from apportion.report.drawing import COLOURS, dash, distinct, numbers, short, thin
 from apportion.report.page import Plot, number
 
-_DOTS = 1500
+_DOTS, _POINTS, _PERIODS, _TASKS = 1500, 50, 40, 60
+"""The most dots, points of a curve, periods of drawing and tasks that are shown."""
 _AXES = {
     "reward": "reward of a period (the problem's own unit)",
     "deviation": "largest deviation (share, 0 to 1)",
@@ -24,21 +25,11 @@ _AXES = {
 _STEPS = {"title": "step (count)", "kind": "number"}
 
 
-def learning_curve(
-    metrics: pd.DataFrame, column: str, title: str, *, axis: str = "", every: int = 50
-) -> Plot:
+def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
     """One metric over training: the median over runs with the band of the middle half.
 
-    Parameters
-    ----------
-    metrics
-        A row for each recorded step, with `step`, the metric, and perhaps `method` and `run`.
-    column
-        The metric.
-    axis
-        What its axis says, unit included; by default from the column's name.
-    every
-        Points of a curve; rows in between are averaged.
+    `metrics` has a row for each recorded step, with `step`, the metric's `column`, and perhaps `method`
+    and `run`; rows between the points of a curve are averaged.
     """
     _need(metrics, ["step", column], "metrics")
     data: list[dict[str, Any]] = []
@@ -46,7 +37,7 @@ def learning_curve(
     methods = metrics["method"].unique() if "method" in metrics else [None]
     for place, method in enumerate(methods):
         rows: Any = metrics if method is None else metrics[metrics["method"] == method]
-        middle, low, high = _band(rows, column, every)
+        middle, low, high = _band(rows, column)
         series = {
             "type": "line",
             "x": numbers(middle.index),
@@ -63,21 +54,19 @@ def learning_curve(
         words.append(f"{whose}from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
     layout = {
         "xaxis": _STEPS,
-        "yaxis": {"title": axis or _AXES.get(column, f"{column} (its own unit)"), "kind": "number"},
+        "yaxis": {"title": _AXES.get(column, f"{column} (its own unit)"), "kind": "number"},
     }
     return Plot(title, f"{title}, {'; '.join(words)}.", data, layout)
 
 
-def draw_frequencies(
-    metrics: pd.DataFrame, *, tasks: int | None = None, periods: int = 40
-) -> pd.DataFrame:
+def draw_frequencies(metrics: pd.DataFrame, *, tasks: int | None = None) -> pd.DataFrame:
     """How often each task was drawn, period after period: a row for each period, a column a task."""
     _need(metrics, ["step", "task"], "metrics")
     drawn = metrics["task"].to_numpy()
     highest = int(drawn.max()) + 1
     tasks = highest if tasks is None else max(tasks, highest)
     steps = metrics["step"].to_numpy()
-    edges = np.linspace(steps.min(), steps.max() + 1, min(periods, len(np.unique(steps))) + 1)
+    edges = np.linspace(steps.min(), steps.max() + 1, min(_PERIODS, len(np.unique(steps))) + 1)
     when = np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(edges) - 2)
     counts = np.zeros((len(edges) - 1, tasks))
     np.add.at(counts, (when, drawn), 1)
@@ -85,19 +74,14 @@ def draw_frequencies(
     return pd.DataFrame(shares, index=pd.Index(edges[1:] - 1, name="step"), columns=range(tasks))
 
 
-def task_probabilities(
-    probabilities: pd.DataFrame,
-    *,
-    title: str = "Probability of each task over training",
-    most: int = 60,
-) -> Plot:
+def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
     """Heat map: a column for each row of the frame (its index is the step), a line for each task;
     uniform drawing is the neutral colour.
 
-    Of more than `most` tasks the ones drawn most often at the end are shown.
+    Of more than 60 tasks the ones drawn most often at the end are shown.
     """
     last = probabilities.iloc[-1]
-    shown = last.sort_values(ascending=False).index[:most]
+    shown = last.sort_values(ascending=False).index[:_TASKS]
     frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 80)
     uniform = 1 / probabilities.shape[1]
     cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
@@ -119,9 +103,7 @@ def task_probabilities(
     return Plot(title, words + cut, data, layout, wide=True)
 
 
-def score_against_gradient(
-    metrics: pd.DataFrame, *, title: str = "Score against gradient norm"
-) -> Plot:
+def score_against_gradient(metrics: pd.DataFrame) -> Plot:
     """The paper's Figure 2 (right): does a task's score tell how much there is to learn from it?
 
     The rank correlation is given plainly and given training time, since both grow as training goes.
@@ -146,7 +128,7 @@ def score_against_gradient(
         f"Rank correlation over {len(rows)} steps: {plainly:.2f}; {given_time:.2f} given the time "
         "in training. A dot is a step, from orange early to green late."
     )
-    return Plot(title, words, data, layout, wide=True)
+    return Plot("Score against gradient norm", words, data, layout, wide=True)
 
 
 def rank_correlations(first: pd.Series, second: pd.Series, step: pd.Series) -> tuple[float, float]:
@@ -164,10 +146,10 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1])
 
 
-def _band(rows: Any, column: str, every: int) -> tuple[Any, Any, Any]:
+def _band(rows: Any, column: str) -> tuple[Any, Any, Any]:
     """Median and quartiles over runs of the binned curve; over the bin's rows where there is one run."""
     steps = rows["step"]
-    width = max((steps.max() - steps.min() + 1) / every, 1)
+    width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
     bins = ((steps - steps.min()) // width).astype(int)
     when = rows.groupby(bins)["step"].max()
     if "run" in rows and rows["run"].nunique() > 1:

@@ -22,18 +22,15 @@ from apportion.report.drawing import (
 from apportion.report.page import Plot
 
 _DRAWN = 4
+_FIRST = ("policy",)
+"""Who is drawn boldly."""
 _EQUAL = "equal-crp"
 _WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", _EQUAL)
 _NAMED = 8
 """Strategies that a sentence names, where none is known."""
 
 
-def allocations(
-    shares: pd.DataFrame,
-    *,
-    title: str = "Shares over time, as they differ from equal ones",
-    most: int = COLOURS,
-) -> Plot:
+def allocations(shares: pd.DataFrame) -> Plot:
     """Each entity's share less an equal one, in percentage points: those furthest from it.
 
     A row for each period, a column for each entity; whoever has no share at all in a period is absent
@@ -42,97 +39,59 @@ def allocations(
     there = shares > 0
     away = 100 * shares.sub(1 / there.sum(axis=1), axis=0).where(there)
     far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
-    shown: Any = away[far[:most]]
-    layout = {
-        "xaxis": time_axis(shares.index),
-        "yaxis": {"title": "share less an equal one (percentage points)", "kind": "number"},
-    }
+    shown: Any = away[far[:COLOURS]]
     furthest = away.abs().max(axis=1)
-    cut = f" The {most} furthest from it can be drawn." if len(far) > most else ""
+    cut = f" The {COLOURS} furthest from it can be drawn." if len(far) > COLOURS else ""
     words = (
         f"{shares.shape[1]} entities over {len(shares)} periods. On average {far[0]} holds "
         f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share; the share "
         f"furthest from it lies {furthest.mean():.2f} points away on average, {furthest.max():.2f} at "
         f"most.{cut}"
     )
-    return _lines(title, words, shown, far[:1], far[:_DRAWN], layout)
+    title = "Shares over time, as they differ from equal ones"
+    axis = {"title": "share less an equal one (percentage points)", "kind": "number"}
+    return _lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
 
 
-def values(
-    wealth: pd.DataFrame,
-    *,
-    title: str = "Value of 1 invested",
-    first: Sequence[str] = ("policy",),
-    trained: str | None = None,
-) -> Plot:
-    """Wealth of each strategy on a logarithmic axis; those named in `first` are drawn boldly.
+def values(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
+    """Wealth of each strategy on a logarithmic axis.
 
     Days up to `trained` are shaded: the policy was trained on them.
     """
-    layout = {
-        "xaxis": time_axis(wealth.index),
-        "yaxis": {"title": "value (multiples of what was invested, log scale)", "kind": "log"},
-        "trained": trained,
-    }
-    words = _at_the_end(wealth.iloc[-1], first, "{:.3f}")
-    return _lines(title, words, wealth, first, _WELL_KNOWN, layout)
+    words = "At the end: " + _named(wealth.iloc[-1], "{:.3f}", best="highest")
+    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
+    return _lines("Value of 1 invested", words, wealth, axis, trained=trained)
 
 
-def ahead_of_equal(
-    wealth: pd.DataFrame,
-    *,
-    title: str = "Ahead of Equal CRP",
-    first: Sequence[str] = ("policy",),
-    trained: str | None = None,
-) -> Plot:
+def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     """Wealth of each strategy over that of equal shares restored daily, which is in the table."""
     ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
-    layout = {
-        "xaxis": time_axis(wealth.index),
-        "yaxis": {"title": "value over that of Equal CRP (%)", "kind": "percent"},
-        "trained": trained,
-    }
-    words = _at_the_end(ahead.iloc[-1], first, "{:+.1%}")
-    return _lines(title, words, ahead, first, _WELL_KNOWN, layout)
+    words = "At the end: " + _named(ahead.iloc[-1], "{:+.1%}", best="highest")
+    axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
+    return _lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
 
 
-def accuracies(tested: pd.DataFrame, *, title: str = "Test accuracy by round") -> Plot:
+def accuracies(tested: pd.DataFrame) -> Plot:
     """Accuracy of the aggregate model, a row for each round, a column for each way to aggregate."""
     last = tested.iloc[-1].sort_values(ascending=False)
     words = "In the last round: " + ", ".join(f"{name} {x:.1%}" for name, x in last.items()) + "."
-    layout = {
-        "xaxis": time_axis(tested.index, str(tested.index.name or "round")),
-        "yaxis": {"title": "test accuracy (% of images)", "kind": "percent"},
-    }
-    first = ("policy", "learned")
-    return _lines(title, words, tested, first, list(tested.columns[:_DRAWN]), layout)
+    axis = {"title": "test accuracy (% of images)", "kind": "percent"}
+    first, drawn = ("policy", "learned"), list(tested.columns[:_DRAWN])
+    rounds = tested.rename_axis(str(tested.index.name or "round"))
+    return _lines("Test accuracy by round", words, rounds, axis, first=first, drawn=drawn)
 
 
-def drawdowns(
-    wealth: pd.DataFrame,
-    *,
-    title: str = "Drawdown",
-    first: Sequence[str] = ("policy",),
-    trained: str | None = None,
-) -> Plot:
+def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     """How far each strategy lies below its own highest value so far, which starts at 1."""
     below = wealth / wealth.cummax().clip(lower=1.0) - 1
-    words = "Deepest: " + _named(below.min(), first, "{:.1%}", best="deepest")
-    layout = {
-        "xaxis": time_axis(wealth.index),
-        "yaxis": {"title": "below the highest value so far (%)", "kind": "percent"},
-        "trained": trained,
-    }
-    return _lines(title, words, below, first, _WELL_KNOWN, layout)
+    words = "Deepest: " + _named(below.min(), "{:.1%}", best="deepest")
+    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
+    return _lines("Drawdown", words, below, axis, trained=trained)
 
 
-def _at_the_end(last: pd.Series, first: Sequence[str], form: str) -> str:
-    return "At the end: " + _named(last, first, form, best="highest")
-
-
-def _named(row: pd.Series, first: Sequence[str], form: str, *, best: str) -> str:
+def _named(row: pd.Series, form: str, *, best: str) -> str:
     """The values of those that are drawn, and the extreme one of all."""
-    known = [name for name in (*first, *_WELL_KNOWN) if name in row.index]
+    known = [name for name in (*_FIRST, *_WELL_KNOWN) if name in row.index]
     rest = [name for name in row.index if name not in known]
     named = ", ".join(f"{name} {form.format(row[name])}" for name in known or rest[:_NAMED])
     far = row.idxmin() if best == "deepest" else row.idxmax()
@@ -143,9 +102,11 @@ def _lines(
     title: str,
     words: str,
     frame: pd.DataFrame,
-    first: Sequence[str] | pd.Index,
-    drawn: Sequence[str] | pd.Index,
-    layout: dict[str, Any],
+    axis: dict[str, str],
+    *,
+    first: Sequence[str] | pd.Index = _FIRST,
+    drawn: Sequence[str] | pd.Index = _WELL_KNOWN,
+    trained: str | None = None,
 ) -> Plot:
     """A line for each column; of many only those in `first` and `drawn`, any other by a click."""
     shown = thin(frame, POINTS)
@@ -165,4 +126,5 @@ def _lines(
         }
         for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
     ]
-    return Plot(title, words, data, {"x": times(shown.index), **layout}, wide=True)
+    layout = {"x": times(shown.index), "xaxis": time_axis(frame.index), "yaxis": axis}
+    return Plot(title, words, data, layout | {"trained": trained}, wide=True)

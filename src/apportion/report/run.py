@@ -55,6 +55,7 @@ _CHOICE = (
     "them on average and in most years."
 )
 _NEXT_ROWS = 20
+_CHANCES = "Probability of each task over training"
 _DATA = {"source": "data", "tickers": "instruments", "first": "first day", "last": "last day"}
 _ELSEWHERE = ("fingerprint", "until")
 """Facts of the data that the page says elsewhere."""
@@ -267,19 +268,13 @@ def _learning(metrics: pd.DataFrame) -> Section:
 
 
 def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
-    probabilities = read_table(folder, "probabilities", indexed=True)
-    if probabilities is None:
-        one: Any = (
-            metrics[metrics["method"] == metrics["method"].iloc[0]]
-            if "method" in metrics
-            else metrics
-        )
-        frequencies = learning.draw_frequencies(one)
-        parts: list[Part] = [
-            learning.task_probabilities(frequencies, title="How often each task was drawn")
-        ]
-    else:
-        parts = [learning.task_probabilities(probabilities)]
+    chances, title = read_table(folder, "probabilities", indexed=True), _CHANCES
+    if chances is None:
+        one: Any = metrics
+        if "method" in metrics:
+            one = metrics[metrics["method"] == metrics["method"].iloc[0]]
+        chances, title = learning.draw_frequencies(one), "How often each task was drawn"
+    parts: list[Part] = [learning.task_probabilities(chances, title)]
     if {"score", "gradient_norm"} <= set(metrics.columns):
         parts.append(learning.score_against_gradient(metrics))
     lead = "Which tasks the algorithm chose to learn from, and whether its score tells how much."

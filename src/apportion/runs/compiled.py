@@ -27,7 +27,8 @@ def keep_compiled() -> Path | None:
     if told is not None:
         return Path(told)
     # Programs are made for one kind of processor, and a home folder may be seen by several.
-    folder = (Path(wish) if wish else _cache_folder()) / f"{_processor():08x}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = (Path(wish) if wish else base / "apportion" / "compiled") / f"{_processor():08x}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _drop_halves(folder)
@@ -52,11 +53,6 @@ def _drop_halves(folder: Path) -> None:
         # What is younger may be half written by another process just now.
         if half and time.time() - path.stat().st_mtime > _SETTLED:
             path.unlink(missing_ok=True)
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "apportion" / "compiled"
 
 
 def _processor() -> int:

@@ -272,12 +272,12 @@ def _step(part: Path) -> int:
     return int(number)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
     """A run's JSON file, or one sentence on what is wrong with it."""
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file; put it back from a copy") from None
+        raise InputError(f"{path}: no such file; {missing}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -30,7 +30,8 @@ def _shares(described, arrays, history, held, mask, limits):
         return _fill((limits > 0) * 1.0, 0 * limits, limits)
     if kind == "Ensemble":
         inside = _inside(arrays, "members")
-        each = [{name: stack[i] for name, stack in inside.items()} for i in range(_count(inside))]
+        count = len(next(iter(inside.values())))
+        each = [{name: stack[i] for name, stack in inside.items()} for i in range(count)]
         return np.mean([_shares(given["members"], one, *seen) for one in each], axis=0)
     if kind in ("ShrunkToEqual", "PartialTrading"):
         target = _shares(given["policy"], _inside(arrays, "policy"), *seen)
@@ -83,7 +84,3 @@ def _fill(parts, low, high):
 
 def _inside(arrays, name):
     return {path[len(name) + 1 :]: a for path, a in arrays.items() if path.startswith(f"{name}/")}
-
-
-def _count(arrays):
-    return len(next(iter(arrays.values())))

@@ -24,8 +24,9 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import from_json, read_arrays, to_json, write_arrays, write_json
+from apportion.runs.atomic import read_arrays, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
+from apportion.runs.folder import read_json
 from apportion.simplex import Head
 
 ARRAYS = "policy.safetensors"
@@ -132,14 +133,7 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
             "give a folder written by save_policy"
         )
     path = folder / DESCRIPTION
-    try:
-        content = from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; it belongs beside {ARRAYS}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}); use another copy") from None
+    content = read_json(path, missing=f"it belongs beside {ARRAYS}")
     if not isinstance(content, dict) or _digest(content) != header.get("description"):
         raise InputError(
             f"{path}: was changed, or belongs to another {ARRAYS} than the one beside it; "
@@ -181,10 +175,6 @@ def _parameters(cls: type) -> dict[str, inspect.Parameter]:
     return {parameter.name: parameter for parameter in parameters}
 
 
-def _import_path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, Any]:
     """The constructor call that makes a module; the classes it needs are appended to `classes`."""
     cls = type(module)
@@ -201,7 +191,7 @@ def _describe(module: eqx.Module, path: str, classes: list[type]) -> dict[str, A
                 f"cannot be saved; keep the argument in a field of that name"
             ) from None
         arguments[name] = _to_plain(value, f"{path}{name}", classes)
-    return {"class": _import_path(cls), "arguments": arguments}
+    return {"class": f"{cls.__module__}.{cls.__qualname__}", "arguments": arguments}
 
 
 def _to_plain(value: Any, path: str, classes: list[type]) -> Any:

@@ -94,17 +94,10 @@ class Progress(ABC):
 class Quiet(Progress):
     """Shows nothing."""
 
-    def training(self, status: TrainingStatus, title: str = "training") -> None:
+    def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    def stage(self, text: str, done: float | None = None) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    training = stage = note = close = _nothing
 
 
 @dataclass

@@ -74,11 +74,6 @@ def read_settings(path: Path | str, job: str, kind: type) -> dict[str, Any]:
     return _check(content, kind, str(path))
 
 
-def from_toml(path: Path | str, job: str, kind: type[Settings]) -> Settings:
-    """The settings of a job from a TOML file; what the file leaves out has its default."""
-    return kind(**read_settings(path, job, kind))
-
-
 def from_mapping(content: Mapping[str, Any], kind: type[Settings], source: str) -> Settings:
     """Settings from plain values, each checked against its field's type."""
     return kind(**_check(content, kind, source))

@@ -11,6 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
+from apportion.errors import InputError
 from apportion.runs.atomic import write_atomic, write_json
 from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
 
@@ -43,17 +44,9 @@ class Verdict:
         return "holds" if self.holds else "does-not-hold" if self.refuted else "not-established"
 
     @classmethod
-    def of(
-        cls,
-        claim: str,
-        estimate: Estimate,
-        *,
-        above: float | None = None,
-        below: float | None = None,
-        paper: bool = True,
-    ) -> "Verdict":
-        """A verdict by the interval of an estimate, which must lie within bounds; above 0 unless said."""
-        return cls.of_all(claim, [estimate], above=above, below=below, paper=paper)
+    def of(cls, claim: str, estimate: Estimate, **options: Any) -> "Verdict":
+        """A verdict by the interval of one estimate; options as in `of_all`."""
+        return cls.of_all(claim, [estimate], **options)
 
     @classmethod
     def of_all(
@@ -65,11 +58,13 @@ class Verdict:
         below: float | None = None,
         paper: bool = True,
     ) -> "Verdict":
-        """A verdict on a claim about every one of several numbers; the one nearest to failing is shown.
+        """A verdict on a claim that every one of several numbers lies within bounds; above 0 unless said.
 
         It holds where each interval does by itself, which no number of them makes easier; that one fails
-        must show after allowing for their number (Bonferroni).
+        must show after allowing for their number (Bonferroni). The one nearest to failing is shown.
         """
+        if not estimates:
+            raise InputError(f"{claim}: there is no number to judge it by; compute at least one")
         bounds = _bounds(above, below)
         judged = [judge(estimate, **bounds) for estimate in estimates]
         found = [p_value(estimate, **bounds) for estimate in estimates]
@@ -117,13 +112,11 @@ def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     levels = [verdict.p for verdict in verdicts if verdict.p is not None]
     if len(levels) < 2:
         return tuple(verdicts)
-    left = iter(holm(levels))
-    return tuple(v if v.p is None else _adjusted(v, next(left)) for v in verdicts)
-
-
-def _adjusted(verdict: Verdict, p: float) -> Verdict:
-    sure = p < 1 - CONFIDENCE
-    return replace(verdict, adjusted=verdict.outcome if sure else "not-established")
+    sure = (p < 1 - CONFIDENCE for p in holm(levels))
+    return tuple(
+        v if v.p is None else replace(v, adjusted=v.outcome if next(sure) else "not-established")
+        for v in verdicts
+    )
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,14 @@ class Bound:
         """What the bound says, its parts, and whether it says anything."""
         t, c = self.transfer, self.learning
         how = "exactly, over all policies" if self.distance_exact else "from above"
+        table = self.to_frame().to_string(index=False, float_format=lambda x: f"{x:.4g}")
         lines = [
             f"Suboptimality on task {self.task} of the policy LSPI learns on the average of {self.tasks} "
             f"tasks, N = {self.samples:,.0f} samples each, K = {self.iterations}",
             f"  C'_t = {t.first:.4g}, C'' = {t.second:.4g}, C = {c.coverage:.4g}, "
             f"eps = {t.distance:.4g} ({how}), R_max = {t.reward_bound:.4g}",
             f"  with probability {1 - self.delta:g}, or with the measured e where that is said:",
-            *("  " + line for line in _table(self.to_frame())),
+            *("  " + line for line in table.splitlines()),
             f"  trivial bound 2 V_max = {self.trivial:.4g}",
         ]
         if self.reason is not None:
@@ -179,10 +180,6 @@ def _draw_terms(axis, grid: np.ndarray, terms: list[Terms]) -> None:
         if (height > 0).any():
             axis.plot(grid, height, color=colour, label=name.replace("_", " "))
     axis.plot(grid, [term.total for term in terms], color="black", linewidth=2, label="total")
-
-
-def _table(frame: pd.DataFrame) -> list[str]:
-    return frame.to_string(index=False, float_format=lambda x: f"{x:.4g}").splitlines()
 
 
 def _check(family: MDP, samples: float, task: int, iterations: int, delta: float) -> None:

@@ -4,6 +4,7 @@ Exactly by enumerating the A^S policies where they are few, as a rigorous upper 
 from samples where tasks are not finite.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from apportion.theory.mdp import MDP, Policy, Value, every_policy, norm
 
 ENUMERABLE = 20_000
 """Policies up to this many are enumerated."""
+_AT_ONCE = 200_000
+"""Policies of all tasks together that are looked at in one piece."""
 
 
 def bellman_difference(task: MDP, mdp: MDP, policy: Policy) -> Value:
@@ -33,9 +36,12 @@ def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.n
     1.0
     """
     policies = every_policy(mdp.states, mdp.actions)
-    lead = len(np.broadcast_shapes(task.reward.shape[:-2], mdp.reward.shape[:-2]))
-    policies = policies.reshape(len(policies), *(1,) * lead, mdp.states)
-    return np.asarray(norm(bellman_difference(task, mdp, policies), mu).max(0))
+    lead = np.broadcast_shapes(task.reward.shape[:-2], mdp.reward.shape[:-2])
+    policies = policies.reshape(len(policies), *(1,) * len(lead), mdp.states)
+    # All policies of many families at once would fill the memory.
+    pieces = np.array_split(policies, -(-len(policies) * math.prod(lead) // _AT_ONCE))
+    largest = [norm(bellman_difference(task, mdp, piece), mu).max(0) for piece in pieces]
+    return np.asarray(np.max(largest, 0))
 
 
 def distance_upper_bound(task: MDP, mdp: MDP, mu: Distribution) -> float:

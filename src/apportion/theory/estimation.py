@@ -89,13 +89,7 @@ def _slowness(lam: float, mixing: float) -> float:
 
 
 def _lam(n: float, d: int, delta: float) -> float:
-    return (
-        2 * (d + 1) * math.log(n)
-        + 1
-        - math.log(delta)
-        + math.log(18)
-        + 2 * (d + 1) * math.log(6 * math.e)
-    )
+    return 2 * (d + 1) * math.log(6 * math.e * n) + 1 + math.log(18 / delta)
 
 
 def _lam2(n: float, delta: float) -> float:
@@ -140,12 +134,8 @@ def learning_error(
     constants: LearningConstants, n: float, iterations: int, delta: float
 ) -> LearningError:
     """The high-probability bound on e = max_k ||e_k||_mu for K paths of n samples each."""
-    g, v_max, d, length = (
-        constants.gamma,
-        constants.value_bound,
-        constants.dimension,
-        constants.feature_bound,
-    )
+    g, v_max = constants.gamma, constants.value_bound
+    d, length = constants.dimension, constants.feature_bound
     if not math.isfinite(constants.coverage):
         return LearningError(math.inf, math.inf)
     scale = (1 + g) * math.sqrt(constants.coverage)
@@ -159,11 +149,7 @@ def learning_error(
     root_nu = math.sqrt(omega) / 2 - 6 * length * f1
     e1 = 24 * v_max * f1
     e2 = 12 * (v_max + length * v_max / math.sqrt(omega)) * f2
-    noise = (
-        length
-        * math.sqrt(d)
-        / root_nu
-        * (math.sqrt(8 * math.log(8 * d * iterations / delta) / n) + 1 / n)
-    )
+    noise = math.sqrt(8 * math.log(8 * d * iterations / delta) / n) + 1 / n
+    noise *= length * math.sqrt(d) / root_nu
     estimation = 2 / math.sqrt(1 - g**2) * e2 + 2 / (1 - g) * v_max * noise + e1
     return LearningError(approximation, scale * estimation)

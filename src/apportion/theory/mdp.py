@@ -73,18 +73,18 @@ class MDP:
             )
 
     def __len__(self) -> int:
-        if self.reward.ndim < 3:
-            raise InputError(
-                "mdp: this is a single MDP, not a family; give the tasks a leading axis"
-            )
+        self._require_family()
         return self.reward.shape[0]
 
     def __getitem__(self, index) -> "MDP":
+        self._require_family()
+        return MDP(self.kernel[index], self.reward[index], self.gamma)
+
+    def _require_family(self) -> None:
         if self.reward.ndim < 3:
             raise InputError(
                 "mdp: this is a single MDP, not a family; give the tasks a leading axis"
             )
-        return MDP(self.kernel[index], self.reward[index], self.gamma)
 
     @property
     def states(self) -> int:
@@ -108,10 +108,7 @@ class MDP:
 
     def average(self) -> "MDP":
         """The average MDP over the tasks, the last leading axis (Corollary 1)."""
-        if self.reward.ndim < 3:
-            raise InputError(
-                "mdp: a single MDP has no tasks to average; give the tasks a leading axis"
-            )
+        self._require_family()
         return MDP(self.kernel.mean(-4), self.reward.mean(-3), self.gamma)
 
     def under(self, policy: Policy) -> tuple[Float[np.ndarray, "... states states"], Value]:

@@ -39,25 +39,32 @@ class TaskAnswer:
     """The same for the pool of all tasks."""
 
     @property
+    def room(self) -> float:
+        """Squared error of estimation that pooling saves."""
+        return self.single_error**2 - self.pool_error**2
+
+    @property
     def gain(self) -> float:
         """Squared error that pooling is expected to save; negative where it costs."""
-        return self.single_error**2 - self.pool_error**2 - self.distance.value**2
+        return self.room - self.distance.value**2
 
     @property
     def answer(self) -> Answer:
         """What the interval of the distance leaves no doubt about, or that it does leave some."""
-        room = self.single_error**2 - self.pool_error**2
-        if self.distance.high**2 < room:
-            return "pool"
-        return "do not pool" if self.distance.low**2 > room else "unclear"
+        return _answer(self.distance, self.room)
 
     @property
     def crossover(self) -> float:
         """The N per task beyond which the task is expected to do better alone."""
-        room = self.single_error**2 - self.pool_error**2
         if self.distance.value == 0:
             return np.inf
-        return self.samples * room / self.distance.value**2
+        return self.samples * self.room / self.distance.value**2
+
+
+def _answer(distance: Estimate, room: float) -> Answer:
+    if distance.high**2 < room:
+        return "pool"
+    return "do not pool" if distance.low**2 > room else "unclear"
 
 
 @dataclass(frozen=True)
@@ -74,14 +81,12 @@ class Pooling:
     @property
     def room(self) -> float:
         """Squared error of estimation that pooling saves, on average over the tasks."""
-        return float(np.mean([t.single_error**2 - t.pool_error**2 for t in self.tasks]))
+        return float(np.mean([t.room for t in self.tasks]))
 
     @property
     def answer(self) -> Answer:
         """For the tasks on average: what the interval of their distance leaves no doubt about."""
-        if self.distance.high**2 < self.room:
-            return "pool"
-        return "do not pool" if self.distance.low**2 > self.room else "unclear"
+        return _answer(self.distance, self.room)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per task."""
@@ -130,13 +135,10 @@ class Pooling:
         axis = figure.subplots()
         colours = {"pool": "#31a354", "do not pool": "#e6550d", "unclear": "0.5"}
         for row, t in enumerate(self.tasks):
-            axis.plot(
-                [t.distance.low, t.distance.high], [row, row], color=colours[t.answer], linewidth=3
-            )
-            axis.plot(t.distance.value, row, "o", color=colours[t.answer])
-            axis.plot(
-                np.sqrt(max(t.single_error**2 - t.pool_error**2, 0)), row, "k|", markersize=14
-            )
+            colour, ends = colours[t.answer], [t.distance.low, t.distance.high]
+            axis.plot(ends, [row, row], color=colour, linewidth=3)
+            axis.plot(t.distance.value, row, "o", color=colour)
+            axis.plot(np.sqrt(max(t.room, 0)), row, "k|", markersize=14)
         axis.set_yticks(range(len(self.tasks)), [t.task for t in self.tasks])
         axis.set(
             xlabel="distance from the pool; the bar is where pooling breaks even",

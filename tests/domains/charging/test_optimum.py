@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS, RATE_KW
-from apportion.domains.charging.optimum import best_energies, best_energy
+from apportion.domains.charging.optimum import best_energies
 from apportion.domains.charging.peers import PEERS, simulate
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import read_sessions
 from domains.charging.garages import MEDIANS, STATIONS, random_garage
+
+
+def best_energy(arrival, departure, need, capacity):
+    """The optimum of one day's sessions."""
+    arrays = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
+    return float(best_energies(*arrays, capacity)[0, 0])
 
 
 def smallest_cut(arrival, departure, need, capacity):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from apportion.domains.charging.sessions import (
     EMBEDDED,
-    check_sessions,
+    _inspect,
     fingerprint,
     inspect_sessions,
     read_sessions,
@@ -259,6 +259,12 @@ def test_two_zones_in_one_file_are_refused(tmp_path):
     rows = [f"{GOOD},America/Los_Angeles", f"{GOOD},Europe/Rome"]
     sentence, *_ = refused(written(tmp_path, *rows, head=f"{HEAD},timezone"))
     assert "names 2 zones, first America/Los_Angeles, Europe/Rome" in sentence
+
+
+def check_sessions(frame, source):
+    """Everything found in a table, a sentence each: refusals, or notes and a summary."""
+    checked = _inspect(frame, source, None)
+    return list(checked.refusals) or [checked.summary(), *checked.notes]
 
 
 def test_a_table_in_memory_is_checked_too():

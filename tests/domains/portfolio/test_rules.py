@@ -9,7 +9,7 @@ import pytest
 from apportion.domains.portfolio.rules import Rules, read_groups, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob, PortfolioSettings
 from apportion.errors import InputError
-from apportion.runs.settings_file import from_toml, to_toml
+from apportion.runs.settings_file import read_settings, to_toml
 
 TICKERS = ("A", "B", "C", "D", "E")
 GROUPED = Rules(members=(("A", 0), ("B", 0), ("C", 1)), groups=(("tech", 0.3), ("oil", 0.1)))
@@ -127,4 +127,5 @@ def test_settings_with_rules_are_written_and_read(tmp_path):
         max_weight=0.4, min_weight=0.01, max_turnover=0.5, rebalance="weekly", group=tmp_path / "g"
     )
     (tmp_path / "s.toml").write_text(to_toml(settings, "portfolio"))
-    assert from_toml(tmp_path / "s.toml", "portfolio", PortfolioJob) == settings
+    again = PortfolioJob(**read_settings(tmp_path / "s.toml", "portfolio", PortfolioJob))
+    assert again == settings

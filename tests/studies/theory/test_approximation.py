@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from apportion.studies.theory import approximation
+from apportion.studies.theory.families import never_broken
 
 
 def test_the_features_are_orthonormal_under_the_uniform_distribution():
@@ -23,7 +24,7 @@ def test_few_features_err_more_and_break_no_bound(sampling):
 
 def test_a_family_that_breaks_a_bound_with_any_sample_is_counted_once():
     rows = pd.DataFrame({"spread": 0.1, "run": [0, 0, 1, 1], "share": [0.5, 1.2, 1.1, 0.9]})
-    broken = approximation._never(rows, "share", "claim", True)
+    broken = never_broken(rows, "share", "claim", True)
     assert (broken.outcome, broken.estimate, broken.n) == ("does-not-hold", 1.0, 2)
-    whole = approximation._never(rows.assign(share=0.9), "share", "claim", True)
+    whole = never_broken(rows.assign(share=0.9), "share", "claim", True)
     assert (whole.outcome, whole.exact) == ("holds", True)

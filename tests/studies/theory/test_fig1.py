@@ -27,7 +27,7 @@ def test_real_examples_lower_the_regret_at_every_size_and_at_the_expected_rate(s
     real = regret(study, epsilon, "real")
     curve = np.array([real[n] for n in fig1.SIZES])
     assert (np.diff(curve[1:]) < 0).all()
-    assert fig1.slope(curve[2:], np.array(fig1.SIZES[2:])) <= -0.7
+    assert fig1.log_slope(curve[2:], np.array(fig1.SIZES[2:])) <= -0.7
     assert real[2000] <= 0.02 * real[20]
 
 
@@ -88,4 +88,4 @@ def test_the_theorems_distance_is_proportional_to_the_range_of_the_betas():
 
 def test_a_slope_is_the_power_of_a_power_law():
     sizes = np.array(fig1.SIZES, float)
-    np.testing.assert_allclose(fig1.slope(3 * sizes**-1.1, sizes), -1.1)
+    np.testing.assert_allclose(fig1.log_slope(3 * sizes**-1.1, sizes), -1.1)

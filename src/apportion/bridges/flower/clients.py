@@ -9,12 +9,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
 
 from apportion.bridges.flower.updates import Model
 from apportion.errors import InputError
 from apportion.problem import Observation
 from apportion.runs.atomic import read_arrays, write_arrays
+from apportion.simplex import Mask
 
 
 class Memory:
@@ -46,9 +46,7 @@ class Memory:
         """Rounds that have gone by without each client since it was last seen."""
         return np.array([self.rounds - self.seen.get(node, 0) for node in nodes], float)
 
-    def observation(
-        self, nodes: Sequence[int], shown: np.ndarray
-    ) -> tuple[Observation, Bool[Array, " entities"]]:
+    def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
         """What the policy sees of these clients; a newcomer has no past and holds an equal share.
 
         It is padded to a power of two, so that clients who come and go compile nothing anew.

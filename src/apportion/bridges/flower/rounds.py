@@ -10,22 +10,16 @@ from functools import cached_property
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.server_data import Judged, ServerData
-from apportion.bridges.flower.updates import (
-    Model,
-    Update,
-    between,
-    geometry,
-    moved,
-    weighted_sum,
-)
+from apportion.bridges.flower.updates import Model, Update, between, geometry, moved, weighted_sum
 from apportion.domains.federated.policy import AggregationPolicy, Decision
 from apportion.domains.federated.states import QUARTER, ClientState, Known, Submission, Tried
 from apportion.policy import Policy
 from apportion.problem import Observation
+from apportion.simplex import Mask
 
 
 @dataclass(frozen=True)
@@ -189,7 +183,7 @@ def kept_samples(count: int) -> np.ndarray:
 
 
 @eqx.filter_jit
-def _decide(policy: Policy, observation: Observation, mask: Bool[Array, " entities"]) -> Decision:
+def _decide(policy: Policy, observation: Observation, mask: Mask) -> Decision:
     if isinstance(policy, AggregationPolicy):
         return policy.decide(observation, mask)
     return Decision(policy(observation, mask), jnp.ones(()), jnp.zeros(()))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
+from scipy.special import softmax
 
 from apportion.bridges.flower.updates import Model, write_model
 from apportion.errors import InputError
@@ -101,7 +102,11 @@ class ServerData:
             if answers.ndim == 1:
                 right = answers == labels
                 return Judged(right.astype(float), right)
-            chances = _probabilities(answers.astype(np.float64))[np.arange(len(labels)), labels]
+            rows = answers.astype(np.float64)
+            # Rows as they are where they are probabilities; else the softmax of scores.
+            if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
+                rows = softmax(rows, axis=-1)
+            chances = rows[np.arange(len(labels)), labels]
             if not np.isfinite(chances).all():
                 raise ValueError("scores that are not finite")
             return Judged(chances, answers.argmax(-1) == labels)
@@ -129,11 +134,3 @@ def _classes(labels: Any) -> np.ndarray:
             "server's samples, at least one"
         )
     return given.astype(np.int64)
-
-
-def _probabilities(answers: np.ndarray) -> np.ndarray:
-    """Rows as they are where they are probabilities; else the softmax of scores."""
-    if (answers >= 0).all() and np.abs(answers.sum(-1) - 1).max() < 1e-3:
-        return answers
-    shifted = np.exp(answers - answers.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)

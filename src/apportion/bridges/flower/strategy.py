@@ -129,7 +129,8 @@ class LearnedAggregation(FedAvg):
                 f"bound {bound} above 0 and at most 1"
             )
         state = state or ("blind" if self.server.empty else "invariant")
-        self.policy = _shipped(state) if policy is None else policy
+        shipped = shipped_blind_policy if state == "blind" else shipped_policy
+        self.policy = shipped() if policy is None else policy
         self.state, self.window = client_state(state), window
         self.largest, self.gate = largest, gate and not self.server.empty
         self.alpha, self.bound = alpha, bound
@@ -318,10 +319,6 @@ class LearnedAggregation(FedAvg):
         metrics["gate-passed"] = int(made.learned)
         metrics["trust"] = self.trust
         return metrics
-
-
-def _shipped(state: str) -> Policy:
-    return shipped_blind_policy() if state == "blind" else shipped_policy()
 
 
 def _refuse_noise(caller: Any) -> None:

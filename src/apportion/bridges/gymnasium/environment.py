@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
 from apportion.problem import Problem, State, Step, check_problem
-from apportion.simplex import Head
+from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, Tasks
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -85,9 +85,7 @@ class Interface(eqx.Module):
         place = Place(task, state, key, jnp.array(False))
         return place, self.show(place)
 
-    def step(
-        self, place: Place, action: Float[Array, " entities"]
-    ) -> tuple[Place, Shown, Step, Float[Array, " entities"]]:
+    def step(self, place: Place, action: Allocation) -> tuple[Place, Shown, Step, Allocation]:
         """The place after an action's allocation, what is seen there, and that allocation."""
         task = self.tasks[place.task]
         seen = self.problem.observe(task, place.state)
@@ -131,14 +129,7 @@ def key_from(random: np.random.Generator) -> PRNGKeyArray:
     return jax.random.key(int(random.integers(_SEEDS)))
 
 
-@eqx.filter_jit
-def _begin(interface: Interface, key: PRNGKeyArray, chosen: Int[Array, ""]):
-    return interface.begin(key, chosen)
-
-
-@eqx.filter_jit
-def _step(interface: Interface, place: Place, action: Float[Array, " entities"]):
-    return interface.step(place, action)
+_begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
 
 
 class ProblemEnv(gymnasium.Env):

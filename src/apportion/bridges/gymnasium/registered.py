@@ -15,8 +15,6 @@ from apportion.domains.charging.sessions import read_sessions
 from apportion.problem import Problem
 from apportion.tasks import draw_tasks
 
-_IDS = {"apportion/Budget-v0": "Budget", "apportion/Charging-v0": "Charging"}
-
 
 @cache
 def _budget() -> Problem:
@@ -59,8 +57,8 @@ def make_vector(
 
 def register_all() -> None:
     """Make the ids known; a second time changes nothing."""
-    for number, name in _IDS.items():
-        if number not in gymnasium.registry:
+    for name in _PROBLEMS:
+        if (number := f"apportion/{name}-v0") not in gymnasium.registry:
             gymnasium.register(
                 number,
                 entry_point=f"{__name__}:make",

@@ -27,7 +27,7 @@ from apportion.bridges.gymnasium.episodes import Arrays, Episodes
 from apportion.bridges.gymnasium.probe import probe
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import equal_shares
+from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
 
 MakeEnv = Callable[[list[int]], gymnasium.Env]
@@ -188,12 +188,7 @@ class Simulated(Problem):
         return Observation(state.history, state.held, state.limits if self.limited else None)
 
     def step(
-        self,
-        task: Task,
-        state: SimulatedState,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
+        self, task: Task, state: SimulatedState, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
         shares, last = allocation.astype(jnp.float32), state.n + 1 >= self.horizon
         whole = _pack(task, state.seed, state.n, state.ended, last)

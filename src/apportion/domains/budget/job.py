@@ -74,7 +74,11 @@ def evaluate_policy(
     names = pd.Index([f"campaign {i}" for i in np.asarray(shown.members[0])])
     shares = pd.DataFrame(allocations, columns=names).rename_axis("period").reset_index()
     cards = [_card(name, gain) for name, gain in gains.items()]
-    words = [f"sales over equal shares, {name}: {_percent(gain)}" for name, gain in gains.items()]
+    words = [
+        f"sales over equal shares, {name}: {gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}] over "
+        f"{gain.n} tasks"
+        for name, gain in gains.items()
+    ]
     return Outcome(
         policy,
         {"gain_over_equal": {name: gain.to_dict() for name, gain in gains.items()}},
@@ -83,10 +87,6 @@ def evaluate_policy(
         {"title": "An advertising budget", "subtitle": settings.method, "cards": cards},
         {"allocations": shares},
     )
-
-
-def _percent(gain: Estimate) -> str:
-    return f"{gain.value:+.1%} [{gain.low:+.1%}, {gain.high:+.1%}] over {gain.n} tasks"
 
 
 def _card(name: str, gain: Estimate) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import equal_shares
+from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
 
 
@@ -21,8 +21,8 @@ class BudgetState(eqx.Module):
     """The period of the record, goodwill of each campaign, and last period's shares."""
 
     n: Int[Array, ""]
-    goodwill: Float[Array, " entities"]
-    held: Float[Array, " entities"]
+    goodwill: Allocation
+    held: Allocation
 
 
 class Budget(Problem):
@@ -101,12 +101,7 @@ class Budget(Problem):
         return Observation(jnp.stack([record, goodwill], -1), state.held)
 
     def step(
-        self,
-        task: Task,
-        state: BudgetState,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
+        self, task: Task, state: BudgetState, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
         goodwill = self.carry[task.members] * state.goodwill + allocation
         efficiency = self.efficiency[task.members, state.n + self.window]

@@ -22,7 +22,6 @@ from apportion.domains.charging.garage import (
     PERIODS,
     TAKEN,
     Garage,
-    PerStation,
     Seen,
     State,
     see,
@@ -195,16 +194,8 @@ def _width(stations: int) -> int:
 
 
 _seen = eqx.filter_jit(see)
-
-
-@eqx.filter_jit
-def _usual(seen: Seen, baseline: str) -> PerStation:
-    return PEERS[baseline](seen)
-
-
-@eqx.filter_jit
-def _shares(policy: Policy, seen: Seen, mask: Any) -> Any:
-    return policy(observation(seen, mask), mask)
+_usual = eqx.filter_jit(lambda seen, baseline: PEERS[baseline](seen))
+_shares = eqx.filter_jit(lambda policy, seen, mask: policy(observation(seen, mask), mask))
 
 
 def check_now(now: Any) -> tuple[dict[str, Any], pd.Timestamp, float]:

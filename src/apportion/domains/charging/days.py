@@ -14,7 +14,8 @@ import pandas as pd
 from numpy.typing import DTypeLike
 
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
-from apportion.domains.charging.sessions import RATE_KW, choose_site, count
+from apportion.domains.charging.sessions import RATE_KW, choose_site
+from apportion.domains.charging.times import count
 from apportion.errors import InputError
 from apportion.tasks import split_entities
 
@@ -54,16 +55,8 @@ class Days:
     """Sessions of the site without one whole period of their own."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, site: str, *, least_sessions: int = 1) -> "Days":
-        """Every working day of a site.
-
-        Parameters
-        ----------
-        frame, site
-            Sessions as `read_sessions` gives them, and which site's.
-        least_sessions
-            Places for sessions at a station in a day, where more are wanted than there are: arrays
-            of two sites can be joined if they agree in them.
+    def of(cls, frame: pd.DataFrame, site: str) -> "Days":
+        """Every working day of a site, of sessions as `read_sessions` gives them.
 
         Raises
         ------
@@ -85,18 +78,11 @@ class Days:
         kept = rows.loc[on_working]
         day = np.searchsorted(working, days[on_working])
         station = np.array([place[str(name)] for name in kept.station])
-        arrays, lost = _whole_periods(
-            kept, day, station, (len(working), len(names)), least_sessions
-        )
+        arrays, lost = _whole_periods(kept, day, station, (len(working), len(names)))
         return cls(site, working, tuple(names), **arrays, dropped=lost)
 
     def __len__(self) -> int:
         return len(self.dates)
-
-    @property
-    def needed_kwh(self) -> np.ndarray:
-        """What all cars of each day need, (days,)."""
-        return self.need_kwh.sum((1, 2))
 
     def between(
         self, start: str | np.datetime64 | None = None, end: str | np.datetime64 | None = None
@@ -148,7 +134,7 @@ class Days:
         return (
             f"{self.site}: {count(len(self), 'working day')} from {self.dates[0]} to "
             f"{self.dates[-1]}, {count(len(self.stations), 'station')}, needed "
-            f"{self.needed_kwh.sum():,.0f} kWh in {count(there, 'session')}"
+            f"{self.need_kwh.sum():,.0f} kWh in {count(there, 'session')}"
         )
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -182,11 +168,7 @@ def as_day(day: str | np.datetime64) -> np.datetime64:
 
 
 def _whole_periods(
-    rows: pd.DataFrame,
-    day: np.ndarray,
-    station: np.ndarray,
-    shape: tuple[int, int],
-    least_sessions: int,
+    rows: pd.DataFrame, day: np.ndarray, station: np.ndarray, shape: tuple[int, int]
 ) -> tuple[dict[str, np.ndarray], int]:
     """Rows, by arrival, as arrays (days, stations, sessions), and how many have no whole period."""
     midnight = rows.arrival.to_numpy().astype("datetime64[D]").astype("datetime64[s]")
@@ -200,7 +182,7 @@ def _whole_periods(
     whole = last > first
     group = pd.Series((day * shape[1] + station)[whole])
     number = group.groupby(group).cumcount().to_numpy()
-    places = max(int(number.max(initial=-1)) + 1, least_sessions)
+    places = int(number.max(initial=0)) + 1
     where = (day[whole], station[whole], number)
 
     def spread(values: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:

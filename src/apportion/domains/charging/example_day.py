@@ -1,7 +1,5 @@
 """One day as an operator sees it: whose power when, and with what each car left."""
 
-from collections.abc import Mapping
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -68,6 +66,7 @@ def _drawn_kw(
 def cars(days: Days, test: ChargingBacktest, task: int, day: int) -> pd.DataFrame:
     """A row for each car of the day: when it was there, what it needed, what each schedule gave it."""
     members = test.members[task]
+    shown = {name: test.drawn_kwh[name] for name in SHOWN if name in test.drawn_kwh}
     rows = []
     for place, station in enumerate(members):
         for number in range(test.need_kwh.shape[3]):
@@ -80,15 +79,12 @@ def cars(days: Days, test: ChargingBacktest, task: int, day: int) -> pd.DataFram
                         "to": _clock(days.departure[day, station, number]),
                         "needed kWh": round(need, 1),
                     }
-                    | _given(test.drawn_kwh, (task, day, place, number), need)
+                    | {
+                        name: f"{float(drawn[task, day, place, number]) / need:.0%}"
+                        for name, drawn in shown.items()
+                    }
                 )
     return pd.DataFrame(rows).sort_values(["from", "to", "station"], ignore_index=True)
-
-
-def _given(
-    drawn: Mapping[str, np.ndarray], place: tuple[int, int, int, int], need: float
-) -> dict[str, str]:
-    return {name: f"{float(drawn[name][place]) / need:.0%}" for name in SHOWN if name in drawn}
 
 
 def _clock(period: int) -> str:

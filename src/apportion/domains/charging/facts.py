@@ -28,14 +28,13 @@ def check_facts(saved: Mapping[str, Any]) -> None:
         raise _wrong("until")
     for day in until.values():
         as_day(day)
-    if not isinstance(seen, Mapping) or not all(map(_is_names, seen.values())):
+    if not isinstance(seen, Mapping) or not all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+        for names in seen.values()
+    ):
         raise _wrong("trained_on")
     if type(size) is not int or size < 1:
         raise _wrong(f"task_size {size!r}")
-
-
-def _is_names(names: Any) -> bool:
-    return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
 def _wrong(what: str) -> InputError:

@@ -53,7 +53,8 @@ def daily_gains(
     name, schedule = against if isinstance(against, str) else "own", against
     if isinstance(schedule, str):
         schedule, until = _scheduler(schedule)
-        saved["until"] = _later(saved.get("until", {}), until)
+        own = saved.get("until", {})
+        saved["until"] = {s: max(own.get(s, ""), until.get(s, "")) for s in {*own, *until}}
     found = backtest_policy(policy, saved, frame, peers={name: schedule}, optimum=False, **chosen)
     needed = found.by_day().astype(float)
     more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
@@ -79,8 +80,3 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
         raise InputError(f"{name}: its policy is not one for charging; give another baseline")
     check_facts(about)
     return PolicySchedule(load_policy(name)), about.get("until", {})
-
-
-def _later(own: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """The later of both last days at each site."""
-    return {site: max(own.get(site, ""), other.get(site, "")) for site in {*own, *other}}

@@ -19,26 +19,6 @@ _TOGETHER = 16
 """Days in one programme: calling the solver costs more than a day's solution."""
 
 
-def best_energy(
-    arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray, capacity_kw: float
-) -> float:
-    """The most kWh that the sessions of one day can be served together.
-
-    Parameters
-    ----------
-    arrival, departure, need_kwh
-        Of each session, in any shape; a session with departure <= arrival is absent.
-    capacity_kw
-        What the feeder gives.
-
-    Examples
-    --------
-    >>> best_energy(np.array([0, 0]), np.array([2, 1]), np.array([2.0, 1.0]), 4.0)
-    2.0
-    """
-    return float(_solve([_Day.of(arrival, departure, need_kwh)], capacity_kw)[0])
-
-
 def best_energies(
     arrival: np.ndarray,
     departure: np.ndarray,
@@ -46,7 +26,16 @@ def best_energies(
     capacity_kw: float,
     members: np.ndarray | None = None,
 ) -> np.ndarray:
-    """`best_energy` of every task and day, (tasks, days), from arrays (days, stations, sessions)."""
+    """The most kWh that the sessions of each task and day can be served together, (tasks, days).
+
+    Arrays are (days, stations, sessions); a session with departure <= arrival is absent.
+
+    Examples
+    --------
+    >>> arrays = [np.reshape(x, (1, 2, 1)) for x in ([0, 0], [2, 1], [2.0, 1.0])]
+    >>> best_energies(*arrays, 4.0).tolist()
+    [[2.0]]
+    """
     tasks = np.arange(arrival.shape[1])[None] if members is None else np.asarray(members)
     days = [
         _Day.of(*(x[day, task] for x in (arrival, departure, need_kwh)))

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 
-from apportion.domains.charging.times import local_times
+from apportion.domains.charging.times import Findings, count, local_times
 from apportion.errors import InputError, first_line
 
 RATE_KW = 6.656
@@ -62,11 +62,6 @@ class Checked:
         )
 
 
-def count(number: int, thing: str) -> str:
-    """A number of things in words: 1 session, 2,000 sessions."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
-
-
 def read_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
 
@@ -87,20 +82,15 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     >>> read_sessions().groupby("site", observed=True).size().to_dict()
     {'caltech': 8533, 'jpl': 14916}
     """
-    if path is None:
-        return _embedded().copy()
-    checked = inspect_sessions(path, timezone=timezone)
+    checked = _embedded() if path is None else inspect_sessions(path, timezone=timezone)
     if checked.refusals:
         raise InputError("\n".join(checked.refusals))
-    return checked.frame
+    return checked.frame.copy() if path is None else checked.frame
 
 
 @cache
-def _embedded() -> pd.DataFrame:
-    checked = inspect_sessions(None)
-    if checked.refusals:
-        raise InputError("\n".join(checked.refusals))
-    return checked.frame
+def _embedded() -> Checked:
+    return inspect_sessions(None)
 
 
 def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> Checked:
@@ -113,12 +103,6 @@ def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = N
         raise InputError(
             f"{source}: holds text that is not UTF-8 ({error}); save it again"
         ) from None
-
-
-def check_sessions(frame: pd.DataFrame, source: str = "sessions") -> list[str]:
-    """Everything found in a table of sessions, a sentence each: refusals, or notes and a summary."""
-    checked = _inspect(frame, source, None)
-    return list(checked.refusals) or [checked.summary(), *checked.notes]
 
 
 def fingerprint(frame: pd.DataFrame) -> str:
@@ -172,36 +156,8 @@ def _read(path: Path) -> pd.DataFrame:
     return text.loc[(text != "").any(axis=1)]
 
 
-class _Findings:
-    """Gathers sentences; each names the source, the first place, and the way out."""
-
-    def __init__(self, frame: pd.DataFrame, source: str):
-        self.source = source
-        self.rows = frame.index.to_numpy()
-        self.refusals: list[str] = []
-        self.notes: list[str] = []
-
-    def place(self, row: int) -> str:
-        number = int(self.rows[row])
-        csv = self.source.lower().endswith(".csv")
-        return f"line {number + 2}" if csv else f"row {number + 1}"
-
-    def refuse(self, bad: np.ndarray, what: str, way_out: str, values: Any = None) -> None:
-        self._say(self.refusals, bad, what, way_out, values)
-
-    def note(self, bad: np.ndarray, what: str, what_follows: str) -> None:
-        self._say(self.notes, bad, what, what_follows, None)
-
-    def _say(self, said: list[str], bad, what: str, then: str, values: Any) -> None:
-        places = np.flatnonzero(bad)
-        if len(places):
-            example = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
-            many, first = count(len(places), "session"), self.place(places[0])
-            said.append(f"{self.source}: {what} in {many}, first at {first}{example}; {then}")
-
-
 def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
-    found = _Findings(raw, source)
+    found = Findings(raw, source)
     none = pd.DataFrame({name: [] for name in NAMES})
     columns = _columns(raw)
     absent = [name for name in NEEDED if name not in columns]
@@ -231,7 +187,8 @@ def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
     if "stated_departure" not in frame:
         frame["stated_departure"] = np.full(len(frame), "NaT", "datetime64[s]")
     frame = frame.loc[:, list(NAMES)]
-    _check_stays(frame, found)
+    backwards = (frame.departure < frame.arrival).to_numpy()
+    found.refuse(backwards, '"departure" is before "arrival"', "swap or fix them")
     refusals = tuple(found.refusals)
     if not refusals:
         _note_oddities(frame, found)
@@ -273,7 +230,7 @@ def _first_input(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _zone(raw: Any, timezone: str | None, found: _Findings) -> str | None:
+def _zone(raw: Any, timezone: str | None, found: Findings) -> str | None:
     """The zone that was told, or that the file names for all its sessions, as ACN's does."""
     named = [column for column in raw.columns if str(column).strip().lower() == "timezone"]
     zones = [str(zone) for zone in raw[named[0]].dropna().unique() if str(zone)] if named else []
@@ -293,7 +250,7 @@ def _zone(raw: Any, timezone: str | None, found: _Findings) -> str | None:
     return None
 
 
-def _names(column: Any, name: str, found: _Findings) -> Any:
+def _names(column: Any, name: str, found: Findings) -> Any:
     if column is None:
         found.notes.append(f'{found.source}: no column "{name}"; all sessions count as one {name}')
         return "garage"
@@ -302,7 +259,7 @@ def _names(column: Any, name: str, found: _Findings) -> Any:
     return text
 
 
-def _energies(column: Any, name: str, found: _Findings, *, needed: bool) -> Any:
+def _energies(column: Any, name: str, found: Findings, *, needed: bool) -> Any:
     if column is None:
         return np.nan
     text = column.astype(object).where(column.notna(), "").map(str).str.strip()
@@ -319,12 +276,7 @@ def _energies(column: Any, name: str, found: _Findings, *, needed: bool) -> Any:
     return values
 
 
-def _check_stays(frame: pd.DataFrame, found: _Findings) -> None:
-    backwards = (frame.departure < frame.arrival).to_numpy()
-    found.refuse(backwards, '"departure" is before "arrival"', "swap or fix them")
-
-
-def _note_oddities(frame: pd.DataFrame, found: _Findings) -> None:
+def _note_oddities(frame: pd.DataFrame, found: Findings) -> None:
     by_arrival = frame.sort_values("arrival", kind="stable")
     latest = by_arrival.groupby(["site", "station"], observed=True).departure.transform(
         lambda departures: departures.cummax().shift()

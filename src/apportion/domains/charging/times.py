@@ -5,7 +5,7 @@ otherwise all times must carry the same one, and are taken as they are written.
 """
 
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,14 +16,37 @@ _YEARS = (1970, 2200)
 _NO_TIME = ("nat", "nan", "none", "null", "na", "n/a", "<na>")
 
 
-class Findings(Protocol):
-    """Where sentences about a table are gathered."""
+def count(number: int, thing: str) -> str:
+    """A number of things in words: 1 session, 2,000 sessions."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
-    source: str
-    refusals: list[str]
-    notes: list[str]
 
-    def refuse(self, bad: np.ndarray, what: str, way_out: str, values: Any = None) -> None: ...
+class Findings:
+    """Gathers sentences; each names the source, the first place, and the way out."""
+
+    def __init__(self, frame: pd.DataFrame, source: str):
+        self.source = source
+        self.rows = frame.index.to_numpy()
+        self.refusals: list[str] = []
+        self.notes: list[str] = []
+
+    def place(self, row: int) -> str:
+        number = int(self.rows[row])
+        csv = self.source.lower().endswith(".csv")
+        return f"line {number + 2}" if csv else f"row {number + 1}"
+
+    def refuse(self, bad: np.ndarray, what: str, way_out: str, values: Any = None) -> None:
+        self._say(self.refusals, bad, what, way_out, values)
+
+    def note(self, bad: np.ndarray, what: str, what_follows: str) -> None:
+        self._say(self.notes, bad, what, what_follows, None)
+
+    def _say(self, said: list[str], bad, what: str, then: str, values: Any) -> None:
+        places = np.flatnonzero(bad)
+        if len(places):
+            example = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
+            many, first = count(len(places), "session"), self.place(places[0])
+            said.append(f"{self.source}: {what} in {many}, first at {first}{example}; {then}")
 
 
 def local_times(

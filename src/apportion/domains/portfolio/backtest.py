@@ -17,7 +17,7 @@ from apportion.domains.portfolio.commissions import Commissions, rates_of, settl
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import tradable
 from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.record import EQUAL, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.walk import Walk, walk_policy, walk_targets
@@ -41,12 +41,12 @@ def backtest(
     *,
     baselines: Mapping[str, Baseline] | None = None,
     hindsight: Mapping[str, Baseline] | None = None,
-    start: str | np.datetime64 | None = None,
-    end: str | np.datetime64 | None = None,
+    start: Day = None,
+    end: Day = None,
     window: int = 31,
     cost: Commissions = 0.0025,
     rules: Mapping[str, Rules] | None = None,
-    on_strategy: Callable[[str, float], None] | None = None,
+    on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
     """Backtest strategies on all instruments of a table, with exact costs.
 
@@ -83,15 +83,15 @@ def backtest(
     first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
     baselines, hindsight = baselines or {}, hindsight or {}
     policies = {**policies, EQUAL: EqualShares()}
-    tell = _telling(on_strategy, len(policies) + len(baselines) + len(hindsight))
+    count = len(policies) + len(baselines) + len(hindsight)
     walks = {}
     for name, policy in policies.items():
-        tell(name, len(walks))
-        walks[name] = _walk_within(policy, rules.get(name), market, prices, task)
+        on_strategy(name, len(walks) / count)
+        walks[name] = _walk_within(policy, rules.get(name, Rules()), market, prices, task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
     for shown, strategies in ((y, baselines), (y[first:], hindsight)):
         for name, strategy in strategies.items():
-            tell(name, len(walks))
+            on_strategy(name, len(walks) / count)
             walks[name] = _walk_baseline(name, strategy(shown), market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return accounted(prices, first, allocations, cost, rules)
@@ -101,13 +101,12 @@ def _any_cash(rules: Mapping[str, Rules]) -> bool:
     return any(kept.cash for kept in rules.values())
 
 
-def _walk_within(
-    policy: Policy, rules: Rules | None, market: Market, prices: Prices, task: Task
-) -> Walk:
+def _walk_within(policy: Policy, rules: Rules, market: Market, prices: Prices, task: Task) -> Walk:
     """A policy's way within its rules; it holds no cash where they do not say it may."""
-    invested = market.costs.cash and not (rules is not None and rules.cash)
+    rules.check(prices.tickers)
+    invested = market.costs.cash and not rules.cash
     strategy = WithoutCash(policy) if invested else policy
-    return _walk_one(strategy, _ruled(market, prices, rules), task)
+    return _walk_one(strategy, market.ruled(prices, rules), task)
 
 
 def _walk_baseline(
@@ -118,16 +117,6 @@ def _walk_baseline(
     if market.costs.cash:
         targets = jnp.pad(targets, ((0, 0), (1, 0)))
     return _walk_targets(targets, market, task)
-
-
-def _telling(
-    on_strategy: Callable[[str, float], None] | None, count: int
-) -> Callable[[str, int], None]:
-    def tell(name: str, done: int) -> None:
-        if on_strategy is not None:
-            on_strategy(name, done / count)
-
-    return tell
 
 
 def accounted(
@@ -149,6 +138,7 @@ def accounted(
     accounts = {
         name: account(shares, relatives, rates, held) for name, shares in allocations.items()
     }
+    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
     return Backtest(
         prices.dates[first : first + days],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -157,22 +147,8 @@ def accounted(
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
-        describe_rules(rules),
+        f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else "",
     )
-
-
-def _ruled(market: Market, prices: Prices, rules: Rules | None) -> Market:
-    """The market as a strategy with rules finds it."""
-    if rules is None:
-        return market
-    rules.check(prices.tickers)
-    return market.ruled(prices, rules)
-
-
-def describe_rules(rules: Mapping[str, Rules]) -> str:
-    """Who keeps to what, in a line; nothing where all strategies are free."""
-    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
-    return f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else ""
 
 
 def opening_shares(prices: Prices, row: int, cash: bool = False) -> np.ndarray | None:

@@ -9,15 +9,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from apportion.composition import LimitedTurnover
+from apportion.composition import Around, LimitedTurnover
 from apportion.domains.portfolio.rules import Rules
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Head, Mask
 
 
-class Constrained(Policy):
+class Constrained(Around):
     """A policy within floor and cap, the limits of groups, and a cap on turnover.
 
     The instruments of a task, or those listed on a day, may be too few for the rules: then cap and
@@ -36,29 +35,16 @@ class Constrained(Policy):
     """
 
     policy: Policy
-    head: Head
-    group_limits: tuple[float, ...] = eqx.field(static=True)
-    turnover: float = eqx.field(static=True)
+    head: Head = eqx.field(default_factory=Head)
+    group_limits: tuple[float, ...] = eqx.field(static=True, converter=tuple, default=())
+    turnover: float = eqx.field(static=True, default=2.0)
 
-    def __init__(
-        self,
-        policy: Policy,
-        head: Head | None = None,
-        group_limits: tuple[float, ...] = (),
-        turnover: float = 2.0,
-    ):
-        self.policy = policy
-        self.head = Head() if head is None else head
-        if not 0 < turnover <= 2 or not all(0 <= limit <= 1 for limit in group_limits):
+    def __check_init__(self):
+        if not 0 < self.turnover <= 2 or not all(0 <= limit <= 1 for limit in self.group_limits):
             raise InputError(
-                f"turnover {turnover} and group_limits {tuple(group_limits)}: turnover must be above 0 "
-                "and at most 2, and a group's limit between 0 and 1"
+                f"turnover {self.turnover} and group_limits {self.group_limits}: turnover must be "
+                "above 0 and at most 2, and a group's limit between 0 and 1"
             )
-        self.group_limits = tuple(group_limits)
-        self.turnover = turnover
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history, mask)
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None

@@ -28,41 +28,36 @@ Scalar = Float[Array, ""]
 _NEWTON_STEPS = 6
 
 
+def _fractions(rate: float | np.ndarray | Array) -> Array:
+    if not isinstance(rate, Tracer):
+        known = np.asarray(rate)
+        if not np.all((known >= 0) & (known < 0.5)):
+            raise InputError(
+                f"commission {rate}: it must be a fraction of at least 0 and below 0.5"
+            )
+    return jnp.asarray(rate, float)
+
+
 class Costs(eqx.Module):
     """Proportional commission on everything bought and sold.
 
     Examples
     --------
-    >>> costs = Costs(0.0025)
+    >>> both = Costs(0.0025), Costs(0.0025, exact=True)
     >>> held, wanted = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
-    >>> [round(float(c.cost_factor(held, wanted)), 6) for c in (costs, costs.exactly())]
+    >>> [round(float(costs.cost_factor(held, wanted)), 6) for costs in both]
     [0.995, 0.995006]
     """
 
-    rate: Scalar | Float[Array, " entities"] | Float[Array, "entities 2"]
+    rate: Scalar | Float[Array, " entities"] | Float[Array, "entities 2"] = eqx.field(
+        converter=_fractions, default=0.0025
+    )
     """Commission c, a fraction of the value traded: one, one for each entity, or two for each, on what
     is bought and on what is sold."""
-    exact: bool = eqx.field(static=True)
+    exact: bool = eqx.field(static=True, default=False, kw_only=True)
     """Solve the fixed point instead of the first-order approximation."""
-    cash: bool = eqx.field(static=True)
+    cash: bool = eqx.field(static=True, default=False, kw_only=True)
     """The first entity of every task is cash, free of commission."""
-
-    def __init__(
-        self,
-        rate: float | np.ndarray | Array = 0.0025,
-        *,
-        exact: bool = False,
-        cash: bool = False,
-    ):
-        if not isinstance(rate, Tracer):
-            known = np.asarray(rate)
-            if not np.all((known >= 0) & (known < 0.5)):
-                raise InputError(
-                    f"commission {rate}: it must be a fraction of at least 0 and below 0.5"
-                )
-        self.rate = jnp.asarray(rate, float)
-        self.exact = exact
-        self.cash = cash
 
     @classmethod
     def of(
@@ -82,10 +77,6 @@ class Costs(eqx.Module):
     def among(self, members: Int[Array, " entities"]) -> "Costs":
         """The costs of these entities of the universe."""
         return self if self.rate.ndim == 0 else replace(self, rate=self.rate[members])
-
-    def exactly(self) -> "Costs":
-        """The same commission with the exact factor."""
-        return replace(self, exact=True)
 
     def cost_factor(self, held: Shares, allocation: Shares) -> Scalar:
         """The fraction of wealth left after trading from `held` to `allocation`."""

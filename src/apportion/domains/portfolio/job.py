@@ -103,13 +103,14 @@ def prepare(settings: PortfolioJob) -> PreparedJob:
         return outcome if choice is None else _with_choice(outcome, choice)
 
     some = validation_years(known, settings, settings.validation)
-    return PreparedJob(_data(settings, known), train, choose if some else None)
+    source = "embedded" if settings.prices is None else str(settings.prices)
+    return PreparedJob(data_of(known, source), train, choose if some else None)
 
 
-def _data(settings: PortfolioJob, known: Prices) -> dict[str, Any]:
-    """What the run's environment says of its data."""
+def data_of(known: Prices, source: str) -> dict[str, Any]:
+    """What a run's environment says of its data: the days are those trained on."""
     return {
-        "source": "embedded" if settings.prices is None else str(settings.prices),
+        "source": source,
         "tickers": len(known.tickers),
         "first": str(known.dates[0]),
         "last": str(known.dates[-1]),
@@ -198,7 +199,7 @@ def backtest_policy(
     end: str | None = None,
     cost: Commissions | None = None,
     baselines: Sequence[str] | None = None,
-    on_strategy: Callable[[str, float], None] | None = None,
+    on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
     """Backtest a trained policy beside baselines.
 

@@ -15,11 +15,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import fill, tradable
-from apportion.domains.portfolio.prices import Prices, as_day
+from apportion.domains.portfolio.prices import Day, Prices, as_day
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import Bounds, equal_shares, equal_within
+from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
 WINDOW = 31
@@ -31,7 +31,7 @@ class Holding(eqx.Module):
     """A task's state: period n of the episode, and the shares held as it begins."""
 
     n: Int[Array, ""]
-    held: Float[Array, " entities"]
+    held: Allocation
 
 
 class Market(Problem):
@@ -52,7 +52,7 @@ class Market(Problem):
     """Periods of an episode, at most `horizon`; a leaf, so that runs over different years share one
     program."""
     costs: Costs
-    tracking: Float[Array, ""]
+    tracking: Scalar
     """Penalty on the squared difference of log growth from equal shares (0: the paper's reward)."""
     window: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
@@ -69,8 +69,8 @@ class Market(Problem):
         cls,
         prices: Prices,
         *,
-        start: str | np.datetime64 | None = None,
-        end: str | np.datetime64 | None = None,
+        start: Day = None,
+        end: Day = None,
         window: int = WINDOW,
         costs: Costs | None = None,
         tracking: float = 0.0,
@@ -138,11 +138,11 @@ class Market(Problem):
         """Equal shares at the close before the first period."""
         return Holding(jnp.zeros((), jnp.int32), self.start(task))
 
-    def start(self, task: Task) -> Float[Array, " entities"]:
+    def start(self, task: Task) -> Allocation:
         """Equal shares of those listed when the first period begins."""
         return self.equal(task, jnp.zeros((), jnp.int32))
 
-    def equal(self, task: Task, n: Int[Array, ""]) -> Float[Array, " entities"]:
+    def equal(self, task: Task, n: Int[Array, ""]) -> Allocation:
         """Equal shares of those listed in period n."""
         return equal_within(task.mask, self._presence(task, n))
 
@@ -172,11 +172,11 @@ class Market(Problem):
         self,
         task: Task,
         n: Int[Array, ""],
-        held: Float[Array, " entities"],
-        wanted: Float[Array, " entities"],
+        held: Allocation,
+        wanted: Allocation,
         *,
         enter: bool = True,
-    ) -> Float[Array, " entities"]:
+    ) -> Allocation:
         """What is wanted, or between rebalancing days what is held; who is not listed is sold, and
         the others share what it was worth in proportion.
 
@@ -193,8 +193,8 @@ class Market(Problem):
         return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), self.equal(task, n))
 
     def grow(
-        self, task: Task, n: Int[Array, ""], allocation: Float[Array, " entities"]
-    ) -> tuple[Float[Array, ""], Float[Array, " entities"]]:
+        self, task: Task, n: Int[Array, ""], allocation: Allocation
+    ) -> tuple[Scalar, Allocation]:
         """Growth a_n . y_n and drifted shares w_n.
 
         Where nobody of a task is listed wealth stands still and counts as equally shared.
@@ -206,23 +206,13 @@ class Market(Problem):
         growth = jnp.where(growth > 0, growth, 1.0)
         return growth, jnp.where(allocation.sum() > 0, grown / growth, equal_shares(task.mask))
 
-    def cost_factor(
-        self,
-        task: Task,
-        held: Float[Array, " entities"],
-        allocation: Float[Array, " entities"],
-    ) -> Float[Array, ""]:
+    def cost_factor(self, task: Task, held: Allocation, allocation: Allocation) -> Scalar:
         """The fraction of wealth left after trading; nobody trades where nobody is listed."""
         factor = self.costs.among(task.members).cost_factor(held, allocation)
         return factor if self.listed is None else jnp.where(allocation.sum() > 0, factor, 1.0)
 
     def step(
-        self,
-        task: Task,
-        state: Holding,
-        allocation: Float[Array, " entities"],
-        *,
-        key: PRNGKeyArray,
+        self, task: Task, state: Holding, allocation: Allocation, *, key: PRNGKeyArray
     ) -> Step:
         allocation = self.traded(task, state.n, state.held, allocation)
         growth, drifted = self.grow(task, state.n, allocation)
@@ -251,13 +241,7 @@ def _ruled(prices: Prices, rules: Rules | None, rows: slice, *, cash: bool) -> d
     }
 
 
-def rows_between(
-    prices: Prices,
-    start: str | np.datetime64 | None,
-    end: str | np.datetime64 | None,
-    *,
-    window: int,
-) -> tuple[int, int]:
+def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
     """Rows of the first and last period that end between two days, both included.
 
     A period's row is the day of its closing price; its decision is made at the close before.

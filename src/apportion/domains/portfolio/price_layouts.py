@@ -13,13 +13,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.listings import outside
-from apportion.domains.portfolio.price_files import (
-    FIELDS,
-    MISSING,
-    Table,
-    field_name,
-    is_unnamed,
-)
+from apportion.domains.portfolio.price_files import FIELDS, MISSING, Table, field_name, is_unnamed
 from apportion.domains.portfolio.trading_days import looks_like_day, read_days
 from apportion.errors import InputError
 
@@ -60,8 +54,11 @@ def _from_wide(table: Table) -> Series:
     _refuse_names(table, instruments)
     table, days = _by_day(table, day)
     _refuse_repeats(days, table.frame.index.to_numpy(), "", table)
-    close = [_column(table, k, days) for k in instruments]
     tickers = tuple(table.names[k] for k in instruments)
+    close = [
+        _numbers(table.frame[k], name, days, np.full(len(days), name), table)
+        for k, name in zip(instruments, tickers, strict=True)
+    ]
     return Series(days, tickers, np.stack(close, -1) if close else np.ones((len(days), 0)))
 
 
@@ -289,11 +286,6 @@ def _refuse_repeats(days: np.ndarray, rows: np.ndarray, who: str, table: Table) 
             f'{table.source}: column "date": {days[place]} occurs twice{who} at '
             f"{table.place(int(rows[place]))}; keep one row for each day"
         )
-
-
-def _column(table: Table, place: int, days: np.ndarray) -> np.ndarray:
-    name = table.names[place]
-    return _numbers(table.frame[place], name, days, np.full(len(days), name), table)
 
 
 def _numbers(

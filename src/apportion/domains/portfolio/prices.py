@@ -19,6 +19,8 @@ from apportion.domains.portfolio.price_files import read_table, table_of, with_d
 from apportion.domains.portfolio.price_layouts import read_layout
 from apportion.errors import InputError
 
+Day = str | np.datetime64 | None
+"""A day, such as 2019-01-02, or none."""
 LEAST_DAYS = 33
 LEAST_TICKERS = 2
 

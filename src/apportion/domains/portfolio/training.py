@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
+from jaxtyping import Array, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
@@ -30,7 +30,7 @@ from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
 from apportion.priority import Selection
 from apportion.problem import Problem
-from apportion.simplex import Head
+from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
 from apportion.trees import repeat
@@ -285,7 +285,7 @@ def next_allocation(
     window: int,
     held: np.ndarray | None = None,
     rules: Rules | None = None,
-) -> Float[Array, " entities"]:
+) -> Allocation:
     """The allocation for the period after the last row, given today's drifted shares (or equal).
 
     Where the rules have cash, it comes first, in `held` too.
@@ -307,8 +307,8 @@ def next_allocation(
 
 @eqx.filter_jit
 def _next(
-    policy: Policy, market: Market, task: Task, shares: Float[Array, " entities"], enter: bool
-) -> Float[Array, " entities"]:
+    policy: Policy, market: Market, task: Task, shares: Allocation, enter: bool
+) -> Allocation:
     now = Holding(jnp.zeros((), jnp.int32), shares)
     wanted = policy(market.observe(task, now), task.mask)
     return market.traded(task, now.n, shares, wanted, enter=enter)

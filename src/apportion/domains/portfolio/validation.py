@@ -4,8 +4,9 @@ For each validation year policies learn from the days before it alone; the Sharp
 (choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -42,6 +43,8 @@ from apportion.trees import grouped
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
 """The k and eta that are looked at."""
+CHECKPOINTS = 3
+"""Numbers of updates that are looked at."""
 HALF_A_YEAR = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
@@ -183,9 +186,6 @@ def select_variant(
     settings: PortfolioSettings | None = None,
     *,
     years: int = 3,
-    checkpoints: int = 3,
-    ks: Sequence[float] = K_GRID,
-    etas: Sequence[float] = ETA_GRID,
     tasks: Tasks | None = None,
     every: int | None = None,
     on_chunk: OnChunk | None = None,
@@ -200,8 +200,8 @@ def select_variant(
     prices, settings
         Everything that may be known: nothing after its last row takes part. Settings as for
         `train_portfolio`; `members` policies are trained for each year.
-    years, checkpoints, ks, etas
-        How many years at most, how many numbers of updates to look at, and the k and eta.
+    years
+        How many years at most.
     tasks
         Those the choice is tested on, such as `validation_tasks`; their instruments are then kept
         from training here. By default the first of the trained ones.
@@ -219,11 +219,11 @@ def select_variant(
         left = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
         own = with_cash(left, len(prices.tickers), settings)
     tested = own[: min(len(own), _TESTED)] if tasks is None else tasks
-    score = _scorer(prices, settings, spans, tested, [(k, eta) for k in ks for eta in etas])
+    score = _scorer(prices, settings, spans, tested, list(product(K_GRID, ETA_GRID)))
     rows: list[pd.DataFrame] = []
 
     def visit(chunk: Chunk) -> None:
-        if chunk.step * checkpoints // chunk.steps > len(rows):
+        if chunk.step * CHECKPOINTS // chunk.steps > len(rows):
             rows.append(score(chunk.policy).assign(steps=chunk.step))
         if on_chunk is not None:
             on_chunk(chunk)
@@ -233,7 +233,7 @@ def select_variant(
         spans.known(settings.window),
         own,
         settings,
-        every=max(settings.updates // checkpoints, 1) if every is None else every,
+        every=max(settings.updates // CHECKPOINTS, 1) if every is None else every,
         on_chunk=visit,
         key=jax.random.key(settings.seed),
     )

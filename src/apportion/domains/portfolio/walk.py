@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
+from apportion.simplex import Allocation
 from apportion.tasks import Task, Tasks
 
 _CHUNK = 64
@@ -43,7 +44,7 @@ def walk_policy(
     market: Market,
     task: Task,
     *,
-    held: Float[Array, " entities"] | None = None,
+    held: Allocation | None = None,
     chunk: int = _CHUNK,
 ) -> Walk:
     """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets."""
@@ -69,26 +70,20 @@ def growth_and_sharpe(
     return growth * TRADING_DAYS, mean / jnp.sqrt(variance) * TRADING_DAYS**0.5
 
 
-def walk_targets(
-    targets: Float[Array, "time entities"],
-    market: Market,
-    task: Task,
-    *,
-    held: Float[Array, " entities"] | None = None,
-) -> Walk:
+def walk_targets(targets: Float[Array, "time entities"], market: Market, task: Task) -> Walk:
     """Follow given target allocations, a row for each period of the market's horizon.
 
     What a target gives to instruments that are not listed goes to the others in proportion.
     """
-
-    def follow(target, held, mask, bounds):
-        return target
-
-    return _walk(follow, targets, market, task, held)
+    return _walk(lambda target, held, mask, bounds: target, targets, market, task)
 
 
 def _walk(
-    allocate: Callable, features: PyTree, market: Market, task: Task, held: Array | None
+    allocate: Callable,
+    features: PyTree,
+    market: Market,
+    task: Task,
+    held: Allocation | None = None,
 ) -> Walk:
     start = market.start(task) if held is None else held
 
@@ -109,6 +104,6 @@ def _walk(
 
 
 @eqx.filter_jit
-def walk_tasks(policy: Policy, market: Market, tasks: Tasks, *, chunk: int = _CHUNK) -> Walk:
+def walk_tasks(policy: Policy, market: Market, tasks: Tasks) -> Walk:
     """One policy over many tasks at once."""
-    return jax.vmap(lambda task: walk_policy(policy, market, task, chunk=chunk))(tasks.each)
+    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks.each)

@@ -17,7 +17,6 @@ import pandas as pd
 
 from apportion.composition import Ensemble
 from apportion.domains.charging.backtest import OPTIMUM, POLICY, ChargingBacktest, backtest
-from apportion.domains.charging.days import Days
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
@@ -113,7 +112,8 @@ def _train(
     seeds = jax.random.split(jax.random.key(settings.seed), (count, 2))
     network = eqx.filter_vmap(lambda key: Pooled(CHANNELS, settings.hidden, key=key))
     if kind == "ppo":
-        learner, steps, trained_on = _ppo(), about["ppo_steps"], tasks
+        learner = PPO(rollouts=32, learning_rate=1e-3, gamma=0.99, epochs=2, minibatches=8)
+        steps, trained_on = about["ppo_steps"], tasks
     else:
         learner, steps = direct_learner(settings), settings.steps
         trained_on = single_tasks(_spread(tasks, count))
@@ -132,10 +132,6 @@ def _train(
     return [take(done.policy, run) for run in range(count)]
 
 
-def _ppo() -> PPO:
-    return PPO(rollouts=32, learning_rate=1e-3, gamma=0.99, epochs=2, minibatches=8)
-
-
 def _spread(tasks: Tasks, count: int) -> Tasks:
     """So many tasks out of all, evenly, so that every site has its share."""
     return tasks[[(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]]
@@ -145,7 +141,8 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
     """What a policy, or the schedulers, deliver in every test."""
     tables = []
     schedulers = kind == "schedulers"
-    sizes = SIZES if about["days_tested"] is None else SIZES[:1]
+    few = about["days_tested"]
+    sizes = SIZES if few is None else SIZES[:1]
     for site in SITES:
         new = garages.unseen_stations(site)
         later = garages.predictor.apply(garages.sites[site].between(TESTED_FROM))
@@ -155,10 +152,10 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
             *(("2021", later, size, _SIZED_CAPACITY) for size in sizes),
         ]
         for name, days, size, capacity in tests:
-            shown = _first_days(days, about["days_tested"])
+            last = None if few is None else str(days.dates[min(few, len(days)) - 1])
             result = backtest(
                 policy,
-                shown,
+                days.between(None, last),
                 garages.predictor.medians,
                 capacity=capacity,
                 task_size=size,
@@ -169,10 +166,6 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
             rows = _rows(result, schedulers)
             tables.append(rows.assign(site=site, test=name, capacity=capacity, stations=size))
     return pd.concat(tables, ignore_index=True)
-
-
-def _first_days(days: Days, count: int | None) -> Days:
-    return days if count is None else days.between(None, days.dates[min(count, len(days)) - 1])
 
 
 def _rows(result: ChargingBacktest, schedulers: bool) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
@@ -108,28 +109,27 @@ def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
     return row
 
 
-def _tests(rows: Any, *, stations: int = 10) -> Any:
-    return rows[rows.stations == stations].groupby(["site", "test", "capacity"], sort=False)
-
-
-def _best_peer(table: Any, key: Any, stations: int = 10) -> str:
+def _best_peer(table: Any, key: Any) -> str:
     site, test, capacity = key
     here = table[(table.site == site) & (table.test == test) & (table.capacity == capacity)]
-    here = here[(here.stations == stations) & ~here.schedule.isin([*HINDSIGHT, "MTL"])]
+    here = here[(here.stations == 10) & ~here.schedule.isin([*HINDSIGHT, "MTL"])]
     peers = here[~here.schedule.isin(list(_LEARNED.values()))]
     return str(peers.loc[peers.served.idxmax(), "schedule"])
 
 
 def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
     verdicts = []
-    for key, test in _tests(rows):
+    of_ten = rows[rows.stations == 10]
+    for key, test in of_ten.groupby(["site", "test", "capacity"], sort=False):
         where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
         best, kwh = _best_peer(table, key), kwh_of(test)
         for peer in dict.fromkeys((best, "llf")):
             note = f"{peer}, the best scheduler there" if peer == best else peer
             ahead = lead(kwh, ("mtl", POLICY), ("schedulers", peer))
-            verdicts.append(_above_zero(f"MTL serves more than {note} ({where})", ahead))
-    for site, test in rows[rows.stations == 10].groupby("site", sort=False):
+            verdicts.append(
+                Verdict.of(f"MTL serves more than {note} ({where})", ahead, paper=False)
+            )
+    for site, test in of_ten.groupby("site", sort=False):
         name = SITE_NAMES[site]
         kwh = kwh_of(_one_test(test))
         pairs = [
@@ -138,33 +138,28 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> list[Verdict]:
         ]
         for claim, one, other in pairs:
             ahead = lead(kwh, (one, POLICY), (other, POLICY))
-            verdicts.append(_above_zero(f"{claim} ({name})", ahead))
+            verdicts.append(Verdict.of(f"{claim} ({name})", ahead, paper=False))
         ahead = lead(kwh, ("ppo", POLICY), ("schedulers", "llf"))
-        verdicts.append(_above_zero(f"PPO serves more than llf ({name})", ahead))
+        verdicts.append(Verdict.of(f"PPO serves more than llf ({name})", ahead, paper=False))
         other = next(kind for kind in ("only-caltech", "only-jpl") if not kind.endswith(site))
         ahead = lead(kwh, (other, POLICY), ("schedulers", "llf"))
         claim = f"Trained at the other site alone it serves more than llf ({name})"
-        verdicts.append(_above_zero(claim, ahead))
+        verdicts.append(Verdict.of(claim, ahead, paper=False))
     for (site, stations), test in rows[rows.stations != 10].groupby(
         ["site", "stations"], sort=False
     ):
         ahead = lead(kwh_of(test), ("mtl", POLICY), ("schedulers", "llf"))
         claim = f"Trained on 10 stations it serves more than llf on {stations}"
-        verdicts.append(_above_zero(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead))
+        verdicts.append(Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False))
     return verdicts
 
 
 def _one_test(rows: Any) -> Any:
     """All tests of a site as one: a day of one test is another unit than the same day of another."""
-    joined = rows.copy()
     # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
     sums = ["drawn_kwh", "need_kwh"]
     keys = ["trained", "schedule", "unit", "policy", "place"]
-    return joined.groupby(keys, sort=False)[sums].sum().reset_index()
-
-
-def _above_zero(claim: str, ahead: Estimate) -> Verdict:
-    return Verdict.of(claim, ahead, paper=False)
+    return rows.groupby(keys, sort=False)[sums].sum().reset_index()
 
 
 def _notes(table: pd.DataFrame) -> tuple[str, ...]:
@@ -185,6 +180,11 @@ def _notes(table: pd.DataFrame) -> tuple[str, ...]:
     )
 
 
+def _leads(axes: Axes, x: Any, rows: Any, **style: Any) -> None:
+    ends = [rows.mtl_ahead - rows.low, rows.high - rows.mtl_ahead]
+    axes.errorbar(x, rows.mtl_ahead, ends, **style)
+
+
 def plot(table: Any) -> Figure:
     """MTL's lead over every scheduler in the 12 tests, what each way to learn adds, and other sizes."""
     figure = Figure(figsize=(12, 7.5), layout="constrained")
@@ -196,19 +196,12 @@ def plot(table: Any) -> Figure:
         labels.append(f"{SITE_NAMES[key[0]]}\n{key[1][:4]}\n{key[2]:.0%}")
         rows = here.set_index("schedule")
         for number, (name, colour) in enumerate(colours.items()):
-            row = rows.loc[name]
-            a.errorbar(
-                place + 0.14 * (number - 2), row.mtl_ahead,
-                [[row.mtl_ahead - row.low], [row.high - row.mtl_ahead]], fmt="o", ms=4,
-                color=colour, label=name if place == 0 else None,
-            )  # fmt: skip
+            style = {"fmt": "o", "ms": 4, "color": colour, "label": name if place == 0 else None}
+            _leads(a, [place + 0.14 * (number - 2)], rows.loc[[name]], **style)
         for number, name in enumerate(("STL", "P-MTL", "PPO")):
-            row = rows.loc[name]
-            b.errorbar(
-                place + 0.2 * (number - 1), row.mtl_ahead,
-                [[row.mtl_ahead - row.low], [row.high - row.mtl_ahead]], fmt="s", ms=4,
-                color=f"C{number + 5}", label=name if place == 0 else None,
-            )  # fmt: skip
+            style = {"fmt": "s", "ms": 4, "color": f"C{number + 5}"}
+            label = name if place == 0 else None
+            _leads(b, [place + 0.2 * (number - 1)], rows.loc[[name]], label=label, **style)
         for number, name in enumerate(("MTL", "llf", "edf", "equal")):
             colour = {"MTL": "k"}.get(name, colours.get(name))
             c.bar(place + 0.2 * (number - 1.5), 100 * rows.loc[name].left_short, 0.2, color=colour,
@@ -225,10 +218,7 @@ def plot(table: Any) -> Figure:
     sized = table[(table.test == "2021") & (table.capacity == 0.15)]
     for site, here in sized.groupby("site", sort=False):
         llf = here[here.schedule == "llf"].sort_values("stations")
-        d.errorbar(
-            llf.stations, llf.mtl_ahead, [llf.mtl_ahead - llf.low, llf.high - llf.mtl_ahead],
-            fmt="o-", capsize=3, label=SITE_NAMES[site],
-        )  # fmt: skip
+        _leads(d, llf.stations, llf, fmt="o-", capsize=3, label=SITE_NAMES[site])
     d.axhline(0, color="k", linewidth=0.8)
     d.set_xlabel("stations behind the feeder; trained on 10")
     d.set_title("MTL's lead over llf in 2021, feeder 15 %", fontsize=10)

@@ -10,6 +10,7 @@ Cells of one circumstance and aggregator are one program.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -126,14 +127,10 @@ def _cells(
     circumstances: dict[str, Circumstance], kinds: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[Cell]:
     for circumstance, own in circumstances.items():
-        for method in own.methods:
-            for kind in kinds:
-                for seed in seeds:
-                    values = {
-                        "circumstance": circumstance, "method": method, "kind": kind, "seed": seed
-                    }  # fmt: skip
-                    name = _joined(circumstance, method, kind, str(seed))
-                    yield Cell(name, values, program=_joined(circumstance, method))
+        for method, kind, seed in product(own.methods, kinds, seeds):
+            values = {"circumstance": circumstance, "method": method, "kind": kind, "seed": seed}
+            name = _joined(circumstance, method, kind, str(seed))
+            yield Cell(name, values, program=_joined(circumstance, method))
 
 
 def _joined(*words: str) -> str:
@@ -200,20 +197,12 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     )
 
 
-def _finals(rows: pd.DataFrame, kinds: list[str]) -> Found:
+def _finals(rows: Any, kinds: list[str]) -> Found:
     last = rows[rows["round"] == rows["round"].max()]
-    seeds = sorted(set(last["seed"]))
     found: Found = {}
-    for circumstance in dict.fromkeys(last["circumstance"]):
-        here = pd.DataFrame(last[last["circumstance"] == circumstance])
-        for method in dict.fromkeys(here["method"]):
-            finals = {
-                (row["kind"], row["seed"]): float(row["tested"])
-                for row in here.to_dict("records")
-                if row["method"] == method
-            }
-            values = [[finals[kind, seed] for seed in seeds] for kind in kinds]
-            found.setdefault(circumstance, {})[method] = np.array(values)
+    for (circumstance, method), own in last.groupby(["circumstance", "method"], sort=False):
+        table = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
+        found.setdefault(circumstance, {})[method] = table.to_numpy(float)
     return found
 
 

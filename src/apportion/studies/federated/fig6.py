@@ -53,6 +53,7 @@ TOTALS = (0.1, EQUAL, 0.3, 0.4, INFORMED, 0.5, 0.6, 0.8)
 """Fixed shares on the minority."""
 
 Curves = dict[str, np.ndarray]
+"""Test accuracy (experiments, rounds) of each method; an experiment is a seed and a task."""
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
@@ -155,7 +156,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     """The study of the cells' rows."""
     rows = rows.assign(label=_labels(rows, settings["state"]))
     methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
-    curves = {name: _curve(methods[name]) for name in _ordered(methods)}
+    curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in _ordered(methods)}
     shares = {name: _shares(methods[name]) for name in curves if _is_learned(name)}
     table = _table(curves)
     return Study(
@@ -188,11 +189,6 @@ def _is_learned(name: str) -> bool:
 def _ordered(names: Iterable[str]) -> list[str]:
     """FedAvg, the learned ones, the fixed shares."""
     return sorted(names, key=lambda name: (name != "FedAvg", not _is_learned(name)))
-
-
-def _curve(rows: pd.DataFrame) -> np.ndarray:
-    """Test accuracy (experiments, rounds); an experiment is a seed and a task."""
-    return _by_round(rows, ["tested"])[..., 0]
 
 
 def _shares(rows: pd.DataFrame) -> np.ndarray:

@@ -34,7 +34,6 @@ from apportion.studies.portfolio.prioritisation import (
     SETTINGS,
     TRAIN_DAYS,
     UNIFORM,
-    Rule,
     held_out_growth,
 )
 from apportion.studies.portfolio.tables import by_cell
@@ -71,7 +70,8 @@ def sized_plan(settings: PortfolioSettings, seeds: int) -> Plan:
 
 def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progress) -> Rows:
     """Log growth a year over Equal CRP of each cell, on held-out instruments of each camp."""
-    rules = [_rule(cell["rule"]) for cell in cells]
+    by_name = {rule.name: rule for rule in TRIED}
+    rules = [by_name[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
     seeds = [cell["seed"] for cell in cells]
     known = {seed: make_world(seed, s) for seed in dict.fromkeys(seeds)}
@@ -103,10 +103,6 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
         frames.append(pd.DataFrame(columns))
     progress(f"{s.scorer}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.concat(frames))
-
-
-def _rule(name: str) -> Rule:
-    return next(rule for rule in TRIED if rule.name == name)
 
 
 def make_world(

@@ -18,7 +18,7 @@ from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.job import next_table, tables
+from apportion.domains.portfolio.job import data_of, next_table, tables
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
@@ -26,7 +26,7 @@ from apportion.domains.portfolio.record import LAZY, Backtest
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_policies, training_market
-from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.portfolio.walk import walk_tasks
 from apportion.domains.settings import METHOD_NAMES, Method
 from apportion.policy import Policy
 from apportion.runs.job import Outcome
@@ -34,7 +34,7 @@ from apportion.runs.progress import Progress, TrainingStatus
 from apportion.studies.portfolio.demo_settings import DemoSettings
 from apportion.studies.portfolio.experiments import Splits
 from apportion.studies.portfolio.findings import Gains, claims_of, headline_of, sentences
-from apportion.tasks import Tasks, TaskSets, single_tasks
+from apportion.tasks import TaskSets, single_tasks
 from apportion.training import Chunk, Chunks, TrainingResult
 from apportion.trees import repeat, stack, take
 
@@ -111,21 +111,10 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
             headline_of(claims),
             tables(record) | {"next": next_table(policy, prices, s.window, Rules())},
         ),
-        _data(known, prices),
+        data_of(known, "embedded") | {"fingerprint": prices.fingerprint},
         pd.concat([_metrics(several, ("pmtl", "mtl")), _metrics(alone, ("stl",))]),
         pd.DataFrame(seen),
     )
-
-
-def _data(known: Prices, prices: Prices) -> dict[str, Any]:
-    """What the run's environment says of its data: the days are those trained on."""
-    return {
-        "source": "embedded",
-        "tickers": len(prices.tickers),
-        "first": str(known.dates[0]),
-        "last": str(known.dates[-1]),
-        "fingerprint": prices.fingerprint,
-    }
 
 
 def _train(
@@ -191,8 +180,9 @@ def _gains(
     own = splits.own.first(SHOWN)
     for number, (kind, tasks) in enumerate({"own": own, "held-out": splits.held_out}.items()):
         progress.stage(f"testing on {kind} tasks", number / 2)
-        equal = yearly(_walk_all(EqualShares(), market, tasks.flat))
-        gains[LAZY, kind] = yearly(_walk_all(lazy_rebalancing(), market, tasks.flat)) - equal
+        equal = yearly(walk_tasks(EqualShares(), market, tasks.flat).log_return)
+        lazy = walk_tasks(lazy_rebalancing(), market, tasks.flat).log_return
+        gains[LAZY, kind] = yearly(lazy) - equal
         for name in ("pmtl", "mtl", "careful"):
             gains[name, kind] = yearly(_walk_each(policies[name], market, tasks)) - equal
         # A single-task policy has one task of its own, and every held-out one.
@@ -204,14 +194,8 @@ def _gains(
 @eqx.filter_jit
 def _walk_each(policies: Policy, market: Market, tasks: TaskSets) -> jax.Array:
     """Net log returns of stacked policies, each on its own tasks, (runs, tasks, time)."""
-    walk = eqx.filter_vmap(lambda policy, own: _walk_all(policy, market, own))
+    walk = eqx.filter_vmap(lambda policy, own: walk_tasks(policy, market, own).log_return)
     return walk(policies, tasks.each)
-
-
-@eqx.filter_jit
-def _walk_all(policy: Policy, market: Market, tasks: Tasks) -> jax.Array:
-    """Net log returns of one policy on each of some tasks."""
-    return jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(tasks.each)
 
 
 def _backtest(

@@ -22,11 +22,7 @@ from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    train_policies,
-    training_market,
-    untrained_policies,
-)
+from apportion.domains.portfolio.training import train_policies, training_market, untrained_policies
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
 from apportion.statistics import mean_over

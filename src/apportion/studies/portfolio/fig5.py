@@ -210,10 +210,8 @@ def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
 def _summary(table: Any) -> pd.DataFrame:
     """The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed."""
     year = table.groupby(["method", "policy", "task"], sort=False)
-    found = pd.DataFrame(
-        {"over_equal": year.over_equal.sum(), "deviation": year.deviation.mean()}
-    ).assign(drawn=year.drawn.first())
-    return found.reset_index()
+    kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
+    return year.agg(kept).reset_index()
 
 
 def _where_it_pays(table: Any, name: str) -> Verdict:

@@ -34,16 +34,9 @@ def claims_of(gains: Gains) -> list[dict[str, Any]]:
             gap = gains[first, place] - (0.0 if second is None else gains[second, place])
             claim = f"{words}, on {where}"
             verdicts.append(Verdict.of(claim, over_rows_and_columns(gap), paper=False))
+    kept = ("claim", "outcome", "adjusted", "holds", "estimate", "interval", "n")
     return [
-        {
-            "claim": verdict.claim,
-            "outcome": verdict.outcome,
-            "adjusted": verdict.adjusted,
-            "holds": verdict.holds,
-            "estimate": verdict.estimate,
-            "interval": list(verdict.interval),
-            "n": verdict.n,
-        }
+        {name: verdict.to_dict()[name] for name in kept} | {"interval": list(verdict.interval)}
         for verdict in adjusted_for_all(verdicts)
     ]
 

@@ -162,14 +162,12 @@ def compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pro
     """The rows of cells of one program: all of them trained in one vmap, tested at every checkpoint."""
     method, count = cells[0]["method"], cells[0]["tasks"]
     batch = _Batch.of(prices, size, cells)
-    if method == LAZY:
-        gains = batch.gains(copies(lazy_rebalancing(), len(cells)))
-        frames = [_rows(gains, len(cells), size.settings.steps, size.shown)]
-    elif method == TILT:
-        gains = batch.gains(EqualShares(), follow=_follow_tilt)
-        frames = [_rows(gains, len(cells), size.settings.steps, size.shown)]
+    frames = []
+    if method in (LAZY, TILT):
+        lazy = copies(lazy_rebalancing(), len(cells))
+        gains = batch.gains(lazy) if method == LAZY else batch.gains(EqualShares(), _follow_tilt)
+        frames.append(_rows(gains, len(cells), size.settings.steps, size.shown))
     else:
-        frames = []
 
         def on_chunk(chunk: Chunk) -> None:
             if chunk.step in steps:
@@ -245,10 +243,8 @@ class _Batch:
         """Each kind of task to gains over Equal CRP, runs by tasks."""
         found = {}
         for kind in self.tested:
-            (growth, sharpe), (equal, equal_sharpe) = (
-                self._test(kind, policies, follow),
-                self._equal[kind],
-            )
+            growth, sharpe = self._test(kind, policies, follow)
+            equal, equal_sharpe = self._equal[kind]
             found[kind] = {
                 "gain": 100 * (np.exp(growth) - np.exp(equal)),
                 "log_gain": growth - equal,

@@ -5,7 +5,7 @@ the realised gain; each against uniform MTL, on held-out instruments that carry 
 updates. Deviation and gradient find what moves; realised gain finds what pays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -26,7 +26,7 @@ from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import train_policies
-from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.portfolio.walk import walk_tasks
 from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
@@ -143,7 +143,9 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     seen, tested = stack(train), (stack(test), TaskSets.of(unseen))
     alphas = jnp.asarray([rules[number].alpha for number in rule])
     betas = (
-        _rising(s.steps) if rules[0].beta is None else jnp.asarray([rules[i].beta for i in rule])
+        jnp.asarray([rules[i].beta for i in rule])
+        if rules[0].beta is not None
+        else (lambda step: jnp.minimum(step / s.steps, 1.0).astype(jnp.float32))
     )
     # A world's first parameters are the same for all rules, its draws are each rule's own.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
@@ -162,15 +164,6 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     growth = np.asarray(held_out_growth(policies, *take(tested, run))) - equal[run]
     progress(f"{cells[0].program}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
-
-
-def _rising(steps: int) -> Callable[[Array], Array]:
-    """Beta from 0 to 1 along the run."""
-
-    def beta(step):
-        return jnp.minimum(step / steps, 1.0).astype(jnp.float32)
-
-    return beta
 
 
 def make_world(
@@ -211,8 +204,7 @@ def held_out_growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float
     """Log growth a year of each run's policy in its market, mean over its tasks."""
 
     def one(policy, market, tasks):
-        walks = jax.vmap(lambda task: walk_policy(policy, market, task).log_return)(tasks.each)
-        return walks.mean() * TRADING_DAYS
+        return walk_tasks(policy, market, tasks).log_return.mean() * TRADING_DAYS
 
     return eqx.filter_vmap(one)(policies, markets, tasks.each)
 

@@ -7,7 +7,6 @@ e is measured, eps is exact. Claims: no family breaks either theorem; few featur
 sample removes, the corollary's c. A cell is a kind of sample with a d; a row is a family.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -18,16 +17,21 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from apportion.statistics import Estimate, compare, mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
+from apportion.studies.theory.families import (
+    errors_of,
+    never_broken,
+    one_by_one,
+    transfer_constants,
+    uniform,
+)
 from apportion.theory.estimation import LearningConstants, LearningError, learning_error
-from apportion.theory.mdp import MDP, norm, random_family
+from apportion.theory.mdp import MDP, random_family
 from apportion.theory.sampled import (
     independent_draws,
     limit,
@@ -35,7 +39,6 @@ from apportion.theory.sampled import (
     one_path,
     separate_paths,
 )
-from apportion.theory.theorem import TransferConstants
 
 STATES, ACTIONS, TASKS, GAMMA, ITERATIONS, SAMPLES = 6, 3, 8, 0.7, 20, 125
 SPREADS = (0.0, 0.1, 0.4)
@@ -46,8 +49,6 @@ SAMPLINGS = {
     "independent draws": independent_draws,
     "no noise": limit,
 }
-_CHUNK = 20
-_UNIFORM = np.full(STATES, 1 / STATES)
 draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
 """Random tasks of the study's size, at a given distance."""
 
@@ -72,11 +73,8 @@ def measure(sampling: str, dimension: int, spread: float, runs: int, seed: int) 
         iterations=ITERATIONS,
         rng=np.random.default_rng(seed),
     )
-    alone = MDP(average.kernel[:, None], average.reward[:, None], GAMMA)
-    residual = learned.values - alone.operator(learned.policies[:, :-1], learned.values)
-    error = norm(residual, _UNIFORM).max(-1)[:, None]
-    constants = _constants(family, alone)
-    measured = norm(family.suboptimality(learned.policies[:, -1:]), _UNIFORM)
+    error, measured = errors_of(family, learned)
+    constants = transfer_constants(family)
     given = LearningError(0.0, error)
     plain = constants.theorem_1(given, ITERATIONS).total
     prime = constants.theorem_1_prime(given, ITERATIONS).total
@@ -96,33 +94,11 @@ def measure(sampling: str, dimension: int, spread: float, runs: int, seed: int) 
     )
 
 
-def _constants(family: MDP, alone: MDP) -> TransferConstants:
-    """What carries errors and distances to suboptimality; eps over all policies."""
-    runs = len(family)
-    # Enumerating all policies of many families at once would fill the memory.
-    distance = np.concatenate(
-        [
-            distance_by_enumeration(family[part], alone[part], _UNIFORM)
-            for part in (slice(i, i + _CHUNK) for i in range(0, runs, _CHUNK))
-        ]
-    )
-    return TransferConstants(
-        GAMMA,
-        alone.reward_bound,
-        concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first,
-        concentrability(alone.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).second,
-        distance,
-    )
-
-
 def _error_bound(average: MDP, features: np.ndarray) -> Float[np.ndarray, " runs"]:
     """The approximation term of the bound on e, family by family: what is left of it without noise."""
-    found = (LearningConstants.of(mdp, features, _UNIFORM) for mdp in _each(average))
+    mdps = (average[run] for run in range(len(average)))
+    found = (LearningConstants.of(mdp, features, uniform(mdp)) for mdp in mdps)
     return np.array([learning_error(one, 1e6, ITERATIONS, 0.1).approximation for one in found])
-
-
-def _each(stack: MDP) -> list[MDP]:
-    return [stack[run] for run in range(len(stack))]
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:
@@ -144,22 +120,19 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
     return Plan(
         study="approximation",
         cells=tuple(cells),
-        compute=partial(compute, runs=runs, seed=seed),
+        compute=one_by_one("{sampling}, {dimension} features", measure_all, runs=runs, seed=seed),
         conclude=conclude,
         settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},
     )
 
 
-def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, seed: int) -> Rows:
-    """LSPI on the families of every distance; all kinds of samples and all d see the same families."""
-    for done, cell in enumerate(cells):
-        sampling, dimension = cell["sampling"], cell["dimension"]
-        progress(f"{sampling}, {dimension} features", done / len(cells))
-        frames = [
-            measure(sampling, dimension, spread, runs, seed * len(SPREADS) + number)
-            for number, spread in enumerate(SPREADS)
-        ]
-        yield cell, pd.concat(frames, ignore_index=True)
+def measure_all(sampling: str, dimension: int, *, runs: int, seed: int) -> pd.DataFrame:
+    """The families of every distance; all kinds of samples and all d see the same families."""
+    frames = [
+        measure(sampling, dimension, spread, runs, seed * len(SPREADS) + number)
+        for number, spread in enumerate(SPREADS)
+    ]
+    return pd.concat(frames, ignore_index=True)
 
 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
@@ -192,18 +165,7 @@ def _theorem_verdicts(rows: Any) -> list[Verdict]:
         (bound, "error", "without noise e is within its approximation term in all runs (share not)",
          True),
     )  # fmt: skip
-    return [_never(*claim) for claim in claims]
-
-
-def _never(rows: Any, column: str, claim: str, paper: bool) -> Verdict:
-    """Families with a share above 1 in any row; families of one distance and number are one."""
-    worst = rows.groupby(["spread", "run"])[column].max().to_numpy()
-    broken = int((worst > 1 + 1e-9).sum())
-    ends = stats.binomtest(broken, len(worst)).proportion_ci()
-    interval = (float(ends.low), float(ends.high))
-    share = broken / len(worst)
-    found = Verdict(claim, broken == 0, share, interval, len(worst), paper, broken > 0)
-    return replace(found, exact=True)
+    return [never_broken(*claim) for claim in claims]
 
 
 def _errors(rows: Any, sampling: str, dimension: int, spread: float) -> np.ndarray:
@@ -278,15 +240,12 @@ _COLOURS = ("#2b7bba", "#e6550d", "#31a354", "0.35")
 
 
 def _plot(rows: pd.DataFrame) -> Figure:
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(13, 4.6)
     _plot_errors(left, rows)
     _plot_shares(right, rows)
     for axis in (left, right):
         axis.set_xticks(range(len(DIMENSIONS)), [str(d) for d in DIMENSIONS])
         axis.set_xlabel("features d, of 6 states")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.6)
     return figure
 
 
@@ -296,15 +255,9 @@ def _plot_errors(axis: Axes, rows: pd.DataFrame) -> None:
     ):
         for spread, style in ((0.0, "o-"), (0.4, "D--")):
             ends = [mean_over(_errors(rows, name, d, spread)) for d in DIMENSIONS]
-            axis.errorbar(
-                np.arange(len(DIMENSIONS)) + shift,
-                [e.value for e in ends],
-                [[e.value - e.low for e in ends], [e.high - e.value for e in ends]],
-                fmt=style,
-                color=colour,
-                markersize=4,
-                label=name if spread == 0.0 else None,
-            )
+            label = name if spread == 0.0 else None
+            places = np.arange(len(DIMENSIONS)) + shift
+            error_bars(axis, places, ends, fmt=style, color=colour, markersize=4, label=label)
     axis.set(ylabel="error e (mean over families)", ylim=(0, None))
     axis.set_title("few features leave an error (full: equal tasks, dashed: distance .4)")
     axis.legend(frameon=False, fontsize=9)

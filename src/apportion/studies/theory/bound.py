@@ -6,8 +6,6 @@ the average MDP for K = 20 iterations; e is measured, eps is exact over all poli
 A cell is a distance; a row is a task of a family, with its loss and every term.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,29 +15,32 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from apportion.statistics import compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.families import (
+    errors_of,
+    never_broken,
+    one_by_one,
+    transfer_constants,
+)
 from apportion.theory.bound import error_bound
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
 from apportion.theory.estimation import LearningError
 from apportion.theory.lspi import lspi_paths
-from apportion.theory.mdp import MDP, norm, random_family
-from apportion.theory.theorem import Terms, TransferConstants
+from apportion.theory.mdp import random_family
 
 STATES, ACTIONS, TASKS, GAMMA, ITERATIONS = 6, 3, 8, 0.7, 20
 SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
-_CHUNK = 20
-_UNIFORM = np.full(STATES, 1 / STATES)
+_PARTS = {"error": "estimation", "propagation": "propagation", "distance": "task_distance"}
+_PARTS |= {"total": "total"}
 draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
 """Random tasks of the study's size, at a given distance."""
 
 
-def measure(spread: float, runs: int, samples: int, seed: int) -> pd.DataFrame:
+def measure(spread: float, seed: int, *, runs: int, samples: int) -> pd.DataFrame:
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
     family = draw_family(spread=spread, runs=runs, seed=seed)
     average = family.average()
@@ -52,29 +53,13 @@ def measure(spread: float, runs: int, samples: int, seed: int) -> pd.DataFrame:
         iterations=ITERATIONS,
         key=jax.random.key(seed),
     )
-    alone = MDP(average.kernel[:, None], average.reward[:, None], GAMMA)
-    residual = learned.values - alone.operator(learned.policies[:, :-1], learned.values)
-    error = norm(residual, _UNIFORM).max(-1)[:, None]
-    # Enumerating all policies of many families at once would fill the memory.
-    distance = np.concatenate(
-        [
-            distance_by_enumeration(family[part], alone[part], _UNIFORM)
-            for part in (slice(i, i + _CHUNK) for i in range(0, runs, _CHUNK))
-        ]
-    )
-    constants = TransferConstants(
-        GAMMA,
-        average.reward_bound[:, None],
-        concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first,
-        concentrability(average.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).second[:, None],
-        distance,
-    )
-    measured = norm(family.suboptimality(learned.policies[:, -1:]), _UNIFORM)
+    error, measured = errors_of(family, learned)
+    constants = transfer_constants(family)
     columns = {
         "spread": spread,
         "run": np.arange(runs)[:, None],
         "task": np.arange(TASKS)[None],
-        "epsilon": distance,
+        "epsilon": constants.distance,
         "e": error,
         "measured": measured,
         "trivial": 2 * family.value_bound,
@@ -84,20 +69,11 @@ def measure(spread: float, runs: int, samples: int, seed: int) -> pd.DataFrame:
         ("theorem_1", constants.theorem_1(given, ITERATIONS)),
         ("theorem_1_prime", constants.theorem_1_prime(given, ITERATIONS)),
     ):
-        columns |= {f"{name}_{part}": value for part, value in _parts(terms).items()}
+        columns |= {f"{name}_{part}": getattr(terms, term) for part, term in _PARTS.items()}
     spread_out = {
         name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()
     }
     return pd.DataFrame(spread_out)
-
-
-def _parts(terms: Terms) -> dict:
-    return {
-        "error": terms.estimation,
-        "propagation": terms.propagation,
-        "distance": terms.task_distance,
-        "total": terms.total,
-    }
 
 
 def plan(
@@ -126,7 +102,7 @@ def plan(
             )
             for number, spread in enumerate(SPREADS)
         ),
-        compute=partial(compute, runs=each, samples=samples),
+        compute=one_by_one("distance {spread:g}", measure, runs=each, samples=samples),
         conclude=conclude,
         settings={
             "families": each * len(SPREADS),
@@ -135,13 +111,6 @@ def plan(
             "seed": seed,
         },
     )
-
-
-def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, samples: int) -> Rows:
-    """LSPI on the families of each distance."""
-    for done, cell in enumerate(cells):
-        progress(f"distance {cell['spread']:g}", done / len(cells))
-        yield cell, measure(cell["spread"], runs, samples, cell["seed"])
 
 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
@@ -178,27 +147,17 @@ def _notes(table: pd.DataFrame, settings: dict[str, Any]) -> tuple[str, ...]:
 
 def _share_verdicts(table: pd.DataFrame) -> list[Verdict]:
     """In how many families a bound is broken."""
-    by_run = table.assign(
+    shares = table.assign(
         prime=table.measured / table.theorem_1_prime_total,
         plain=table.measured / table.theorem_1_total,
         order=table.theorem_1_prime_total / table.theorem_1_total,
-    ).groupby(["spread", "run"])
+    )
     claims = (
         ("plain", "suboptimality exceeds Theorem 1, constants corrected, in no run (share)", True),
         ("prime", "suboptimality exceeds Theorem 1' in no run (share)", False),
         ("order", "Theorem 1' is above Theorem 1 in no run (share)", False),
     )
-    verdicts = []
-    for column, claim, paper in claims:
-        worst = np.asarray(by_run[column].max())
-        failures = int((worst > 1 + 1e-9).sum())
-        interval = stats.binomtest(failures, len(worst)).proportion_ci()
-        ends = (float(interval.low), float(interval.high))
-        share = failures / len(worst)
-        # Exact: a theorem is broken by one run, whatever the interval of its share.
-        found = Verdict(claim, failures == 0, share, ends, len(worst), paper, failures > 0)
-        verdicts.append(replace(found, exact=True))
-    return verdicts
+    return [never_broken(shares, *claim) for claim in claims]
 
 
 def _growth_verdict(table: pd.DataFrame) -> Verdict:
@@ -216,12 +175,9 @@ _TERMS = {"error": "error e", "propagation": "propagation", "distance": "task di
 
 
 def _plot(table: pd.DataFrame) -> Figure:
-    figure = Figure(figsize=(12, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(12, 4.6, grid=False)
     _plot_tasks(left, table)
     _plot_terms(right, table)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -22,9 +22,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.statistics import Estimate, mean_over, of_means
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.families import one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
 from apportion.studies.theory.subsets import (
     ENTITIES,
@@ -39,52 +41,39 @@ from apportion.studies.theory.subsets import (
 from apportion.theory.theorem import corollary_2
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, runs: int | None = None) -> Plan:
-    """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's.
-
-    Parameters
-    ----------
-    runs
-        Independent universes, in place of the scale's number.
-    """
-    count = runs if runs is not None else {"quick": 6, "paper": 64}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's."""
+    count = {"quick": 6, "paper": 64}[scale]
     known = ENTITIES[:2] if scale == "quick" else ENTITIES
     return Plan(
         study="corollary2",
         cells=Cell.each("entities", "entities", known),
-        compute=partial(compute, runs=count, seed=seed),
+        compute=one_by_one("{entities} entities", measure, runs=count, seed=seed),
         conclude=conclude,
         settings={"runs": count, "scale": scale, "seed": seed},
     )
 
 
-def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, seed: int) -> Rows:
-    """The regret of every run, arm and number, for each m."""
+def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
+    """The regret of every run, arm and number."""
     key_data = jax.random.key_data(jax.random.key(seed))
-    for done, cell in enumerate(cells):
-        m = cell["entities"]
-        progress(f"{m} entities", done / len(cells))
-        columns = [
-            *(("overlapping", number) for number in OVERLAPPING),
-            *(("independent", number) for number in INDEPENDENT),
-            ("tied", REAL),
-            *(("real", number) for number in sizes_of(m)),
-        ]
-        both = [subset_regrets(m, runs, key_data), ordering_regrets(m, runs, key_data)]
-        regrets = np.concatenate(both, 1)
-        frames = [
-            pd.DataFrame(
-                {
-                    "entities": m,
-                    "arm": arm,
-                    "number": number,
-                    "run": np.arange(runs),
-                    "regret": values,
-                }
-            )
-            for (arm, number), values in zip(columns, regrets.T, strict=True)
-        ]
-        yield cell, pd.concat(frames, ignore_index=True)
+    columns = [
+        *(("overlapping", number) for number in OVERLAPPING),
+        *(("independent", number) for number in INDEPENDENT),
+        ("tied", REAL),
+        *(("real", number) for number in sizes_of(entities)),
+    ]
+    both = [f(entities, runs, key_data) for f in (subset_regrets, ordering_regrets)]
+    arms, numbers = zip(*columns, strict=True)
+    return pd.DataFrame(
+        {
+            "entities": entities,
+            "arm": np.repeat(arms, runs),
+            "number": np.repeat(numbers, runs),
+            "run": np.tile(np.arange(runs), len(columns)),
+            "regret": np.concatenate(both, 1).T.ravel(),
+        }
+    )
 
 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
@@ -238,13 +227,9 @@ def _notes(rows: Any) -> tuple[str, ...]:
 
 
 def _plot(rows: Any) -> Figure:
-    figure = Figure(figsize=(13, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(13, 4.6)
     _plot_tasks(left, rows)
     _plot_entities(right, rows)
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.6)
     return figure
 
 
@@ -282,9 +267,6 @@ def _plot_entities(axis: Axes, rows: Any) -> None:
 
 
 def _bars(axis: Axes, x, logs: list[Estimate], colour: str, label: str | None) -> None:
-    middle, low, high = (
-        np.exp([getattr(e, name) for e in logs]) for name in ("value", "low", "high")
-    )
-    axis.errorbar(
-        x, middle, [middle - low, high - middle], fmt="o-", color=colour, label=label, markersize=4
-    )
+    middle, low, high = np.exp(ends_of(logs))
+    ends = [middle - low, high - middle]
+    axis.errorbar(x, middle, ends, fmt="o-", color=colour, label=label, markersize=4)

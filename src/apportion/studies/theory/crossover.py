@@ -7,7 +7,6 @@ A cell is a distance; a row is a family at one N.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -20,10 +19,10 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from apportion.statistics import compare, of_means
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
-from apportion.studies.theory.corollary1 import log_slope
+from apportion.studies.theory.families import log_slope, one_by_one
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
 from apportion.theory.samples import draw_counts
@@ -125,17 +124,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
     return Plan(
         study="crossover",
         cells=Cell.each("distance", "spread", SPREADS),
-        compute=partial(compute, runs=runs, seed=seed),
+        compute=one_by_one("distance {spread:g}", measure, runs=runs, seed=seed),
         conclude=conclude,
         settings={"families": runs, "scale": scale, "seed": seed},
     )
-
-
-def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, seed: int) -> Rows:
-    """Both ways of learning on the families of each distance."""
-    for done, cell in enumerate(cells):
-        progress(f"distance {cell['spread']:g}", done / len(cells))
-        yield cell, measure(cell["spread"], runs, seed)
 
 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
@@ -153,7 +145,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     return Study(
         name="crossover",
         title="When to pool: multi-task against single-task LSPI",
-        table=_table(grids, lines),
+        table=_table(rows, lines),
         verdicts=(*_verdicts(grids), _prediction_verdict(grids, lines)),
         plot=lambda: _plot(grids, lines),
         notes=_notes(grids, lines),
@@ -166,18 +158,9 @@ def _grid(rows: pd.DataFrame, name: str) -> Grid:
     return ordered.reshape(len(SPREADS), len(SIZES), -1)
 
 
-def _table(grids: dict[str, Grid], lines: pd.DataFrame) -> pd.DataFrame:
-    rows = [
-        {
-            "spread": spread,
-            "samples": size,
-            **{name: grid[s, n].mean() for name, grid in grids.items()},
-            "families": grids["multi"].shape[-1],
-        }
-        for s, spread in enumerate(SPREADS)
-        for n, size in enumerate(SIZES)
-    ]
-    return pd.DataFrame(rows).merge(lines, on="spread")
+def _table(rows: Any, lines: pd.DataFrame) -> pd.DataFrame:
+    means = rows.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
+    return means.assign(families=rows.run.nunique()).merge(lines, on="spread")
 
 
 def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:

@@ -9,8 +9,6 @@ pays once entities differ and data is plenty. A cell is an eps and a size; a row
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,9 +23,11 @@ from matplotlib.figure import Figure
 
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.families import means_by, one_by_one
 
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
 EPSILONS = (0.0, 0.8)
@@ -111,16 +111,9 @@ def _train(policy, x, noise, betas, steps: int):
     return eqx.combine(parameters, fixed)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, seeds: int | None = None) -> Plan:
-    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper).
-
-    Parameters
-    ----------
-    seeds
-        Independent records and networks, in place of the scale's number.
-    """
-    runs = seeds if seeds is not None else {"quick": 5, "paper": 12}[scale]
-    steps = {"quick": 200, "paper": 600}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper)."""
+    runs, steps = {"quick": (5, 200), "paper": (12, 600)}[scale]
     cells = (
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)
@@ -128,25 +121,24 @@ def plan(*, scale: Scale = "quick", seed: int = 0, seeds: int | None = None) -> 
     return Plan(
         study="equivariance",
         cells=tuple(cells),
-        compute=partial(compute, runs=runs, steps=steps, seed=seed),
+        compute=one_by_one(
+            "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
+        ),
         conclude=conclude,
         settings={"seeds": runs, "steps": steps, "scale": scale, "seed": seed},
     )
 
 
-def compute(cells: Sequence[Cell], progress: Progress, *, runs: int, steps: int, seed: int) -> Rows:
+def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
     """Both networks on the same records, seeds as one vmap."""
     keys = jax.random.split(jax.random.key(seed), runs)
-    for done, cell in enumerate(cells):
-        epsilon, size = cell["epsilon"], cell["size"]
-        progress(f"eps = {epsilon:g}, {size} states", done / len(cells))
-        frames = []
-        for name in NETWORKS:
-            betas = jnp.asarray(spaced_betas(ENTITIES, epsilon), jnp.float32)
-            own, other = np.asarray(regrets(name, betas, size, steps, keys), float).T
-            columns = {"epsilon": epsilon, "size": size, "network": name, "run": np.arange(runs)}
-            frames.append(pd.DataFrame({**columns, "own_order": own, "other_order": other}))
-        yield cell, pd.concat(frames, ignore_index=True)
+    betas = jnp.asarray(spaced_betas(ENTITIES, epsilon), jnp.float32)
+    frames = []
+    for name in NETWORKS:
+        own, other = np.asarray(regrets(name, betas, size, steps, keys), float).T
+        columns = {"epsilon": epsilon, "size": size, "network": name, "run": np.arange(runs)}
+        frames.append(pd.DataFrame({**columns, "own_order": own, "other_order": other}))
+    return pd.concat(frames, ignore_index=True)
 
 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
@@ -168,13 +160,11 @@ def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.nd
 
 
 def _table(rows: Any) -> pd.DataFrame:
-    records = []
-    for epsilon, size, network in product(EPSILONS, SIZES, NETWORKS):
-        for order in ("own_order", "other_order"):
-            mean = mean_over(_of(rows, network, epsilon, size, order))
-            records.append((epsilon, size, network, order, mean.value, mean.low, mean.high, mean.n))
-    columns = ["epsilon", "size", "network", "order", "regret", "low", "high", "seeds"]
-    return pd.DataFrame(records, columns=columns).round(6)
+    by = ["epsilon", "size", "network"]
+    orders = ["own_order", "other_order"]
+    long = rows.melt([*by, "run"], orders, var_name="order", value_name="regret")
+    means = means_by(long, [*by, "order"], "regret", "seeds").round(6)
+    return means.sort_values(by, kind="stable", ignore_index=True)
 
 
 def _verdicts(rows: Any) -> tuple[Verdict, ...]:
@@ -232,25 +222,17 @@ _COLOURS = {"equivariant": "#31a354", "plain": "#e6550d"}
 
 
 def _plot(rows: Any) -> Figure:
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    for axis, epsilon in zip(figure.subplots(1, 2, sharey=True), EPSILONS, strict=True):
+    figure, axes = panels(11, 4.4, sharey=True)
+    for axis, epsilon in zip(axes, EPSILONS, strict=True):
         for network, order in product(NETWORKS, ("own_order", "other_order")):
             ends = [mean_over(_of(rows, network, epsilon, size, order)) for size in SIZES]
             shift = math.exp(0.04 * (1 if network == "plain" else -1))
-            axis.errorbar(
-                np.asarray(SIZES) * shift,
-                [e.value for e in ends],
-                [[e.value - e.low for e in ends], [e.high - e.value for e in ends]],
-                fmt="o-" if order == "own_order" else "D:",
-                color=_COLOURS[network],
-                markersize=4,
-                label=f"{network}, {order.replace('_', ' ')}",
-            )
+            style = {"fmt": "o-" if order == "own_order" else "D:", "color": _COLOURS[network]}
+            label = f"{network}, {order.replace('_', ' ')}"
+            error_bars(axis, np.asarray(SIZES) * shift, ends, markersize=4, label=label, **style)
         axis.set(xscale="log", yscale="log", xlabel="states on record", title=f"ε = {epsilon:g}")
         axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.6)
-    figure.axes[0].set_ylabel("regret on fresh states")
-    figure.axes[1].legend(frameon=False, fontsize=9)
+    axes[0].set_ylabel("regret on fresh states")
+    axes[1].legend(frameon=False, fontsize=9)
     return figure

@@ -8,7 +8,6 @@ A cell is an eps; a row is the regret of one run, arm and N.
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -31,9 +30,11 @@ from apportion.domains.synthetic import (
 )
 from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.cells import Cell, Plan
+from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
+from apportion.studies.theory.families import log_slope, means_by, one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -45,7 +46,7 @@ Regrets = Float[np.ndarray, "runs arms sizes"]
 
 
 @in_float64
-def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] = SIZES):
+def regrets_of(betas, fresh, gamma, runs: int, key_data):
     """Mean regret on fresh states: runs, by arm (real, permuted, tied), by number of examples.
 
     The fresh states, and each run's states, allocations and noise, are the same for every arm and
@@ -53,8 +54,8 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] 
     """
     betas, fresh = jnp.asarray(betas), jnp.asarray(fresh)
     draw_key, permute_key = jax.random.split(jax.random.wrap_key_data(key_data))
-    real = draw_examples((runs, max(sizes)), betas, key=draw_key)
-    permuted = permute_examples(real[:, :_REAL], max(sizes), key=permute_key)
+    real = draw_examples((runs, SIZES[-1]), betas, key=draw_key)
+    permuted = permute_examples(real[:, :_REAL], SIZES[-1], key=permute_key)
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), real, permuted)
     best = reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas).mean()
 
@@ -65,16 +66,10 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data, sizes: tuple[int, ...] 
 
     m = betas.shape[0]
     separate = jax.vmap(jax.vmap(lambda examples: regret(examples, separate_basis(m))))
-    curves = jnp.stack([separate(both[:, :, :n]) for n in sizes], -1)
+    curves = jnp.stack([separate(both[:, :, :n]) for n in SIZES], -1)
     alone = jax.vmap(lambda examples: regret(examples, tied_basis(m)))(real[:, :_REAL])
-    level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(sizes)))
+    level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(SIZES)))
     return jnp.concatenate([curves, level], 1)
-
-
-def slope(curve: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Least-squares slope of log regret against log N."""
-    x = np.log(sizes) - np.log(sizes).mean()
-    return np.asarray((np.log(curve) * x).sum(-1) / (x**2).sum())
 
 
 def equivalent_samples(
@@ -104,54 +99,32 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     return float(-(above * shares * np.log(shares)).sum())
 
 
-def plan(
-    *,
-    scale: Scale = "quick",
-    seed: int = 0,
-    gamma: float = 0.5,
-    seeds: int | None = None,
-) -> Plan:
-    """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's.
-
-    Parameters
-    ----------
-    gamma
-        The discount.
-    seeds
-        Independent runs, in place of the scale's number.
-    """
-    runs = seeds if seeds is not None else {"quick": 20, "paper": 40}[scale]
+def plan(*, scale: Scale = "quick", seed: int = 0, gamma: float = 0.5) -> Plan:
+    """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's."""
+    runs = {"quick": 20, "paper": 40}[scale]
     return Plan(
         study="fig1",
         cells=Cell.each("eps", "epsilon", EPSILONS),
-        compute=partial(compute, runs=runs, gamma=gamma, seed=seed),
+        compute=one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed),
         conclude=conclude,
         settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
     )
 
 
-def compute(
-    cells: Sequence[Cell], progress: Progress, *, runs: int, gamma: float, seed: int
-) -> Rows:
-    """The regret of every run, arm and N, for each eps."""
+def measure(epsilon: float, *, runs: int, gamma: float, seed: int) -> pd.DataFrame:
+    """The regret of every run, arm and N."""
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
-    for done, cell in enumerate(cells):
-        epsilon = cell["epsilon"]
-        progress(f"eps = {epsilon:g}", done / len(cells))
-        regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
-        yield (
-            cell,
-            pd.DataFrame(
-                [
-                    (epsilon, run, arm, size, regrets[run, a, n])
-                    for run in range(runs)
-                    for a, arm in enumerate(ARMS)
-                    for n, size in enumerate(_sizes(arm))
-                ],
-                columns=["epsilon", "run", "arm", "samples", "regret"],
-            ),
-        )
+    regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
+    return pd.DataFrame(
+        [
+            (epsilon, run, arm, size, regrets[run, a, n])
+            for run in range(runs)
+            for a, arm in enumerate(ARMS)
+            for n, size in enumerate(_sizes(arm))
+        ],
+        columns=["epsilon", "run", "arm", "samples", "regret"],
+    )
 
 
 def _sizes(arm: str) -> tuple[int, ...]:
@@ -165,7 +138,7 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
     return Study(
         name="fig1",
         title="Figure 1: what permuting 20 examples is worth on the synthetic problem",
-        table=_table(regrets),
+        table=means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs"),
         verdicts=(*_paper_verdicts(regrets), *_own_verdicts(regrets)),
         plot=lambda: _plot(regrets),
         notes=_notes(regrets),
@@ -182,18 +155,6 @@ def _regrets_in(rows: Any) -> Regrets:
     return np.stack([np.broadcast_to(values, by_arm[0].shape) for values in by_arm], 1)
 
 
-def _table(regrets: dict[float, Regrets]) -> pd.DataFrame:
-    rows = []
-    for epsilon, values in regrets.items():
-        for a, arm in enumerate(ARMS):
-            for n, size in enumerate(_sizes(arm)):
-                mean = mean_over(values[:, a, n])
-                rows.append((epsilon, arm, size, mean.value, mean.low, mean.high, mean.n))
-    return pd.DataFrame(
-        rows, columns=["epsilon", "arm", "samples", "regret", "low", "high", "runs"]
-    )
-
-
 def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
     """Excess regret of permuted over real examples at N = 2000."""
     return np.stack([values[:, 1, -1] - values[:, 0, -1] for values in regrets.values()], 1)
@@ -202,7 +163,7 @@ def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
 def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     verdicts = []
     for name, values in (("eps = 0", regrets[0.0]), ("eps = .8", regrets[0.8])):
-        falling = of_means(values, lambda c: slope(c[..., 0, 2:], np.array(SIZES[2:])))
+        falling = of_means(values, lambda c: log_slope(c[..., 0, 2:], np.array(SIZES[2:])))
         claim = (
             f"{name}: regret falls with the number of real examples (slope of log regret, N >= 100)"
         )
@@ -215,7 +176,7 @@ def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
     steps = [mean_over(step) for step in np.diff(gaps).T]
     claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
     verdicts.append(Verdict.of_all(claim, steps))
-    late = of_means(regrets[0.0], lambda c: slope(c[..., 1, 4:], np.array(SIZES[4:])))
+    late = of_means(regrets[0.0], lambda c: log_slope(c[..., 1, 4:], np.array(SIZES[4:])))
     claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
     verdicts.append(Verdict.of(claim, late, below=-0.5))
     return verdicts
@@ -279,23 +240,11 @@ _NAMES = {
 
 
 def _band(axis, x, values: np.ndarray, arm: str) -> None:
-    ends = [mean_over(column) for column in values.T]
-    axis.plot(
-        x, [e.value for e in ends], "o-", color=_COLOURS[arm], label=_NAMES[arm], markersize=4
-    )
-    axis.fill_between(
-        x,
-        [e.low for e in ends],
-        [e.high for e in ends],
-        color=_COLOURS[arm],
-        alpha=0.2,
-        linewidth=0,
-    )
+    band(axis, x, [mean_over(column) for column in values.T], _COLOURS[arm], _NAMES[arm])
 
 
 def _plot(regrets: dict[float, Regrets]) -> Figure:
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = panels(13, 4.2, 3)
     axes[0].sharey(axes[1])
     for axis, epsilon in zip(axes, (0.8, 0.0), strict=False):
         values = regrets[epsilon]
@@ -314,7 +263,4 @@ def _plot(regrets: dict[float, Regrets]) -> Figure:
     axes[2].set(
         xlabel="ε: range of the betas", ylabel="regret, permuted − real", title="gap at N = 2000"
     )
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, linewidth=0.6)
     return figure

@@ -1,0 +1,45 @@
+"""How studies draw: panels side by side, and estimates with their intervals."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from apportion.statistics import Estimate
+
+
+def panels(
+    width: float, height: float, count: int = 2, *, grid: bool = True, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure and its panels in a row, without frames and with a faint grid."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, count, **options)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        if grid:
+            axis.grid(alpha=0.25, linewidth=0.6)
+    return figure, axes
+
+
+def ends_of(estimates: Sequence[Estimate]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values, lower and upper ends."""
+    value, low, high = (
+        np.array([getattr(estimate, end) for estimate in estimates])
+        for end in ("value", "low", "high")
+    )
+    return value, low, high
+
+
+def error_bars(axis: Axes, x: Any, estimates: Sequence[Estimate], **style: Any) -> None:
+    """Each value with its interval."""
+    value, low, high = ends_of(estimates)
+    axis.errorbar(x, value, [value - low, high - value], **style)
+
+
+def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: str) -> None:
+    """A line of values in the band of their intervals."""
+    value, low, high = ends_of(estimates)
+    axis.plot(x, value, "o-", color=colour, label=label, markersize=4)
+    axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
