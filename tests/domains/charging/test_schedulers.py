@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from apportion.domains.charging import peers
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
-from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_day
+from apportion.domains.charging.peers import PEERS, fill, simulate
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
@@ -272,7 +272,7 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 def test_predicted_peers_ask_for_predictions():
     day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate_day(day, PEERS["llf-predicted"], jnp.float32(5.0), MEDIANS)
+        simulate(jax.tree.map(lambda x: x[None], day), PEERS["llf-predicted"], 5.0, MEDIANS)
 
 
 @pytest.fixture(scope="module")
