@@ -200,7 +200,9 @@ def _sizes(entities: int) -> tuple[int, ...]:
 
 def _awaits(day: Garage, state: State, start: Int[Array, ""]) -> Flags:
     """Where a car can draw at some time in the stretch: it comes, or it is there and not yet full."""
-    comes = (day.arrival >= start) & (day.arrival < start + _STRETCH) & (day.departure > day.arrival)
+    comes = (
+        (day.arrival >= start) & (day.arrival < start + _STRETCH) & (day.departure > day.arrival)
+    )
     is_here = plugged_in(day, start) & (day.arrival < start)
     return comes.any(-1) | (is_here.any(-1) & ~state.full)
 
