@@ -128,7 +128,7 @@ def _later_cars(charging, n):
 # The same problem with another record after period n.
 OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_prices}
 # What is drawn as it is lived, with the period's own key.
-UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal, Synthetic}
+UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal}
 
 
 def concrete(base):

@@ -92,7 +92,7 @@ class Score(eqx.Module):
         self.of_held = jnp.zeros(())
 
     def __call__(self, features: Features, held: Allocation) -> Scores:
-        return self.of_features @ features.T + self.of_held * held
+        return features @ self.of_features + self.of_held * held
 
 
 class Recurrent(ScoringPolicy):
@@ -213,12 +213,12 @@ class Pooled(ScoringPolicy):
         self.head = Head() if head is None else head
 
     def encode(self, history: History, mask: Mask) -> Features:
-        # Features lead and entities follow, as the products want them on a processor.
-        read = jax.nn.relu(self.first.weight @ history[:, -1].T + _column(self.first.bias))
-        present = jnp.where(mask, read, 0.0)
-        mean = present.sum(1) / jnp.maximum(mask.sum(), 1)
-        pooled = jnp.concatenate([mean, largest(present)]) @ self.others
-        return jax.nn.relu(self.own.weight @ read + _column(self.own.bias) + pooled[:, None]).T
+        # A row an entity: a batch of tasks is then one product, with nothing turned over.
+        read = jax.nn.relu(_on_rows(self.first, history[:, -1]))
+        present = jnp.where(mask[:, None], read, 0.0)
+        mean = present.sum(0) / jnp.maximum(mask.sum(), 1)
+        pooled = jnp.concatenate([mean, largest(present.T)]) @ self.others
+        return jax.nn.relu(_on_rows(self.own, read) + pooled)
 
     def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
         return self.reach * jnp.tanh(self.score(features, held) / self.reach)
@@ -277,9 +277,9 @@ class Attention(ScoringPolicy):
         return self.score(features, held)
 
 
-def _column(bias: Array | None) -> Array:
-    assert bias is not None, "layers here have a bias"
-    return bias[:, None]
+def _on_rows(layer: eqx.nn.Linear, rows: Float[Array, "rows before"]) -> Float[Array, "rows after"]:
+    assert layer.bias is not None, "layers here have a bias"
+    return rows @ layer.weight.T + layer.bias
 
 
 def _check_sizes(**sizes: int) -> None:

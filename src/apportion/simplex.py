@@ -209,7 +209,9 @@ def _last_corner(
 
 def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Scalar) -> Scalar:
     """The same without floors, in few rounds: whoever the level fills is full at every higher one, so
-    it rises to where the others alone would take the rest, until nobody more is full.
+    it rises to where the others alone would take the rest, until nobody more is full. What is left
+    times the shares not yet full falls fourfold in a round (Newton's method on a convex sum): with
+    shares over e^-30 float32 tells at most 34 + log2(m) / 2 rounds apart, and m where that is less.
     """
 
     def level(full: Mask) -> Scalar:

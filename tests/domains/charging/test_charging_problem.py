@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from apportion.composition import EqualShares
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS
-from apportion.domains.charging.peers import PEERS, simulate_day
+from apportion.domains.charging.peers import PEERS, simulate
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import read_sessions
@@ -82,7 +82,8 @@ def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
 def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage, capacity = random_garage(seed), jnp.float32(9.0)
     _, rewards = walk(garage, EqualShares(), capacity)
-    energy = eqx.filter_jit(simulate_day)(garage, PEERS["equal"], capacity, MEDIANS)
+    days = jax.tree.map(lambda x: x[None], garage)
+    energy = simulate(days, PEERS["equal"], capacity, MEDIANS)
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from apportion.domains.charging import peers
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
-from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_day
+from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, plugged_in, see
+from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_days
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
@@ -217,6 +217,45 @@ def test_days_in_groups_are_the_same_days(monkeypatch):
     assert simulate(days, PEERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
 
 
+MANY = 30
+"""Stations enough that few and all of them are worked on by turns."""
+
+
+def sized(schedule, size=None):
+    """The schedule, and the numbers of stations it was shown; with `size`, others get nothing."""
+    shown = []
+
+    def offer(seen):
+        shown.append(len(seen.plugged))
+        return schedule(seen) * (size is None or len(seen.plugged) == size)
+
+    return offer, shown
+
+
+@pytest.mark.parametrize("phi", [0.05, 0.3])
+def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on(phi):
+    days = [random_garage(seed, stations=MANY) for seed in range(3)]
+    stacked, capacity = jax.tree.map(lambda *x: jnp.stack(x), *days), feeder(phi * MANY / STATIONS)
+    for name in ("llf", "equal"):
+        offer, shown = sized(PEERS[name])
+        energy = np.asarray(
+            jax.jit(lambda d, o=offer: simulate_days(d, o, capacity, MEDIANS))(stacked)
+        )
+        assert set(shown) == {MANY // 3, MANY}
+        for day, found in zip(days, energy, strict=True):
+            drawn = np.asarray(walker(name)(day, capacity)[2])
+            here = np.asarray(jax.vmap(lambda n, day=day: plugged_in(day, n))(jnp.arange(PERIODS)))
+            assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
+
+
+def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
+    day = jax.tree.map(lambda x: x[None], random_garage(0, stations=MANY))
+    for size in (MANY // 3, MANY):
+        offer, _ = sized(PEERS["equal"], size)
+        energy = jax.jit(lambda d, o=offer: simulate_days(d, o, feeder(1.0), MEDIANS))(day)
+        assert energy.sum() > 0, f"nothing was drawn by {size} stations at once"
+
+
 def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
     day = Garage(
         jnp.array([[0, 4]], jnp.int32),
@@ -272,7 +311,7 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 def test_predicted_peers_ask_for_predictions():
     day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate_day(day, PEERS["llf-predicted"], jnp.float32(5.0), MEDIANS)
+        simulate(jax.tree.map(lambda x: x[None], day), PEERS["llf-predicted"], 5.0, MEDIANS)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import Garage, Medians, Seen
 from apportion.domains.charging.optimum import best_energies
-from apportion.domains.charging.peers import PEERS, Schedule, over_days, simulate_day
+from apportion.domains.charging.peers import PEERS, Schedule, over_days, simulate_days
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.policy import Policy
@@ -189,7 +189,7 @@ def _simulate_all(
 
         def task(members):
             garage = jax.tree.map(lambda x: x[:, members], days)
-            return jax.vmap(lambda day: simulate_day(day, chosen, capacity_kw, medians))(garage)
+            return simulate_days(garage, chosen, capacity_kw, medians)
 
         # One after another: tasks at once would not fit into the cache.
         return jax.lax.map(task, members)

@@ -8,6 +8,7 @@ time of arrival to the second, and only then by the place of the station. Full c
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal, get_args
 
 import equinox as eqx
@@ -19,11 +20,14 @@ from jaxtyping import Array, Float, Int
 from apportion.domains.charging.garage import (
     PERIOD_HOURS,
     PERIODS,
+    Flags,
     Garage,
     Medians,
     Outlook,
     PerStation,
     Seen,
+    Sessions,
+    State,
     charge,
     empty,
     look,
@@ -50,6 +54,10 @@ PeerName = Literal[
 _ROWS = 2400
 """Stations of all days in a group: few enough that what a policy computes of them stays in the cache,
 many enough that a period is worth its calls."""
+_STRETCH = 4
+"""Periods between two looks at which stations can draw at all."""
+_FEW = 24
+"""Below so many stations, all are worked on where any can draw."""
 
 
 def equal(seen: Seen) -> PerStation:
@@ -154,20 +162,89 @@ def _forecast(seen: Seen) -> Outlook:
     return seen.predicted
 
 
-def simulate_day(
-    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
-) -> Float[Array, "entities sessions"]:
-    """The kWh each session draws in one day, in one scan over its periods."""
-    periods = jnp.arange(PERIODS, dtype=jnp.int32)
+def simulate_days(
+    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+) -> Float[Array, "days entities sessions"]:
+    """The kWh each session draws in each day, in one scan over stretches of periods.
+
+    In a stretch only those stations are worked on where a car can draw at some time, in as few rows as
+    the busiest of the days needs: the schedule is not shown the others, to whom it could give nothing.
+    """
+    count, entities, _ = days.arrival.shape
+    sizes = _sizes(entities)
+
+    def stretch(carry, start):
+        awaits = jax.vmap(_awaits, (0, 0, None))(days, carry[0], start)
+        most = awaits.sum(-1).max()
+
+        def of(size: int):
+            one = partial(_stretch, size, schedule, capacity_kw, medians, start)
+            return lambda carry: jax.vmap(one)(days, awaits, *carry)
+
+        branches = [lambda carry: carry, *map(of, sizes)]
+        return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches, carry), None
+
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), empty(entities))
+    starts = jnp.arange(0, PERIODS, _STRETCH, dtype=jnp.int32)
+    begun = state, jnp.zeros(days.arrival.shape, jnp.float32)
+    (_, energy), _ = jax.lax.scan(stretch, begun, starts)
+    return energy
+
+
+def _sizes(entities: int) -> tuple[int, ...]:
+    """How many stations are worked on at once: few choices, since each is compiled."""
+    if entities < _FEW or jax.default_backend() != "cpu":
+        return (entities,)
+    return -(-entities // 3), entities
+
+
+def _awaits(day: Garage, state: State, start: Int[Array, ""]) -> Flags:
+    """Where a car can draw at some time in the stretch: it comes, or it is there and not yet full."""
+    comes = (
+        (day.arrival >= start) & (day.arrival < start + _STRETCH) & (day.departure > day.arrival)
+    )
+    is_here = plugged_in(day, start) & (day.arrival < start)
+    return comes.any(-1) | (is_here.any(-1) & ~state.full)
+
+
+def _stretch(
+    size: int,
+    schedule: Schedule,
+    capacity_kw: Float[Array, ""],
+    medians: Medians,
+    start: Int[Array, ""],
+    day: Garage,
+    awaits: Flags,
+    state: State,
+    energy: Sessions,
+) -> tuple[State, Sessions]:
+    """A stretch of one day in `size` rows, enough for all who await power; the others' state stays."""
+    rank = jnp.cumsum(awaits.astype(jnp.int32))
+    if size < len(rank):
+        # The station of each row, in their order; past the last one for rows that nobody needs.
+        station = (rank <= jnp.arange(size)[:, None]).sum(-1)
+        rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
+        packed_day, packed = jax.tree.map(rows, (day, state))
+    else:
+        packed_day, packed = day, state
+    periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    visits = jax.vmap(lambda n: visit(day, n, medians))(periods)
+    visits = jax.vmap(lambda n: visit(packed_day, n, medians))(periods)
 
     def period(state, visit):
         return charge(visit, state, schedule(look(visit, state, capacity_kw)))
 
-    _, drawn = jax.lax.scan(period, empty(day.arrival.shape[0]), visits)
-    here = jax.vmap(lambda n: plugged_in(day, n))(periods)
-    return jnp.where(here, drawn[..., None], 0.0).sum(0)
+    packed, drawn = jax.lax.scan(period, packed, visits)
+    here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
+    added = jnp.where(here, drawn[..., None], 0.0).sum(0)
+    if size == len(rank):
+        return packed, energy + added
+
+    def back(values: Array) -> Array:
+        return values[jnp.maximum(rank - 1, 0)]
+
+    state = jax.tree.map(lambda new, old: jnp.where(awaits, back(new), old), packed, state)
+    return state, energy + jnp.where(awaits[:, None], back(added), 0.0)
 
 
 def over_days(
@@ -185,20 +262,23 @@ def over_days(
     if groups < 2 or jax.default_backend() != "cpu":
         return np.asarray(run(days))
     size = -(-count // groups)
+    # Days as busy as each other together, so that a quiet day does not wait for a busy one.
+    order = np.argsort((np.asarray(days.departure) > np.asarray(days.arrival)).sum((1, 2)))[::-1]
 
     def part(start: int) -> Garage:
         def cut(values: Array) -> np.ndarray:
-            here = np.asarray(values[start : start + size])
+            here = np.asarray(values)[order[start : start + size]]
             return np.pad(here, [(0, size - len(here))] + [(0, 0)] * (here.ndim - 1))
 
         return jax.tree.map(cut, days)
 
     parts = [part(start) for start in range(0, count, size)]
-    # The first alone, since it compiles.
-    first = np.asarray(run(parts[0]))
+    # The first is begun alone, since that compiles.
+    first = run(parts[0])
     with ThreadPoolExecutor(os.cpu_count()) as cores:
         rest = list(cores.map(lambda days: np.asarray(run(days)), parts[1:]))
-    return np.concatenate([first, *rest], -3)[..., :count, :, :]
+    together = np.concatenate([np.asarray(first), *rest], -3)
+    return together[..., np.argsort(order), :, :]
 
 
 @eqx.filter_jit
@@ -206,7 +286,7 @@ def _simulate(days: Garage, members, schedule: Schedule, capacity_kw, medians: M
     def task(inputs):
         members, capacity_kw = inputs
         garage = jax.tree.map(lambda x: x[:, members], days)
-        return jax.vmap(lambda day: simulate_day(day, schedule, capacity_kw, medians))(garage)
+        return simulate_days(garage, schedule, capacity_kw, medians)
 
     # One after another: tasks at once would not fit into the cache.
     return jax.lax.map(task, (members, capacity_kw))

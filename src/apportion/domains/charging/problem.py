@@ -149,8 +149,7 @@ def observation(seen: Seen, mask: Bool[Array, " entities"]) -> Observation:
     shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
     columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared))
     return Observation(
-        # Stacked by channel and turned: a network on a processor reads them by channel.
-        jnp.stack(columns).T[:, None, :],
+        jnp.stack(columns, -1)[:, None, :],
         seen.offered_kw / seen.capacity_kw,
         jnp.where(mask, jnp.minimum(seen.limit_kw / seen.capacity_kw, 1.0), 0.0),
     )
