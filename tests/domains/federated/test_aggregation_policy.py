@@ -43,7 +43,7 @@ def federation(state="invariant", model=None, drawn=(20, 60)):
 def opinionated(channels, scale=0.5, relative=True):
     """A policy whose decisions depend strongly on what it sees."""
     policy = AggregationPolicy(channels, 6, relative=relative, key=KEY)
-    score, server = jax.random.normal(KEY, (6,)), jax.random.normal(KEY, (6, 2))
+    score, server = (jax.random.normal(KEY, part.shape) for part in (policy.score, policy.server))
     return eqx.tree_at(lambda p: (p.score, p.server), policy, (3 * score, scale * server))
 
 
