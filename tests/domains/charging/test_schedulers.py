@@ -217,8 +217,8 @@ def test_days_in_groups_are_the_same_days(monkeypatch):
     assert simulate(days, PEERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
 
 
-MANY = 30
-"""Stations enough that few and all of them are worked on by turns."""
+MANY, SIZES = 30, (8, 15, 30)
+"""Stations enough that few and all of them are worked on by turns, and how many at once."""
 
 
 def sized(schedule, size=None):
@@ -241,7 +241,7 @@ def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on(phi):
         energy = np.asarray(
             jax.jit(lambda d, o=offer: simulate_days(d, o, capacity, MEDIANS))(stacked)
         )
-        assert set(shown) == {MANY // 3, MANY}
+        assert set(shown) == set(SIZES)
         for day, found in zip(days, energy, strict=True):
             drawn = np.asarray(walker(name)(day, capacity)[2])
             here = np.asarray(jax.vmap(lambda n, day=day: plugged_in(day, n))(jnp.arange(PERIODS)))
@@ -249,8 +249,16 @@ def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on(phi):
 
 
 def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
-    day = jax.tree.map(lambda x: x[None], random_garage(0, stations=MANY))
-    for size in (MANY // 3, MANY):
+    # One car more every three periods, and none is ever full.
+    comes = jnp.arange(0, 3 * MANY, 3, dtype=jnp.int32)[:, None]
+    day = dataclasses.replace(
+        random_garage(0, stations=MANY, sessions=1),
+        arrival=comes,
+        departure=jnp.full_like(comes, PERIODS),
+        need_kwh=jnp.full(comes.shape, 1e3),
+    )
+    day = jax.tree.map(lambda x: x[None], day)
+    for size in SIZES:
         offer, _ = sized(PEERS["equal"], size)
         energy = jax.jit(lambda d, o=offer: simulate_days(d, o, feeder(1.0), MEDIANS))(day)
         assert energy.sum() > 0, f"nothing was drawn by {size} stations at once"

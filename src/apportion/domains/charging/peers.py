@@ -195,7 +195,7 @@ def _sizes(entities: int) -> tuple[int, ...]:
     """How many stations are worked on at once: few choices, since each is compiled."""
     if entities < _FEW or jax.default_backend() != "cpu":
         return (entities,)
-    return -(-entities // 3), entities
+    return -(-entities // 4), -(-entities // 2), entities
 
 
 def _awaits(day: Garage, state: State, start: Int[Array, ""]) -> Flags:
