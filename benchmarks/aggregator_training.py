@@ -79,12 +79,11 @@ VARIANTS = {
     "one-task-pmtl": Variant(alpha=0.5, together=1, rollouts=16),
     "one-task-pmtl-1": Variant(alpha=1.0, together=1, rollouts=16),
 }
-"""`uniform`, with the seed 1 and 1,080 updates, is how the shipped policy was made."""
 
 
 def trained(variant: Variant, updates: int, seed: int) -> AggregationPolicy:
     """A policy of a variant; the seed decides its first parameters and every draw."""
-    settings = FederatedSettings(rounds=30)
+    settings = FederatedSettings(rounds=30, copies=12, hidden=32)
     federation, dealt = training_world(settings, embedded_digits())
     policy_key, run_key = jax.random.split(jax.random.key(seed))
     result = train(
@@ -99,6 +98,7 @@ def trained(variant: Variant, updates: int, seed: int) -> AggregationPolicy:
             others=dealt.tasks,
             together=variant.together,
             weigh=variant.weigh,
+            logarithm=True,
         ),
         steps=updates,
         selection=Priority(variant.alpha, beta=0.0),

@@ -110,7 +110,7 @@ def main() -> None:
     pd.DataFrame(made).to_csv(asked.out / "table.csv", index=False)
     about = {
         "command": f"python benchmarks/blind_policy.py --seeds {asked.seeds}",
-        "policy": "the shipped one; docs/tutorials/flower.md says how it was trained",
+        "policy": "apportion train federated --state blind",
         "versions": versions(),
         "devices": devices(),
         "seconds": round(time.perf_counter() - begun),

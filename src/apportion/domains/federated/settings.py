@@ -33,7 +33,7 @@ class FederatedSettings(TrainingSettings):
     method: Method = "mtl"
     """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
     first task alone."""
-    copies: int = 12
+    copies: int = 3
     """Federations of each kind and size, each with clients of its own (gradient)."""
     server_samples: tuple[int, int] = (20, 200)
     """Fewest and most images of the server's own in an episode (gradient)."""
@@ -74,7 +74,7 @@ class FederatedSettings(TrainingSettings):
     images of the server's; accuracy is the paper's."""
     window: int = 5
     """Rounds of it, H."""
-    hidden: int = 32
+    hidden: int = 16
     """Units of the policy's layers."""
     steps: int = 240
     """Updates of the policy."""
@@ -82,6 +82,10 @@ class FederatedSettings(TrainingSettings):
     """Episodes of a task in an update."""
     together: int = 1
     """Tasks in an update: the one drawn, and others beside it (gradient)."""
+    relative: bool = False
+    """Whether the policy also reads clients relative to each other (gradient)."""
+    logarithm: bool = False
+    """Whether the loss counts by its logarithm, late rounds as much as early ones (gradient)."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
     gamma: float = 0.9

@@ -1,7 +1,7 @@
 """The policies that come with the package: trained on every kind of federation, kilobytes.
 
-One is for servers with samples of their own, one for those without; docs/tutorials/flower.md has their
-cards, and says how they were trained.
+They are what `apportion train federated` makes, with `--state blind` for servers without samples of their
+own; docs/tutorials/flower.md has their cards.
 """
 
 from functools import cache

@@ -1,10 +1,8 @@
-"""Direct gradient through the aggregation: theta <- theta - grad sum_n log L(v_{n+1}), round by round.
+"""Direct gradient through the aggregation: theta <- theta - grad sum_n L(v_{n+1}), round by round.
 
-The loss of the aggregate is differentiated by the policy's shares, step and momentum. It counts by its
-logarithm: the loss itself is large in early rounds, which would teach little of late ones, where a
-federation is judged. Between rounds the gradient stops: carrying it through the clients' own training
-costs twice the time and was not better. The reward is minus the loss, beside FedAvg's on the very same
-models.
+The loss of the aggregate is differentiated by the policy's shares, step and momentum. Between rounds
+the gradient stops: carrying it through the clients' own training costs twice the time and was not
+better. The reward is minus the loss, beside FedAvg's on the very same models.
 """
 
 from collections.abc import Callable
@@ -66,6 +64,9 @@ class ThroughRounds(Learner):
         others, each as likely as another.
     weigh
         How the tasks of an update weigh; alike unless given.
+    logarithm
+        Whether the loss counts by its logarithm: by itself it is large in early rounds, and teaches
+        less of late ones.
     """
 
     learning_rate: Float[Array, "*runs"]
@@ -74,6 +75,7 @@ class ThroughRounds(Learner):
     updates: int = eqx.field(static=True)
     together: int = eqx.field(static=True)
     weigh: Weigh = eqx.field(static=True)
+    logarithm: bool = eqx.field(static=True)
     periods: int = eqx.field(static=True)
 
     def __init__(
@@ -85,6 +87,7 @@ class ThroughRounds(Learner):
         others: Tasks | None = None,
         together: int = 1,
         weigh: Weigh = jnp.ones_like,
+        logarithm: bool = False,
     ):
         if min(rollouts, updates, together) < 1:
             raise InputError(
@@ -96,6 +99,7 @@ class ThroughRounds(Learner):
             )
         self.rollouts, self.updates, self.periods = rollouts, updates, 0
         self.others, self.together, self.weigh = others, together, weigh
+        self.logarithm = logarithm
         self.learning_rate = jnp.asarray(learning_rate, float)
 
     def start(self, policy: Policy) -> LearnerState:
@@ -123,7 +127,8 @@ class ThroughRounds(Learner):
         def loss(policy, task, key):
             keys = jax.random.split(key, self.rollouts)
             walked = jax.vmap(lambda key: walk(problem, policy, task, key=key))(keys)
-            return jnp.log(walked.losses).mean(), walked
+            losses = jnp.log(walked.losses) if self.logarithm else walked.losses
+            return losses.mean(), walked
 
         tasks, keys = self._together(task, key)
         (values, every), slopes = jax.vmap(lambda t, k: loss(policy, t, k))(tasks, keys)

@@ -131,13 +131,16 @@ def train_mixture(
     result = train(
         federation,
         tasks,
-        AggregationPolicy(federation.channels, settings.hidden, relative=True, key=policy_key),
+        AggregationPolicy(
+            federation.channels, settings.hidden, relative=settings.relative, key=policy_key
+        ),
         ThroughRounds(
             settings.rollouts,
             settings.learning_rate,
             updates=settings.steps,
             others=tasks,
             together=settings.together,
+            logarithm=settings.logarithm,
         ),
         steps=settings.steps,
         selection=settings.selection(),
