@@ -234,7 +234,9 @@ def _verdicts(found: Found, kinds: list[str]):
         ours, plain = methods[LEARNED], methods["FedAvg"]
         gains = [compare(ours[place], plain[place]) for place in range(len(kinds))]
         nearest = min(range(len(kinds)), key=lambda place: gains[place].low)
-        claim = f"{circumstance}: on no kind below FedAvg by more than .003 (nearest: {kinds[nearest]})"
+        claim = (
+            f"{circumstance}: on no kind below FedAvg by more than .003 (nearest: {kinds[nearest]})"
+        )
         yield _none_below(Verdict.of_all(claim, gains, above=-0.003, paper=False), gains)
         for rival in ("FedAvgM", "gradient shares, momentum"):
             gain = compare(ours.mean(0), methods[rival].mean(0))
