@@ -24,8 +24,9 @@ from apportion.composition import (
     ShrunkToEqual,
 )
 from apportion.domains.budget.problem import Budget
-from apportion.domains.charging.garage import PERIODS
+from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
 from apportion.domains.charging.problem import Charging
+from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
 from apportion.domains.federated.partitions import dirichlet_split
@@ -131,6 +132,51 @@ OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_pri
 UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal}
 
 
+def _wealth(market, members, shares, first):
+    """Log growth of money that is moved each day, commission paid on all that moves."""
+    close, rate = np.asarray(market.prices, float)[:, members, 0], float(market.costs.rate)
+    money, paid = np.full(len(members), 1 / len(members)), []
+    for row, wanted in enumerate(shares, int(market.first)):
+        before = money.sum()
+        moved = np.abs(wanted * before - money).sum()
+        money = wanted * (before - rate * moved) * close[row] / close[row - 1]
+        paid.append(np.log(money.sum() / before))
+    return paid
+
+
+def _sales(budget, members, shares, first):
+    """Sales a campaign: goodwill that wears off and is bought, through a saturating response."""
+    goodwill, paid = np.asarray(first.goodwill, float), []
+    for row, bought in enumerate(shares, budget.window):
+        goodwill = np.asarray(budget.carry)[members] * goodwill + bought
+        worth = np.asarray(budget.efficiency)[members, row]
+        paid.append(np.mean(worth * goodwill / (goodwill + np.asarray(budget.saturation)[members])))
+    return paid
+
+
+def _energy(charging, members, shares, first):
+    """KWh by car: what is offered, at most the car's rate and what it lacks, until it shows it is full."""
+    day = jax.tree.map(np.asarray, charging.garage)
+    capacity, got, full, paid = float(first.capacity_kw), {}, set(), []
+    for n, offer in enumerate(shares * capacity):
+        paid.append(0.0)
+        for station, kw in zip(members, offer, strict=True):
+            for car in range(day.arrival.shape[2]):
+                here = (int(first.day), station, car)
+                if not day.arrival[here] <= n < day.departure[here] or here in full:
+                    continue
+                drawn = min(kw, RATE_KW, 4 * (day.need_kwh[here] - got.get(here, 0)))
+                if kw > NOTICEABLE_KW and drawn < TAKEN * kw:
+                    full.add(here)
+                got[here] = got.get(here, 0) + drawn / 4
+                paid[-1] += drawn / 4
+    return paid
+
+
+# What each period pays, by arithmetic of its own: from the record, the shares and the first state.
+ACCOUNTS = {Budget: _sales, Charging: _energy, Market: _wealth}
+
+
 def concrete(base):
     """All classes of the package that can be made, whatever module they are in."""
     for module in pkgutil.walk_packages(apportion.__path__, "apportion."):
@@ -150,6 +196,7 @@ def concrete(base):
 def test_none_is_forgotten():
     assert concrete(Policy) == set(POLICIES)
     assert concrete(Problem) == set(PROBLEMS) == set(OTHER_FUTURE) | UNRECORDED
+    assert set(ACCOUNTS) == set(OTHER_FUTURE)
 
 
 def observation(seed):
@@ -237,3 +284,25 @@ def test_no_problem_shows_or_pays_what_has_not_happened(kind):
             np.testing.assert_array_equal(one[: n + 1], then[: n + 1])
         np.testing.assert_array_equal(rewards[:n], others[:n])
         assert not np.array_equal(rewards[n:], others[n:])
+
+
+@pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.__name__)
+def test_every_recorded_problem_pays_what_its_record_says(kind):
+    problem, members = PROBLEMS[kind](), [2, 0, 4]
+    task = Tasks.of([members])[0]
+
+    @eqx.filter_jit
+    def walk(first):
+        def period(state, key):
+            # Other shares in every period, so that there is something to trade.
+            scores = jax.random.normal(key, (len(members),))
+            shares = Head()(scores, task.mask, problem.observe(task, state).bounds)
+            step = problem.step(task, state, shares, key=key)
+            return step.state, (shares, step.reward)
+
+        return jax.lax.scan(period, first, jax.random.split(KEY, problem.horizon))[1]
+
+    first = problem.reset(task, key=KEY)
+    shares, rewards = walk(first)
+    expected = ACCOUNTS[kind](problem, members, np.asarray(shares, float), first)
+    np.testing.assert_allclose(rewards, expected, rtol=1e-4, atol=1e-5)
