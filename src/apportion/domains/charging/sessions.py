@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.times import Findings, count, local_times
+from apportion.domains.parquet import read_parquet
 from apportion.errors import InputError, first_line
 
 RATE_KW = 6.656
@@ -142,7 +143,7 @@ def _read(path: Path) -> pd.DataFrame:
         )
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
-            return pd.read_parquet(path).reset_index(drop=True)
+            return read_parquet(path).reset_index(drop=True)
         # Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
     except Exception as error:

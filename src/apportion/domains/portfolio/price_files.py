@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from apportion.domains.parquet import read_parquet
 from apportion.domains.portfolio.trading_days import looks_like_day
 from apportion.errors import InputError, first_line
 
@@ -68,7 +69,7 @@ def read_table(path: Path) -> Table:
         )
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
-            return table_of(_without_index(pd.read_parquet(path)), str(path))
+            return table_of(_without_index(read_parquet(path)), str(path))
         return _read_csv(path)
     except InputError:
         raise
