@@ -12,11 +12,11 @@ from apportion.errors import InputError
 def test_text_that_cannot_be_decoded_is_refused(read, tmp_path):
     path = tmp_path / "table.parquet"
     frame = pd.DataFrame(
-        {"ticker": ["AAAA", "BBBB"], "site": ["north", "south"], "close": [1.0, 2.0]}
+        {"ticker": ["A~A~", "B~B~"], "site": ["north", "south"], "close": [1.0, 2.0]}
     )
     frame.to_parquet(path, compression="none", use_dictionary=False)
     content = path.read_bytes()
-    assert b"AAAA" in content
-    path.write_bytes(content.replace(b"AAAA", b"\xff\xfeAA"))
+    assert b"A~A~" in content
+    path.write_bytes(content.replace(b"A~A~", b"\xff\xfeA~"))
     with pytest.raises(InputError, match=r"table\.parquet: cannot be read \(.*UTF8"):
         read(path)
