@@ -65,7 +65,7 @@ def test_rows_from_the_cluster_are_those_computed_here_to_the_last_digit(cluster
     there = rows_from(place, plan, tmp_path / "ray")
     here = rows_from(ThisMachine(), plan, tmp_path / "here")
     pd.testing.assert_frame_equal(there, here, check_exact=True)
-    assert place.device == "Ray, 2 nodes, cpu: cpu"
+    assert place.device(plan) == "Ray, 2 nodes, cpu: cpu"
 
 
 def test_what_a_cell_raises_is_raised_here(cluster, tmp_path):
