@@ -23,7 +23,6 @@ from apportion.statistics import mean_over
 from apportion.studies import registry
 from apportion.studies.cells import Cell, Plan, batches, share_of
 from apportion.studies.folder import complete, compute_unclaimed
-from apportion.studies.processes import distinct
 from apportion.studies.store import CellStore
 from apportion.studies.study import Study, Verdict
 from apportion.studies.theory import bound
@@ -297,8 +296,7 @@ from pathlib import Path
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from test_cells import noting_devices
-from apportion.studies.folder import complete, compute_unclaimed
-from apportion.studies.processes import distinct
+from apportion.studies.folder import complete
 from apportion.studies.theory import bound
 
 devices = set()
@@ -374,7 +372,7 @@ def test_studies_that_share_cells_are_computed_once():
         name: registry.Asked(toy(name=name, family=family), Path(name), "")
         for name, family in (("one", "a"), ("two", "a"), ("three", "b"))
     }
-    assert list(distinct(asked)) == ["one", "three"]
+    assert list(registry.distinct(asked)) == ["one", "three"]
 
 
 def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):

@@ -73,6 +73,20 @@ def from_json(text: str) -> Any:
     return json.loads(text, parse_constant=_number, parse_float=_number)
 
 
+def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
+    """A run's JSON file, or one sentence on what is wrong with it."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; {missing}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}: not valid JSON ({error}); it is damaged, so put it back from a copy"
+        ) from None
+
+
 def _number(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text if len(text) < 20 else text[:16] + '...'} is no number")

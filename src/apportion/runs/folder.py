@@ -24,13 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import (
-    from_json,
-    read_arrays,
-    write_arrays,
-    write_atomic,
-    write_json,
-)
+from apportion.runs.atomic import read_arrays, read_json, write_arrays, write_atomic, write_json
 from apportion.runs.place import only_writer, require_free
 from apportion.runs.settings_file import read_toml, to_toml
 
@@ -270,20 +264,6 @@ def _step(part: Path) -> int:
     if not (number.isascii() and number.isdecimal()):
         raise InputError(f"{part}: is no file of the run; move it elsewhere")
     return int(number)
-
-
-def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
-    """A run's JSON file, or one sentence on what is wrong with it."""
-    try:
-        return from_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; {missing}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: not valid JSON ({error}); it is damaged, so put it back from a copy"
-        ) from None
 
 
 def load_run(folder: Path | str) -> Run:

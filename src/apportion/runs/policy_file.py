@@ -24,9 +24,8 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import read_arrays, to_json, write_arrays, write_json
+from apportion.runs.atomic import read_arrays, read_json, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
-from apportion.runs.folder import read_json
 from apportion.simplex import Head
 
 ARRAYS = "policy.safetensors"

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apportion.runs.runner import Stopped, interrupts
-from apportion.studies.folder import compute_unclaimed
 from apportion.studies.store import CellStore
 
 if TYPE_CHECKING:
     from apportion.studies.cells import Plan, Progress
-    from apportion.studies.registry import Asked, Request
 
 _PATIENCE = 0.5
 """Seconds between two looks at the folders."""
@@ -54,14 +52,12 @@ class Workers:
 
 
 @contextmanager
-def workers(count: int, name: str, out: Path, request: "Request") -> Iterator[Workers]:
-    """So many processes that compute the cells of a study, or of all, until the block's end."""
+def workers(count: int, work: Callable[[], None]) -> Iterator[Workers]:
+    """So many processes that do some work, until the block's end."""
     # JAX would keep three quarters of a GPU's memory for the first process.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     context = multiprocessing.get_context("spawn")
-    started = tuple(
-        context.Process(target=_work, args=(name, out, request), daemon=True) for _ in range(count)
-    )
+    started = tuple(context.Process(target=_begin, args=(work,), daemon=True) for _ in range(count))
     for process in started:
         process.start()
     try:
@@ -75,21 +71,10 @@ def workers(count: int, name: str, out: Path, request: "Request") -> Iterator[Wo
             process.kill()
 
 
-def _work(name: str, out: Path, request: "Request") -> None:
-    """What a worker does: whatever is nobody's, study by study."""
-    from apportion.studies.registry import asked_for
-
+def _begin(work: Callable[[], None]) -> None:
+    """What a process does: its work, and nothing else."""
     # Ctrl-C reaches every process of a terminal; the first one hears it for all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is wrong with a cell the first process says, when it comes to compute it itself.
     with suppress(Exception):
-        for one in distinct(asked_for(name, out, request)).values():
-            compute_unclaimed(one.plan, one.folder, command=one.command)
-
-
-def distinct(asked: "Mapping[str, Asked]") -> "dict[str, Asked]":
-    """The studies without those that will adopt the cells of one before them."""
-    first: dict[str, str] = {}
-    for study, one in asked.items():
-        first.setdefault(one.plan.digest, study)
-    return {study: asked[study] for study in first.values()}
+        work()

@@ -14,9 +14,8 @@ from typing import Any
 
 import apportion
 from apportion.errors import InputError
-from apportion.runs.atomic import write_json
+from apportion.runs.atomic import read_json, write_json
 from apportion.runs.environment import versions
-from apportion.runs.folder import read_json
 from apportion.studies.store import CellStore
 from apportion.studies.study import plain
 

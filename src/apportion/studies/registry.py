@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -172,11 +173,12 @@ def perform(
         The user asked to stop; finished cells are saved.
     """
     from apportion.studies.folder import complete
-    from apportion.studies.processes import Workers, distinct, workers
+    from apportion.studies.processes import Workers, workers
 
     asked = asked_for(name, out, request)
     alone = nullcontext(Workers(()))
-    with workers(processes, name, out, request) if processes > 1 else alone as others:
+    work = partial(_compute_unclaimed, name, out, request)
+    with workers(processes, work) if processes > 1 else alone as others:
         for study, one in asked.items():
 
             def report(what: str, done: float, study: str = study) -> None:
@@ -193,6 +195,22 @@ def perform(
                 progress=report,
                 command=one.command,
             )
+
+
+def _compute_unclaimed(name: str, out: Path, request: Request) -> None:
+    """Compute whatever is nobody's of a study, or of all, study by study."""
+    from apportion.studies.folder import compute_unclaimed
+
+    for one in distinct(asked_for(name, out, request)).values():
+        compute_unclaimed(one.plan, one.folder, command=one.command)
+
+
+def distinct(asked: dict[str, Asked]) -> dict[str, Asked]:
+    """The studies without those that will adopt the cells of one before them."""
+    first: dict[str, str] = {}
+    for study, one in asked.items():
+        first.setdefault(one.plan.digest, study)
+    return {study: asked[study] for study in first.values()}
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}

@@ -16,8 +16,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import write_atomic, write_json
-from apportion.runs.folder import read_json
+from apportion.runs.atomic import read_json, write_atomic, write_json
 from apportion.studies.cells import Cell, Plan, batches
 
 
