@@ -2,13 +2,17 @@
 
     python benchmarks/federated_gpu.py --mnist mnist.npz --out results/speed
 
-Writes speed.json. The studies themselves are `apportion study fig6 --scale paper --mnist mnist.npz` and
+Writes speed.json; `--kernels` also counts what the card did in a step of training, kernel by kernel, from
+JAX's own trace of it. The studies themselves are `apportion study fig6 --scale paper --mnist mnist.npz` and
 `apportion study federations --scale paper --mnist mnist.npz`.
 """
 
 import argparse
+import gzip
 import json
+import tempfile
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +66,53 @@ def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, f
     }
 
 
+def kernels(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, object]:
+    """Which kernels an episode's time goes to: milliseconds and launches an episode, the ten longest."""
+    federation, partition = build(settings, digits)
+    episodes = runs * settings.rollouts
+    with tempfile.TemporaryDirectory() as folder:
+
+        def trace_the_third(chunk) -> None:
+            if chunk.step == 2:
+                jax.profiler.start_trace(folder, create_perfetto_trace=True)
+            if chunk.step == 3:
+                jax.profiler.stop_trace()
+
+        train_policies(
+            replace(settings, steps=3, chunk=1),
+            federation,
+            [sample_tasks(settings, partition, seed)[0] for seed in range(runs)],
+            ["mtl" for _ in range(runs)],
+            range(runs),
+            on_chunk=trace_the_third,
+        )
+        (path,) = Path(folder).rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    streams = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
+    }
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
+            times[event["name"]].append(event["dur"])
+    longest = sorted(times, key=lambda name: -sum(times[name]))[:10]
+    return {
+        "episodes_at_once": episodes,
+        "launches": sum(map(len, times.values())) / episodes,
+        "milliseconds": sum(map(sum, times.values())) / 1e3 / episodes,
+        "longest": [
+            {
+                "kernel": name,
+                "milliseconds": sum(times[name]) / 1e3 / episodes,
+                "launches": len(times[name]) / episodes,
+            }
+            for name in longest
+        ],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mnist", type=Path, required=True)
@@ -69,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--precision", default="bfloat16")
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 2, 9], help="policies at once")
+    parser.add_argument("--kernels", action="store_true", help="count what the card does")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     settings = paper_size(asked.mnist, rounds=asked.rounds, precision=asked.precision)
@@ -80,6 +132,8 @@ def main() -> None:
         **limits(settings),
         "measured": [speed(settings, digits, runs) for runs in asked.runs],
     }
+    if asked.kernels:
+        found["kernels"] = kernels(settings, digits, asked.runs[0])
     (asked.out / "speed.json").write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found))
 

@@ -23,8 +23,9 @@ from recurrence_peer import prepare as prepare_one
 from recurrence_peer import prepare_many
 from table import alternate, best, facts, ratio, spread, write
 
-# Learners at once, and the steps of a turn: ours, and those of PyTorch with all in one product.
-LEARNERS = {1: (500, 50), 10: (250, 50), 90: (100, 20), 900: (25, 5)}
+# Learners at once, and the steps of a turn: ours, in five calls of up to 500 steps as training makes them,
+# and those of PyTorch with all in one product.
+LEARNERS = {1: (2500, 50), 10: (2500, 50), 90: (1000, 20), 900: (500, 5)}
 TINY = {1: (5, 5), 3: (5, 5)}
 ALONE = 50
 """Steps of a turn of one learner in PyTorch."""

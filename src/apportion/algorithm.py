@@ -157,16 +157,18 @@ def advance(
     """`steps` steps in one scan; metrics of every `record_every`-th."""
 
     def one(state, _):
-        return step(algorithm, state)
-
-    if record_every == 1:
-        return jax.lax.scan(one, state, None, steps)
+        state, metrics = step(algorithm, state)
+        # A step's numbers as one row: a graphics card writes a row in the time of a number.
+        task, *numbers = jax.tree.leaves(metrics)
+        return state, (task, jnp.stack(numbers))
 
     def several(state, _):
-        state, metrics = jax.lax.scan(one, state, None, record_every)
-        return state, jax.tree.map(lambda leaf: leaf[-1], metrics)
+        state, rows = jax.lax.scan(one, state, None, record_every)
+        return state, jax.tree.map(lambda leaf: leaf[-1], rows)
 
-    return jax.lax.scan(several, state, None, steps // record_every)
+    recorded = one if record_every == 1 else several
+    state, (tasks, rows) = jax.lax.scan(recorded, state, None, steps // record_every)
+    return state, Metrics(tasks, *rows.T)
 
 
 def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:

@@ -273,10 +273,14 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
     """What `read(index)` gives, finished before anything that depends on it.
 
     Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
-    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). An
-    optimisation barrier does not help: it orders values, but is gone before buffers are assigned. A
-    loop of one round, whose length and index the compiler cannot foresee, keeps the reads in place.
+    same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
+    graphics card a barrier keeps them apart. On a processor it is gone before buffers are assigned:
+    there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
+    place; a card would pay a third of a small step for it.
     """
+    asked = jax.config.jax_default_device  # a device, its platform's name, or None
+    if (getattr(asked, "platform", asked) or jax.default_backend()) != "cpu":
+        return jax.lax.optimization_barrier(read(index))
     blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
     rounds = jnp.where(index < 0, 2, 1)
     return jax.lax.fori_loop(
