@@ -35,7 +35,7 @@ from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.cash import WithoutCash
 from apportion.domains.portfolio.constrained import Constrained
 from apportion.domains.portfolio.market import Market
-from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
+from apportion.domains.probes import ShownBest
 from apportion.gate import Gate
 from apportion.policy import Attention, Convolutional, Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
@@ -95,12 +95,9 @@ def _federation():
 PROBLEMS = {
     Budget: lambda: Budget.simulate(universe=8, periods=20),
     Charging: _charging,
-    ConstantBest: ConstantBest,
     Federation: _federation,
-    HeldPays: HeldPays,
     Market: lambda: Market.of(SimulatedMarket.draw(universe=8, days=60).prices, window=8),
     ShownBest: ShownBest,
-    SomeCarrySignal: SomeCarrySignal,
 }
 
 
@@ -129,7 +126,7 @@ def _later_cars(charging, n):
 # The same problem with another record after period n.
 OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_prices}
 # What is drawn as it is lived, with the period's own key.
-UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal}
+UNRECORDED = {Federation, ShownBest}
 
 
 def _wealth(market, members, shares, first):

@@ -6,7 +6,7 @@ import pytest
 
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
-from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
+from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.advantages import Critic, Experience, PairedMean, generalised_advantages
@@ -17,6 +17,7 @@ from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.tasks import draw_tasks
 from learning import assert_mean_above, fractions_of_best, train_seeds
+from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
 
