@@ -29,7 +29,7 @@ from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
-from apportion.domains.federated.partitions import dirichlet_split
+from apportion.domains.federated.partitions import paper_split
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.cash import WithoutCash
@@ -86,7 +86,7 @@ def _charging():
 
 def _federation():
     digits = made_up_digits()
-    partition = dirichlet_split(digits, (8,), 30)
+    partition = paper_split(digits, (5, 3), 30)
     return Federation(
         digits, partition, Perceptron(6, 8), rounds=3, batch=10, evaluation=100, test=100
     )
