@@ -1,7 +1,9 @@
 """Small CSV files with a row for each ticker, such as commissions, lots and groups. Starts no JAX."""
 
+import math
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,6 +21,14 @@ def read_ticker_file(path: Path, give: str) -> pd.DataFrame:
         reason = first_line(error)
         raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
     return table.rename(columns=lambda name: str(name).strip().lower())
+
+
+def number_in(cell: Any) -> float:
+    """The number that a cell holds, or NaN."""
+    try:
+        return float(cell)
+    except (ValueError, TypeError, OverflowError):  # a whole number of JSON may be too long
+        return math.nan
 
 
 def require_rows(
