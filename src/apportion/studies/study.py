@@ -1,18 +1,16 @@
 """What every study concludes: its table, its figure, and a verdict on each claim it checks."""
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.errors import InputError
-from apportion.runs.atomic import write_atomic, write_json
+from apportion.runs.atomic import write_atomic, write_figure, write_json
 from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
 
 
@@ -165,10 +163,7 @@ class Study:
         """
         folder = Path(folder)
         write_atomic(folder / "table.csv", self.table.to_csv(index=False).encode())
-        picture = io.BytesIO()
-        with matplotlib.rc_context({"savefig.dpi": 144}):
-            self.plot().savefig(picture, bbox_inches="tight", format="png")
-        write_atomic(folder / "figure.png", picture.getvalue())
+        write_figure(folder / "figure.png", self.plot(), dpi=144, bbox_inches="tight")
         about = {
             "name": self.name,
             "title": self.title,
