@@ -129,7 +129,7 @@ def _train(
     if single:
         tasks = single_tasks(splits.own.first(SHOWN).flat)
     else:
-        tasks = splits.own.first(s.tasks).repeated(len(methods))
+        tasks = repeat(splits.own.first(s.tasks), len(methods))
     experiments, runs = len(splits.seen), len(tasks)
     names = " and ".join(METHOD_NAMES[method] for method in methods)
     title = f"{names}: {runs} policies at once"
