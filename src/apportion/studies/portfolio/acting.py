@@ -17,23 +17,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.composition import EqualShares
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
 from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     SETTINGS,
     TASKS,
     Case,
-    held_out_growth,
     make_world,
+    over_equal,
+    train_in,
 )
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.tasks import TaskSets
-from apportion.training import Chunks
 from apportion.trees import stack
 
 ACTED = (0, 1, 8)
@@ -70,19 +68,9 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
         worlds = [make_world(Case(TASKS, False), seed, s) for seed in seeds]
         train, test, own, unseen = zip(*worlds, strict=True)
         keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
-        markets = stack(train)
-        policies = train_policies(
-            markets,
-            TaskSets.of(own),
-            s,
-            policy_keys=keys,
-            run_keys=keys,
-            market_axes=jax.tree.map(lambda _: 0, markets),
-            chunks=Chunks(s.steps, s.steps),
-        ).policy
-        tested = (stack(test), TaskSets.of(unseen))
-        over = held_out_growth(policies, *tested) - held_out_growth(EqualShares(), *tested)
-        columns = {"place": np.arange(len(cells)), "cost": cost, "growth": np.asarray(over)}
+        policies = train_in(stack(train), TaskSets.of(own), s, policy_keys=keys, run_keys=keys)
+        growth = over_equal(policies, stack(test), TaskSets.of(unseen))
+        columns = {"place": np.arange(len(cells)), "cost": cost, "growth": growth}
         frames.append(pd.DataFrame(columns))
         progress(f"{acted} acted, cost {cost:g}: {len(cells)} runs", (done + 1) / len(COSTS))
     yield from by_cell(cells, pd.concat(frames))

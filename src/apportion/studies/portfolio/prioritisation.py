@@ -150,20 +150,25 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     # A world's first parameters are the same for all rules, its draws are each rule's own.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
-    policies = train_policies(
+    policies = train_in(
         take(seen, run),
         take(TaskSets.of(own), run),
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
         selection=Priority(alphas, betas, s.smoothing, s.selection().initial),
-        market_axes=jax.tree.map(lambda _: 0, seen),
-        chunks=Chunks(s.steps, s.steps),
-    ).policy
+    )
     equal = np.asarray(held_out_growth(EqualShares(), *tested))
     growth = np.asarray(held_out_growth(policies, *take(tested, run))) - equal[run]
     progress(f"{cells[0].program}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
+
+
+def train_in(markets: Market, tasks: TaskSets, settings: PortfolioSettings, **runs: Any) -> Policy:
+    """Policies that each learn in a market of its own; `runs` as for `train_policies`."""
+    axes = jax.tree.map(lambda _: 0, markets)
+    chunks = Chunks(settings.steps, settings.steps)
+    return train_policies(markets, tasks, settings, market_axes=axes, chunks=chunks, **runs).policy
 
 
 def make_world(
@@ -192,11 +197,15 @@ def make_world(
         rest = draw_tasks(np.arange(30, 60), 5, TASKS - case.informative, seed=seed)
         own = with_signal.joined(rest)
     unseen = draw_tasks(np.arange(60, 60 + HELD_OUT), 5, 8, seed=seed)
+    return *split_days(truth, settings), own, unseen
+
+
+def split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Market, Market]:
+    """The market of the first days, to learn from, and that of the later ones."""
     first = truth.prices.dates[TRAIN_DAYS]
     costs = Costs.of(settings.cost, truth.prices.tickers)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
-    test = Market.of(truth.prices, start=first, window=settings.window, costs=costs)
-    return train, test, own, unseen
+    return train, Market.of(truth.prices, start=first, window=settings.window, costs=costs)
 
 
 @eqx.filter_jit
@@ -207,6 +216,12 @@ def held_out_growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float
         return walk_tasks(policy, market, tasks).log_return.mean() * TRADING_DAYS
 
     return eqx.filter_vmap(one)(policies, markets, tasks.each)
+
+
+def over_equal(policies: Policy, markets: Market, tasks: TaskSets) -> np.ndarray:
+    """The same over Equal CRP."""
+    equal = held_out_growth(EqualShares(), markets, tasks)
+    return np.asarray(held_out_growth(policies, markets, tasks) - equal)
 
 
 def conclude(rows: Any, settings: dict[str, Any]) -> Study:
