@@ -154,16 +154,10 @@ def perform(
         The study's folder; with `all`, the folder of their folders.
     request
         Size, seed and data.
-    place
-        Where to compute; this machine unless given.
     processes
         So many processes of this machine compute at once.
-    cells
-        `I/N` computes the I-th of N shares of the cells alone.
-    draw
-        Compute nothing: conclude from the cells that are there.
-    progress
-        Called with what is being done and the fraction done.
+    place, cells, draw, progress
+        As for `complete`, of every study.
 
     Raises
     ------
