@@ -8,12 +8,12 @@ the days before an instrument is listed and after it is delisted, which are NaN 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.listings import fill, refuse_empty_days
 from apportion.domains.portfolio.price_files import read_table, table_of, with_days
 from apportion.domains.portfolio.price_layouts import read_layout
@@ -119,14 +119,6 @@ class Prices:
     def _rows(self, rows: slice) -> "Prices":
         high, low = (s if s is None else s[rows] for s in (self.high, self.low))
         return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
-
-
-def as_day(day: str | np.datetime64) -> np.datetime64:
-    """A calendar day from its text."""
-    try:
-        return np.datetime64(date.fromisoformat(str(day)), "D")
-    except ValueError:
-        raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
 
 
 def load_prices(
