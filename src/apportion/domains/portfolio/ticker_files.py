@@ -7,19 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 
 
 def read_ticker_file(path: Path, give: str) -> pd.DataFrame:
     """The file's cells as text, under column names in small letters; `give` says what is wanted."""
-    try:
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give {give}")
+    with reading(path, "save it as a plain CSV"):
         # Names are text, as in the prices: 000001 and NA too.
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give {give}") from None
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
     return table.rename(columns=lambda name: str(name).strip().lower())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 from apportion.statistics import Estimate
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
@@ -31,11 +31,8 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
     """Transitions of a CSV, and the tasks' names; labels may be numbers or words."""
     if not file.exists():
         raise InputError(f"{file}: there is no such file")
-    try:
+    with reading(file, "save it as a plain CSV"):
         frame = pd.read_csv(file)
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{file}: cannot be read ({reason}); save it as a plain CSV") from None
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise InputError(
