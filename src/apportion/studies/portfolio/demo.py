@@ -70,14 +70,8 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
         steps=settings.steps,
         seed=settings.seed,
     )
-    splits = Splits.draw(
-        len(prices.tickers),
-        s.task_size,
-        seeds=[s.seed + experiment for experiment in range(settings.experiments)],
-        held_out=HELD_OUT,
-        own=max(s.tasks, SHOWN),
-        shown=SHOWN,
-    )
+    counts = {"held_out": HELD_OUT, "own": max(s.tasks, SHOWN), "shown": SHOWN}
+    splits = Splits.draw(len(prices.tickers), s, settings.experiments, **counts)
     progress.note(
         f"{len(prices.tickers)} stocks; {settings.experiments} experiments hold {HELD_OUT} of them "
         f"out; training on {known.dates[0]} to {known.dates[-1]}, testing until {prices.dates[-1]}"

@@ -27,6 +27,7 @@ from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
@@ -46,12 +47,7 @@ class WatchedRuns:
 
 
 PAPER = WatchedRuns(PortfolioSettings.paper(method="stl"), 10)
-QUICK = WatchedRuns(
-    PortfolioSettings.paper(
-        method="stl", task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=2000
-    ),
-    6,
-)
+QUICK = WatchedRuns(PortfolioSettings.paper(method="stl", steps=2000, **SMALL), 6)
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:

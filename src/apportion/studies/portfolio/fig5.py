@@ -28,6 +28,7 @@ from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
 from apportion.tasks import Tasks, TaskSets, single_tasks
@@ -50,20 +51,7 @@ class WatchedTasks:
 
 
 PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 10, 3)
-QUICK = WatchedTasks(
-    PortfolioSettings.paper(
-        tasks=12,
-        task_size=5,
-        window=8,
-        batch=32,
-        hidden=12,
-        learning_rate=3e-3,
-        steps=1800,
-        held_out=7,
-    ),
-    3,
-    2,
-)
+QUICK = WatchedTasks(PortfolioSettings.paper(tasks=12, steps=1800, held_out=7, **SMALL), 3, 2)
 METHODS = ("pmtl", "stl (paper's protocol)", "stl (equal updates)")
 
 

@@ -27,7 +27,7 @@ from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_varian
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import SURVIVORSHIP, Experiments, Splits
+from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, Splits
 from apportion.studies.portfolio.tables import by_cell, note
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study, Verdict
@@ -64,16 +64,7 @@ PAPER = RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3)
 SECOND = RecipeSize(PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3)
 """For the 20 embedded stocks, 2001 to 2022."""
 QUICK = RecipeSize(
-    PortfolioSettings(
-        method="mtl",
-        tasks=20,
-        task_size=5,
-        steps=210,
-        window=8,
-        batch=32,
-        hidden=12,
-        learning_rate=3e-3,
-    ),
+    PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL),
     experiments=2,
     years=6,
     held_out=6,
@@ -109,15 +100,8 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
     CRP. Rows with members = 1 are the mean over all seeds, each taken alone.
     """
     reward, s = cells[0]["reward"], size.settings
-    seeds = [s.seed + experiment for experiment in range(size.experiments)]
-    splits = Splits.draw(
-        len(prices.tickers),
-        s.task_size,
-        seeds=seeds,
-        held_out=size.held_out,
-        own=s.tasks,
-        shown=size.shown,
-    )
+    counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
+    splits = Splits.draw(len(prices.tickers), s, size.experiments, **counts)
     s = s if reward == TRACKING else replace(s, tracking=0.0)
     experiments = Experiments.of(prices, s, prices.years()[-size.years :], splits)
     runs = experiments.runs(cells)
