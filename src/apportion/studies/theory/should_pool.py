@@ -84,18 +84,11 @@ def plan(
     else:
         transitions, names = read_transitions(file)
         data = f"{file.name}, fingerprint {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
-    resamples = {"quick": 400, "paper": 2000}[scale]
+    options = {"gamma": gamma, "seed": seed, "resamples": {"quick": 400, "paper": 2000}[scale]}
     return Plan(
         study="should-pool",
         cells=(Cell("all-tasks", {}),),
-        compute=partial(
-            compute,
-            transitions=transitions,
-            gamma=gamma,
-            names=names,
-            resamples=resamples,
-            seed=seed,
-        ),
+        compute=partial(compute, transitions=transitions, names=names, **options),
         conclude=conclude,
         settings={
             "data": data,
