@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from apportion.problem import Observation
-
-Scalar = Float[Array, ""]
-Mask = Bool[Array, " entities"]
+from apportion.simplex import Scalar
 
 
 class Experience(eqx.Module):

@@ -15,8 +15,6 @@ from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.advantages import (
     Experience,
-    Mask,
-    Scalar,
     generalised_advantages,
     mean_over,
     paired_values,
@@ -27,7 +25,7 @@ from apportion.memory import Batch
 from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Problem
 from apportion.scorers import Evidence
-from apportion.simplex import equal_within
+from apportion.simplex import Mask, Scalar, equal_within
 from apportion.tasks import Task
 
 
