@@ -248,7 +248,7 @@ class Federation(Problem):
         )
         submission = Submission(
             jnp.zeros((task.width, CLASSES)),
-            self._frequency(self.evaluation),
+            jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0),
             models - aggregate[None, :],
             present,
             known=known,
@@ -327,9 +327,6 @@ class Federation(Problem):
         """The part of the chosen images that is of a class and that each model gets right."""
         found = by_block(self.model, models, self.images, self.labels, chosen, self.block, right)
         return found.sum(0) / chosen.shape[0]
-
-    def _frequency(self, chosen: Int[Array, " chosen"]) -> Float[Array, " classes"]:
-        return jax.nn.one_hot(self.labels[chosen], CLASSES).mean(0)
 
 
 def average(shares: Float[Array, " entities"], models: Models) -> Model:
