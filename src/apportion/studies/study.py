@@ -1,8 +1,9 @@
 """What every study concludes: its table, its figure, and a verdict on each claim it checks."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,26 @@ class Study:
         }
         write_json(folder / "study.json", plain(about))
         write_json(folder / "verdict.json", [verdict.to_dict() for verdict in self.verdicts])
+
+
+Conclusion = tuple[pd.DataFrame, Iterable[Verdict], Callable[[], Figure], Iterable[str]]
+"""Table, verdicts, what draws the figure, and notes."""
+
+
+def concludes(
+    name: str, title: str
+) -> Callable[[Callable[..., Conclusion]], Callable[[Any, dict[str, Any]], Study]]:
+    """A function from rows and settings to a conclusion becomes one to the study of this name."""
+
+    def decorate(conclude: Callable[..., Conclusion]) -> Callable[[Any, dict[str, Any]], Study]:
+        @wraps(conclude)
+        def study(rows: Any, settings: dict[str, Any]) -> Study:
+            table, verdicts, plot, notes = conclude(rows, settings)
+            return Study(name, title, table, tuple(verdicts), plot, tuple(notes), settings)
+
+        return study
+
+    return decorate
 
 
 def _after_all(verdict: Verdict) -> str:

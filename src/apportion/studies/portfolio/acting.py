@@ -30,7 +30,7 @@ from apportion.studies.portfolio.prioritisation import (
 )
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import TaskSets
 from apportion.trees import stack
 
@@ -76,7 +76,8 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
     yield from by_cell(cells, pd.concat(frames))
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("acting", "Acting in the loop: memory of the policy's own allocations, or none acted")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
     verdicts = []
@@ -100,8 +101,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         for cost in COSTS
         for acted in ACTED
     )
-    title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    return Study("acting", title, table, tuple(verdicts), lambda: plot(table), notes, settings)
+    return table, verdicts, lambda: plot(table), notes
 
 
 def _growths(table: Any, acted: int, cost: float) -> np.ndarray:

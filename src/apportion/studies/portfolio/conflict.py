@@ -36,7 +36,7 @@ from apportion.studies.portfolio.prioritisation import (
 )
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, draw_tasks
 from apportion.trees import stack
 
@@ -119,7 +119,8 @@ def make_world(
     return *split_days(truth, settings), drawn[0].joined(drawn[1]), unseen
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("conflict", "Priorities where tasks conflict: the camp that fares worse")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
     uniform = _worst(table, UNIFORM.name)
@@ -138,8 +139,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         f"with most, {_growths(table, rule.name, 'others').mean():+.3f} with the others."
         for rule in TRIED
     )
-    title = "Priorities where tasks conflict: the camp that fares worse"
-    return Study("conflict", title, table, tuple(verdicts), lambda: plot(table), notes, settings)
+    return table, verdicts, lambda: plot(table), notes
 
 
 def _growths(table: Any, rule: str, camp: str) -> np.ndarray:

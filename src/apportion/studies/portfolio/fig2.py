@@ -30,7 +30,7 @@ from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
@@ -152,7 +152,8 @@ def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
     return BSpline.design_matrix(time, knots, 3).toarray()
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig2", "Figure 2: scores against reward changes and gradient norms")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the watched runs."""
     table = rows[COLUMNS]
     pairs = {
@@ -178,15 +179,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "training time (ranks less a smooth curve in time) is what a score says about a task beyond "
         "how long it was trained.",
     )
-    return Study(
-        "fig2",
-        "Figure 2: scores against reward changes and gradient norms",
-        table,
-        tuple(verdicts),
-        lambda: plot(table),
-        notes,
-        settings,
-    )
+    return table, verdicts, lambda: plot(table), notes
 
 
 def plot(table: Any) -> Figure:

@@ -30,7 +30,7 @@ from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import stack, take
@@ -157,7 +157,8 @@ def _rows(prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk]) ->
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig5", "Figure 5: a test year under a multi-task and a single-task policy")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the walks."""
     table = mark_drawn(rows.drop(columns="cell", errors="ignore"))
     deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
@@ -168,18 +169,11 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
-    return Study(
-        "fig5",
-        "Figure 5: a test year under a multi-task and a single-task policy",
-        _summary(table),
-        (
-            *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
-            *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
-        ),
-        lambda: plot(table),
-        notes,
-        settings,
+    verdicts = (
+        *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+        *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
     )
+    return _summary(table), verdicts, lambda: plot(table), notes
 
 
 def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:

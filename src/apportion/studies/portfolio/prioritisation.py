@@ -34,7 +34,7 @@ from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack, take
@@ -224,7 +224,8 @@ def over_equal(policies: Policy, markets: Market, tasks: TaskSets) -> np.ndarray
     return np.asarray(held_out_growth(policies, markets, tasks) - equal)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("prioritisation", "Where prioritisation pays: few, some or all of 32 tasks informative")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["case", "rule", "seed", "growth"]]
     verdicts = []
@@ -240,15 +241,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
     )
-    return Study(
-        "prioritisation",
-        "Where prioritisation pays: few, some or all of 32 tasks informative",
-        table,
-        tuple(verdicts),
-        lambda: plot(table),
-        notes,
-        settings,
-    )
+    return table, verdicts, lambda: plot(table), notes
 
 
 def over_uniform(table: Any) -> pd.DataFrame:

@@ -30,7 +30,7 @@ from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, Splits
 from apportion.studies.portfolio.tables import by_cell, note
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
 
@@ -180,7 +180,8 @@ def chosen(table: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("recipe", "The practical policy: walk-forward over years, net of costs")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows, of both rewards or of one alone."""
     table = rows[COLUMNS]
     by_strategy = strategies(table)
@@ -203,15 +204,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "A single seed is the mean over all seeds of the ensemble, each taken alone.",
         SURVIVORSHIP,
     ]
-    return Study(
-        "recipe",
-        "The practical policy: walk-forward over years, net of costs",
-        _summary(by_strategy),
-        tuple(verdicts),
-        lambda: plot(table),
-        tuple(notes),
-        settings,
-    )
+    return _summary(by_strategy), verdicts, lambda: plot(table), notes
 
 
 def _summary(by_strategy: dict[str, Any]) -> pd.DataFrame:

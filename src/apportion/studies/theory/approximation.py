@@ -22,7 +22,7 @@ from apportion.statistics import Estimate, compare, mean_over
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import (
     errors_of,
     never_broken,
@@ -135,17 +135,11 @@ def measure_all(sampling: str, dimension: int, *, runs: int, seed: int) -> pd.Da
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("approximation", "Theorem 1 with few features, on paths and on independent draws")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family."""
-    return Study(
-        name="approximation",
-        title="Theorem 1 with few features, on paths and on independent draws",
-        table=_table(rows),
-        verdicts=(*_theorem_verdicts(rows), *_error_verdicts(rows)),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    verdicts = (*_theorem_verdicts(rows), *_error_verdicts(rows))
+    return _table(rows), verdicts, lambda: _plot(rows), _notes(rows)
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import (
     errors_of,
     never_broken,
@@ -113,18 +113,12 @@ def plan(
     )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("bound", "Theorem 1 against the truth: LSPI on the average MDP of random families")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every task of every family."""
     table = rows.drop(columns="cell")
-    return Study(
-        name="bound",
-        title="Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table=table.round(6),
-        verdicts=(*_share_verdicts(table), _growth_verdict(table)),
-        plot=lambda: _plot(table),
-        notes=_notes(table, settings),
-        settings=settings,
-    )
+    verdicts = (*_share_verdicts(table), _growth_verdict(table))
+    return table.round(6), verdicts, lambda: _plot(table), _notes(table, settings)
 
 
 def _notes(table: pd.DataFrame, settings: dict[str, Any]) -> tuple[str, ...]:

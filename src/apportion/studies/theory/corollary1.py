@@ -21,7 +21,7 @@ from apportion.statistics import compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, never_broken, one_by_one
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
@@ -104,18 +104,15 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
     )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes(
+    "corollary1",
+    "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
+)
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family at every T."""
     curves = {name: _curves(rows, name) for name in ("loss", "floor", "error", "epsilon", "share")}
-    return Study(
-        name="corollary1",
-        title="Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
-        table=_table(curves),
-        verdicts=(*_rate_verdicts(curves), *_floor_verdicts(curves), _inside_verdict(rows)),
-        plot=lambda: _plot(curves),
-        notes=_notes(curves),
-        settings=settings,
-    )
+    verdicts = (*_rate_verdicts(curves), *_floor_verdicts(curves), _inside_verdict(rows))
+    return _table(curves), verdicts, lambda: _plot(curves), _notes(curves)
 
 
 def _curves(rows: pd.DataFrame, name: str) -> dict[float, Curves]:

@@ -25,7 +25,7 @@ from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
 from apportion.studies.theory.subsets import (
@@ -76,17 +76,13 @@ def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes(
+    "corollary2", "Corollary 2: what all orderings and all subsets of the entities are worth"
+)
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every run."""
-    return Study(
-        name="corollary2",
-        title="Corollary 2: what all orderings and all subsets of the entities are worth",
-        table=_table(rows),
-        verdicts=(*_subset_verdicts(rows), *_ordering_verdicts(rows)),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    verdicts = (*_subset_verdicts(rows), *_ordering_verdicts(rows))
+    return _table(rows), verdicts, lambda: _plot(rows), _notes(rows)
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:

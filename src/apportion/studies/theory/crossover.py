@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from apportion.statistics import compare, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, one_by_one
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
@@ -130,7 +130,8 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
     )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("crossover", "When to pool: multi-task against single-task LSPI")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family at every N."""
     grids = {name: _grid(rows, name) for name in MEASURES}
     lines = pd.DataFrame(
@@ -142,15 +143,8 @@ def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
             "predicted": rows.groupby("spread").predicted.first().to_numpy(),
         }
     )
-    return Study(
-        name="crossover",
-        title="When to pool: multi-task against single-task LSPI",
-        table=_table(rows, lines),
-        verdicts=(*_verdicts(grids), _prediction_verdict(grids, lines)),
-        plot=lambda: _plot(grids, lines),
-        notes=_notes(grids, lines),
-        settings=settings,
-    )
+    verdicts = (*_verdicts(grids), _prediction_verdict(grids, lines))
+    return _table(rows, lines), verdicts, lambda: _plot(grids, lines), _notes(grids, lines)
 
 
 def _grid(rows: pd.DataFrame, name: str) -> Grid:

@@ -26,7 +26,7 @@ from apportion.statistics import compare, mean_over
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import means_by, one_by_one
 
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
@@ -141,17 +141,10 @@ def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> p
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("equivariance", "An equivariant network against a plain one of as many parameters")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every seed."""
-    return Study(
-        name="equivariance",
-        title="An equivariant network against a plain one of as many parameters",
-        table=_table(rows),
-        verdicts=_verdicts(rows),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:

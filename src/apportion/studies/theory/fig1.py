@@ -33,7 +33,7 @@ from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, means_by, one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
@@ -132,18 +132,13 @@ def _sizes(arm: str) -> tuple[int, ...]:
     return SIZES if arm != "tied" else SIZES[:1]
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("fig1", "Figure 1: what permuting 20 examples is worth on the synthetic problem")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {epsilon: _regrets_in(rows[rows.epsilon == epsilon]) for epsilon in EPSILONS}
-    return Study(
-        name="fig1",
-        title="Figure 1: what permuting 20 examples is worth on the synthetic problem",
-        table=means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs"),
-        verdicts=(*_paper_verdicts(regrets), *_own_verdicts(regrets)),
-        plot=lambda: _plot(regrets),
-        notes=_notes(regrets),
-        settings=settings,
-    )
+    table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
+    verdicts = (*_paper_verdicts(regrets), *_own_verdicts(regrets))
+    return table, verdicts, lambda: _plot(regrets), _notes(regrets)
 
 
 def _regrets_in(rows: Any) -> Regrets:

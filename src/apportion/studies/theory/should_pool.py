@@ -19,7 +19,7 @@ from apportion.errors import InputError, reading
 from apportion.statistics import Estimate
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.theory.mdp import random_family
 from apportion.theory.pooling import Pooling, TaskAnswer, should_pool
 from apportion.theory.samples import Transitions, draw_transitions
@@ -127,18 +127,13 @@ def compute(
         )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("should-pool", "Should these tasks be pooled?")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """The answer as table, figure and verdict."""
     pooling = _pooling_in(rows, settings["gamma"])
-    return Study(
-        name="should-pool",
-        title="Should these tasks be pooled?",
-        table=pooling.to_frame(),
-        verdicts=(_verdict(pooling),),
-        plot=pooling.plot,
-        notes=tuple(line.strip() for line in pooling.summary().splitlines()),
-        settings=settings,
-    )
+    table = pooling.to_frame()
+    verdicts = (_verdict(pooling),)
+    return table, verdicts, pooling.plot, (line.strip() for line in pooling.summary().splitlines())
 
 
 def _pooling_in(rows: pd.DataFrame, gamma: float) -> Pooling:
