@@ -117,13 +117,9 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         )
         for sampling, dimension in product(SAMPLINGS, DIMENSIONS)
     )
-    return Plan(
-        study="approximation",
-        cells=tuple(cells),
-        compute=one_by_one("{sampling}, {dimension} features", measure_all, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},
-    )
+    compute = one_by_one("{sampling}, {dimension} features", measure_all, runs=runs, seed=seed)
+    settings = {"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed}
+    return Plan("approximation", tuple(cells), compute, conclude, settings)
 
 
 def measure_all(sampling: str, dimension: int, *, runs: int, seed: int) -> pd.DataFrame:

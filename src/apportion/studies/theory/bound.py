@@ -94,23 +94,13 @@ def plan(
     """
     total = families if families is not None else {"quick": 100, "paper": 500}[scale]
     each = max(total // len(SPREADS), 1)
-    return Plan(
-        study="bound",
-        cells=tuple(
-            Cell.alone(
-                f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number}
-            )
-            for number, spread in enumerate(SPREADS)
-        ),
-        compute=one_by_one("distance {spread:g}", measure, runs=each, samples=samples),
-        conclude=conclude,
-        settings={
-            "families": each * len(SPREADS),
-            "samples": samples,
-            "scale": scale,
-            "seed": seed,
-        },
+    cells = tuple(
+        Cell.alone(f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number})
+        for number, spread in enumerate(SPREADS)
     )
+    compute = one_by_one("distance {spread:g}", measure, runs=each, samples=samples)
+    settings = {"families": each * len(SPREADS), "samples": samples, "scale": scale, "seed": seed}
+    return Plan("bound", cells, compute, conclude, settings)
 
 
 @concludes("bound", "Theorem 1 against the truth: LSPI on the average MDP of random families")

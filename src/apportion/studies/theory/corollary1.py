@@ -95,13 +95,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         Random families at every distance, in place of the scale's number.
     """
     runs = families if families is not None else {"quick": 40, "paper": 400}[scale]
-    return Plan(
-        study="corollary1",
-        cells=Cell.each("distance", "spread", SPREADS),
-        compute=one_by_one("distance {spread:g}", measure, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("distance", "spread", SPREADS)
+    compute = one_by_one("distance {spread:g}", measure, runs=runs, seed=seed)
+    settings = {"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed}
+    return Plan("corollary1", cells, compute, conclude, settings)
 
 
 @concludes(

@@ -45,13 +45,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's."""
     count = {"quick": 6, "paper": 64}[scale]
     known = ENTITIES[:2] if scale == "quick" else ENTITIES
-    return Plan(
-        study="corollary2",
-        cells=Cell.each("entities", "entities", known),
-        compute=one_by_one("{entities} entities", measure, runs=count, seed=seed),
-        conclude=conclude,
-        settings={"runs": count, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("entities", "entities", known)
+    compute = one_by_one("{entities} entities", measure, runs=count, seed=seed)
+    settings = {"runs": count, "scale": scale, "seed": seed}
+    return Plan("corollary2", cells, compute, conclude, settings)
 
 
 def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:

@@ -121,13 +121,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         Random families at every distance, in place of the scale's number.
     """
     runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
-    return Plan(
-        study="crossover",
-        cells=Cell.each("distance", "spread", SPREADS),
-        compute=one_by_one("distance {spread:g}", measure, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("distance", "spread", SPREADS)
+    compute = one_by_one("distance {spread:g}", measure, runs=runs, seed=seed)
+    settings = {"families": runs, "scale": scale, "seed": seed}
+    return Plan("crossover", cells, compute, conclude, settings)
 
 
 @concludes("crossover", "When to pool: multi-task against single-task LSPI")

@@ -118,15 +118,11 @@ def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)
     )
-    return Plan(
-        study="equivariance",
-        cells=tuple(cells),
-        compute=one_by_one(
-            "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
-        ),
-        conclude=conclude,
-        settings={"seeds": runs, "steps": steps, "scale": scale, "seed": seed},
+    compute = one_by_one(
+        "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
     )
+    settings = {"seeds": runs, "steps": steps, "scale": scale, "seed": seed}
+    return Plan("equivariance", tuple(cells), compute, conclude, settings)
 
 
 def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:

@@ -102,13 +102,10 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
 def plan(*, scale: Scale = "quick", seed: int = 0, gamma: float = 0.5) -> Plan:
     """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's."""
     runs = {"quick": 20, "paper": 40}[scale]
-    return Plan(
-        study="fig1",
-        cells=Cell.each("eps", "epsilon", EPSILONS),
-        compute=one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed),
-        conclude=conclude,
-        settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("eps", "epsilon", EPSILONS)
+    compute = one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed)
+    settings = {"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed}
+    return Plan("fig1", cells, compute, conclude, settings)
 
 
 def measure(epsilon: float, *, runs: int, gamma: float, seed: int) -> pd.DataFrame:
