@@ -301,16 +301,8 @@ class Federation(Problem):
 
     def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
         """The model after a client's epochs of SGD on these images."""
-        rate = self.learning_rate
-        return descend(
-            self.model,
-            model,
-            owned,
-            epochs=self.epochs,
-            batch=self.batch,
-            learning_rate=rate,
-            key=key,
-        )
+        sizes = {"epochs": self.epochs, "batch": self.batch}
+        return descend(self.model, model, owned, **sizes, learning_rate=self.learning_rate, key=key)
 
     def chances(
         self, models: Models, chosen: Int[Array, " chosen"]
