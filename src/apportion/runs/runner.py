@@ -81,9 +81,7 @@ def start_run(
     folder = Path(folder)
     require_free(folder, unfinished=UNFINISHED)
     prepared = prepare(job, settings)
-    device = jax.devices()[0]
-    device_name = f"{device.platform}: {device.device_kind}"
-    facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
+    facts = environment(seed=settings.seed, data=prepared.data)
     was_there = folder.exists()
     ours = False
     try:

@@ -144,7 +144,7 @@ class Study:
             low, high = verdict.interval
             lines.append(
                 f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
-                f"n = {verdict.n}{_after_all(verdict)}"
+                f"n = {verdict.n}{after_all(verdict.outcome, verdict.adjusted)}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
@@ -196,11 +196,9 @@ def concludes(
     return decorate
 
 
-def _after_all(verdict: Verdict) -> str:
+def after_all(outcome: str, adjusted: str | None) -> str:
     """What the number of comparisons changes, if it does."""
-    if verdict.adjusted in (None, verdict.outcome):
-        return ""
-    return f"; {verdict.adjusted} after Holm's adjustment"
+    return "" if adjusted in (None, outcome) else f"; {adjusted} after Holm's adjustment"
 
 
 def plain(content: Any) -> Any:
