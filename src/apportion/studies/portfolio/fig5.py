@@ -6,7 +6,7 @@ keeps nearly equal shares while the multi-task one has learned more complex allo
 equal shares only where it pays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -221,27 +221,17 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
 
 def _verdicts(
     name: str, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
-) -> tuple[Verdict, ...]:
+) -> Iterator[Verdict]:
     """What is claimed of a single-task policy, from values of policies by months."""
     flat = over_rows_and_columns(deviation[name])
     gap = over_rows_and_columns(deviation["pmtl"] - deviation[name])
     ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
-    return (
-        Verdict.of(
-            f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)",
-            flat,
-            below=0.02,
-        ),
-        Verdict.of(
-            f"the multi-task policy strays further from equal shares than {name}",
-            gap,
-        ),
-        Verdict.of(
-            f"over all watched tasks the multi-task policy grows more than {name}",
-            ahead,
-            paper=False,
-        ),
-    )
+    claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
+    yield Verdict.of(claim, flat, below=0.02)
+    claim = f"the multi-task policy strays further from equal shares than {name}"
+    yield Verdict.of(claim, gap)
+    claim = f"over all watched tasks the multi-task policy grows more than {name}"
+    yield Verdict.of(claim, ahead, paper=False)
 
 
 def plot(table: Any) -> Figure:

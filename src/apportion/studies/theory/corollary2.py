@@ -10,7 +10,7 @@ A cell is an m; a row is the regret of one run, arm and number of tasks or examp
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -172,27 +172,18 @@ def _within(
     return Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
 
 
-def _subset_verdicts(rows: Any) -> list[Verdict]:
+def _subset_verdicts(rows: Any) -> Iterator[Verdict]:
     everyone = [of_all(rows, m) for m in entities_in(rows)]
-    return [
-        Verdict.of(
-            "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))",
-            _growth(rows),
-            above=math.log(RATIO),
-        ),
-        Verdict.of_all(
-            "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)",
-            everyone,
-            above=math.log(RATIO),
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of_all(
-            "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)",
-            everyone,
-            below=math.log(2 * RATIO**2),
-            paper=False,
-        ).scaled(math.exp),
-    ]
+    claim = (
+        "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
+    )
+    yield Verdict.of(claim, _growth(rows), above=math.log(RATIO))
+    claim = "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)"
+    yield Verdict.of_all(claim, everyone, above=math.log(RATIO), paper=False).scaled(math.exp)
+    claim = "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)"
+    yield Verdict.of_all(claim, everyone, below=math.log(2 * RATIO**2), paper=False).scaled(
+        math.exp
+    )
 
 
 def _ordering_verdicts(rows: Any) -> list[Verdict]:

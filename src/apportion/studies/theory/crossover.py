@@ -7,6 +7,7 @@ A cell is a distance; a row is a family at one N.
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -154,7 +155,7 @@ def _table(rows: Any, lines: pd.DataFrame) -> pd.DataFrame:
     return means.assign(families=rows.run.nunique()).merge(lines, on="spread")
 
 
-def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
+def _verdicts(grids: dict[str, Grid]) -> Iterator[Verdict]:
     single, multi = grids["single"], grids["multi"]
     error, average = (of_means(grids[name][0].T, _slope) for name in ("error", "average"))
     small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
@@ -164,32 +165,16 @@ def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
         compare(single[0, small], multi[0, small]),
         compare(multi[far, -1], single[far, -1]),
     )
-    return (
-        Verdict.of(
-            "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])",
-            error,
-            above=-0.65,
-            below=-0.40,
-        ),
-        Verdict.of(
-            "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)",
-            average,
-            below=-0.5,
-        ),
-        Verdict.of_all(
-            "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)",
-            steps,
-        ),
-        Verdict.of(
-            "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)",
-            gain,
-        ),
-        Verdict.of(
-            "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)",
-            loss,
-            paper=False,
-        ),
-    )
+    claim = "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])"
+    yield Verdict.of(claim, error, above=-0.65, below=-0.40)
+    claim = "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)"
+    yield Verdict.of(claim, average, below=-0.5)
+    claim = "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)"
+    yield Verdict.of_all(claim, steps)
+    claim = "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)"
+    yield Verdict.of(claim, gain)
+    claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
+    yield Verdict.of(claim, loss, paper=False)
 
 
 def _prediction_verdict(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:

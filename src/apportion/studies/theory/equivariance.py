@@ -9,6 +9,7 @@ pays once entities differ and data is plenty. A cell is an eps and a size; a row
 """
 
 import math
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -156,7 +157,7 @@ def _table(rows: Any) -> pd.DataFrame:
     return means.sort_values(by, kind="stable", ignore_index=True)
 
 
-def _verdicts(rows: Any) -> tuple[Verdict, ...]:
+def _verdicts(rows: Any) -> Iterator[Verdict]:
     def saved(epsilon, size, order):
         """What the equivariant network saves over the plain one."""
         plain, shared = (_of(rows, name, epsilon, size, order) for name in ("plain", "equivariant"))
@@ -167,28 +168,22 @@ def _verdicts(rows: Any) -> tuple[Verdict, ...]:
     moved = compare(
         _of(rows, "plain", far, most, "other_order"), _of(rows, "plain", far, most, "own_order")
     )
-    return (
-        Verdict.of_all(
-            "entities alike: the equivariant network regrets less, at every size (least saving)",
-            [saved(0.0, size, "own_order") for size in SIZES],
-        ),
-        Verdict.of(
-            "eps = .8, 20 states: the equivariant network regrets less though entities differ (saving)",
-            saved(far, least, "own_order"),
-        ),
-        Verdict.of_all(
-            "eps = .8, entities in another order: the equivariant network regrets less (least saving)",
-            [saved(far, size, "other_order") for size in SIZES],
-        ),
-        Verdict.of(
-            "eps = .8, 500 states: the plain network loses where entities change places (regret added)",
-            moved,
-        ),
-        Verdict.of(
-            "eps = .8, 500 states: it still regrets less, in the order learnt (saving)",
-            saved(far, most, "own_order"),
-        ),
+    claim = "entities alike: the equivariant network regrets less, at every size (least saving)"
+    yield Verdict.of_all(claim, [saved(0.0, size, "own_order") for size in SIZES])
+    claim = (
+        "eps = .8, 20 states: the equivariant network regrets less though entities differ (saving)"
     )
+    yield Verdict.of(claim, saved(far, least, "own_order"))
+    claim = (
+        "eps = .8, entities in another order: the equivariant network regrets less (least saving)"
+    )
+    yield Verdict.of_all(claim, [saved(far, size, "other_order") for size in SIZES])
+    claim = (
+        "eps = .8, 500 states: the plain network loses where entities change places (regret added)"
+    )
+    yield Verdict.of(claim, moved)
+    claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
+    yield Verdict.of(claim, saved(far, most, "own_order"))
 
 
 def _notes(rows: Any) -> tuple[str, ...]:

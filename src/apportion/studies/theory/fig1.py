@@ -7,7 +7,7 @@ A cell is an eps; a row is the regret of one run, arm and N.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -179,29 +179,22 @@ def _worth(regrets: dict[float, Regrets]) -> Estimate:
     return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
 
 
-def _own_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
+def _own_verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     ratio = of_means(regrets[0.0], lambda c: np.log(c[..., 2, 0] / c[..., 1, -1]))
     far = regrets[0.8]
     harm = [compare(far[:, 1, n], far[:, 0, n]) for n in range(1, len(SIZES))]
-    return [
-        Verdict.of(
-            "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)",
-            ratio,
-            below=0.0,
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of(
-            "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)",
-            _worth(regrets),
-            above=math.log(5 * _REAL),
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of_all(
-            "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)",
-            harm,
-            paper=False,
-        ),
-    ]
+    claim = (
+        "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)"
+    )
+    yield Verdict.of(claim, ratio, below=0.0, paper=False).scaled(math.exp)
+    claim = "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)"
+    yield Verdict.of(claim, _worth(regrets), above=math.log(5 * _REAL), paper=False).scaled(
+        math.exp
+    )
+    claim = (
+        "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)"
+    )
+    yield Verdict.of_all(claim, harm, paper=False)
 
 
 def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:
