@@ -172,6 +172,7 @@ def perform(
     asked = asked_for(name, out, request)
     alone = nullcontext(Workers(()))
     work = partial(_compute_unclaimed, name, out, request)
+    finish = partial(complete, place=place, cells=cells, draw=draw)
     with workers(processes, work) if processes > 1 else alone as others:
         for study, one in asked.items():
 
@@ -180,15 +181,7 @@ def perform(
 
             if study in distinct(asked):
                 others.wait_for(one.plan, one.folder, report)
-            yield complete(
-                one.plan,
-                one.folder,
-                place=place,
-                cells=cells,
-                draw=draw,
-                progress=report,
-                command=one.command,
-            )
+            yield finish(one.plan, one.folder, progress=report, command=one.command)
 
 
 def _compute_unclaimed(name: str, out: Path, request: Request) -> None:

@@ -27,6 +27,7 @@ from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     DAYS,
     HELD_OUT,
+    PAPERS_RULE,
     RULES,
     SETTINGS,
     UNIFORM,
@@ -76,18 +77,14 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
     policy_keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
     places = jnp.asarray([TRIED.index(rule) for rule in rules])
+    alphas, betas = jnp.asarray([(rule.alpha, rule.beta) for rule in rules]).T
     policies = train_in(
         stack(train),
         TaskSets.of(own),
         s,
         policy_keys=policy_keys,
         run_keys=jax.vmap(jax.random.fold_in)(policy_keys, places),
-        selection=Priority(
-            jnp.asarray([rule.alpha for rule in rules]),
-            jnp.asarray([rule.beta for rule in rules]),
-            s.smoothing,
-            s.selection().initial,
-        ),
+        selection=Priority(alphas, betas, s.smoothing, s.selection().initial),
     )
     frames = []
     for camp in CAMPS:
@@ -128,7 +125,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     for rule in TRIED:
         if rule != UNIFORM:
             own = _worst(table, rule.name)
-            paper = rule.name.startswith("paper's score, alpha 0.5")
+            paper = rule.name.startswith(PAPERS_RULE)
             claim = f"{rule.name}: serves the camp that fares worse better than uniform drawing"
             verdicts.append(Verdict.of(claim, compare(own, uniform), paper=paper))
             claim = f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"

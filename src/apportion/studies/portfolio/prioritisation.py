@@ -77,6 +77,7 @@ class Rule:
 
 
 CASES = (Case(2, True), Case(8, False), Case(TASKS, False))
+PAPERS_RULE = "paper's score, alpha 0.5"
 UNIFORM = Rule("uniform", "max-deviation", 0.0, 1.0)
 RULES = (
     UNIFORM,
@@ -230,13 +231,8 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     table = rows[["case", "rule", "seed", "growth"]]
     verdicts = []
     for (case, rule), gaps in over_uniform(table).groupby(["case", "rule"], sort=False):
-        verdicts.append(
-            Verdict.of(
-                f"{rule} beats uniform MTL with {case}",
-                mean_over(gaps.gap.to_numpy()),
-                paper=rule.startswith("paper's score, alpha 0.5"),
-            )
-        )
+        claim, paper = f"{rule} beats uniform MTL with {case}", rule.startswith(PAPERS_RULE)
+        verdicts.append(Verdict.of(claim, mean_over(gaps.gap.to_numpy()), paper=paper))
     notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
