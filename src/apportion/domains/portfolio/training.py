@@ -126,25 +126,21 @@ def train_policies(
         shared = jax.tree.map(lambda _: None, market)
         market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
         market = eqx.tree_at(lambda m: m.length, market, lengths)
+    objective = lookback if settings.rebalance == "daily" else until_traded
+    # Memory of the whole period, full from the start.
+    replay = Replay(
+        length=market.horizon, warm_up=market.horizon,
+        recency=settings.recency, act_periods=settings.act_periods,
+    )  # fmt: skip
     return train_runs(
         market,
         tasks,
         first,
-        Direct(
-            settings.batch,
-            settings.learning_rate,
-            objective=lookback if settings.rebalance == "daily" else until_traded,
-        ),
+        Direct(settings.batch, settings.learning_rate, objective=objective),
         steps=settings.updates,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
-        # Memory of the whole period, full from the start.
-        replay=Replay(
-            length=market.horizon,
-            warm_up=market.horizon,
-            recency=settings.recency,
-            act_periods=settings.act_periods,
-        ),
+        replay=replay,
         chunks=chunks,
         state=state,
         problem_axes=market_axes,

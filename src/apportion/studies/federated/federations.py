@@ -114,13 +114,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
         circumstances = {usual: replace(CIRCUMSTANCES[usual], methods=SHORT)}
     settings = sizes(scale, seed=seed)
     data = (embedded_digits() if digits is None else digits).summary()
-    return Plan(
-        "federations",
-        tuple(_cells(circumstances, kinds, seeds)),
-        partial(compute, settings=settings, digits=digits),
-        conclude,
-        {"data": data, **settings.to_dict(), "seeds": list(seeds), "all_kinds": list(kinds)},
-    )
+    about = {"data": data, **settings.to_dict(), "seeds": list(seeds), "all_kinds": list(kinds)}
+    computing = partial(compute, settings=settings, digits=digits)
+    cells = tuple(_cells(circumstances, kinds, seeds))
+    return Plan("federations", cells, computing, conclude, about)
 
 
 def _cells(

@@ -72,13 +72,9 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     cells = [_fixed_cell(total, settings.state, own) for total in totals for own in seeds]
     cells += [_learned_cell(state, method, own) for state, method in runs for own in seeds]
     data = (embedded_digits() if digits is None else digits).summary()
-    return Plan(
-        "fig6",
-        tuple(cells),
-        partial(compute, settings=settings, digits=digits),
-        conclude,
-        {"data": data, **settings.to_dict(), "seeds": list(seeds)},
-    )
+    about = {"data": data, **settings.to_dict(), "seeds": list(seeds)}
+    computing = partial(compute, settings=settings, digits=digits)
+    return Plan("fig6", tuple(cells), computing, conclude, about)
 
 
 def _fixed_cell(total: float, state: str, seed: int) -> Cell:

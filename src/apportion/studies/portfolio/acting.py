@@ -86,15 +86,9 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
         for acted in ACTED[1:]:
             gain = compare(_growths(table, acted, cost), none)
             words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
-            verdicts += [
-                Verdict.of(f"{words}: adds to growth on held-out instruments", gain),
-                Verdict.of(
-                    f"{words}: is worth less than {LITTLE:g} of log growth a year",
-                    gain,
-                    below=LITTLE,
-                    paper=False,
-                ),
-            ]
+            verdicts.append(Verdict.of(f"{words}: adds to growth on held-out instruments", gain))
+            claim = f"{words}: is worth less than {LITTLE:g} of log growth a year"
+            verdicts.append(Verdict.of(claim, gain, below=LITTLE, paper=False))
     notes = tuple(
         f"n_e = {acted}, cost {1e4 * cost:g} bp: {_growths(table, acted, cost).mean():+.3f} log growth a "
         "year over Equal CRP."

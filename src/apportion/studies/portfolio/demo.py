@@ -60,16 +60,9 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     """Train, test, and report what held."""
     prices = embedded_prices().since(FIRST)
     known = prices.until(TEST)
-    s = PortfolioSettings.paper(
-        task_size=5,
-        window=16,
-        batch=64,
-        hidden=12,
-        learning_rate=1e-3,
-        tasks=settings.tasks,
-        steps=settings.steps,
-        seed=settings.seed,
-    )
+    small = {"task_size": 5, "window": 16, "batch": 64, "hidden": 12, "learning_rate": 1e-3}
+    own = {"tasks": settings.tasks, "steps": settings.steps, "seed": settings.seed}
+    s = PortfolioSettings.paper(**small, **own)
     counts = {"held_out": HELD_OUT, "own": max(s.tasks, SHOWN), "shown": SHOWN}
     splits = Splits.draw(len(prices.tickers), s, settings.experiments, **counts)
     progress.note(

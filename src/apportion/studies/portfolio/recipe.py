@@ -141,7 +141,9 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
 def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame:
     """Gains over daily Equal CRP by cell and variant: of the teams, or the mean of their members alone."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
-    looked_at = [teams] if members == size else [_alone(teams, member) for member in range(size)]
+    # Every cell's team, or each of its members alone.
+    alone = [take(teams, (slice(None), slice(member, member + 1))) for member in range(size)]
+    looked_at = [teams] if members == size else alone
     equal = VARIANTS.index((0.0, 1.0))
     log_gains, sharpe_gains = [], []
     for team in looked_at:
@@ -153,11 +155,6 @@ def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame
     k, eta = np.asarray(VARIANTS)[variant].T
     gains = {"log_gain": log_gain.ravel(), "sharpe_gain": sharpe_gain.ravel()}
     return pd.DataFrame({"place": cell, "k": k, "eta": eta, **gains})
-
-
-def _alone(teams: Policy, member: int) -> Policy:
-    """Every cell's team without all but one of its members."""
-    return take(teams, (slice(None), slice(member, member + 1)))
 
 
 def chosen(table: Any) -> pd.DataFrame:

@@ -66,14 +66,8 @@ def measure(sampling: str, dimension: int, spread: float, runs: int, seed: int) 
     """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
     family = draw_family(spread=spread, runs=runs, seed=seed)
     features, average = cosines(dimension), family.average()
-    learned = lspi_from_moves(
-        family,
-        features,
-        SAMPLINGS[sampling],
-        samples=SAMPLES,
-        iterations=ITERATIONS,
-        rng=np.random.default_rng(seed),
-    )
+    sizes, rng = {"samples": SAMPLES, "iterations": ITERATIONS}, np.random.default_rng(seed)
+    learned = lspi_from_moves(family, features, SAMPLINGS[sampling], **sizes, rng=rng)
     error, measured = errors_of(family, learned)
     constants = transfer_constants(family)
     given = LearningError(0.0, error)
@@ -185,13 +179,8 @@ def _error_verdicts(rows: Any) -> Iterator[Verdict]:
     )
     yield Verdict.of(claim, apart, paper=False)
     claim = "equal tasks, all features: the two differ by less than a tenth of e (difference / e)"
-    yield Verdict.of(
-        claim,
-        _relative(same, _errors(rows, "one path", STATES, 0.0).mean()),
-        above=-0.1,
-        below=0.1,
-        paper=False,
-    )
+    differ = _relative(same, _errors(rows, "one path", STATES, 0.0).mean())
+    yield Verdict.of(claim, differ, above=-0.1, below=0.1, paper=False)
     claim = "few features: Theorem 1' says more than the trivial bound in most cases (share - 1/2)"
     yield Verdict.of(claim, mean_over(informative.to_numpy() - 0.5), paper=False)
 

@@ -44,15 +44,8 @@ def measure(spread: float, seed: int, *, runs: int, samples: int) -> pd.DataFram
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
     family = draw_family(spread=spread, runs=runs, seed=seed)
     average = family.average()
-    learned = lspi_paths(
-        average.kernel,
-        average.reward,
-        np.eye(STATES),
-        GAMMA,
-        length=samples * TASKS,
-        iterations=ITERATIONS,
-        key=jax.random.key(seed),
-    )
+    sizes, key = {"length": samples * TASKS, "iterations": ITERATIONS}, jax.random.key(seed)
+    learned = lspi_paths(average.kernel, average.reward, np.eye(STATES), GAMMA, **sizes, key=key)
     error, measured = errors_of(family, learned)
     constants = transfer_constants(family)
     columns = {

@@ -132,15 +132,9 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
 def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family at every N."""
     grids = {name: _grid(rows, name) for name in MEASURES}
-    lines = pd.DataFrame(
-        {
-            "spread": SPREADS,
-            "crossover": [
-                crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)
-            ],
-            "predicted": rows.groupby("spread").predicted.first().to_numpy(),
-        }
-    )
+    measured = [crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)]
+    predicted = rows.groupby("spread").predicted.first().to_numpy()
+    lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
     verdicts = (*_verdicts(grids), _prediction_verdict(grids, lines))
     return _table(rows, lines), verdicts, lambda: _plot(grids, lines), _notes(grids, lines)
 
@@ -246,22 +240,14 @@ def _plot_curves(axis: Axes, grids: dict[str, Grid]) -> None:
 
 def _plot_map(axis: Axes, grids: dict[str, Grid], lines: pd.DataFrame) -> QuadMesh:
     multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
-    ratio = np.log10(multi / single)
-    limit = 2.0
-    mesh = axis.pcolormesh(
-        np.arange(len(SIZES)),
-        np.arange(len(SPREADS)),
-        ratio,
-        cmap="RdBu_r",
-        vmin=-limit,
-        vmax=limit,
-        shading="nearest",
-    )
-    for name, style, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
+    x, y, limit = np.arange(len(SIZES)), np.arange(len(SPREADS)), 2.0
+    style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit, "shading": "nearest"}
+    mesh = axis.pcolormesh(x, y, np.log10(multi / single), **style)
+    for name, line, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
         inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
         # Neighbouring sizes are a factor of two apart.
         across = np.log2(lines[name][inside] / SIZES[0])
-        axis.plot(across, np.flatnonzero(inside), style, markersize=5, label=f"{label} crossover")
+        axis.plot(across, np.flatnonzero(inside), line, markersize=5, label=f"{label} crossover")
     axis.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
     axis.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
     axis.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))

@@ -85,21 +85,10 @@ def plan(
         transitions, names = read_transitions(file)
         data = f"{file.name}, fingerprint {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
     options = {"gamma": gamma, "seed": seed, "resamples": {"quick": 400, "paper": 2000}[scale]}
-    return Plan(
-        study="should-pool",
-        cells=(Cell("all-tasks", {}),),
-        compute=partial(compute, transitions=transitions, names=names, **options),
-        conclude=conclude,
-        settings={
-            "data": data,
-            "file": None if file is None else file.name,
-            "gamma": gamma,
-            "spread": spread,
-            "samples": samples,
-            "scale": scale,
-            "seed": seed,
-        },
-    )
+    settings = {"data": data, "file": None if file is None else file.name, "gamma": gamma}
+    settings |= {"spread": spread, "samples": samples, "scale": scale, "seed": seed}
+    computing = partial(compute, transitions=transitions, names=names, **options)
+    return Plan("should-pool", (Cell("all-tasks", {}),), computing, conclude, settings)
 
 
 def compute(
