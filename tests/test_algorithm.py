@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from apportion.domains.probes import HeldPays
 from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
@@ -17,6 +16,7 @@ from apportion.priority import Priority
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
 from apportion.training import Chunks, train
+from probe_problems import HeldPays
 
 T, M, m = 6, 12, 4
 HORIZON, HISTORY, B, ACTING = 16, 8, 4, 3

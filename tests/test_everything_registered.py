@@ -29,13 +29,13 @@ from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
-from apportion.domains.federated.partitions import dirichlet_split
+from apportion.domains.federated.partitions import paper_split
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.cash import WithoutCash
 from apportion.domains.portfolio.constrained import Constrained
 from apportion.domains.portfolio.market import Market
-from apportion.domains.probes import ConstantBest, HeldPays, ShownBest, SomeCarrySignal
+from apportion.domains.probes import ShownBest
 from apportion.gate import Gate
 from apportion.policy import Attention, Convolutional, Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
@@ -86,7 +86,7 @@ def _charging():
 
 def _federation():
     digits = made_up_digits()
-    partition = dirichlet_split(digits, (8,), 30)
+    partition = paper_split(digits, (5, 3), 30)
     return Federation(
         digits, partition, Perceptron(6, 8), rounds=3, batch=10, evaluation=100, test=100
     )
@@ -95,12 +95,9 @@ def _federation():
 PROBLEMS = {
     Budget: lambda: Budget.simulate(universe=8, periods=20),
     Charging: _charging,
-    ConstantBest: ConstantBest,
     Federation: _federation,
-    HeldPays: HeldPays,
     Market: lambda: Market.of(SimulatedMarket.draw(universe=8, days=60).prices, window=8),
     ShownBest: ShownBest,
-    SomeCarrySignal: SomeCarrySignal,
 }
 
 
@@ -129,7 +126,7 @@ def _later_cars(charging, n):
 # The same problem with another record after period n.
 OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_prices}
 # What is drawn as it is lived, with the period's own key.
-UNRECORDED = {ConstantBest, Federation, HeldPays, ShownBest, SomeCarrySignal}
+UNRECORDED = {Federation, ShownBest}
 
 
 def _wealth(market, members, shares, first):

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from apportion import memory as replay
-from apportion.domains.probes import ConstantBest
 from apportion.tasks import Tasks, draw_tasks
+from probe_problems import ConstantBest
 
 KEY = jax.random.key(0)
 PROBLEM = ConstantBest()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from apportion.algorithm import Algorithm, advance, begin
-from apportion.domains.probes import ConstantBest, HeldPays, ProbeState, ShownBest, SomeCarrySignal
+from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
@@ -17,6 +17,7 @@ from apportion.statistics import compare
 from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunks, train, train_runs
 from learning import assert_mean_above, fractions_of_best, train_seeds
+from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, [3, 4], 8)

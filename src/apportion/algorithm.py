@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion import memory as memories
 from apportion.errors import InputError
-from apportion.exploration import Exploration
+from apportion.exploration import GaussianScores
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
 from apportion.policy import Policy, ScoringPolicy
@@ -78,7 +78,7 @@ class Algorithm(eqx.Module):
     tasks: Tasks
     learner: Learner
     selection: Selection
-    explore: Exploration | None
+    explore: GaussianScores | None
     skeleton: PyTree = eqx.field(static=True)
     scorer: Scorer = eqx.field(static=True)
     replay: Replay = eqx.field(static=True)
@@ -100,7 +100,7 @@ class Algorithm(eqx.Module):
         *,
         selection: Selection | None = None,
         scorer: Scorer = max_deviation,
-        explore: Exploration | None = None,
+        explore: GaussianScores | None = None,
         replay: Replay | None = None,
         horizon: int | None = None,
     ) -> "Algorithm":

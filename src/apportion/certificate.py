@@ -108,11 +108,9 @@ def block_means(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]
     """
     whole = len(values) // block
     table = np.asarray(values, float)[: whole * block].reshape(whole, block)
-    there = ~np.isnan(table)
-    some = there.any(1)
-    sums = np.where(there, table, 0.0).sum(1)[some]
+    some = ~np.isnan(table).all(1)
     ends = np.arange(1, whole + 1) * block - 1
-    return sums / there.sum(1)[some], ends[some]
+    return np.nanmean(table[some], axis=1), ends[some]
 
 
 @dataclass(frozen=True, eq=False)

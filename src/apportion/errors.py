@@ -1,4 +1,7 @@
-"""The one exception for what the user can fix, and how the reason of another is told in it."""
+"""The one exception for what the user can fix, and how the reasons of others are told in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -13,3 +16,27 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+@contextmanager
+def reading(path: object, way_out: str) -> Iterator[None]:
+    """Whatever goes wrong with a user's file in the block is told in one sentence, with a way out."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read ({first_line(error)}); {way_out}") from None
+
+
+@contextmanager
+def needing(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Imports in the block come with an extra; where it is missing, how to get it is told.
+
+    `what` says who needs which package, `otherwise` what can be done without it.
+    """
+    try:
+        yield
+    except ImportError:
+        install = f"run pip install 'apportion[{extra}]'{otherwise}"
+        raise InputError(f"{what}, which is not installed; {install}") from None

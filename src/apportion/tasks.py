@@ -191,10 +191,6 @@ class TaskSets(eqx.Module):
         """The first tasks of each run."""
         return TaskSets(self.members[:, :count], self.mask[:, :count])
 
-    def repeated(self, times: int) -> "TaskSets":
-        """Each run's tasks for so many runs, one after the other."""
-        return TaskSets(*(jnp.repeat(leaf, times, 0) for leaf in (self.members, self.mask)))
-
 
 def single_tasks(tasks: Tasks) -> TaskSets:
     """A run for each task, with that task alone: single-task learning of all of them at once."""

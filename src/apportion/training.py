@@ -18,7 +18,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
 from apportion.errors import InputError
-from apportion.exploration import Exploration
+from apportion.exploration import GaussianScores
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import Policy
@@ -75,7 +75,7 @@ def train(
     steps: int = 1000,
     selection: Selection | None = None,
     scorer: Scorer = max_deviation,
-    explore: Exploration | None = None,
+    explore: GaussianScores | None = None,
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
@@ -136,7 +136,7 @@ def train_runs(
     steps: int = 1000,
     selection: Selection | None = None,
     scorer: Scorer = max_deviation,
-    explore: Exploration | None = None,
+    explore: GaussianScores | None = None,
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,

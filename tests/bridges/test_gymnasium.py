@@ -21,10 +21,11 @@ from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Tasks, dra
 from apportion.bridges.gymnasium import ProblemEnv, ProblemVectorEnv, from_gymnasium
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
-from apportion.domains.probes import ConstantBest, ShownBest
+from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.problem import evaluate
 from apportion.scorers import realised_gain
+from probe_problems import ConstantBest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "06_your_own_simulator.py"
 KEY = jax.random.key(0)

@@ -8,7 +8,7 @@ import pytest
 from apportion import memory as replay
 from apportion.composition import LimitedTurnover
 from apportion.domains.budget.problem import Budget
-from apportion.domains.probes import ConstantBest, HeldPays, ShownBest
+from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, DirectEpisodes, lookback, unroll
 from apportion.memory import Replay
@@ -17,6 +17,7 @@ from apportion.priority import Priority
 from apportion.tasks import draw_tasks
 from apportion.training import train
 from learning import assert_mean_above, fractions_of_best, train_seeds
+from probe_problems import ConstantBest, HeldPays
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, 4, 1)

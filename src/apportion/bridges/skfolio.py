@@ -17,20 +17,15 @@ from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
-from apportion.errors import InputError
+from apportion.errors import InputError, needing
 from apportion.policy import Policy
 from apportion.simplex import Allocation
 from apportion.tasks import Task
 
-try:
+with needing("MultiTaskPortfolio needs skfolio", "market"):
     from skfolio.optimization import BaseOptimization
     from skfolio.portfolio import Portfolio
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
-except ImportError:
-    raise InputError(
-        "MultiTaskPortfolio needs skfolio, which is not installed; "
-        "run pip install 'apportion[market]'"
-    ) from None
 
 Inputs = Literal["returns", "prices"]
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}

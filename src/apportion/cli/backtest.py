@@ -1,7 +1,6 @@
 """`apportion backtest`: a trained policy on data of the past, beside what people use without it."""
 
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,16 +130,14 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
 def _write(result: Any, out: Path) -> None:
     """Results and a table in a new folder, and of portfolios a picture."""
     from apportion.domains.portfolio.record import Backtest
-    from apportion.runs.atomic import write_atomic, write_json
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
     from apportion.runs.place import only_writer, require_free
 
     with only_writer(out):
         require_free(out, unfinished=_UNFINISHED)
         write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
         if isinstance(result, Backtest):
-            picture = BytesIO()
-            result.plot().savefig(picture, dpi=120)
-            write_atomic(out / "figure.png", picture.getvalue())
+            write_figure(out / "figure.png", result.plot(), dpi=120)
         write_json(out / "results.json", result.to_json())
 
 

@@ -183,18 +183,14 @@ def _federated(
 
 def _write(made: Any, out: Path) -> Path:
     """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
-    import io
-
-    from apportion.runs.atomic import write_atomic, write_json
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
 
     alone = out.suffix == ".png"
     plot = out if alone else out / "certificate.png"
     if not alone:
         write_json(out / "certificate.json", made.to_json())
         write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
-    picture = io.BytesIO()
-    made.plot().savefig(picture, format="png", dpi=130)
-    write_atomic(plot, picture.getvalue())
+    write_figure(plot, made.plot(), dpi=130)
     return plot
 
 

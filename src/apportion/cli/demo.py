@@ -146,8 +146,6 @@ def market(
     check_seed(settings.seed)
     _remove_earlier_demo(out)
 
-    import jax
-
     from apportion.report import write_report
     from apportion.runs.atomic import write_json
     from apportion.runs.environment import environment
@@ -158,12 +156,7 @@ def market(
 
     with open_progress(quiet=quiet) as progress:
         found = run_demo(settings, progress)
-        device = jax.devices()[0]
-        facts = environment(
-            seed=settings.seed,
-            device=f"{device.platform}: {device.device_kind}",
-            data=found.data,
-        )
+        facts = environment(seed=settings.seed, data=found.data)
         with only_writer(out):
             run = Run.create(out, "demo", settings, facts)
             write_json(out / _MARK, {"demo": "market"})

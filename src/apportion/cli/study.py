@@ -159,12 +159,11 @@ def _place(options: StudyOptions) -> Any:
 
 
 def _describe(verdict: dict[str, Any]) -> str:
+    from apportion.studies.study import after_all
+
     low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
     mark = verdict["outcome"].replace("-", " ")
-    left = verdict["adjusted"] or verdict["outcome"]
-    after = (
-        "" if left == verdict["outcome"] else f"; {left.replace('-', ' ')} after Holm's adjustment"
-    )
+    after = after_all(verdict["outcome"], verdict["adjusted"]).replace("-", " ")
     return (
         f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
         f"n = {verdict['n']}{after}"

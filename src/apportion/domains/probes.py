@@ -1,7 +1,7 @@
 """Probe problems: each isolates one thing a learner must be able to do, and knows its optimum.
 
-If a learner fails one of these, the probe's name says what is broken. Each tells the mean reward of
-the best policy on a task (`best`), so that success is a fraction of it.
+If a learner fails a probe, its name says what is broken. It tells the mean reward of the best policy on
+a task (`best`), so that success is a fraction of it.
 """
 
 from abc import abstractmethod
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.problem import Observation, Problem, Step
-from apportion.simplex import Allocation, Mask, Scalar, equal_shares
+from apportion.simplex import Allocation, Scalar, equal_shares
 from apportion.tasks import Task
 
 Signal = Float[Array, " entities"]
@@ -60,23 +60,6 @@ class Probe(Problem):
         return Step(following, reward, jnp.array(False), n >= self.horizon)
 
 
-class ConstantBest(Probe):
-    """One entity of each task is best for good, and shows it: can the learner learn at all?"""
-
-    universe: int = eqx.field(static=True, default=12)
-    horizon: int = eqx.field(static=True, default=16)
-
-    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
-        return jnp.where(task.mask, quality, 0.0)
-
-    def reward(self, task, state, allocation, *, key) -> Scalar:
-        return (allocation * state.signal).sum()
-
-    def best(self, task: Task) -> Scalar:
-        return jnp.max(self.signal(task, key=jax.random.key(0)))
-
-
 class ShownBest(Probe):
     """The best entity changes every period, and the state shows which it is: is the state read?"""
 
@@ -92,57 +75,3 @@ class ShownBest(Probe):
 
     def best(self, task: Task) -> Scalar:
         return jnp.ones(())
-
-
-class HeldPays(Probe):
-    """Only what was held before and is kept now pays: is the effect on the next period seen?
-
-    Whoever takes the held share as given gets no gradient to raise a share, and stays at equal
-    shares for ever.
-    """
-
-    universe: int = eqx.field(static=True, default=12)
-    horizon: int = eqx.field(static=True, default=16)
-
-    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
-        return jnp.where(task.mask, quality, 0.0)
-
-    def reward(self, task, state, allocation, *, key) -> Scalar:
-        return (jnp.minimum(state.held, allocation) * state.signal).sum()
-
-    def best(self, task: Task) -> Scalar:
-        """All on the best entity, paid in full from the second period on."""
-        quality = self.signal(task, key=jax.random.key(0))
-        return quality.max() * (1 - (1 - 1 / task.mask.sum()) / self.horizon)
-
-
-class SomeCarrySignal(Probe):
-    """Only the first `carriers` entities mean what they show; the rest show little and pay noise.
-
-    Tasks of carriers are worth learning from, the others only disturb: does prioritisation find
-    the former?
-    """
-
-    universe: int = eqx.field(static=True, default=64)
-    carriers: int = eqx.field(static=True, default=8)
-    horizon: int = eqx.field(static=True, default=16)
-    quiet: float = eqx.field(static=True, default=0.1)
-    noise: float = eqx.field(static=True, default=1.0)
-
-    def carries(self, task: Task) -> Mask:
-        """Which of the task's entities carry signal."""
-        return task.members < self.carriers
-
-    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        shown = jax.random.uniform(key, (task.width,), minval=-1.0, maxval=1.0)
-        return jnp.where(self.carries(task), shown, self.quiet * shown)
-
-    def reward(self, task, state, allocation, *, key) -> Scalar:
-        luck = self.noise * jax.random.normal(key, (task.width,))
-        return (allocation * jnp.where(self.carries(task), state.signal, luck)).sum()
-
-    def best(self, task: Task) -> Scalar:
-        """The mean of the largest of k uniform numbers on [-1, 1], k carriers in the task."""
-        k = (self.carries(task) & task.mask).sum()
-        return jnp.where(k > 0, (k - 1) / (k + 1), 0.0)

@@ -1,26 +1,20 @@
-"""What a return is held against: the mean of paired rollouts, or a learned value.
+"""How much better than its paired rollouts an action did: advantages A_n from rewards and a baseline V.
 
-Without a baseline V the luck of the task drowns that of the action. From rewards and V come the
-advantages A_n, by generalised advantage estimation; `terminated` and `truncated` are kept apart.
+Without V the luck of the task drowns that of the action. V is the mean return from the same period on
+over the paired rollouts: nothing to learn. `terminated` and `truncated` are kept apart.
 """
-
-from abc import abstractmethod
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
-from apportion.precision import largest
 from apportion.problem import Observation
-from apportion.recurrence import Recurrence
-
-Scalar = Float[Array, ""]
-Mask = Bool[Array, " entities"]
+from apportion.simplex import Scalar
 
 
 class Experience(eqx.Module):
-    """Paired rollouts of one task; the observations end with that of the last state arrived at."""
+    """Paired rollouts of one task."""
 
     observations: Observation
     actions: Float[Array, "rollouts time entities"]
@@ -34,107 +28,35 @@ class Experience(eqx.Module):
     alive: Bool[Array, "rollouts time"]
 
 
-class Baseline(eqx.Module):
-    """What a return is held against, V: without it the noise of the task drowns the action's."""
+def paired_values(seen: Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
+    """V at every period and after the last, time + 1 of them: the mean return of the rollouts alive.
 
-    @abstractmethod
-    def start(self) -> PyTree[Array]:
-        """Parameters to be trained along with the policy."""
-
-    @abstractmethod
-    def values(
-        self, parameters: PyTree[Array], seen: Experience, mask: Mask, gamma: Scalar
-    ) -> Float[Array, "rollouts after"]:
-        """V at every period and after the last: time + 1 of them."""
-
-    @abstractmethod
-    def scale(
-        self, advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
-    ) -> Float[Array, "rollouts time"]:
-        """Advantages made comparable between periods."""
-
-    @abstractmethod
-    def loss(
-        self, parameters: PyTree[Array], observation: Observation, mask: Mask, target: Scalar
-    ) -> Scalar:
-        """How far V is from the return it should have foretold."""
-
-
-class PairedMean(Baseline):
-    """The mean return from the same period on over the paired rollouts; nothing to learn.
-
-    Advantages are divided by their spread at each period, so that late periods, where accuracies
-    or wealth hardly differ, teach as much as early ones. It knows no value of what lies behind a
-    truncation, which all rollouts share and which therefore cancels.
+    It knows no value of what lies behind a truncation, which all rollouts share and which therefore
+    cancels.
     """
 
-    def start(self) -> PyTree[Array]:
-        return ()
+    def back(later, period):
+        reward, ended = period
+        here = reward + gamma * jnp.where(ended, 0.0, later)
+        return here, here
 
-    def values(self, parameters, seen, mask, gamma) -> Float[Array, "rollouts after"]:
-        def back(later, period):
-            reward, ended = period
-            here = reward + gamma * jnp.where(ended, 0.0, later)
-            return here, here
-
-        ended = seen.terminated | seen.truncated | ~seen.alive
-        rewards = jnp.where(seen.alive, seen.rewards, 0.0)
-        _, returns = jax.lax.scan(
-            back, jnp.zeros_like(rewards[:, 0]), (rewards.T, ended.T), reverse=True
-        )
-        mean = mean_over(returns.T, seen.alive, axis=0)
-        return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
-
-    def scale(self, advantages, alive) -> Float[Array, "rollouts time"]:
-        spread = jnp.sqrt(mean_over(advantages**2, alive, axis=0))
-        return advantages / (spread + 1e-8)[None, :]
-
-    def loss(self, parameters, observation, mask, target) -> Scalar:
-        return jnp.zeros(())
+    ended = seen.terminated | seen.truncated | ~seen.alive
+    rewards = jnp.where(seen.alive, seen.rewards, 0.0)
+    _, returns = jax.lax.scan(
+        back, jnp.zeros_like(rewards[:, 0]), (rewards.T, ended.T), reverse=True
+    )
+    mean = mean_over(returns.T, seen.alive, axis=0)
+    return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
 
 
-class Value(eqx.Module):
-    """Reads each entity's window and share, pools over entities, values the whole: invariant."""
-
-    recurrence: Recurrence
-    of_held: Float[Array, " hidden"]
-    mix: Float[Array, "pooled hidden"]
-    out: Float[Array, " hidden"]
-    level: Scalar
-
-    def __call__(self, observation: Observation, mask: Mask) -> Scalar:
-        mask = observation.scored(mask)
-        read = self.recurrence(observation.history) + observation.held[:, None] * self.of_held
-        mean = mean_over(read, mask[:, None], axis=0)
-        most = largest(jnp.where(mask[:, None], read, -jnp.inf).T)
-        return jnp.tanh(jnp.concatenate([mean, most]) @ self.mix) @ self.out + self.level
-
-
-class Critic(Baseline):
-    """A learned, permutation-invariant value; it sees past a truncation, and needs no pairing."""
-
-    channels: int = eqx.field(static=True)
-    hidden: int = eqx.field(static=True, default=16)
-    seed: int = eqx.field(static=True, default=0)
-
-    def start(self) -> Value:
-        recurrence_key, mix_key = jax.random.split(jax.random.key(self.seed))
-        return Value(
-            Recurrence(self.channels, self.hidden, key=recurrence_key),
-            jnp.zeros(self.hidden),
-            jax.nn.initializers.glorot_uniform()(mix_key, (2 * self.hidden, self.hidden)),
-            jnp.zeros(self.hidden),
-            jnp.zeros(()),
-        )
-
-    def values(self, parameters, seen, mask, gamma) -> Float[Array, "rollouts after"]:
-        return jax.vmap(jax.vmap(lambda o: parameters(o, mask)))(seen.observations)
-
-    def scale(self, advantages, alive) -> Float[Array, "rollouts time"]:
-        return advantages
-
-    def loss(self, parameters, observation, mask, target) -> Scalar:
-        return 0.5 * (parameters(observation, mask) - target) ** 2
+def scaled_by_period(
+    advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
+) -> Float[Array, "rollouts time"]:
+    """Advantages over their spread at each period, so that late periods, where accuracies or wealth
+    hardly differ, teach as much as early ones.
+    """
+    spread = jnp.sqrt(mean_over(advantages**2, alive, axis=0))
+    return advantages / (spread + 1e-8)[None, :]
 
 
 def generalised_advantages(

@@ -14,20 +14,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.advantages import (
-    Baseline,
     Experience,
-    Mask,
-    PairedMean,
-    Scalar,
     generalised_advantages,
     mean_over,
+    paired_values,
+    scaled_by_period,
 )
 from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
 from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Problem
 from apportion.scorers import Evidence
-from apportion.simplex import equal_within
+from apportion.simplex import Mask, Scalar, equal_within
 from apportion.tasks import Task
 
 
@@ -35,7 +33,6 @@ class PPOState(eqx.Module):
     """What is trained beside the policy, and the optimiser's memory of all of it."""
 
     explore: GaussianScores
-    baseline: PyTree[Array]
     optimiser: PyTree[Array]
 
 
@@ -52,8 +49,6 @@ class PPO(Learner):
     epochs, minibatches
         Passes over an update's periods, and pieces of a pass (what does not divide is left out of
         that pass).
-    baseline
-        `PairedMean()` or `Critic(channels)`.
 
     Examples
     --------
@@ -70,13 +65,12 @@ class PPO(Learner):
     noise_std: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
     epochs: int = eqx.field(static=True, default=8, kw_only=True)
     minibatches: int = eqx.field(static=True, default=4, kw_only=True)
-    baseline: Baseline = eqx.field(default=PairedMean(), kw_only=True)
     periods: int = eqx.field(static=True, default=0, init=False)
 
     def __check_init__(self):
-        if isinstance(self.baseline, PairedMean) and self.rollouts < 2:
+        if self.rollouts < 2:
             raise InputError(f"PPO: {self.rollouts} rollouts; a paired baseline needs at least 2")
-        if min(self.rollouts, self.epochs, self.minibatches) < 1:
+        if min(self.epochs, self.minibatches) < 1:
             raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
 
     def start(self, policy: Policy) -> PPOState:
@@ -86,9 +80,7 @@ class PPO(Learner):
             )
         explore = GaussianScores(head=policy.head)
         explore = eqx.tree_at(lambda e: e.log_noise_std, explore, jnp.log(self.noise_std))
-        baseline = self.baseline.start()
-        trained = (eqx.filter(policy, eqx.is_inexact_array), explore, baseline)
-        return PPOState(explore, baseline, _ADAM.init(trained))
+        return PPOState(explore, _ADAM.init((eqx.filter(policy, eqx.is_inexact_array), explore)))
 
     def update(
         self,
@@ -104,16 +96,14 @@ class PPO(Learner):
         assert isinstance(policy, ScoringPolicy)
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
-        values = self.baseline.values(state.baseline, seen, task.mask, self.gamma)
+        values = paired_values(seen, self.gamma)
         advantages = generalised_advantages(seen, values, self.gamma, self.gae_lambda)
-        targets = advantages + values[:, :-1]
-        advantages = _standard(self.baseline.scale(advantages, seen.alive), seen.alive)
+        advantages = _standard(scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
-        observations = jax.tree.map(lambda leaf: leaf[:, :-1], seen.observations)
         samples = jax.tree.map(
             lambda leaf: leaf.reshape(length, *leaf.shape[2:]),
-            (observations, seen.actions, seen.log_probs, advantages, targets, seen.alive),
+            (seen.observations, seen.actions, seen.log_probs, advantages, seen.alive),
         )
         orders = jax.vmap(lambda key: jax.random.permutation(key, length))(
             jax.random.split(order_key, self.epochs)
@@ -135,7 +125,7 @@ class PPO(Learner):
             norms.mean(),
         )
         policy = eqx.combine(trained[0], eqx.filter(policy, eqx.is_inexact_array, inverse=True))
-        return Update(policy, PPOState(trained[1], trained[2], optimiser), evidence)
+        return Update(policy, PPOState(trained[1], optimiser), evidence)
 
     def _improve(
         self,
@@ -153,11 +143,10 @@ class PPO(Learner):
         def loss(trained, batch):
             policy = eqx.combine(trained[0], fixed)
 
-            def period(observation, action, log_prob, advantage, target):
+            def period(observation, action, log_prob, advantage):
                 scores, here = policy.observed_scores(observation, mask), observation.present(mask)
                 ratio = jnp.exp(trained[1].log_prob(scores, here, action) - log_prob)
-                gain = clipped_gain(ratio, advantage, self.clip)
-                return self.baseline.loss(trained[2], observation, mask, target) - gain
+                return -clipped_gain(ratio, advantage, self.clip)
 
             return mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
 
@@ -172,7 +161,7 @@ class PPO(Learner):
             step = jax.tree.map(lambda d: -self.learning_rate * d, direction)
             return (eqx.apply_updates(trained, step), optimiser), (value, norm)
 
-        first = (parameters, state.explore, state.baseline)
+        first = (parameters, state.explore)
         (trained, optimiser), (losses, norms) = jax.lax.scan(
             minibatch, (first, state.optimiser), places
         )
@@ -227,9 +216,7 @@ def roll_out(
 
     def episode(key):
         noise = jax.random.split(key, problem.horizon)
-        (last, _), (seen, row) = jax.lax.scan(period, (first, jnp.array(True)), (noise, dynamics))
-        end = problem.observe(task, last)
-        return jax.tree.map(lambda s, e: jnp.concatenate([s, e[None]]), seen, end), row
+        return jax.lax.scan(period, (first, jnp.array(True)), (noise, dynamics))[1]
 
     observations, row = jax.vmap(episode)(jax.random.split(noise_key, rollouts))
     return Experience(observations, *row)

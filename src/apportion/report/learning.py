@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from apportion.errors import InputError
 from apportion.report.drawing import COLOURS, dash, distinct, numbers, short, thin
@@ -133,17 +132,12 @@ def score_against_gradient(metrics: pd.DataFrame) -> Plot:
 
 def rank_correlations(first: pd.Series, second: pd.Series, step: pd.Series) -> tuple[float, float]:
     """Spearman's correlation of two series, and the same with the step's ranks taken out of both."""
-    a, b, time = (stats.rankdata(series) for series in (first, second, step))
-    ab, at, bt = (_correlation(x, y) for x, y in ((a, b), (a, time), (b, time)))
+    # What never changes is correlated with nothing.
+    table = pd.DataFrame({"a": first, "b": second, "t": step}).corr("spearman").fillna(0.0)
+    ab, at, bt = (float(table.loc[x, y]) for x, y in ("ab", "at", "bt"))
     rest = np.sqrt((1 - at**2) * (1 - bt**2))
     partial = (ab - at * bt) / rest if rest > 1e-12 else 0.0
     return round(ab, 4) + 0.0, round(float(partial), 4) + 0.0
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    if np.ptp(a) == 0 or np.ptp(b) == 0:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
 
 
 def _band(rows: Any, column: str) -> tuple[Any, Any, Any]:

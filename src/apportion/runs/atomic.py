@@ -7,19 +7,23 @@ is ever executed.
 """
 
 import hashlib
+import io
 import json
 import math
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BLANK = b"0" * 64
 # The description is JSON inside the header's JSON, hence the backslashes.
@@ -40,6 +44,13 @@ def write_atomic(path: Path, content: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
+    """Write a figure as PNG, at one stroke; options as for `savefig`."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", **options)
+    write_atomic(path, picture.getvalue())
 
 
 def _sync_folder(folder: Path) -> None:

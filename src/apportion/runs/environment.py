@@ -1,4 +1,4 @@
-"""The environment of a run: versions, device, seed, data; found without importing JAX."""
+"""The environment of a run: versions, device, seed, data; versions are found without importing JAX."""
 
 import os
 import platform
@@ -43,12 +43,15 @@ def devices() -> list[str]:
     return found
 
 
-def environment(*, seed: int, device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The content of a run's `environment.json`."""
+def environment(*, seed: int, data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a run's `environment.json`; this starts JAX."""
+    import jax
+
+    device = jax.devices()[0]
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
-        "device": device,
+        "device": f"{device.platform}: {device.device_kind}",
         "seed": seed,
         "data": data,
         "versions": versions(),

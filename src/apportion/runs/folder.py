@@ -16,7 +16,6 @@ its checkpoint, so that none is lost and none is there twice.
 """
 
 import hashlib
-import io
 import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -179,9 +178,8 @@ class Run:
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
         """Append a chunk's rows to a table; the same chunk again replaces them."""
-        buffer = io.BytesIO()
-        frame.to_parquet(buffer, index=False)
-        write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), buffer.getvalue())
+        content = frame.to_parquet(index=False)
+        write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), content)
 
     def write_choice(self, choice: dict[str, Any]) -> None:
         """Save what was chosen before training."""

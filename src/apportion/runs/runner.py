@@ -6,7 +6,6 @@ of the time. What a job chooses before it trains is saved once the choice is com
 """
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
 from apportion.runs.registry import prepare, settings_of
 from apportion.runs.settings_file import from_mapping
+from apportion.runs.stoppable import listening
 from apportion.runs.tensorboard import Events
 from apportion.training import Chunk, OnChunk
 
@@ -64,12 +64,8 @@ def interrupts() -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.requested = True
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with listening(request):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def start_run(
@@ -85,9 +81,7 @@ def start_run(
     folder = Path(folder)
     require_free(folder, unfinished=UNFINISHED)
     prepared = prepare(job, settings)
-    device = jax.devices()[0]
-    device_name = f"{device.platform}: {device.device_kind}"
-    facts = environment(seed=settings.seed, device=device_name, data=prepared.data)
+    facts = environment(seed=settings.seed, data=prepared.data)
     was_there = folder.exists()
     ours = False
     try:

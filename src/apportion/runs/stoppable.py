@@ -5,13 +5,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _LOOK_EVERY = 0.2
+
+
+@contextmanager
+def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are handled so, until the block's end; the main thread alone can."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
@@ -39,15 +50,10 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
 
     # The same context: settings of JAX and of warnings hold in the thread too.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    leave = partial(_leave, saved)
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with listening(lambda number, frame: _leave(saved)):
         thread.start()
         while thread.is_alive():
             thread.join(_LOOK_EVERY)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if raised:
         raise raised[0]
     return found[0]
@@ -58,7 +64,7 @@ def tested_after_training(work: Callable[[], T]) -> T:
     return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")
 
 
-def _leave(saved: str, number: int, frame: Any) -> None:
+def _leave(saved: str) -> None:
     print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
     # Leaving in the ordinary way would wait for the compiled work.
     os._exit(2)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.errors import InputError
+from apportion.errors import needing
 
 if TYPE_CHECKING:
     from apportion.training import Chunk
@@ -15,13 +15,9 @@ class Events:
     """Writes chunks as scalars under `tensorboard/` in a run's folder."""
 
     def __init__(self, folder: Path, step: int = 0):
-        try:
+        otherwise = " or leave --tensorboard out"
+        with needing("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
             from tensorboardX import SummaryWriter
-        except ImportError:
-            raise InputError(
-                "TensorBoard event files need tensorboardX, which is not installed; "
-                "run pip install 'apportion[tensorboard]' or leave --tensorboard out"
-            ) from None
         # The reader drops steps after `step` that a killed run had written already.
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 

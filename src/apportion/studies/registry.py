@@ -154,16 +154,10 @@ def perform(
         The study's folder; with `all`, the folder of their folders.
     request
         Size, seed and data.
-    place
-        Where to compute; this machine unless given.
     processes
         So many processes of this machine compute at once.
-    cells
-        `I/N` computes the I-th of N shares of the cells alone.
-    draw
-        Compute nothing: conclude from the cells that are there.
-    progress
-        Called with what is being done and the fraction done.
+    place, cells, draw, progress
+        As for `complete`, of every study.
 
     Raises
     ------
@@ -178,6 +172,7 @@ def perform(
     asked = asked_for(name, out, request)
     alone = nullcontext(Workers(()))
     work = partial(_compute_unclaimed, name, out, request)
+    finish = partial(complete, place=place, cells=cells, draw=draw)
     with workers(processes, work) if processes > 1 else alone as others:
         for study, one in asked.items():
 
@@ -186,15 +181,7 @@ def perform(
 
             if study in distinct(asked):
                 others.wait_for(one.plan, one.folder, report)
-            yield complete(
-                one.plan,
-                one.folder,
-                place=place,
-                cells=cells,
-                draw=draw,
-                progress=report,
-                command=one.command,
-            )
+            yield finish(one.plan, one.folder, progress=report, command=one.command)
 
 
 def _compute_unclaimed(name: str, out: Path, request: Request) -> None:

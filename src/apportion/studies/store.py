@@ -5,7 +5,6 @@ cells/NAME.parquet   the rows of a finished cell, while others are missing
 rows.parquet         the rows of all cells
 """
 
-import io
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +63,7 @@ class CellStore:
 
     def save(self, cell: Cell, rows: pd.DataFrame) -> None:
         """Keep a finished cell's rows, at one stroke."""
-        content = _parquet(rows.assign(cell=cell.name))
+        content = rows.assign(cell=cell.name).to_parquet(index=False, compression="zstd")
         # Another process may just be putting all cells together, and then removes the single ones.
         with self.lock():
             if not (self.folder / "rows.parquet").exists():
@@ -89,7 +88,8 @@ class CellStore:
 
     def _together(self, frames: list[pd.DataFrame]) -> bytes:
         try:
-            return _parquet(pd.concat(frames, ignore_index=True))
+            whole = pd.concat(frames, ignore_index=True)
+            return whole.to_parquet(index=False, compression="zstd")
         except (ValueError, TypeError) as error:
             raise InputError(
                 f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); remove "
@@ -156,9 +156,3 @@ def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
             "command computes it again"
         )
     return rows
-
-
-def _parquet(rows: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    rows.to_parquet(buffer, index=False, compression="zstd")
-    return buffer.getvalue()

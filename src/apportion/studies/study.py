@@ -1,18 +1,17 @@
 """What every study concludes: its table, its figure, and a verdict on each claim it checks."""
 
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.errors import InputError
-from apportion.runs.atomic import write_atomic, write_json
+from apportion.runs.atomic import write_atomic, write_figure, write_json
 from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
 
 
@@ -145,7 +144,7 @@ class Study:
             low, high = verdict.interval
             lines.append(
                 f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
-                f"n = {verdict.n}{_after_all(verdict)}"
+                f"n = {verdict.n}{after_all(verdict.outcome, verdict.adjusted)}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
@@ -165,10 +164,7 @@ class Study:
         """
         folder = Path(folder)
         write_atomic(folder / "table.csv", self.table.to_csv(index=False).encode())
-        picture = io.BytesIO()
-        with matplotlib.rc_context({"savefig.dpi": 144}):
-            self.plot().savefig(picture, bbox_inches="tight", format="png")
-        write_atomic(folder / "figure.png", picture.getvalue())
+        write_figure(folder / "figure.png", self.plot(), dpi=144, bbox_inches="tight")
         about = {
             "name": self.name,
             "title": self.title,
@@ -180,11 +176,29 @@ class Study:
         write_json(folder / "verdict.json", [verdict.to_dict() for verdict in self.verdicts])
 
 
-def _after_all(verdict: Verdict) -> str:
+Conclusion = tuple[pd.DataFrame, Iterable[Verdict], Callable[[], Figure], Iterable[str]]
+"""Table, verdicts, what draws the figure, and notes."""
+
+
+def concludes(
+    name: str, title: str
+) -> Callable[[Callable[..., Conclusion]], Callable[[Any, dict[str, Any]], Study]]:
+    """A function from rows and settings to a conclusion becomes one to the study of this name."""
+
+    def decorate(conclude: Callable[..., Conclusion]) -> Callable[[Any, dict[str, Any]], Study]:
+        @wraps(conclude)
+        def study(rows: Any, settings: dict[str, Any]) -> Study:
+            table, verdicts, plot, notes = conclude(rows, settings)
+            return Study(name, title, table, tuple(verdicts), plot, tuple(notes), settings)
+
+        return study
+
+    return decorate
+
+
+def after_all(outcome: str, adjusted: str | None) -> str:
     """What the number of comparisons changes, if it does."""
-    if verdict.adjusted in (None, verdict.outcome):
-        return ""
-    return f"; {verdict.adjusted} after Holm's adjustment"
+    return "" if adjusted in (None, outcome) else f"; {adjusted} after Holm's adjustment"
 
 
 def plain(content: Any) -> Any:

@@ -1,14 +1,8 @@
 """The theory as a calculator: finite MDPs, concentrability, task distance, the bound, whether to pool."""
 
-from apportion.theory.bound import Bound as Bound
 from apportion.theory.bound import error_bound as error_bound
-from apportion.theory.concentrability import Concentrability as Concentrability
 from apportion.theory.concentrability import concentrability as concentrability
-from apportion.theory.concentrability import contraction as contraction
 from apportion.theory.concentrability import stationary_constant as stationary_constant
-from apportion.theory.distance import Distance as Distance
-from apportion.theory.distance import EmpiricalDistance as EmpiricalDistance
-from apportion.theory.distance import bellman_difference as bellman_difference
 from apportion.theory.distance import distance_by_enumeration as distance_by_enumeration
 from apportion.theory.distance import distance_upper_bound as distance_upper_bound
 from apportion.theory.distance import empirical_distance as empirical_distance
@@ -21,14 +15,9 @@ from apportion.theory.mdp import MDP as MDP
 from apportion.theory.mdp import every_policy as every_policy
 from apportion.theory.mdp import norm as norm
 from apportion.theory.mdp import random_family as random_family
-from apportion.theory.pooling import Pooling as Pooling
-from apportion.theory.pooling import TaskAnswer as TaskAnswer
 from apportion.theory.pooling import should_pool as should_pool
-from apportion.theory.samples import Counts as Counts
 from apportion.theory.samples import Transitions as Transitions
 from apportion.theory.samples import draw_counts as draw_counts
 from apportion.theory.samples import draw_transitions as draw_transitions
-from apportion.theory.theorem import TaskCount as TaskCount
-from apportion.theory.theorem import Terms as Terms
 from apportion.theory.theorem import TransferConstants as TransferConstants
 from apportion.theory.theorem import corollary_2 as corollary_2

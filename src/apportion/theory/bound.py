@@ -5,7 +5,7 @@ measured (the oracle form) or bounded with probability 1 - delta, which asks for
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -85,15 +85,9 @@ class Bound:
                 "Theorem 1, measured e": self.oracle[0],
                 "Theorem 1', measured e": self.oracle[1],
             }
-        rows = [
-            {
-                "form": name,
-                **{f.name: getattr(terms, f.name) for f in fields(terms)},
-                "total": terms.total,
-            }
-            for name, terms in forms.items()
-        ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            {"form": name, **asdict(terms), "total": terms.total} for name, terms in forms.items()
+        )
 
     def summary(self) -> str:
         """What the bound says, its parts, and whether it says anything."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from apportion.theory.mdp import MDP, Policy, Value
+from apportion.theory.lspi import PathResult
+from apportion.theory.mdp import MDP, Policy
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,6 @@ Sampling = Callable[[MDP, Policy, int, np.random.Generator], Moves]
 """Moves of families (runs, tasks) under a policy each, N samples a task."""
 
 
-@dataclass(frozen=True)
-class Learned:
-    """pi_0 .. pi_K and the clipped values of the first K of them, for each family."""
-
-    policies: Policy
-    values: Value
-
-
 def lspi_from_moves(
     family: MDP,
     features: Float[np.ndarray, "states dimension"],
@@ -42,7 +35,7 @@ def lspi_from_moves(
     samples: int,
     iterations: int,
     rng: np.random.Generator,
-) -> Learned:
+) -> PathResult:
     """Learn on the average MDP of each family: greedy step in the model, LSTD of V on sampled moves.
 
     >>> from apportion.theory.mdp import random_family
@@ -64,7 +57,7 @@ def lspi_from_moves(
         value = np.clip((features @ theta)[..., 0], -most, most)
         values.append(value)
         policies.append(average.greedy(value))
-    return Learned(np.stack(policies, 1), np.stack(values, 1))
+    return PathResult(np.stack(policies, 1), np.stack(values, 1))
 
 
 def one_path(family: MDP, policy: Policy, samples: int, rng: np.random.Generator) -> Moves:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from apportion.domains.federated.digits import Digits
-from apportion.domains.federated.partitions import dirichlet_split, paper_split, skewed_tasks
+from apportion.domains.federated.partitions import paper_split, skewed_tasks
 from apportion.errors import InputError
 
 LABELS = np.tile(np.arange(10), 100)
@@ -41,30 +41,3 @@ def test_tasks_are_eight_and_two_and_unseen_clients_stay_unseen():
     assert not set(np.asarray(training.members).flat) & set(np.asarray(unseen.members).flat)
     with pytest.raises(InputError, match="only"):
         skewed_tasks(partition, 1000, 4, sizes=(14, 8), seen=(14, 8))
-
-
-def test_a_small_concentration_gives_each_client_few_labels():
-    def labels_held(concentration):
-        partition = dirichlet_split(DIGITS, (9,), 40, concentration)
-        assert len(np.unique(np.concatenate(owned(partition)))) == 360
-        return np.mean([len(set(LABELS[row])) for row in owned(partition)])
-
-    assert labels_held(0.05) < 4 < 8 < labels_held(100.0)
-
-
-def test_quantity_skew_spreads_the_counts_and_keeps_the_largest():
-    partition = paper_split(DIGITS, (12, 8), 40).with_quantity_skew(1.0, least=5)
-    assert partition.counts.max() == 40
-    assert partition.counts.min() >= 5
-    assert partition.counts.std() > 5
-
-
-def test_byzantine_clients_flip_and_noisy_clients_scatter_their_labels_alone():
-    honest = paper_split(DIGITS, (12, 8), 40)
-    flipped = honest.with_flipped_labels([2])
-    assert (flipped.labels[2] == 9 - honest.labels[2]).all()
-    noisy = honest.with_noisy_labels([3], 1.0)
-    assert set(noisy.labels[3]) - set(range(6))
-    for changed, client in ((flipped, 2), (noisy, 3)):
-        others = np.arange(20) != client
-        assert (changed.labels[others] == honest.labels[others]).all()

@@ -18,7 +18,6 @@ from apportion.domains.portfolio.commissions import rates_of, read_commissions
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.walk_forward import walk_forward
 from apportion.errors import InputError
 from apportion.policy import Policy
 
@@ -133,14 +132,6 @@ def test_a_policy_is_trained_with_cash_and_asked_for_its_next_allocation():
     assert (result.allocations["policy"][:, 1:] <= 0.2 + 1e-5).all()
     with pytest.raises(InputError, match='"cash" is among the prices'):
         rules.check(("cash", "A"))
-
-
-def test_walking_forward_carries_cash():
-    prices = SimulatedMarket.draw(universe=4, days=700).prices
-    year = prices.years()[-1]
-    result = walk_forward(prices, PortfolioSettings(**TINY, cash=True), years=[year])
-    assert result.tickers[0] == "cash"
-    np.testing.assert_allclose(result.allocations["equal-crp"][:, 0], 0, atol=1e-6)
 
 
 def test_cash_and_a_file_of_costs_on_the_command_line(tmp_path, capfd):

@@ -19,7 +19,6 @@ from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
 from apportion.domains.portfolio.walk import walk_policy, walk_tasks
-from apportion.domains.portfolio.walk_forward import walk_forward
 from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
@@ -204,18 +203,6 @@ def test_a_gradient_sees_every_day_until_the_next_trade():
     # Shares sum to 1, so a slope that all have in common, such as the commission's, says nothing.
     held = y / y.mean()
     np.testing.assert_allclose(slope - slope.mean(), held - held.mean(), atol=1e-4)
-
-
-def test_years_walked_forward_keep_to_the_rules():
-    prices = SimulatedMarket.draw(universe=5, days=560, seed=2).prices
-    settings = replace(TINY, task_size=3, max_weight=0.4, rebalance="weekly", k=1.0, eta=1.0)
-    result = walk_forward(prices, settings, years=[2001])
-    trades = result.turnover["policy"] > 1e-6
-    row = prices.row("2001-01-01")
-    decided = rebalancing_days(prices.dates, "weekly")[row - 1 :][: len(trades)]
-    assert not trades[1:][~decided[1:]].any()
-    assert result.allocations["policy"][np.append(True, decided[1:])].max() <= 0.4 + 1e-6
-    assert "policy keeps to at most 40% each, rebalanced weekly" in result.summary()
 
 
 def test_the_next_allocation_holds_where_no_day_to_rebalance_is():

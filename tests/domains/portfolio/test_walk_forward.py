@@ -1,4 +1,4 @@
-"""Walk-forward: shares are carried over, nothing looks ahead, and trust must be earned."""
+"""Years to test on, what is chosen on them, and what is decided next: trust must be earned."""
 
 from dataclasses import replace
 
@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
-from apportion.domains.portfolio.record import LAZY
+from apportion.domains.portfolio.backtest import backtest
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
 from apportion.domains.portfolio.validation import best_variant
-from apportion.domains.portfolio.walk_forward import Years, walk_forward
+from apportion.domains.portfolio.walk_forward import Years
 from apportion.errors import InputError
 
 PRICES = SimulatedMarket.draw(universe=5, days=1000, seed=2).prices
@@ -28,31 +27,6 @@ TINY = PortfolioSettings(
     k=1.0,
     eta=0.5,
 )
-
-
-@pytest.fixture(scope="module")
-def result():
-    return walk_forward(PRICES, TINY, years=[2001, 2002])
-
-
-def test_drifted_shares_are_carried_from_year_to_year(result):
-    """Lazy rebalancing has no memory but its shares: in parts it must be what it is in one piece."""
-    whole = backtest(PRICES, {"lazy": lazy_rebalancing()}, start="2001-01-01", window=6)
-    days = len(result.dates)
-    np.testing.assert_allclose(result.net[LAZY], whole.net["lazy"][:days], atol=1e-6)
-    np.testing.assert_allclose(result.net["equal-crp"], whole.net["equal-crp"][:days], atol=1e-9)
-
-
-def test_a_year_never_depends_on_later_prices(result):
-    later = PRICES.close.copy()
-    cut = PRICES.row("2002-01-01")
-    later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
-    touched = walk_forward(replace(PRICES, close=later), TINY, years=[2001, 2002])
-    first_year = cut - PRICES.row("2001-01-01")
-    # The first day of 2002 is decided at the last close of 2001, by a policy trained before 2002.
-    same = np.isclose(touched.allocations["policy"], result.allocations["policy"], atol=1e-6).all(1)
-    assert same[: first_year + 1].all()
-    assert not same[first_year + 1 :].all()
 
 
 def test_years_without_history_are_refused():

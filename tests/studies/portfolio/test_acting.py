@@ -18,7 +18,7 @@ def test_a_cell_differs_from_another_by_what_is_acted_alone(monkeypatch):
         seen.append((market, tasks, settings, others))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(acting, "train_policies", take_down)
+    monkeypatch.setattr(acting, "train_in", take_down)
     plan = acting.sized_plan(replace(SETTINGS, method="mtl", steps=4), seeds=2)
     for acted in acting.ACTED:
         cells = [cell for cell in plan.cells if cell["acted"] == acted]

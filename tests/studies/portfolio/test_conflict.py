@@ -48,7 +48,7 @@ def test_rules_of_one_scorer_are_trained_side_by_side_with_their_own_priorities(
         seen.update(settings=settings, tasks=tasks, **others)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conflict, "train_policies", take_down)
+    monkeypatch.setattr(conflict, "train_in", take_down)
     plan = conflict.sized_plan(replace(SETTINGS, steps=4), seeds=2)
     cells = [cell for cell in plan.cells if cell.program == "realised-gain"]
     with pytest.raises(KeyboardInterrupt):

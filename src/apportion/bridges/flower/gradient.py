@@ -114,7 +114,7 @@ class ShareGradient(FedAvg):
             for name in updates[0].model
         }
         plain = jnp.asarray(counts / counts.sum(), jnp.float32)
-        options = (self.steps, self.step_size, self.pull)
+        options = {"steps": self.steps, "step_size": self.step_size, "pull": self.pull}
         shares = np.asarray(_descended(self.loss, models, plain, options), np.float64)
         if not np.isfinite(shares).all():
             _log.warning("the loss is not finite; FedAvg's shares in this round")
@@ -124,10 +124,8 @@ class ShareGradient(FedAvg):
 
 @eqx.filter_jit
 def _descended(
-    loss: Loss, models: dict[str, Array], plain: Array, options: tuple[int, float, float]
+    loss: Loss, models: dict[str, Array], plain: Array, options: dict[str, Any]
 ) -> Array:
-    steps, step_size, pull = options
-
     def of_shares(shares):
         mean = {
             name: jnp.tensordot(shares, own.astype(jnp.float32), 1) for name, own in models.items()
@@ -135,11 +133,4 @@ def _descended(
         return loss(mean)
 
     with jax.default_matmul_precision("highest"):
-        return descend_shares(
-            of_shares,
-            plain,
-            jnp.ones(len(plain), bool),
-            steps=steps,
-            step_size=step_size,
-            pull=pull,
-        )
+        return descend_shares(of_shares, plain, jnp.ones(len(plain), bool), **options)

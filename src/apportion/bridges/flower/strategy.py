@@ -20,19 +20,14 @@ from apportion.certificate import Gains
 from apportion.domains.federated.round_gains import BOUND, round_gains
 from apportion.domains.federated.shipped import shipped_blind_policy, shipped_policy
 from apportion.domains.federated.states import client_state
-from apportion.errors import InputError
+from apportion.errors import InputError, needing
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 
-try:
+with needing("LearnedAggregation needs Flower", "federated"):
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg
-except ImportError:
-    raise InputError(
-        "LearnedAggregation needs Flower, which is not installed; "
-        "run pip install 'apportion[federated]'"
-    ) from None
 
 from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.fitting import require_fit

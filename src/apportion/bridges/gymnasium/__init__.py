@@ -3,15 +3,10 @@
 Importing this module registers `apportion/Budget-v0` and `apportion/Charging-v0`.
 """
 
-from apportion.errors import InputError
+from apportion.errors import needing
 
-try:
+with needing("apportion.bridges.gymnasium needs Gymnasium", "gym"):
     import gymnasium as gymnasium
-except ImportError:
-    raise InputError(
-        "apportion.bridges.gymnasium needs Gymnasium, which is not installed; "
-        "run pip install 'apportion[gym]'"
-    ) from None
 
 from apportion.bridges.gymnasium.environment import ProblemEnv as ProblemEnv
 from apportion.bridges.gymnasium.registered import register_all

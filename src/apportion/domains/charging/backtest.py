@@ -72,12 +72,6 @@ class ChargingBacktest:
             shares[OPTIMUM] = float(self.optimum_kwh.sum()) / needed
         return shares
 
-    @property
-    def best_peer(self) -> str:
-        """The scheduler that served most without looking ahead."""
-        peers = (name for name in self.served if name != POLICY and name not in HINDSIGHT)
-        return max(peers, key=lambda name: self.served[name])
-
     def ahead(self, other: str, name: str = POLICY, *, both: bool = False) -> Estimate:
         """By how much one schedule served more than another, in shares of the need.
 

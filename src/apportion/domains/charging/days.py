@@ -6,13 +6,13 @@ midnight. Its need is what was delivered, or less where 6.656 kW could not give 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import date
 
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from numpy.typing import DTypeLike
 
+from apportion.domains.calendar import as_day
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
 from apportion.domains.charging.sessions import RATE_KW, choose_site
 from apportion.domains.charging.times import count
@@ -157,14 +157,6 @@ def split_stations(
     if not 0 <= held_out < 1:
         raise InputError(f"held-out {held_out}: it is a share of the stations, 0 <= share < 1")
     return split_entities(stations, round(held_out * stations), seed=seed)
-
-
-def as_day(day: str | np.datetime64) -> np.datetime64:
-    """A calendar day from its text."""
-    try:
-        return np.datetime64(date.fromisoformat(str(day)), "D")
-    except ValueError:
-        raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
 
 
 def _whole_periods(

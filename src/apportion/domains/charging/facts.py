@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from apportion.domains.charging.days import as_day
+from apportion.domains.calendar import as_day
 from apportion.errors import InputError
 
 

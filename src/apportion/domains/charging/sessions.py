@@ -19,7 +19,7 @@ import pandas as pd
 
 from apportion.domains.charging.times import Findings, count, local_times
 from apportion.domains.parquet import read_parquet
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 
 RATE_KW = 6.656
 """The most a station gives: 32 A at 208 V."""
@@ -141,16 +141,11 @@ def _read(path: Path) -> pd.DataFrame:
         raise InputError(
             f"{path}: no such file; give the path of a CSV or Parquet file of charging sessions"
         )
-    try:
+    with reading(path, "save it as a plain CSV or Parquet table"):
         if path.suffix.lower() in (".parquet", ".pq"):
             return read_parquet(path).reset_index(drop=True)
         # Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(
-            f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
-        ) from None
     if not isinstance(text.index, pd.RangeIndex):
         raise InputError(f"{path}: rows have more fields than there are names; name every column")
     text = text.fillna("")

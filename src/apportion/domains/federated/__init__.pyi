@@ -20,7 +20,6 @@ from .model import Perceptron as Perceptron
 from .optimisers import Adaptive as Adaptive
 from .optimisers import ServerStep as ServerStep
 from .partitions import Partition as Partition
-from .partitions import dirichlet_split as dirichlet_split
 from .partitions import mixed_tasks as mixed_tasks
 from .partitions import paper_split as paper_split
 from .partitions import skewed_tasks as skewed_tasks

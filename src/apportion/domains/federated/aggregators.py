@@ -47,6 +47,11 @@ class Received(eqx.Module):
     """Where the server tries models on its samples."""
     key: PRNGKeyArray | None = None
 
+    @property
+    def by_samples(self) -> Shares:
+        """FedAvg's shares: in proportion to the clients' samples, capped."""
+        return shares_by_samples(self.counts.astype(jnp.float32), self.mask)
+
 
 Memory = PyTree[Array]
 
@@ -81,8 +86,7 @@ class BySamples(Memoryless):
     """FedAvg as first published: shares in proportion to the clients' samples, capped."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
-        shares = shares_by_samples(received.counts.astype(jnp.float32), received.mask)
-        return average(shares, received.models), shares
+        return average(received.by_samples, received.models), received.by_samples
 
 
 class PolicyAggregator(Memoryless):

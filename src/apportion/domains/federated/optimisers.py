@@ -10,11 +10,6 @@ import jax.numpy as jnp
 from apportion.domains.federated.aggregators import Aggregator, Memory, Memoryless, Received, Shares
 from apportion.domains.federated.federation import Model, average
 from apportion.domains.federated.policy import Decision
-from apportion.domains.federated.states import shares_by_samples
-
-
-def _fedavg(received: Received) -> Shares:
-    return shares_by_samples(received.counts.astype(jnp.float32), received.mask)
 
 
 class ServerStep(Memoryless):
@@ -24,7 +19,7 @@ class ServerStep(Memoryless):
     momentum: float = eqx.field(static=True, default=0.0)
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
-        shares = _fedavg(received)
+        shares = received.by_samples
         decision = Decision(shares, jnp.asarray(self.step_size), jnp.asarray(self.momentum))
         return decision.model(received.models, received.start, received.move), shares
 
@@ -46,7 +41,7 @@ class Adaptive(Aggregator):
 
     def step(self, received: Received, memory: Memory) -> tuple[Model, Shares, Memory]:
         first, second, n = memory
-        shares = _fedavg(received)
+        shares = received.by_samples
         update = average(shares, received.models) - received.start
         first = self.first_decay * first + (1 - self.first_decay) * update
         square = update**2

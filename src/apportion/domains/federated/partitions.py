@@ -1,17 +1,16 @@
 """Who holds which digits: the clients of a universe, their data disjoint and skewed.
 
 The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes a task of 8 of the
-former and 2 of the latter. The others are the usual skews of federated learning: by label
-(Dirichlet), by quantity, and by noisy or flipped labels.
+former and 2 of the latter. The other skews of federated learning are in `kinds.py`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.domains.federated.digits import CLASSES, Digits
+from apportion.domains.federated.digits import Digits
 from apportion.errors import InputError
 from apportion.tasks import Tasks
 
@@ -49,35 +48,6 @@ class Partition:
         """Number of clients M."""
         return len(self.counts)
 
-    def with_noisy_labels(
-        self, clients: Sequence[int], fraction: float = 1.0, *, seed: int = 0
-    ) -> "Partition":
-        """These clients' labels, or a fraction of them, replaced by random ones."""
-        rng = np.random.default_rng(seed)
-        labels = self.labels.copy()
-        for client in clients:
-            hit = rng.random(labels.shape[1]) < fraction
-            labels[client] = np.where(
-                hit, rng.integers(0, CLASSES, labels.shape[1]), labels[client]
-            )
-        return replace(self, labels=labels)
-
-    def with_flipped_labels(self, clients: Sequence[int]) -> "Partition":
-        """These clients call every digit d by 9 - d: the label-flipping attack."""
-        labels = self.labels.copy()
-        labels[list(clients)] = CLASSES - 1 - labels[list(clients)]
-        return replace(self, labels=labels)
-
-    def with_quantity_skew(
-        self, spread: float = 1.0, least: int = 10, *, seed: int = 0
-    ) -> "Partition":
-        """Clients keep a log-normally distributed part of their images, the largest all of them."""
-        if spread < 0 or least < 1:
-            raise InputError(f"quantity skew: spread {spread} must be >= 0 and least {least} >= 1")
-        size = np.exp(spread * np.random.default_rng(seed).normal(size=self.universe))
-        counts = np.round(self.counts * size / size.max()).astype(self.counts.dtype)
-        return replace(self, counts=np.clip(counts, np.minimum(least, self.counts), self.counts))
-
 
 def paper_split(
     digits: Digits, clients: tuple[int, int] = (60, 40), samples: int = 600, *, seed: int = 0
@@ -98,40 +68,6 @@ def paper_split(
             )
         rows += np.array_split(pool[: samples * count], count)
         groups += [group] * count
-    return _padded(digits, rows, groups)
-
-
-def dirichlet_split(
-    digits: Digits,
-    clients: tuple[int, ...] = (100,),
-    samples: int = 600,
-    concentration: float = 0.5,
-    classes: tuple[tuple[int, ...], ...] = (tuple(range(CLASSES)),),
-    *,
-    seed: int = 0,
-) -> Partition:
-    """Each client's class mix ~ Dirichlet(concentration) over the classes of its group.
-
-    A client whose favourite digits have run out goes on with the others of its group.
-    """
-    rng = np.random.default_rng(seed)
-    if len(clients) != len(classes) or concentration <= 0:
-        raise InputError("partition: each group needs its classes, and concentration must be > 0")
-    rows, groups = [], []
-    left = {
-        c: list(rng.permutation(np.flatnonzero((digits.labels == c) & ~digits.server)))
-        for c in range(CLASSES)
-    }
-    for group, (count, seen) in enumerate(zip(clients, classes, strict=True)):
-        available = sum(len(left[c]) for c in seen)
-        if available < count * samples:
-            raise InputError(
-                f"partition: group {group} needs {count * samples} images, but {available} are left"
-            )
-        for _ in range(count):
-            mix = rng.dirichlet(np.full(len(seen), concentration))
-            rows.append(sample_images(left, seen, mix, samples, rng))
-            groups.append(group)
     return _padded(digits, rows, groups)
 
 

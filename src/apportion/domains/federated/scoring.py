@@ -13,57 +13,32 @@ from apportion.domains.federated.clients import unravelled
 from apportion.domains.federated.digits import CLASSES
 from apportion.domains.federated.model import ClientModel, Logits
 
-Models = Float[Array, "entities parameters"]
-Images = Float[Array, "samples side side"]
 Judge = Callable[[Logits, Int[Array, " batch"], Bool[Array, " batch"]], Array]
+"""From a model's logits, the labels, and which of the images are no padding, to how it does."""
 
 
-def chances(
+def chance(logits: Logits, labels: Int[Array, " batch"], real: Bool[Array, " batch"]) -> Array:
+    """The chance of the right class of each image."""
+    own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
+
+
+def right(logits: Logits, labels: Int[Array, " batch"], real: Bool[Array, " batch"]) -> Array:
+    """How many images of each class are told right."""
+    classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
+    return (logits.argmax(-1) == labels).astype(jnp.float32) @ classes
+
+
+def by_block(
     model: ClientModel,
-    models: Models,
-    images: Images,
-    labels: Int[Array, " samples"],
-    chosen: Int[Array, " chosen"],
-    block: int,
-) -> Float[Array, "entities chosen"]:
-    """The chance that each model gives to the right class of each of the chosen images."""
-
-    def chance(logits, labels, _):
-        own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-        return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
-
-    found = _by_block(model, models, images, labels, chosen, block, chance)
-    return jnp.moveaxis(found, 0, 1).reshape(len(models), -1)[:, : len(chosen)]
-
-
-def correct(
-    model: ClientModel,
-    models: Models,
-    images: Images,
-    labels: Int[Array, " samples"],
-    chosen: Int[Array, " chosen"],
-    block: int,
-) -> Float[Array, "entities classes"]:
-    """The part of the chosen images that is of a class and that each model gets right."""
-
-    def right(logits, labels, real):
-        classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
-        return (logits.argmax(-1) == labels).astype(jnp.float32) @ classes
-
-    found = _by_block(model, models, images, labels, chosen, block, right)
-    return found.sum(0) / chosen.shape[0]
-
-
-def _by_block(
-    model: ClientModel,
-    models: Models,
-    images: Images,
+    models: Float[Array, "entities parameters"],
+    images: Float[Array, "samples side side"],
     labels: Int[Array, " samples"],
     chosen: Int[Array, " chosen"],
     block: int,
     judge: Judge,
 ) -> Float[Array, "blocks entities _"]:
-    """`judge(logits, labels, real)` of each model and block; padding of the last block is not real."""
+    """What `judge` says of each model and block of the chosen images."""
     size = chosen.shape[0]
     blocks = -(-size // min(block, size))
     length = -(-size // blocks)

@@ -15,12 +15,7 @@ from apportion.domains.federated.aggregators import Memoryless, Received, Shares
 from apportion.domains.federated.clients import Owned
 from apportion.domains.federated.federation import Model, average
 from apportion.domains.federated.policy import Decision
-from apportion.domains.federated.states import shares_by_samples
 from apportion.simplex import Mask, masked_softmax
-
-
-def _fedavg(received: Received) -> Shares:
-    return shares_by_samples(received.counts.astype(jnp.float32), received.mask)
 
 
 class ShareGradient(Memoryless):
@@ -45,7 +40,7 @@ class ShareGradient(Memoryless):
         federation, samples = received.federation, received.samples
         assert federation is not None
         assert samples is not None
-        plain = _fedavg(received)
+        plain = received.by_samples
         real = samples.shown | samples.kept
 
         def loss(shares: Shares) -> Float[Array, ""]:
@@ -91,7 +86,7 @@ class ServerClient(Memoryless):
     """The server trains on its own samples as the clients do, and is averaged with them by samples."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
-        plain = _fedavg(received)
+        plain = received.by_samples
         own, count = _trained(received, received.start)
         total = jnp.where(received.mask, received.counts, 0).sum()
         part = count / (count + total)
@@ -102,7 +97,7 @@ class FineTuned(Memoryless):
     """FedAvg's aggregate, trained on the server's samples."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
-        plain = _fedavg(received)
+        plain = received.by_samples
         return _trained(received, average(plain, received.models))[0], plain
 
 

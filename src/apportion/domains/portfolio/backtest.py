@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.cash import WithoutCash, everyone, relatives_of
+from apportion.domains.portfolio.cash import WithoutCash, everyone
 from apportion.domains.portfolio.commissions import Commissions, rates_of, settled
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import tradable
@@ -129,10 +129,11 @@ def accounted(
     """The records of strategies that held these allocations from row `first` on."""
     (days,) = {len(shares) for shares in allocations.values()}
     cash = _any_cash(rules)
-    relatives, held = relatives_of(prices, cash=cash)[first:], opening_shares(prices, first, cash)
+    relatives, held = prices.relatives()[first:], opening_shares(prices, first, cash)
     rates = rates_of(cost, prices.tickers)
     if cash:
-        # Free of commission, and in front.
+        # It stands in front, still, and is free of commission.
+        relatives = np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0)
         each = np.broadcast_to(np.asarray(rates), (len(prices.tickers), 2))
         rates = np.pad(each, ((1, 0), (0, 0)))
     accounts = {

@@ -4,10 +4,8 @@ In the universe it comes last (see `Market.of`); what a strategy holds, and what
 """
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PyTree
 
-from apportion.domains.portfolio.prices import Prices
 from apportion.policy import Policy
 from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Mask
@@ -18,12 +16,6 @@ def everyone(universe: int, *, cash: bool) -> Task:
     """The task of all instruments, with cash in front where there is any."""
     tasks = Tasks.of([range(universe)])
     return (tasks.with_entity(universe) if cash else tasks)[0]
-
-
-def relatives_of(prices: Prices, *, cash: bool) -> np.ndarray:
-    """Price relatives, with those of cash in front where there is any: it stands still."""
-    relatives = prices.relatives()
-    return np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0) if cash else relatives
 
 
 class WithoutCash(Policy):

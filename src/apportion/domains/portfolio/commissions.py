@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apportion.domains.portfolio.ticker_files import read_ticker_file, require_rows
+from apportion.domains.portfolio.ticker_files import number_in, read_ticker_file, require_rows
 from apportion.errors import InputError
 
 Commissions = float | Path | Mapping[str, Sequence[float]]
@@ -67,10 +67,7 @@ def read_commissions(path: Path) -> dict[str, list[float]]:
 
 
 def _rate(text: str, where: str) -> float:
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = float("nan")
+    rate = number_in(text)
     if not 0 <= rate < 0.5:
         raise InputError(
             f'{where}: "{text}" is no commission; write a fraction of at least 0 and below 0.5, such '

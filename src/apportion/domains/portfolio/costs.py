@@ -19,9 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from apportion.domains.portfolio.commissions import Commissions, rates_of
 from apportion.errors import InputError
+from apportion.simplex import Scalar
 
 Shares = Float[Array, " entities"]
-Scalar = Float[Array, ""]
 
 # Newton's method on a concave piecewise-linear equation ends after finitely many pieces; at real
 # commissions the first guess already lies on the last piece or the one beside it.

@@ -17,6 +17,7 @@ import pandas as pd
 
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.rules import CASH
+from apportion.domains.portfolio.ticker_files import number_in
 from apportion.errors import InputError
 
 _FORMS = (
@@ -107,10 +108,7 @@ def _of_one(shares: dict[str, float], path: Path) -> dict[str, float]:
 
 
 def _amount(value: Any, what: str) -> float:
-    try:
-        amount = float(value)
-    except (ValueError, TypeError, OverflowError):  # a whole number of JSON may be too long
-        amount = math.nan
+    amount = number_in(value)
     if isinstance(value, bool) or not 0 <= amount < math.inf:
         raise InputError(f'{what} is "{str(value)[:40]}"; write a number of at least 0')
     return amount

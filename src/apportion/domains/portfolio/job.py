@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.commissions import Commissions, settled
 from apportion.domains.portfolio.jumps import read_prices
 from apportion.domains.portfolio.listings import tradable
-from apportion.domains.portfolio.prices import Prices, as_day
+from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.record import EQUAL, LAZY, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
 from apportion.domains.portfolio.settings import PortfolioJob

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apportion.domains.portfolio.ticker_files import read_ticker_file, require_rows
+from apportion.domains.portfolio.ticker_files import number_in, read_ticker_file, require_rows
 from apportion.errors import InputError
 
 _ROUNDING = 1e-9
@@ -80,10 +80,7 @@ def lots_of(lot: float | Path, tickers: Sequence[str]) -> np.ndarray:
 
 
 def _size(value: float | str, what: str) -> float:
-    try:
-        size = float(value)
-    except ValueError:
-        size = np.nan
+    size = number_in(value)
     if not 0 < size < np.inf:
         raise InputError(f'{what} is "{value}"; write a number above 0, such as 1 or 100')
     return size

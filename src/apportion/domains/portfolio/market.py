@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import fill, tradable
-from apportion.domains.portfolio.prices import Day, Prices, as_day
+from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step

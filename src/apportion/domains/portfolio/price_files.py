@@ -14,7 +14,7 @@ import pandas as pd
 
 from apportion.domains.parquet import read_parquet
 from apportion.domains.portfolio.trading_days import looks_like_day
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 
 FIELDS = frozenset(
     ("open", "high", "low", "close", "adj close", "volume", "dividends", "stock splits")
@@ -67,17 +67,10 @@ def read_table(path: Path) -> Table:
         raise InputError(
             f"{path}: no such file; give the path of a CSV or Parquet file of daily prices"
         )
-    try:
+    with reading(path, "save it as a plain CSV or Parquet table"):
         if path.suffix.lower() in (".parquet", ".pq"):
             return table_of(_without_index(read_parquet(path)), str(path))
         return _read_csv(path)
-    except InputError:
-        raise
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(
-            f"{path}: cannot be read ({reason}); save it as a plain CSV or Parquet table"
-        ) from None
 
 
 def table_of(frame: pd.DataFrame, source: str) -> Table:

@@ -8,16 +8,16 @@ the days before an instrument is listed and after it is delisted, which are NaN 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.listings import fill, refuse_empty_days
 from apportion.domains.portfolio.price_files import read_table, table_of, with_days
 from apportion.domains.portfolio.price_layouts import read_layout
-from apportion.errors import InputError
+from apportion.errors import InputError, needing
 
 Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or none."""
@@ -121,14 +121,6 @@ class Prices:
         return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
 
 
-def as_day(day: str | np.datetime64) -> np.datetime64:
-    """A calendar day from its text."""
-    try:
-        return np.datetime64(date.fromisoformat(str(day)), "D")
-    except ValueError:
-        raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
-
-
 def load_prices(
     path: str | Path, *, least_days: int = LEAST_DAYS, least_tickers: int = LEAST_TICKERS
 ) -> Prices:
@@ -172,13 +164,9 @@ def load_prices(
 
 def embedded_prices() -> Prices:
     """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
-    try:
+    otherwise = " or give your own file with --prices"
+    with needing("the embedded prices come with skfolio", "market", otherwise):
         from skfolio.datasets import load_sp500_dataset
-    except ImportError:
-        raise InputError(
-            "the embedded prices come with skfolio, which is not installed; "
-            "run pip install 'apportion[market]' or give your own file with --prices"
-        ) from None
     return from_frame(load_sp500_dataset(), source="embedded prices")
 
 

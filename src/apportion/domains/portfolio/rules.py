@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
-from apportion.domains.portfolio.ticker_files import read_ticker_file
+from apportion.domains.portfolio.ticker_files import number_in, read_ticker_file
 from apportion.errors import InputError
 
 CASH = "cash"
@@ -220,10 +220,7 @@ def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[st
 
 
 def _limit(text: str, where: str) -> float:
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = float("nan")
+    limit = number_in(text)
     if not 0 <= limit <= 1:
         raise InputError(f'{where}: limit "{text}" is not a share; write a number from 0 to 1')
     return limit

@@ -1,15 +1,14 @@
-"""A market whose truth is known: what a learner can find in it, and what the best possible earns.
+"""A market whose truth is known: the mean of every return, given all that came before.
 
 r = 0.0003 + 0.008 f + mu + vol e: a common factor f, a regime mu = +-0.001 that lasts 30 days on
 average (momentum), and e, an AR(1) with phi = -0.2 (reversal). An instrument without signal has
-mu = 0 and phi = 0. The oracle knows the true conditional means.
+mu = 0 and phi = 0.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.domains.portfolio.prices import Prices
 
 DRIFT, FACTOR, REGIME, DURATION, REVERSAL = 0.0003, 0.008, 0.001, 30, -0.2
@@ -84,23 +83,3 @@ class SimulatedMarket:
         dates = np.datetime64("2000-01-03", "D") + np.arange(days)
         tickers = tuple(f"X{i:03d}" for i in range(universe))
         return cls(Prices(dates, tickers, close, high, low), means)
-
-    def oracle(self, members: np.ndarray, first: int, last: int, *, cost: float) -> float:
-        """Log growth a year, over Equal CRP, of holding only the instrument of highest mean.
-
-        It pays twice the commission whenever it switches; Equal CRP pays for its own rebalancing.
-        """
-        rows = slice(first, last + 1)
-        members = np.asarray(members)
-        choice = self.means[rows][:, members].argmax(1)
-        y = self.prices.relatives()[rows][:, members]
-        switched = np.append(True, choice[1:] != choice[:-1])
-        grown = np.log(y[np.arange(len(y)), choice]).sum() + switched.sum() * np.log1p(-2 * cost)
-        equal = np.log(y.mean(1)).sum() + np.log1p(-cost * _equal_turnover(y)).sum()
-        return float((grown - equal) * TRADING_DAYS / len(y))
-
-
-def _equal_turnover(y: np.ndarray) -> np.ndarray:
-    """Sum |w_{n-1} - 1/m| of a portfolio brought back to equal shares every period."""
-    drifted = y[:-1] / y[:-1].sum(1, keepdims=True)
-    return np.append(0.0, np.abs(drifted - 1 / y.shape[1]).sum(1))

@@ -1,24 +1,31 @@
 """Small CSV files with a row for each ticker, such as commissions, lots and groups. Starts no JAX."""
 
+import math
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 
 
 def read_ticker_file(path: Path, give: str) -> pd.DataFrame:
     """The file's cells as text, under column names in small letters; `give` says what is wanted."""
-    try:
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give {give}")
+    with reading(path, "save it as a plain CSV"):
         # Names are text, as in the prices: 000001 and NA too.
         table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give {give}") from None
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{path}: cannot be read ({reason}); save it as a plain CSV") from None
     return table.rename(columns=lambda name: str(name).strip().lower())
+
+
+def number_in(cell: Any) -> float:
+    """The number that a cell holds, or NaN."""
+    try:
+        return float(cell)
+    except (ValueError, TypeError, OverflowError):  # a whole number of JSON may be too long
+        return math.nan
 
 
 def require_rows(

@@ -5,7 +5,6 @@ days, and are one `vmap`. Memory holds w_{n-1} for every period of every task, r
 batch's own drifted allocations.
 """
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,8 +31,7 @@ from apportion.priority import Selection
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
-from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train_runs
-from apportion.trees import repeat
+from apportion.training import Chunks, Resume, TrainingResult, train_runs
 
 
 @dataclass(frozen=True)
@@ -128,25 +126,21 @@ def train_policies(
         shared = jax.tree.map(lambda _: None, market)
         market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
         market = eqx.tree_at(lambda m: m.length, market, lengths)
+    objective = lookback if settings.rebalance == "daily" else until_traded
+    # Memory of the whole period, full from the start.
+    replay = Replay(
+        length=market.horizon, warm_up=market.horizon,
+        recency=settings.recency, act_periods=settings.act_periods,
+    )  # fmt: skip
     return train_runs(
         market,
         tasks,
         first,
-        Direct(
-            settings.batch,
-            settings.learning_rate,
-            objective=lookback if settings.rebalance == "daily" else until_traded,
-        ),
+        Direct(settings.batch, settings.learning_rate, objective=objective),
         steps=settings.updates,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
-        # Memory of the whole period, full from the start.
-        replay=Replay(
-            length=market.horizon,
-            warm_up=market.horizon,
-            recency=settings.recency,
-            act_periods=settings.act_periods,
-        ),
+        replay=replay,
         chunks=chunks,
         state=state,
         problem_axes=market_axes,
@@ -191,35 +185,6 @@ def until_traded(
     walk = (batch.states, wanted, batch.linked, keys)
     _, (states, allocations, rewards) = jax.lax.scan(period, first, walk)
     return BatchRollout(states, allocations, rewards, batch.valid)
-
-
-def train_ensembles(
-    market: Market,
-    lengths: Int[Array, " ensembles"],
-    tasks: Tasks | TaskSets,
-    settings: PortfolioSettings,
-    *,
-    every: int,
-    on_chunk: OnChunk,
-    key: PRNGKeyArray,
-) -> None:
-    """Train `settings.members` policies for each of several stretches of the market's first days.
-
-    `tasks` are one stack for all ensembles, or one for each. `on_chunk` is called every so many steps
-    and sees policies ordered by ensemble, then by member.
-    """
-    members = settings.members
-    runs = lengths.shape[0] * members
-    policy_key, run_key = jax.random.split(key)
-    train_policies(
-        market,
-        repeat(tasks, members) if isinstance(tasks, TaskSets) else tasks,
-        settings,
-        policy_keys=jax.random.split(policy_key, runs),
-        run_keys=jax.random.split(run_key, runs),
-        lengths=jnp.repeat(lengths, members),
-        chunks=Chunks(every, math.gcd(every, settings.updates), on_chunk),
-    )
 
 
 def choose_tasks(

@@ -4,6 +4,7 @@ For each validation year policies learn from the days before it alone; the Sharp
 (choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.constrained import constrain, unconstrained
@@ -27,7 +28,7 @@ from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
     choose_tasks,
     tasks_among,
-    train_ensembles,
+    train_policies,
     training_market,
     with_cash,
 )
@@ -37,7 +38,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.result import Chunk
 from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks
-from apportion.training import OnChunk
+from apportion.training import Chunks, OnChunk
 from apportion.trees import grouped
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)
@@ -238,6 +239,33 @@ def select_variant(
         key=jax.random.key(settings.seed),
     )
     return best_variant(pd.concat(rows, ignore_index=True))
+
+
+def train_ensembles(
+    market: Market,
+    lengths: Int[Array, " ensembles"],
+    tasks: Tasks,
+    settings: PortfolioSettings,
+    *,
+    every: int,
+    on_chunk: OnChunk,
+    key: PRNGKeyArray,
+) -> None:
+    """Train `settings.members` policies for each of several stretches of the market's first days.
+
+    `on_chunk` is called every so many steps and sees policies ordered by ensemble, then by member.
+    """
+    runs = lengths.shape[0] * settings.members
+    policy_key, run_key = jax.random.split(key)
+    train_policies(
+        market,
+        tasks,
+        settings,
+        policy_keys=jax.random.split(policy_key, runs),
+        run_keys=jax.random.split(run_key, runs),
+        lengths=jnp.repeat(lengths, settings.members),
+        chunks=Chunks(every, math.gcd(every, settings.updates), on_chunk),
+    )
 
 
 def _scorer(

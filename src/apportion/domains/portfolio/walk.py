@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
-from apportion.simplex import Allocation
 from apportion.tasks import Task, Tasks
 
 _CHUNK = 64
@@ -30,8 +29,6 @@ class Walk(eqx.Module):
     cost_factor: Float[Array, "*batch time"]
     turnover: Float[Array, "*batch time"]
     """sum |a_n - w_{n-1}|."""
-    held: Float[Array, "*batch entities"]
-    """Drifted shares after the last period."""
 
     @property
     def log_return(self) -> Float[Array, "*batch time"]:
@@ -39,14 +36,7 @@ class Walk(eqx.Module):
         return jnp.log(self.growth * self.cost_factor)
 
 
-def walk_policy(
-    policy: Policy,
-    market: Market,
-    task: Task,
-    *,
-    held: Allocation | None = None,
-    chunk: int = _CHUNK,
-) -> Walk:
+def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = _CHUNK) -> Walk:
     """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets."""
     days = jnp.arange(market.horizon)
 
@@ -55,7 +45,7 @@ def walk_policy(
         return policy.encode(seen.history, seen.scored(task.mask))
 
     features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
-    return _walk(policy.allocate, features, market, task, held)
+    return _walk(policy.allocate, features, market, task)
 
 
 def growth_and_sharpe(
@@ -78,29 +68,19 @@ def walk_targets(targets: Float[Array, "time entities"], market: Market, task: T
     return _walk(lambda target, held, mask, bounds: target, targets, market, task)
 
 
-def _walk(
-    allocate: Callable,
-    features: PyTree,
-    market: Market,
-    task: Task,
-    held: Allocation | None = None,
-) -> Walk:
-    start = market.start(task) if held is None else held
-
+def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> Walk:
     def period(before, day):
         n, features = day
         seen = market.observe(task, Holding(n, before))
         wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
-        allocation = market.traded(task, n, before, wanted, enter=held is None)
+        allocation = market.traded(task, n, before, wanted)
         growth, after = market.grow(task, n, allocation)
         factor = market.cost_factor(task, before, allocation)
         turnover = jnp.abs(allocation - before).sum()
         return after, (allocation, growth, factor, turnover)
 
-    last, (allocations, growth, factor, turnover) = jax.lax.scan(
-        period, start, (jnp.arange(market.horizon), features)
-    )
-    return Walk(allocations, growth, factor, turnover, last)
+    days = (jnp.arange(market.horizon), features)
+    return Walk(*jax.lax.scan(period, market.start(task), days)[1])
 
 
 @eqx.filter_jit

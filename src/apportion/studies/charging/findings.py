@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
 from apportion.statistics import Estimate, clustered_ratio
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 
 SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 _LEARNED = {
@@ -26,18 +26,13 @@ _LEARNED = {
 }
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes(
+    "charging", "Charging: one policy for every garage, at stations and in a year it never saw"
+)
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the rows of all cells."""
     table = summarise(rows)
-    return Study(
-        "charging",
-        "Charging: one policy for every garage, at stations and in a year it never saw",
-        table,
-        tuple(_verdicts(rows, table)),
-        lambda: plot(table),
-        _notes(table),
-        settings,
-    )
+    return table, _verdicts(rows, table), lambda: plot(table), _notes(table)
 
 
 Name = tuple[str, str]

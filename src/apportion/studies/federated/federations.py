@@ -35,7 +35,7 @@ from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.trees import take
 
 PEERS: dict[str, Aggregator] = {
@@ -114,13 +114,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
         circumstances = {usual: replace(CIRCUMSTANCES[usual], methods=SHORT)}
     settings = sizes(scale, seed=seed)
     data = (embedded_digits() if digits is None else digits).summary()
-    return Plan(
-        "federations",
-        tuple(_cells(circumstances, kinds, seeds)),
-        partial(compute, settings=settings, digits=digits),
-        conclude,
-        {"data": data, **settings.to_dict(), "seeds": list(seeds), "all_kinds": list(kinds)},
-    )
+    about = {"data": data, **settings.to_dict(), "seeds": list(seeds), "all_kinds": list(kinds)}
+    computing = partial(compute, settings=settings, digits=digits)
+    cells = tuple(_cells(circumstances, kinds, seeds))
+    return Plan("federations", cells, computing, conclude, about)
 
 
 def _cells(
@@ -181,20 +178,13 @@ def _key(cell: Cell) -> jax.Array:
     return jax.random.fold_in(jax.random.key(1000 + cell["seed"]), kind)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("federations", "Every kind of federation: the shipped policy beside its peers")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """The study of the cells' rows; a seed is an experiment."""
     kinds = list(dict.fromkeys(rows["kind"]))
     found = _finals(rows, kinds)
     table = _table(found, kinds)
-    return Study(
-        "federations",
-        "Every kind of federation: the shipped policy beside its peers",
-        table,
-        tuple(_verdicts(found, kinds)),
-        lambda: _plot(table),
-        tuple(_notes(found, kinds)),
-        settings,
-    )
+    return table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds)
 
 
 def _finals(rows: Any, kinds: list[str]) -> Found:

@@ -40,7 +40,7 @@ from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets
 from apportion.trees import take
 
@@ -72,13 +72,9 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     cells = [_fixed_cell(total, settings.state, own) for total in totals for own in seeds]
     cells += [_learned_cell(state, method, own) for state, method in runs for own in seeds]
     data = (embedded_digits() if digits is None else digits).summary()
-    return Plan(
-        "fig6",
-        tuple(cells),
-        partial(compute, settings=settings, digits=digits),
-        conclude,
-        {"data": data, **settings.to_dict(), "seeds": list(seeds)},
-    )
+    about = {"data": data, **settings.to_dict(), "seeds": list(seeds)}
+    computing = partial(compute, settings=settings, digits=digits)
+    return Plan("fig6", tuple(cells), computing, conclude, about)
 
 
 def _fixed_cell(total: float, state: str, seed: int) -> Cell:
@@ -152,22 +148,16 @@ def _trained(
     return PolicyAggregator(trained.policy)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("fig6", "Figure 6: aggregation of federated models, unseen tasks")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """The study of the cells' rows."""
     rows = rows.assign(label=_labels(rows, settings["state"]))
     methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
     curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in _ordered(methods)}
     shares = {name: _shares(methods[name]) for name in curves if _is_learned(name)}
     table = _table(curves)
-    return Study(
-        "fig6",
-        "Figure 6: aggregation of federated models, unseen tasks",
-        table,
-        tuple(_verdicts(curves, len(set(rows["seed"])))),
-        lambda: _plot(curves, shares),
-        tuple(_notes(table, shares)),
-        settings,
-    )
+    verdicts = _verdicts(curves, len(set(rows["seed"])))
+    return table, verdicts, lambda: _plot(curves, shares), _notes(table, shares)
 
 
 def _labels(rows: pd.DataFrame, state: str) -> list[str]:

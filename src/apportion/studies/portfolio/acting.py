@@ -17,23 +17,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.composition import EqualShares
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
 from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     SETTINGS,
     TASKS,
     Case,
-    held_out_growth,
     make_world,
+    over_equal,
+    train_in,
 )
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import TaskSets
-from apportion.training import Chunks
 from apportion.trees import stack
 
 ACTED = (0, 1, 8)
@@ -70,25 +68,16 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
         worlds = [make_world(Case(TASKS, False), seed, s) for seed in seeds]
         train, test, own, unseen = zip(*worlds, strict=True)
         keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
-        markets = stack(train)
-        policies = train_policies(
-            markets,
-            TaskSets.of(own),
-            s,
-            policy_keys=keys,
-            run_keys=keys,
-            market_axes=jax.tree.map(lambda _: 0, markets),
-            chunks=Chunks(s.steps, s.steps),
-        ).policy
-        tested = (stack(test), TaskSets.of(unseen))
-        over = held_out_growth(policies, *tested) - held_out_growth(EqualShares(), *tested)
-        columns = {"place": np.arange(len(cells)), "cost": cost, "growth": np.asarray(over)}
+        policies = train_in(stack(train), TaskSets.of(own), s, policy_keys=keys, run_keys=keys)
+        growth = over_equal(policies, stack(test), TaskSets.of(unseen))
+        columns = {"place": np.arange(len(cells)), "cost": cost, "growth": growth}
         frames.append(pd.DataFrame(columns))
         progress(f"{acted} acted, cost {cost:g}: {len(cells)} runs", (done + 1) / len(COSTS))
     yield from by_cell(cells, pd.concat(frames))
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("acting", "Acting in the loop: memory of the policy's own allocations, or none acted")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
     verdicts = []
@@ -97,23 +86,16 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         for acted in ACTED[1:]:
             gain = compare(_growths(table, acted, cost), none)
             words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
-            verdicts += [
-                Verdict.of(f"{words}: adds to growth on held-out instruments", gain),
-                Verdict.of(
-                    f"{words}: is worth less than {LITTLE:g} of log growth a year",
-                    gain,
-                    below=LITTLE,
-                    paper=False,
-                ),
-            ]
+            verdicts.append(Verdict.of(f"{words}: adds to growth on held-out instruments", gain))
+            claim = f"{words}: is worth less than {LITTLE:g} of log growth a year"
+            verdicts.append(Verdict.of(claim, gain, below=LITTLE, paper=False))
     notes = tuple(
         f"n_e = {acted}, cost {1e4 * cost:g} bp: {_growths(table, acted, cost).mean():+.3f} log growth a "
         "year over Equal CRP."
         for cost in COSTS
         for acted in ACTED
     )
-    title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    return Study("acting", title, table, tuple(verdicts), lambda: plot(table), notes, settings)
+    return table, verdicts, lambda: plot(table), notes
 
 
 def _growths(table: Any, acted: int, cost: float) -> np.ndarray:

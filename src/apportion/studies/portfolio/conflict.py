@@ -18,29 +18,27 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.composition import EqualShares
-from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.domains.portfolio.training import train_policies
 from apportion.priority import Priority
 from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     DAYS,
     HELD_OUT,
+    PAPERS_RULE,
     RULES,
     SETTINGS,
-    TRAIN_DAYS,
     UNIFORM,
-    held_out_growth,
+    over_equal,
+    split_days,
+    train_in,
 )
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, draw_tasks
-from apportion.training import Chunks
 from apportion.trees import stack
 
 CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
@@ -76,30 +74,23 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
     seeds = [cell["seed"] for cell in cells]
     known = {seed: make_world(seed, s) for seed in dict.fromkeys(seeds)}
     train, test, own = zip(*(known[seed][:3] for seed in seeds), strict=True)
-    markets = stack(train)
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
     policy_keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
     places = jnp.asarray([TRIED.index(rule) for rule in rules])
-    policies = train_policies(
-        markets,
+    alphas, betas = jnp.asarray([(rule.alpha, rule.beta) for rule in rules]).T
+    policies = train_in(
+        stack(train),
         TaskSets.of(own),
         s,
         policy_keys=policy_keys,
         run_keys=jax.vmap(jax.random.fold_in)(policy_keys, places),
-        selection=Priority(
-            jnp.asarray([rule.alpha for rule in rules]),
-            jnp.asarray([rule.beta for rule in rules]),
-            s.smoothing,
-            s.selection().initial,
-        ),
-        market_axes=jax.tree.map(lambda _: 0, markets),
-        chunks=Chunks(s.steps, s.steps),
-    ).policy
+        selection=Priority(alphas, betas, s.smoothing, s.selection().initial),
+    )
     frames = []
     for camp in CAMPS:
-        tested = (stack(test), TaskSets.of([known[seed][3][camp] for seed in seeds]))
-        over = held_out_growth(policies, *tested) - held_out_growth(EqualShares(), *tested)
-        columns = {"place": np.arange(len(cells)), "camp": camp, "growth": np.asarray(over)}
+        tasks = TaskSets.of([known[seed][3][camp] for seed in seeds])
+        growth = over_equal(policies, stack(test), tasks)
+        columns = {"place": np.arange(len(cells)), "camp": camp, "growth": growth}
         frames.append(pd.DataFrame(columns))
     progress(f"{s.scorer}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.concat(frames))
@@ -122,14 +113,11 @@ def make_world(
         drawn.append(draw_tasks(np.arange(first, first + TRAINED), 5, count, seed=seed))
         rest = np.arange(first + TRAINED, first + each)
         unseen[camp] = draw_tasks(rest, 5, 8, seed=seed)
-    start = truth.prices.dates[TRAIN_DAYS]
-    costs = Costs.of(settings.cost, truth.prices.tickers)
-    train = Market.of(truth.prices.until(start), window=settings.window, costs=costs)
-    test = Market.of(truth.prices, start=start, window=settings.window, costs=costs)
-    return train, test, drawn[0].joined(drawn[1]), unseen
+    return *split_days(truth, settings), drawn[0].joined(drawn[1]), unseen
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("conflict", "Priorities where tasks conflict: the camp that fares worse")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["rule", "camp", "seed", "growth"]].reset_index(drop=True)
     uniform = _worst(table, UNIFORM.name)
@@ -137,7 +125,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
     for rule in TRIED:
         if rule != UNIFORM:
             own = _worst(table, rule.name)
-            paper = rule.name.startswith("paper's score, alpha 0.5")
+            paper = rule.name.startswith(PAPERS_RULE)
             claim = f"{rule.name}: serves the camp that fares worse better than uniform drawing"
             verdicts.append(Verdict.of(claim, compare(own, uniform), paper=paper))
             claim = f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"
@@ -148,8 +136,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         f"with most, {_growths(table, rule.name, 'others').mean():+.3f} with the others."
         for rule in TRIED
     )
-    title = "Priorities where tasks conflict: the camp that fares worse"
-    return Study("conflict", title, table, tuple(verdicts), lambda: plot(table), notes, settings)
+    return table, verdicts, lambda: plot(table), notes
 
 
 def _growths(table: Any, rule: str, camp: str) -> np.ndarray:

@@ -60,24 +60,11 @@ def run_demo(settings: DemoSettings, progress: Progress) -> Demo:
     """Train, test, and report what held."""
     prices = embedded_prices().since(FIRST)
     known = prices.until(TEST)
-    s = PortfolioSettings.paper(
-        task_size=5,
-        window=16,
-        batch=64,
-        hidden=12,
-        learning_rate=1e-3,
-        tasks=settings.tasks,
-        steps=settings.steps,
-        seed=settings.seed,
-    )
-    splits = Splits.draw(
-        len(prices.tickers),
-        s.task_size,
-        seeds=[s.seed + experiment for experiment in range(settings.experiments)],
-        held_out=HELD_OUT,
-        own=max(s.tasks, SHOWN),
-        shown=SHOWN,
-    )
+    small = {"task_size": 5, "window": 16, "batch": 64, "hidden": 12, "learning_rate": 1e-3}
+    own = {"tasks": settings.tasks, "steps": settings.steps, "seed": settings.seed}
+    s = PortfolioSettings.paper(**small, **own)
+    counts = {"held_out": HELD_OUT, "own": max(s.tasks, SHOWN), "shown": SHOWN}
+    splits = Splits.draw(len(prices.tickers), s, settings.experiments, **counts)
     progress.note(
         f"{len(prices.tickers)} stocks; {settings.experiments} experiments hold {HELD_OUT} of them "
         f"out; training on {known.dates[0]} to {known.dates[-1]}, testing until {prices.dates[-1]}"
@@ -129,7 +116,7 @@ def _train(
     if single:
         tasks = single_tasks(splits.own.first(SHOWN).flat)
     else:
-        tasks = splits.own.first(s.tasks).repeated(len(methods))
+        tasks = repeat(splits.own.first(s.tasks), len(methods))
     experiments, runs = len(splits.seen), len(tasks)
     names = " and ".join(METHOD_NAMES[method] for method in methods)
     title = f"{names}: {runs} policies at once"

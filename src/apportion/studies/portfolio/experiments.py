@@ -6,7 +6,7 @@ tasks and on tasks of instruments it never saw.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +21,9 @@ from apportion.domains.portfolio.walk_forward import Years
 from apportion.studies.cells import Cell
 from apportion.tasks import TaskSets, draw_tasks, split_entities
 
+SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
+SMALL |= {"learning_rate": 3e-3}
+"""Settings of studies at quick scale."""
 SURVIVORSHIP = (
     "The instruments are those that were large when the data was gathered (survivorship), and each "
     "year of a market is one draw: intervals are over experiments and years of this market only."
@@ -40,28 +43,29 @@ class Splits:
     def draw(
         cls,
         universe: int,
-        task_size: int,
+        settings: PortfolioSettings,
+        experiments: int,
         *,
-        seeds: Sequence[int],
         held_out: int,
         own: int,
         shown: int,
     ) -> "Splits":
-        """An experiment for each seed: `own` tasks to train on, and `shown` of held-out instruments.
+        """Each experiment has `own` tasks to train on, and `shown` of held-out instruments.
 
         Examples
         --------
-        >>> splits = Splits.draw(10, 3, seeds=[0, 1], held_out=4, own=5, shown=2)
+        >>> settings = PortfolioSettings(task_size=3)
+        >>> splits = Splits.draw(10, settings, 2, held_out=4, own=5, shown=2)
         >>> len(splits.own[0]), len(splits.held_out[1]), len(splits.unseen[1])
         (5, 2, 4)
         """
+        seeds = range(settings.seed, settings.seed + experiments)
         halves = [split_entities(universe, held_out, seed=seed) for seed in seeds]
 
         def tasks(half: int, count: int) -> TaskSets:
             pairs = zip(halves, seeds, strict=True)
-            return TaskSets.of(
-                [draw_tasks(both[half], task_size, count, seed=seed) for both, seed in pairs]
-            )
+            m = settings.task_size
+            return TaskSets.of([draw_tasks(both[half], m, count, seed=own) for both, own in pairs])
 
         seen, unseen = ([both[half] for both in halves] for half in range(2))
         return cls(seen, unseen, tasks(0, own), tasks(1, shown))

@@ -27,9 +27,10 @@ from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
@@ -46,12 +47,7 @@ class WatchedRuns:
 
 
 PAPER = WatchedRuns(PortfolioSettings.paper(method="stl"), 10)
-QUICK = WatchedRuns(
-    PortfolioSettings.paper(
-        method="stl", task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=2000
-    ),
-    6,
-)
+QUICK = WatchedRuns(PortfolioSettings.paper(method="stl", steps=2000, **SMALL), 6)
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
@@ -156,7 +152,8 @@ def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
     return BSpline.design_matrix(time, knots, 3).toarray()
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig2", "Figure 2: scores against reward changes and gradient norms")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the watched runs."""
     table = rows[COLUMNS]
     pairs = {
@@ -182,15 +179,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "training time (ranks less a smooth curve in time) is what a score says about a task beyond "
         "how long it was trained.",
     )
-    return Study(
-        "fig2",
-        "Figure 2: scores against reward changes and gradient norms",
-        table,
-        tuple(verdicts),
-        lambda: plot(table),
-        notes,
-        settings,
-    )
+    return table, verdicts, lambda: plot(table), notes
 
 
 def plot(table: Any) -> Figure:

@@ -28,7 +28,7 @@ from apportion.studies.portfolio.tables import (
     verdict_above_zero,
 )
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
@@ -36,18 +36,11 @@ def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
     return grid_plan("fig3", conclude, scale=scale, seed=seed, prices=prices)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig3", "Figure 3: gain over Equal CRP on instruments never trained on")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the rows of the grid."""
     table = rows[(rows.tested == "held-out") & (rows.task == -1)][COLUMNS].reset_index(drop=True)
-    return Study(
-        "fig3",
-        "Figure 3: gain over Equal CRP on instruments never trained on",
-        summary(table),
-        tuple(_verdicts(table)),
-        lambda: plot(table),
-        _notes(table),
-        settings,
-    )
+    return summary(table), _verdicts(table), lambda: plot(table), _notes(table)
 
 
 def _final(table: pd.DataFrame, method: str, tasks: int | None = None, column: str = "gain") -> Any:

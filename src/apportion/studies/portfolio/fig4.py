@@ -32,7 +32,7 @@ from apportion.studies.portfolio.tables import (
     verdict_above_zero,
 )
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
@@ -40,18 +40,11 @@ def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
     return grid_plan("fig4", conclude, scale=scale, seed=seed, prices=prices)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig4", "Figure 4: learning curves and the fraction of tasks that gain over STL")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the rows of the grid."""
     table = rows[COLUMNS]
-    return Study(
-        "fig4",
-        "Figure 4: learning curves and the fraction of tasks that gain over STL",
-        summary(table),
-        tuple(_verdicts(table)),
-        lambda: plot(table),
-        _notes(table),
-        settings,
-    )
+    return summary(table), _verdicts(table), lambda: plot(table), _notes(table)
 
 
 def _verdicts(table: pd.DataFrame) -> list[Verdict]:

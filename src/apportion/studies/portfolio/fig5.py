@@ -6,7 +6,7 @@ keeps nearly equal shares while the multi-task one has learned more complex allo
 equal shares only where it pays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,8 +28,9 @@ from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import stack, take
@@ -50,20 +51,7 @@ class WatchedTasks:
 
 
 PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 10, 3)
-QUICK = WatchedTasks(
-    PortfolioSettings.paper(
-        tasks=12,
-        task_size=5,
-        window=8,
-        batch=32,
-        hidden=12,
-        learning_rate=3e-3,
-        steps=1800,
-        held_out=7,
-    ),
-    3,
-    2,
-)
+QUICK = WatchedTasks(PortfolioSettings.paper(tasks=12, steps=1800, held_out=7, **SMALL), 3, 2)
 METHODS = ("pmtl", "stl (paper's protocol)", "stl (equal updates)")
 
 
@@ -169,7 +157,8 @@ def _rows(prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk]) ->
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("fig5", "Figure 5: a test year under a multi-task and a single-task policy")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from the walks."""
     table = mark_drawn(rows.drop(columns="cell", errors="ignore"))
     deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
@@ -180,18 +169,11 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
-    return Study(
-        "fig5",
-        "Figure 5: a test year under a multi-task and a single-task policy",
-        _summary(table),
-        (
-            *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
-            *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
-        ),
-        lambda: plot(table),
-        notes,
-        settings,
+    verdicts = (
+        *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+        *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
     )
+    return _summary(table), verdicts, lambda: plot(table), notes
 
 
 def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
@@ -239,27 +221,17 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
 
 def _verdicts(
     name: str, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
-) -> tuple[Verdict, ...]:
+) -> Iterator[Verdict]:
     """What is claimed of a single-task policy, from values of policies by months."""
     flat = over_rows_and_columns(deviation[name])
     gap = over_rows_and_columns(deviation["pmtl"] - deviation[name])
     ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
-    return (
-        Verdict.of(
-            f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)",
-            flat,
-            below=0.02,
-        ),
-        Verdict.of(
-            f"the multi-task policy strays further from equal shares than {name}",
-            gap,
-        ),
-        Verdict.of(
-            f"over all watched tasks the multi-task policy grows more than {name}",
-            ahead,
-            paper=False,
-        ),
-    )
+    claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
+    yield Verdict.of(claim, flat, below=0.02)
+    claim = f"the multi-task policy strays further from equal shares than {name}"
+    yield Verdict.of(claim, gap)
+    claim = f"over all watched tasks the multi-task policy grows more than {name}"
+    yield Verdict.of(claim, ahead, paper=False)
 
 
 def plot(table: Any) -> Figure:

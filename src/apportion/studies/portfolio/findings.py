@@ -6,7 +6,7 @@ import numpy as np
 
 from apportion.domains.portfolio.record import LAZY
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.study import Verdict, adjusted_for_all
+from apportion.studies.study import Verdict, adjusted_for_all, after_all
 
 Gains = dict[tuple[str, str], np.ndarray]
 """(method, own or held-out) to log growth a year over Equal CRP in points, experiments by years."""
@@ -55,10 +55,7 @@ def _sentence(claim: dict[str, Any]) -> str:
 
 
 def _left(claim: dict[str, Any]) -> str:
-    """What the number of claims changes, if it does."""
-    if claim["adjusted"] in (None, claim["outcome"]):
-        return ""
-    return f"; {claim['adjusted'].replace('-', ' ')} after Holm's adjustment"
+    return after_all(claim["outcome"], claim["adjusted"]).replace("-", " ")
 
 
 def headline_of(claims: list[dict[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from apportion.domains.portfolio.walk import Walk, growth_and_sharpe, walk_polic
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import Experiments, Runs, Splits
+from apportion.studies.portfolio.experiments import SMALL, Experiments, Runs, Splits
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Study
@@ -111,9 +111,7 @@ PAPER = GridSize(
     checkpoints=12,
 )
 QUICK = GridSize(
-    settings=PortfolioSettings.paper(
-        task_size=5, window=8, batch=32, hidden=12, learning_rate=3e-3, steps=1800
-    ),
+    settings=PortfolioSettings.paper(steps=1800, **SMALL),
     experiments=3,
     years=(2017, 2018, 2019),
     counts=(3, 12),
@@ -197,14 +195,8 @@ class _Batch:
     @classmethod
     def of(cls, prices: Prices, size: GridSize, cells: Sequence[Cell]) -> "_Batch":
         s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
-        splits = Splits.draw(
-            len(prices.tickers),
-            s.task_size,
-            seeds=[s.seed + experiment for experiment in range(size.experiments)],
-            held_out=size.held_out,
-            own=max(size.counts),
-            shown=size.shown,
-        )
+        counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
+        splits = Splits.draw(len(prices.tickers), s, size.experiments, **counts)
         experiments = Experiments.of(prices, s, size.years, splits)
         runs = experiments.runs(cells, each=size.single_tasks if method == "stl" else 1)
         if method == "stl":

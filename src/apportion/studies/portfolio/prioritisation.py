@@ -34,7 +34,7 @@ from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack, take
@@ -77,6 +77,7 @@ class Rule:
 
 
 CASES = (Case(2, True), Case(8, False), Case(TASKS, False))
+PAPERS_RULE = "paper's score, alpha 0.5"
 UNIFORM = Rule("uniform", "max-deviation", 0.0, 1.0)
 RULES = (
     UNIFORM,
@@ -150,20 +151,25 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     # A world's first parameters are the same for all rules, its draws are each rule's own.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
-    policies = train_policies(
+    policies = train_in(
         take(seen, run),
         take(TaskSets.of(own), run),
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
         selection=Priority(alphas, betas, s.smoothing, s.selection().initial),
-        market_axes=jax.tree.map(lambda _: 0, seen),
-        chunks=Chunks(s.steps, s.steps),
-    ).policy
+    )
     equal = np.asarray(held_out_growth(EqualShares(), *tested))
     growth = np.asarray(held_out_growth(policies, *take(tested, run))) - equal[run]
     progress(f"{cells[0].program}: {len(cells)} runs of {s.steps} updates", 1.0)
     yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
+
+
+def train_in(markets: Market, tasks: TaskSets, settings: PortfolioSettings, **runs: Any) -> Policy:
+    """Policies that each learn in a market of its own; `runs` as for `train_policies`."""
+    axes = jax.tree.map(lambda _: 0, markets)
+    chunks = Chunks(settings.steps, settings.steps)
+    return train_policies(markets, tasks, settings, market_axes=axes, chunks=chunks, **runs).policy
 
 
 def make_world(
@@ -192,11 +198,15 @@ def make_world(
         rest = draw_tasks(np.arange(30, 60), 5, TASKS - case.informative, seed=seed)
         own = with_signal.joined(rest)
     unseen = draw_tasks(np.arange(60, 60 + HELD_OUT), 5, 8, seed=seed)
+    return *split_days(truth, settings), own, unseen
+
+
+def split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Market, Market]:
+    """The market of the first days, to learn from, and that of the later ones."""
     first = truth.prices.dates[TRAIN_DAYS]
     costs = Costs.of(settings.cost, truth.prices.tickers)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
-    test = Market.of(truth.prices, start=first, window=settings.window, costs=costs)
-    return train, test, own, unseen
+    return train, Market.of(truth.prices, start=first, window=settings.window, costs=costs)
 
 
 @eqx.filter_jit
@@ -209,31 +219,25 @@ def held_out_growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float
     return eqx.filter_vmap(one)(policies, markets, tasks.each)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+def over_equal(policies: Policy, markets: Market, tasks: TaskSets) -> np.ndarray:
+    """The same over Equal CRP."""
+    equal = held_out_growth(EqualShares(), markets, tasks)
+    return np.asarray(held_out_growth(policies, markets, tasks) - equal)
+
+
+@concludes("prioritisation", "Where prioritisation pays: few, some or all of 32 tasks informative")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows."""
     table = rows[["case", "rule", "seed", "growth"]]
     verdicts = []
     for (case, rule), gaps in over_uniform(table).groupby(["case", "rule"], sort=False):
-        verdicts.append(
-            Verdict.of(
-                f"{rule} beats uniform MTL with {case}",
-                mean_over(gaps.gap.to_numpy()),
-                paper=rule.startswith("paper's score, alpha 0.5"),
-            )
-        )
+        claim, paper = f"{rule} beats uniform MTL with {case}", rule.startswith(PAPERS_RULE)
+        verdicts.append(Verdict.of(claim, mean_over(gaps.gap.to_numpy()), paper=paper))
     notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
     )
-    return Study(
-        "prioritisation",
-        "Where prioritisation pays: few, some or all of 32 tasks informative",
-        table,
-        tuple(verdicts),
-        lambda: plot(table),
-        notes,
-        settings,
-    )
+    return table, verdicts, lambda: plot(table), notes
 
 
 def over_uniform(table: Any) -> pd.DataFrame:

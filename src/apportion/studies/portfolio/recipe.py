@@ -27,10 +27,10 @@ from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_varian
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import SURVIVORSHIP, Experiments, Splits
+from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, Splits
 from apportion.studies.portfolio.tables import by_cell, note
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
 
@@ -64,16 +64,7 @@ PAPER = RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3)
 SECOND = RecipeSize(PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3)
 """For the 20 embedded stocks, 2001 to 2022."""
 QUICK = RecipeSize(
-    PortfolioSettings(
-        method="mtl",
-        tasks=20,
-        task_size=5,
-        steps=210,
-        window=8,
-        batch=32,
-        hidden=12,
-        learning_rate=3e-3,
-    ),
+    PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL),
     experiments=2,
     years=6,
     held_out=6,
@@ -109,15 +100,8 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
     CRP. Rows with members = 1 are the mean over all seeds, each taken alone.
     """
     reward, s = cells[0]["reward"], size.settings
-    seeds = [s.seed + experiment for experiment in range(size.experiments)]
-    splits = Splits.draw(
-        len(prices.tickers),
-        s.task_size,
-        seeds=seeds,
-        held_out=size.held_out,
-        own=s.tasks,
-        shown=size.shown,
-    )
+    counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
+    splits = Splits.draw(len(prices.tickers), s, size.experiments, **counts)
     s = s if reward == TRACKING else replace(s, tracking=0.0)
     experiments = Experiments.of(prices, s, prices.years()[-size.years :], splits)
     runs = experiments.runs(cells)
@@ -157,7 +141,9 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
 def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame:
     """Gains over daily Equal CRP by cell and variant: of the teams, or the mean of their members alone."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
-    looked_at = [teams] if members == size else [_alone(teams, member) for member in range(size)]
+    # Every cell's team, or each of its members alone.
+    alone = [take(teams, (slice(None), slice(member, member + 1))) for member in range(size)]
+    looked_at = [teams] if members == size else alone
     equal = VARIANTS.index((0.0, 1.0))
     log_gains, sharpe_gains = [], []
     for team in looked_at:
@@ -169,11 +155,6 @@ def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame
     k, eta = np.asarray(VARIANTS)[variant].T
     gains = {"log_gain": log_gain.ravel(), "sharpe_gain": sharpe_gain.ravel()}
     return pd.DataFrame({"place": cell, "k": k, "eta": eta, **gains})
-
-
-def _alone(teams: Policy, member: int) -> Policy:
-    """Every cell's team without all but one of its members."""
-    return take(teams, (slice(None), slice(member, member + 1)))
 
 
 def chosen(table: Any) -> pd.DataFrame:
@@ -196,7 +177,8 @@ def chosen(table: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def conclude(rows: Any, settings: dict[str, Any]) -> Study:
+@concludes("recipe", "The practical policy: walk-forward over years, net of costs")
+def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """The study from its rows, of both rewards or of one alone."""
     table = rows[COLUMNS]
     by_strategy = strategies(table)
@@ -219,15 +201,7 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Study:
         "A single seed is the mean over all seeds of the ensemble, each taken alone.",
         SURVIVORSHIP,
     ]
-    return Study(
-        "recipe",
-        "The practical policy: walk-forward over years, net of costs",
-        _summary(by_strategy),
-        tuple(verdicts),
-        lambda: plot(table),
-        tuple(notes),
-        settings,
-    )
+    return _summary(by_strategy), verdicts, lambda: plot(table), notes
 
 
 def _summary(by_strategy: dict[str, Any]) -> pd.DataFrame:

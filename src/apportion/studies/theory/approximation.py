@@ -7,6 +7,7 @@ e is measured, eps is exact. Claims: no family breaks either theorem; few featur
 sample removes, the corollary's c. A cell is a kind of sample with a d; a row is a family.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,7 +23,7 @@ from apportion.statistics import Estimate, compare, mean_over
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import (
     errors_of,
     never_broken,
@@ -65,14 +66,8 @@ def measure(sampling: str, dimension: int, spread: float, runs: int, seed: int) 
     """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
     family = draw_family(spread=spread, runs=runs, seed=seed)
     features, average = cosines(dimension), family.average()
-    learned = lspi_from_moves(
-        family,
-        features,
-        SAMPLINGS[sampling],
-        samples=SAMPLES,
-        iterations=ITERATIONS,
-        rng=np.random.default_rng(seed),
-    )
+    sizes, rng = {"samples": SAMPLES, "iterations": ITERATIONS}, np.random.default_rng(seed)
+    learned = lspi_from_moves(family, features, SAMPLINGS[sampling], **sizes, rng=rng)
     error, measured = errors_of(family, learned)
     constants = transfer_constants(family)
     given = LearningError(0.0, error)
@@ -117,13 +112,9 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         )
         for sampling, dimension in product(SAMPLINGS, DIMENSIONS)
     )
-    return Plan(
-        study="approximation",
-        cells=tuple(cells),
-        compute=one_by_one("{sampling}, {dimension} features", measure_all, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},
-    )
+    compute = one_by_one("{sampling}, {dimension} features", measure_all, runs=runs, seed=seed)
+    settings = {"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed}
+    return Plan("approximation", tuple(cells), compute, conclude, settings)
 
 
 def measure_all(sampling: str, dimension: int, *, runs: int, seed: int) -> pd.DataFrame:
@@ -135,17 +126,11 @@ def measure_all(sampling: str, dimension: int, *, runs: int, seed: int) -> pd.Da
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("approximation", "Theorem 1 with few features, on paths and on independent draws")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family."""
-    return Study(
-        name="approximation",
-        title="Theorem 1 with few features, on paths and on independent draws",
-        table=_table(rows),
-        verdicts=(*_theorem_verdicts(rows), *_error_verdicts(rows)),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    verdicts = (*_theorem_verdicts(rows), *_error_verdicts(rows))
+    return _table(rows), verdicts, lambda: _plot(rows), _notes(rows)
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -175,7 +160,7 @@ def _errors(rows: Any, sampling: str, dimension: int, spread: float) -> np.ndarr
     return chosen.sort_values("run").e.to_numpy()
 
 
-def _error_verdicts(rows: Any) -> list[Verdict]:
+def _error_verdicts(rows: Any) -> Iterator[Verdict]:
     """What few features and other kinds of samples add to e."""
     left = [_errors(rows, "no noise", d, s) for d in DIMENSIONS[:-1] for s in SPREADS]
     far = SPREADS[-1]
@@ -187,29 +172,17 @@ def _error_verdicts(rows: Any) -> list[Verdict]:
         for spread in (far, 0.0)
     )
     informative = rows[rows.dimension < STATES].groupby(["spread", "run"]).informative.mean()
-    return [
-        Verdict.of_all(
-            "few features leave an error e that no sample removes, the c (least mean, no noise)",
-            [mean_over(values) for values in left],
-        ),
-        Verdict.of(
-            "distance .4, all features: a path of each task errs more than one path of the average (e)",
-            apart,
-            paper=False,
-        ),
-        Verdict.of(
-            "equal tasks, all features: the two differ by less than a tenth of e (difference / e)",
-            _relative(same, _errors(rows, "one path", STATES, 0.0).mean()),
-            above=-0.1,
-            below=0.1,
-            paper=False,
-        ),
-        Verdict.of(
-            "few features: Theorem 1' says more than the trivial bound in most cases (share - 1/2)",
-            mean_over(informative.to_numpy() - 0.5),
-            paper=False,
-        ),
-    ]
+    claim = "few features leave an error e that no sample removes, the c (least mean, no noise)"
+    yield Verdict.of_all(claim, [mean_over(values) for values in left])
+    claim = (
+        "distance .4, all features: a path of each task errs more than one path of the average (e)"
+    )
+    yield Verdict.of(claim, apart, paper=False)
+    claim = "equal tasks, all features: the two differ by less than a tenth of e (difference / e)"
+    differ = _relative(same, _errors(rows, "one path", STATES, 0.0).mean())
+    yield Verdict.of(claim, differ, above=-0.1, below=0.1, paper=False)
+    claim = "few features: Theorem 1' says more than the trivial bound in most cases (share - 1/2)"
+    yield Verdict.of(claim, mean_over(informative.to_numpy() - 0.5), paper=False)
 
 
 def _relative(estimate: Estimate, scale: float) -> Estimate:

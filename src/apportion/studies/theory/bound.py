@@ -20,7 +20,7 @@ from apportion.statistics import compare
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import (
     errors_of,
     never_broken,
@@ -44,15 +44,8 @@ def measure(spread: float, seed: int, *, runs: int, samples: int) -> pd.DataFram
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
     family = draw_family(spread=spread, runs=runs, seed=seed)
     average = family.average()
-    learned = lspi_paths(
-        average.kernel,
-        average.reward,
-        np.eye(STATES),
-        GAMMA,
-        length=samples * TASKS,
-        iterations=ITERATIONS,
-        key=jax.random.key(seed),
-    )
+    sizes, key = {"length": samples * TASKS, "iterations": ITERATIONS}, jax.random.key(seed)
+    learned = lspi_paths(average.kernel, average.reward, np.eye(STATES), GAMMA, **sizes, key=key)
     error, measured = errors_of(family, learned)
     constants = transfer_constants(family)
     columns = {
@@ -94,37 +87,21 @@ def plan(
     """
     total = families if families is not None else {"quick": 100, "paper": 500}[scale]
     each = max(total // len(SPREADS), 1)
-    return Plan(
-        study="bound",
-        cells=tuple(
-            Cell.alone(
-                f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number}
-            )
-            for number, spread in enumerate(SPREADS)
-        ),
-        compute=one_by_one("distance {spread:g}", measure, runs=each, samples=samples),
-        conclude=conclude,
-        settings={
-            "families": each * len(SPREADS),
-            "samples": samples,
-            "scale": scale,
-            "seed": seed,
-        },
+    cells = tuple(
+        Cell.alone(f"distance-{spread:g}", {"spread": spread, "seed": seed * len(SPREADS) + number})
+        for number, spread in enumerate(SPREADS)
     )
+    compute = one_by_one("distance {spread:g}", measure, runs=each, samples=samples)
+    settings = {"families": each * len(SPREADS), "samples": samples, "scale": scale, "seed": seed}
+    return Plan("bound", cells, compute, conclude, settings)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("bound", "Theorem 1 against the truth: LSPI on the average MDP of random families")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every task of every family."""
     table = rows.drop(columns="cell")
-    return Study(
-        name="bound",
-        title="Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table=table.round(6),
-        verdicts=(*_share_verdicts(table), _growth_verdict(table)),
-        plot=lambda: _plot(table),
-        notes=_notes(table, settings),
-        settings=settings,
-    )
+    verdicts = (*_share_verdicts(table), _growth_verdict(table))
+    return table.round(6), verdicts, lambda: _plot(table), _notes(table, settings)
 
 
 def _notes(table: pd.DataFrame, settings: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ sampling. The corollary's O(1/sqrt(NT)) and O(eps) are upper bounds: each is tri
 a rate. A cell is a distance of the tasks; a row is a family at one T.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from apportion.statistics import compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, never_broken, one_by_one
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
@@ -95,27 +96,21 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         Random families at every distance, in place of the scale's number.
     """
     runs = families if families is not None else {"quick": 40, "paper": 400}[scale]
-    return Plan(
-        study="corollary1",
-        cells=Cell.each("distance", "spread", SPREADS),
-        compute=one_by_one("distance {spread:g}", measure, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("distance", "spread", SPREADS)
+    compute = one_by_one("distance {spread:g}", measure, runs=runs, seed=seed)
+    settings = {"families": runs, "samples": SAMPLES, "scale": scale, "seed": seed}
+    return Plan("corollary1", cells, compute, conclude, settings)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes(
+    "corollary1",
+    "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
+)
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family at every T."""
     curves = {name: _curves(rows, name) for name in ("loss", "floor", "error", "epsilon", "share")}
-    return Study(
-        name="corollary1",
-        title="Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
-        table=_table(curves),
-        verdicts=(*_rate_verdicts(curves), *_floor_verdicts(curves), _inside_verdict(rows)),
-        plot=lambda: _plot(curves),
-        notes=_notes(curves),
-        settings=settings,
-    )
+    verdicts = (*_rate_verdicts(curves), *_floor_verdicts(curves), _inside_verdict(rows))
+    return _table(curves), verdicts, lambda: _plot(curves), _notes(curves)
 
 
 def _curves(rows: pd.DataFrame, name: str) -> dict[float, Curves]:
@@ -142,36 +137,21 @@ def _table(curves: dict[str, dict[float, Curves]]) -> pd.DataFrame:
     return pd.DataFrame(rows).round(9)
 
 
-def _rate_verdicts(curves: dict[str, dict[float, Curves]]) -> list[Verdict]:
+def _rate_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Verdict]:
     late = np.asarray(TASKS[LATE:], float)
     loss, error = (
         of_means(curves[name][0.0][:, LATE:], lambda mean: log_slope(mean, late))
         for name in ("loss", "error")
     )
     equal = curves["loss"][0.0]
-    return [
-        Verdict.of(
-            "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])",
-            error,
-            above=-0.6,
-            below=-0.4,
-        ),
-        Verdict.of(
-            "equal tasks: suboptimality falls at least like 1/sqrt(T) (slope, T >= 8, <= -.5)",
-            loss,
-            below=-0.5,
-        ),
-        Verdict.of(
-            "equal tasks: and no faster, as a rate would have it (slope, T >= 8, >= -.6)",
-            loss,
-            above=-0.6,
-            paper=False,
-        ),
-        Verdict.of_all(
-            "equal tasks: twice the tasks always lose less (least step)",
-            [compare(few, more) for few, more in pairwise(equal.T)],
-        ),
-    ]
+    claim = "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])"
+    yield Verdict.of(claim, error, above=-0.6, below=-0.4)
+    claim = "equal tasks: suboptimality falls at least like 1/sqrt(T) (slope, T >= 8, <= -.5)"
+    yield Verdict.of(claim, loss, below=-0.5)
+    claim = "equal tasks: and no faster, as a rate would have it (slope, T >= 8, >= -.6)"
+    yield Verdict.of(claim, loss, above=-0.6, paper=False)
+    claim = "equal tasks: twice the tasks always lose less (least step)"
+    yield Verdict.of_all(claim, [compare(few, more) for few, more in pairwise(equal.T)])
 
 
 def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs two spreads"]:
@@ -185,25 +165,18 @@ def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs t
     )
 
 
-def _floor_verdicts(curves: dict[str, dict[float, Curves]]) -> list[Verdict]:
+def _floor_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Verdict]:
     slope = of_means(_floors(curves), lambda m: log_slope(m[..., 0, :], m[..., 1, :]))
     far = np.stack([curves[name][SPREADS[-1]][:, -1] for name in ("loss", "floor")], -1)
     met = of_means(far, lambda m: np.log(m[..., 0] / m[..., 1]))
-    return [
-        Verdict.of(
-            "distance .4: 64 tasks lose what the floor says, to a tenth (loss / floor)",
-            met,
-            above=-np.log(1.1),
-            below=np.log(1.1),
-        ).scaled(lambda x: float(np.exp(x))),
-        Verdict.of("the floor grows no slower than eps (slope in eps, >= 1)", slope, above=1.0),
-        Verdict.of(
-            "the floor is proportional to eps (slope in eps, <= 1.2)",
-            slope,
-            below=1.2,
-            paper=False,
-        ),
-    ]
+    claim = "distance .4: 64 tasks lose what the floor says, to a tenth (loss / floor)"
+    yield Verdict.of(claim, met, above=-np.log(1.1), below=np.log(1.1)).scaled(
+        lambda x: float(np.exp(x))
+    )
+    claim = "the floor grows no slower than eps (slope in eps, >= 1)"
+    yield Verdict.of(claim, slope, above=1.0)
+    claim = "the floor is proportional to eps (slope in eps, <= 1.2)"
+    yield Verdict.of(claim, slope, below=1.2, paper=False)
 
 
 def _inside_verdict(rows: pd.DataFrame) -> Verdict:

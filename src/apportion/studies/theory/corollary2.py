@@ -10,7 +10,7 @@ A cell is an m; a row is the regret of one run, arm and number of tasks or examp
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
 from apportion.studies.theory.subsets import (
@@ -45,13 +45,10 @@ def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's."""
     count = {"quick": 6, "paper": 64}[scale]
     known = ENTITIES[:2] if scale == "quick" else ENTITIES
-    return Plan(
-        study="corollary2",
-        cells=Cell.each("entities", "entities", known),
-        compute=one_by_one("{entities} entities", measure, runs=count, seed=seed),
-        conclude=conclude,
-        settings={"runs": count, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("entities", "entities", known)
+    compute = one_by_one("{entities} entities", measure, runs=count, seed=seed)
+    settings = {"runs": count, "scale": scale, "seed": seed}
+    return Plan("corollary2", cells, compute, conclude, settings)
 
 
 def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
@@ -76,17 +73,13 @@ def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes(
+    "corollary2", "Corollary 2: what all orderings and all subsets of the entities are worth"
+)
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every run."""
-    return Study(
-        name="corollary2",
-        title="Corollary 2: what all orderings and all subsets of the entities are worth",
-        table=_table(rows),
-        verdicts=(*_subset_verdicts(rows), *_ordering_verdicts(rows)),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    verdicts = (*_subset_verdicts(rows), *_ordering_verdicts(rows))
+    return _table(rows), verdicts, lambda: _plot(rows), _notes(rows)
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
@@ -179,27 +172,18 @@ def _within(
     return Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
 
 
-def _subset_verdicts(rows: Any) -> list[Verdict]:
+def _subset_verdicts(rows: Any) -> Iterator[Verdict]:
     everyone = [of_all(rows, m) for m in entities_in(rows)]
-    return [
-        Verdict.of(
-            "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))",
-            _growth(rows),
-            above=math.log(RATIO),
-        ),
-        Verdict.of_all(
-            "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)",
-            everyone,
-            above=math.log(RATIO),
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of_all(
-            "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)",
-            everyone,
-            below=math.log(2 * RATIO**2),
-            paper=False,
-        ).scaled(math.exp),
-    ]
+    claim = (
+        "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
+    )
+    yield Verdict.of(claim, _growth(rows), above=math.log(RATIO))
+    claim = "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)"
+    yield Verdict.of_all(claim, everyone, above=math.log(RATIO), paper=False).scaled(math.exp)
+    claim = "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)"
+    yield Verdict.of_all(claim, everyone, below=math.log(2 * RATIO**2), paper=False).scaled(
+        math.exp
+    )
 
 
 def _ordering_verdicts(rows: Any) -> list[Verdict]:

@@ -7,6 +7,7 @@ A cell is a distance; a row is a family at one N.
 """
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from apportion.statistics import compare, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, one_by_one
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
@@ -121,36 +122,21 @@ def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) 
         Random families at every distance, in place of the scale's number.
     """
     runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
-    return Plan(
-        study="crossover",
-        cells=Cell.each("distance", "spread", SPREADS),
-        compute=one_by_one("distance {spread:g}", measure, runs=runs, seed=seed),
-        conclude=conclude,
-        settings={"families": runs, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("distance", "spread", SPREADS)
+    compute = one_by_one("distance {spread:g}", measure, runs=runs, seed=seed)
+    settings = {"families": runs, "scale": scale, "seed": seed}
+    return Plan("crossover", cells, compute, conclude, settings)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("crossover", "When to pool: multi-task against single-task LSPI")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from every family at every N."""
     grids = {name: _grid(rows, name) for name in MEASURES}
-    lines = pd.DataFrame(
-        {
-            "spread": SPREADS,
-            "crossover": [
-                crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)
-            ],
-            "predicted": rows.groupby("spread").predicted.first().to_numpy(),
-        }
-    )
-    return Study(
-        name="crossover",
-        title="When to pool: multi-task against single-task LSPI",
-        table=_table(rows, lines),
-        verdicts=(*_verdicts(grids), _prediction_verdict(grids, lines)),
-        plot=lambda: _plot(grids, lines),
-        notes=_notes(grids, lines),
-        settings=settings,
-    )
+    measured = [crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)]
+    predicted = rows.groupby("spread").predicted.first().to_numpy()
+    lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
+    verdicts = (*_verdicts(grids), _prediction_verdict(grids, lines))
+    return _table(rows, lines), verdicts, lambda: _plot(grids, lines), _notes(grids, lines)
 
 
 def _grid(rows: pd.DataFrame, name: str) -> Grid:
@@ -163,7 +149,7 @@ def _table(rows: Any, lines: pd.DataFrame) -> pd.DataFrame:
     return means.assign(families=rows.run.nunique()).merge(lines, on="spread")
 
 
-def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
+def _verdicts(grids: dict[str, Grid]) -> Iterator[Verdict]:
     single, multi = grids["single"], grids["multi"]
     error, average = (of_means(grids[name][0].T, _slope) for name in ("error", "average"))
     small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
@@ -173,32 +159,16 @@ def _verdicts(grids: dict[str, Grid]) -> tuple[Verdict, ...]:
         compare(single[0, small], multi[0, small]),
         compare(multi[far, -1], single[far, -1]),
     )
-    return (
-        Verdict.of(
-            "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])",
-            error,
-            above=-0.65,
-            below=-0.40,
-        ),
-        Verdict.of(
-            "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)",
-            average,
-            below=-0.5,
-        ),
-        Verdict.of_all(
-            "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)",
-            steps,
-        ),
-        Verdict.of(
-            "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)",
-            gain,
-        ),
-        Verdict.of(
-            "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)",
-            loss,
-            paper=False,
-        ),
-    )
+    claim = "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])"
+    yield Verdict.of(claim, error, above=-0.65, below=-0.40)
+    claim = "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)"
+    yield Verdict.of(claim, average, below=-0.5)
+    claim = "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)"
+    yield Verdict.of_all(claim, steps)
+    claim = "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)"
+    yield Verdict.of(claim, gain)
+    claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
+    yield Verdict.of(claim, loss, paper=False)
 
 
 def _prediction_verdict(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
@@ -270,22 +240,14 @@ def _plot_curves(axis: Axes, grids: dict[str, Grid]) -> None:
 
 def _plot_map(axis: Axes, grids: dict[str, Grid], lines: pd.DataFrame) -> QuadMesh:
     multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
-    ratio = np.log10(multi / single)
-    limit = 2.0
-    mesh = axis.pcolormesh(
-        np.arange(len(SIZES)),
-        np.arange(len(SPREADS)),
-        ratio,
-        cmap="RdBu_r",
-        vmin=-limit,
-        vmax=limit,
-        shading="nearest",
-    )
-    for name, style, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
+    x, y, limit = np.arange(len(SIZES)), np.arange(len(SPREADS)), 2.0
+    style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit, "shading": "nearest"}
+    mesh = axis.pcolormesh(x, y, np.log10(multi / single), **style)
+    for name, line, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
         inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
         # Neighbouring sizes are a factor of two apart.
         across = np.log2(lines[name][inside] / SIZES[0])
-        axis.plot(across, np.flatnonzero(inside), style, markersize=5, label=f"{label} crossover")
+        axis.plot(across, np.flatnonzero(inside), line, markersize=5, label=f"{label} crossover")
     axis.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
     axis.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
     axis.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))

@@ -9,6 +9,7 @@ pays once entities differ and data is plenty. A cell is an eps and a size; a row
 """
 
 import math
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -26,7 +27,7 @@ from apportion.statistics import compare, mean_over
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import means_by, one_by_one
 
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
@@ -118,15 +119,11 @@ def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)
     )
-    return Plan(
-        study="equivariance",
-        cells=tuple(cells),
-        compute=one_by_one(
-            "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
-        ),
-        conclude=conclude,
-        settings={"seeds": runs, "steps": steps, "scale": scale, "seed": seed},
+    compute = one_by_one(
+        "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
     )
+    settings = {"seeds": runs, "steps": steps, "scale": scale, "seed": seed}
+    return Plan("equivariance", tuple(cells), compute, conclude, settings)
 
 
 def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
@@ -141,17 +138,10 @@ def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> p
     return pd.concat(frames, ignore_index=True)
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("equivariance", "An equivariant network against a plain one of as many parameters")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every seed."""
-    return Study(
-        name="equivariance",
-        title="An equivariant network against a plain one of as many parameters",
-        table=_table(rows),
-        verdicts=_verdicts(rows),
-        plot=lambda: _plot(rows),
-        notes=_notes(rows),
-        settings=settings,
-    )
+    return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
@@ -167,7 +157,7 @@ def _table(rows: Any) -> pd.DataFrame:
     return means.sort_values(by, kind="stable", ignore_index=True)
 
 
-def _verdicts(rows: Any) -> tuple[Verdict, ...]:
+def _verdicts(rows: Any) -> Iterator[Verdict]:
     def saved(epsilon, size, order):
         """What the equivariant network saves over the plain one."""
         plain, shared = (_of(rows, name, epsilon, size, order) for name in ("plain", "equivariant"))
@@ -178,28 +168,22 @@ def _verdicts(rows: Any) -> tuple[Verdict, ...]:
     moved = compare(
         _of(rows, "plain", far, most, "other_order"), _of(rows, "plain", far, most, "own_order")
     )
-    return (
-        Verdict.of_all(
-            "entities alike: the equivariant network regrets less, at every size (least saving)",
-            [saved(0.0, size, "own_order") for size in SIZES],
-        ),
-        Verdict.of(
-            "eps = .8, 20 states: the equivariant network regrets less though entities differ (saving)",
-            saved(far, least, "own_order"),
-        ),
-        Verdict.of_all(
-            "eps = .8, entities in another order: the equivariant network regrets less (least saving)",
-            [saved(far, size, "other_order") for size in SIZES],
-        ),
-        Verdict.of(
-            "eps = .8, 500 states: the plain network loses where entities change places (regret added)",
-            moved,
-        ),
-        Verdict.of(
-            "eps = .8, 500 states: it still regrets less, in the order learnt (saving)",
-            saved(far, most, "own_order"),
-        ),
+    claim = "entities alike: the equivariant network regrets less, at every size (least saving)"
+    yield Verdict.of_all(claim, [saved(0.0, size, "own_order") for size in SIZES])
+    claim = (
+        "eps = .8, 20 states: the equivariant network regrets less though entities differ (saving)"
     )
+    yield Verdict.of(claim, saved(far, least, "own_order"))
+    claim = (
+        "eps = .8, entities in another order: the equivariant network regrets less (least saving)"
+    )
+    yield Verdict.of_all(claim, [saved(far, size, "other_order") for size in SIZES])
+    claim = (
+        "eps = .8, 500 states: the plain network loses where entities change places (regret added)"
+    )
+    yield Verdict.of(claim, moved)
+    claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
+    yield Verdict.of(claim, saved(far, most, "own_order"))
 
 
 def _notes(rows: Any) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration
 from apportion.theory.lspi import PathResult
 from apportion.theory.mdp import MDP, norm
-from apportion.theory.sampled import Learned
 from apportion.theory.theorem import TransferConstants
 
 
@@ -43,7 +42,7 @@ def uniform(mdp: MDP) -> np.ndarray:
     return np.full(mdp.states, 1 / mdp.states)
 
 
-def errors_of(family: MDP, learned: PathResult | Learned) -> tuple[np.ndarray, np.ndarray]:
+def errors_of(family: MDP, learned: PathResult) -> tuple[np.ndarray, np.ndarray]:
     """Of LSPI on the average MDP: e = max_k ||e_k||_mu, (runs, 1), and what each task loses by it."""
     alone, mu = family.average()[:, None], uniform(family)
     residual = learned.values - alone.operator(learned.policies[:, :-1], learned.values)

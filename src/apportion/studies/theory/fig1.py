@@ -7,7 +7,7 @@ A cell is an eps; a row is the regret of one run, arm and N.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, means_by, one_by_one
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
@@ -102,13 +102,10 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
 def plan(*, scale: Scale = "quick", seed: int = 0, gamma: float = 0.5) -> Plan:
     """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's."""
     runs = {"quick": 20, "paper": 40}[scale]
-    return Plan(
-        study="fig1",
-        cells=Cell.each("eps", "epsilon", EPSILONS),
-        compute=one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed),
-        conclude=conclude,
-        settings={"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed},
-    )
+    cells = Cell.each("eps", "epsilon", EPSILONS)
+    compute = one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed)
+    settings = {"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed}
+    return Plan("fig1", cells, compute, conclude, settings)
 
 
 def measure(epsilon: float, *, runs: int, gamma: float, seed: int) -> pd.DataFrame:
@@ -132,18 +129,13 @@ def _sizes(arm: str) -> tuple[int, ...]:
     return SIZES if arm != "tied" else SIZES[:1]
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("fig1", "Figure 1: what permuting 20 examples is worth on the synthetic problem")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {epsilon: _regrets_in(rows[rows.epsilon == epsilon]) for epsilon in EPSILONS}
-    return Study(
-        name="fig1",
-        title="Figure 1: what permuting 20 examples is worth on the synthetic problem",
-        table=means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs"),
-        verdicts=(*_paper_verdicts(regrets), *_own_verdicts(regrets)),
-        plot=lambda: _plot(regrets),
-        notes=_notes(regrets),
-        settings=settings,
-    )
+    table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
+    verdicts = (*_paper_verdicts(regrets), *_own_verdicts(regrets))
+    return table, verdicts, lambda: _plot(regrets), _notes(regrets)
 
 
 def _regrets_in(rows: Any) -> Regrets:
@@ -187,29 +179,22 @@ def _worth(regrets: dict[float, Regrets]) -> Estimate:
     return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
 
 
-def _own_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
+def _own_verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     ratio = of_means(regrets[0.0], lambda c: np.log(c[..., 2, 0] / c[..., 1, -1]))
     far = regrets[0.8]
     harm = [compare(far[:, 1, n], far[:, 0, n]) for n in range(1, len(SIZES))]
-    return [
-        Verdict.of(
-            "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)",
-            ratio,
-            below=0.0,
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of(
-            "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)",
-            _worth(regrets),
-            above=math.log(5 * _REAL),
-            paper=False,
-        ).scaled(math.exp),
-        Verdict.of_all(
-            "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)",
-            harm,
-            paper=False,
-        ),
-    ]
+    claim = (
+        "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)"
+    )
+    yield Verdict.of(claim, ratio, below=0.0, paper=False).scaled(math.exp)
+    claim = "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)"
+    yield Verdict.of(claim, _worth(regrets), above=math.log(5 * _REAL), paper=False).scaled(
+        math.exp
+    )
+    claim = (
+        "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)"
+    )
+    yield Verdict.of_all(claim, harm, paper=False)
 
 
 def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError, reading
 from apportion.statistics import Estimate
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.theory.mdp import random_family
 from apportion.theory.pooling import Pooling, TaskAnswer, should_pool
 from apportion.theory.samples import Transitions, draw_transitions
@@ -31,11 +31,8 @@ def read_transitions(file: Path) -> tuple[Transitions, list[str]]:
     """Transitions of a CSV, and the tasks' names; labels may be numbers or words."""
     if not file.exists():
         raise InputError(f"{file}: there is no such file")
-    try:
+    with reading(file, "save it as a plain CSV"):
         frame = pd.read_csv(file)
-    except Exception as error:
-        reason = first_line(error)
-        raise InputError(f"{file}: cannot be read ({reason}); save it as a plain CSV") from None
     missing = [name for name in COLUMNS if name not in frame.columns]
     if missing:
         raise InputError(
@@ -87,29 +84,11 @@ def plan(
     else:
         transitions, names = read_transitions(file)
         data = f"{file.name}, fingerprint {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
-    resamples = {"quick": 400, "paper": 2000}[scale]
-    return Plan(
-        study="should-pool",
-        cells=(Cell("all-tasks", {}),),
-        compute=partial(
-            compute,
-            transitions=transitions,
-            gamma=gamma,
-            names=names,
-            resamples=resamples,
-            seed=seed,
-        ),
-        conclude=conclude,
-        settings={
-            "data": data,
-            "file": None if file is None else file.name,
-            "gamma": gamma,
-            "spread": spread,
-            "samples": samples,
-            "scale": scale,
-            "seed": seed,
-        },
-    )
+    options = {"gamma": gamma, "seed": seed, "resamples": {"quick": 400, "paper": 2000}[scale]}
+    settings = {"data": data, "file": None if file is None else file.name, "gamma": gamma}
+    settings |= {"spread": spread, "samples": samples, "scale": scale, "seed": seed}
+    computing = partial(compute, transitions=transitions, names=names, **options)
+    return Plan("should-pool", (Cell("all-tasks", {}),), computing, conclude, settings)
 
 
 def compute(
@@ -137,18 +116,13 @@ def compute(
         )
 
 
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Study:
+@concludes("should-pool", "Should these tasks be pooled?")
+def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
     """The answer as table, figure and verdict."""
     pooling = _pooling_in(rows, settings["gamma"])
-    return Study(
-        name="should-pool",
-        title="Should these tasks be pooled?",
-        table=pooling.to_frame(),
-        verdicts=(_verdict(pooling),),
-        plot=pooling.plot,
-        notes=tuple(line.strip() for line in pooling.summary().splitlines()),
-        settings=settings,
-    )
+    table = pooling.to_frame()
+    verdicts = (_verdict(pooling),)
+    return table, verdicts, pooling.plot, (line.strip() for line in pooling.summary().splitlines())
 
 
 def _pooling_in(rows: pd.DataFrame, gamma: float) -> Pooling:
