@@ -1,15 +1,15 @@
 """How an aggregation policy is best trained: uniform draws, priorities, the worst tasks, which kinds.
 
-    python benchmarks/aggregator_training.py train VARIANT [--updates 1080] [--seed 1] [--out DIR]
+    python benchmarks/aggregator_training.py train VARIANT [--updates N] [--seed 1] [--start P] [--out DIR]
     python benchmarks/aggregator_training.py peers [--out DIR]
     python benchmarks/aggregator_training.py table [--out DIR]
 
-`train` makes a policy, saves it, and tries it, gated as in use, in six federations of each kind of
-clients that training never saw, skews and faults alone and combined; `peers` tries FedAvg, shares by
-gradient with momentum, nearest-neighbour mixing and the shipped policy. Both take minutes on a graphics
-card and add a cell, test accuracy after the last round by kind and federation, to cells.json in DIR
-(docs/results/aggregator_training). `table` writes table.csv out of all cells, paired by federation. The
-federations are none of the study's: they are dealt out of 5,000
+`train` makes a policy, of the one in the folder P where it is given, saves it, and tries it, gated as in
+use, in six federations of each kind of clients that training never saw, skews and faults alone and
+combined; `peers` tries FedAvg, shares by gradient with momentum, nearest-neighbour mixing and the shipped
+policy. Both take minutes on a graphics card and add a cell, test accuracy after the last round by kind
+and federation, to cells.json in DIR (docs/results/aggregator_training). `table` writes table.csv out of
+all cells, paired by federation. The federations are none of the study's: they are dealt out of 5,000
 digits, by seeds from 100.
 """
 
@@ -38,7 +38,7 @@ from apportion.domains.federated.through_rounds import ThroughRounds, shortfall
 from apportion.memory import Replay
 from apportion.priority import Priority
 from apportion.runs.environment import devices
-from apportion.runs.policy_file import save_policy
+from apportion.runs.policy_file import load_policy, save_policy
 from apportion.statistics import compare
 from apportion.training import Chunks, train
 
@@ -80,6 +80,8 @@ class Variant:
     kinds: str = ALONE
     """To learn from."""
     rounds: int = 30
+    rate: float = 1e-2
+    """Step size at first."""
 
     def weigh(self, gains: jax.Array) -> jax.Array:
         """All weight on the worst part, alike."""
@@ -89,8 +91,9 @@ class Variant:
 
 VARIANTS = {
     "combined": Variant(together=16, kinds="all"),
-    "combined, 20 rounds": Variant(together=16, kinds="all", rounds=20),
-    "all crossed": Variant(together=16, kinds=",".join((*KINDS, *CROSSED))),
+    "combined-20-rounds": Variant(together=16, kinds="all", rounds=20),
+    "crossed": Variant(together=16, kinds=",".join((*KINDS, *CROSSED))),
+    "crossed-gone-on": Variant(together=16, kinds=",".join((*KINDS, *CROSSED)), rate=5e-3),
     "uniform": Variant(),
     "cvar": Variant(worst=0.4),
     "plain": Variant(relative=False),
@@ -100,19 +103,25 @@ VARIANTS = {
 }
 
 
-def trained(variant: Variant, updates: int, seed: int) -> AggregationPolicy:
-    """A policy of a variant; the seed decides its first parameters and every draw."""
+def trained(
+    variant: Variant, updates: int, seed: int, start: AggregationPolicy | None = None
+) -> AggregationPolicy:
+    """A policy of a variant; the seed decides its first parameters, unless it starts as another, and
+    every draw.
+    """
     settings = FederatedSettings(kinds=variant.kinds, rounds=variant.rounds, copies=12, hidden=32)
     federation, dealt = training_world(settings, embedded_digits())
     policy_key, run_key = jax.random.split(jax.random.key(seed))
     result = train(
         federation,
         dealt.tasks,
-        AggregationPolicy(
+        start
+        or AggregationPolicy(
             federation.channels, settings.hidden, relative=variant.relative, key=policy_key
         ),
         ThroughRounds(
             variant.rollouts,
+            variant.rate,
             updates=updates,
             others=dealt.tasks,
             together=variant.together,
@@ -193,11 +202,14 @@ def main() -> None:
     parser.add_argument("variant", nargs="?", choices=list(VARIANTS), default="uniform")
     parser.add_argument("--updates", type=int, default=1080)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path)
     parser.add_argument("--out", type=Path, default=FOLDER)
     asked = parser.parse_args()
     if asked.command == "train":
-        policy = trained(VARIANTS[asked.variant], asked.updates, asked.seed)
-        save_policy(policy, asked.out / f"{asked.variant}-{asked.seed}".replace(", ", "-"))
+        start = None if asked.start is None else load_policy(asked.start)
+        assert start is None or isinstance(start, AggregationPolicy)
+        policy = trained(VARIANTS[asked.variant], asked.updates, asked.seed, start)
+        save_policy(policy, asked.out / f"{asked.variant}-{asked.seed}")
         add_cell(asked.out, asked.variant, asked.seed, asked.updates, Learned(policy))
     elif asked.command == "peers":
         for name, peer in PEERS.items():
