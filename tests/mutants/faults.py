@@ -220,7 +220,7 @@ DOMAINS = (
           "return _by_rank(received, (m - 1) // 2, m // 2 + 1)",
           "return _by_rank(received, jnp.zeros_like(m), m)", _ROBUST),
     Fault("reversed clients are honest", "domains/federated/kinds.py",
-          "dealt.factors[pool.some(clients, 2)] = -1.0", "dealt.factors[pool.some(clients, 2)] = 1.0",
+          "dealt.factors[pool.some(dealt, 2)] = -1.0", "dealt.factors[pool.some(dealt, 2)] = 1.0",
           "tests/domains/federated/test_kinds.py"),
     Fault("the minority's share is the majority's", "domains/federated/aggregators.py",
           "jnp.full(first, (1 - total) / first), jnp.full(last, total / last)",

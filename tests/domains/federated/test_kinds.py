@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from apportion.domains.federated.kinds import KINDS, kinds_of, mixture
+from apportion.domains.federated.kinds import COMBINED, KINDS, kinds_of, mixture
 from apportion.errors import InputError
 from domains.federated.made_up import made_up_digits
 
@@ -22,7 +22,7 @@ def true_labels(found, client):
     return found.digits.labels[rows]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS + COMBINED)
 def test_clients_of_every_kind_hold_images_of_the_pool_and_none_twice(kind):
     found = dealt(kind)
     partition = found.partition
@@ -63,6 +63,26 @@ def test_as_many_clients_attack_as_the_kind_says(kind, liars, factor):
     assert np.isin(factors, (1, factor)).all()
 
 
+@pytest.mark.parametrize("kind", [*COMBINED, "dirichlet-1+flipped-1"])
+def test_a_combined_kind_has_the_skew_and_the_fault_of_its_parts(kind):
+    skew, fault = kind.split("+")
+    found, faulty = dealt(kind), dealt(fault)
+    assert sorted(found.partition.factors) == sorted(faulty.partition.factors)
+    flips = [bool((own_labels(found, c) != true_labels(found, c)).any()) for c in range(10)]
+    assert sum(flips) == {"reversed": 0, "flipped-3": 3}.get(fault, 1)
+    if skew == "sizes":
+        assert np.ptp(found.partition.counts) > 10
+        return
+    kinds = np.mean([len(np.unique(true_labels(found, client))) for client in range(10)])
+    assert kinds < 9 < np.mean([len(np.unique(true_labels(faulty, c))) for c in range(10)])
+
+
+def test_combined_kinds_deal_clients_of_their_own():
+    kinds = ("paper", "paper+flipped-3", "paper+scaled")
+    held = [dealt(kind).partition.index.tobytes() for kind in kinds]
+    assert len(set(held)) == 3
+
+
 def test_a_mixture_has_tasks_of_every_kind_and_size_with_clients_of_their_own():
     wanted = [(kind, m, seed) for kind in ("equal", "paper") for m in (4, 7) for seed in (3, 4)]
     found = mixture(DIGITS, wanted, PLACES, samples=20)
@@ -92,4 +112,14 @@ def test_what_cannot_be_dealt_is_refused():
         kinds_of("equall")
     with pytest.raises(InputError, match="ask for fewer"):
         dealt("equal", clients=30)
-    assert kinds_of("all") == tuple(KINDS)
+    for wrong in (
+        "flipped-3+paper",
+        "paper+paper",
+        "paper+",
+        "+flipped-3",
+        "paper+flipped-1+scaled",
+    ):
+        with pytest.raises(InputError, match="a skew and a fault such as"):
+            kinds_of(wrong)
+    assert kinds_of("all") == KINDS + COMBINED
+    assert kinds_of("sizes+noisy-labels") == ("sizes+noisy-labels",)

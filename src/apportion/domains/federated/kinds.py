@@ -1,7 +1,9 @@
 """Kinds of federations: who holds which images, with what labels, and who attacks.
 
-A policy that has met one kind is lost in the others, so it learns from a mixture. Every task of a
-mixture has clients of its own, dealt anew out of a common pool of images.
+A kind is a skew, a fault among clients that hold alike, or both: `paper+flipped-3`. A policy that has
+met one kind is lost in the others, and one that has met skews and faults apart takes the few who hold
+rare digits for those who lie, so it learns from a mixture of all. Every task of a mixture has clients
+of its own, dealt anew out of a common pool of images.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +31,8 @@ class Dealt:
 
 Deal = Callable[["Pool", int, int], Dealt]
 """The federation of so many clients with at most so many images each."""
+Fault = Callable[["Pool", Dealt], None]
+"""Makes some of a federation's clients faulty."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ class Pool:
             np.zeros(len(places), np.float32),
         )
 
-    def some(self, clients: int, tenths: int) -> np.ndarray:
+    def some(self, dealt: Dealt, tenths: int) -> np.ndarray:
         """So many tenths of the clients, at least one."""
+        clients = len(dealt.places)
         count = max(1, round(clients * tenths / 10))
         return self.rng.choice(clients, count, replace=False)
 
@@ -99,79 +104,94 @@ def _sizes(pool: Pool, clients: int, samples: int) -> Dealt:
     return dealt
 
 
-def _noisy_images(pool: Pool, clients: int, samples: int) -> Dealt:
-    dealt = _equal(pool, clients, samples)
-    dealt.noise[pool.some(clients, 3)] = 0.7
-    return dealt
+def _noisy_images(pool: Pool, dealt: Dealt) -> None:
+    dealt.noise[pool.some(dealt, 3)] = 0.7
 
 
-def _noisy_labels(pool: Pool, clients: int, samples: int) -> Dealt:
-    dealt = _equal(pool, clients, samples)
-    for client in pool.some(clients, 3):
+def _noisy_labels(pool: Pool, dealt: Dealt) -> None:
+    for client in pool.some(dealt, 3):
         own = dealt.labels[client]
         hit = pool.rng.random(len(own)) < 0.7
         dealt.labels[client] = np.where(hit, pool.rng.integers(0, CLASSES, len(own)), own)
-    return dealt
 
 
-def _flipped(tenths: int, factor: float = 1.0) -> Deal:
-    def deal(pool: Pool, clients: int, samples: int) -> Dealt:
-        dealt = _equal(pool, clients, samples)
-        for client in pool.some(clients, tenths):
+def _flipped(tenths: int, factor: float = 1.0) -> Fault:
+    def lie(pool: Pool, dealt: Dealt) -> None:
+        for client in pool.some(dealt, tenths):
             dealt.labels[client] = CLASSES - 1 - dealt.labels[client]
             dealt.factors[client] = factor
-        return dealt
 
-    return deal
-
-
-def _reversed(pool: Pool, clients: int, samples: int) -> Dealt:
-    dealt = _equal(pool, clients, samples)
-    dealt.factors[pool.some(clients, 2)] = -1.0
-    return dealt
+    return lie
 
 
-KINDS: dict[str, Deal] = {
+def _reversed(pool: Pool, dealt: Dealt) -> None:
+    dealt.factors[pool.some(dealt, 2)] = -1.0
+
+
+SKEWS: dict[str, Deal] = {
     "equal": _equal,
     "dirichlet-0.1": _dirichlet(0.1),
     "dirichlet-0.3": _dirichlet(0.3),
     "dirichlet-1": _dirichlet(1.0),
     "two-labels": _two_labels,
     "sizes": _sizes,
+    "paper": _papers,
+}
+"""Who holds which images, and how many."""
+FAULTS: dict[str, Fault] = {
     "noisy-images": _noisy_images,
     "noisy-labels": _noisy_labels,
     "flipped-1": _flipped(1),
     "flipped-3": _flipped(3),
     "reversed": _reversed,
     "scaled": _flipped(1, factor=4.0),
-    "paper": _papers,
 }
-"""Ways to deal a federation: label skews, sizes, noise, and clients that attack.
+"""Clients that are noisy or attack.
 
 `flipped-1` and `flipped-3` are one and three clients of ten that call every digit d by 9 - d,
 `reversed` two that send their update backwards, `scaled` one that flips and sends it fourfold.
 """
+KINDS = (*list(SKEWS)[:-1], *FAULTS, "paper")
+"""Skews and faults, each alone: the kinds of the study."""
 ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
+"""Those with clients that attack."""
+COMBINED = tuple(
+    f"{skew}+{fault}"
+    for skew in ("dirichlet-0.1", "dirichlet-0.3", "two-labels", "sizes", "paper")
+    for fault in ("flipped-3", "reversed", "scaled")
+)
+"""Skews with attackers among the clients, to learn from beside the others."""
 
 
 def kinds_of(names: str) -> tuple[str, ...]:
-    """Kinds by their names joined by commas; `all` are all.
+    """Kinds by their names joined by commas; `all` are all alone, and those that are combined by default.
 
     Examples
     --------
-    >>> kinds_of("equal,paper")
-    ('equal', 'paper')
+    >>> kinds_of("equal,paper+noisy-labels")
+    ('equal', 'paper+noisy-labels')
     """
     if names == "all":
-        return tuple(KINDS)
+        return KINDS + COMBINED
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
-        if name not in KINDS:
-            near = suggest(name, KINDS)
+        skew, _, fault = name.partition("+")
+        if name not in KINDS and not (skew in SKEWS and fault in FAULTS):
+            near = suggest(name, KINDS + COMBINED)
             raise InputError(
-                f"kinds: {name!r} is none; choose all or some of {', '.join(KINDS)}{near}"
+                f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
+                f"fault such as {COMBINED[-1]}{near}"
             )
     return chosen
+
+
+def _deal(kind: str, pool: Pool, clients: int, samples: int) -> Dealt:
+    """The federation of a kind; faults by themselves befall clients that hold alike."""
+    parts = kind.split("+")
+    dealt = SKEWS.get(parts[0], _equal)(pool, clients, samples)
+    if parts[-1] in FAULTS:
+        FAULTS[parts[-1]](pool, dealt)
+    return dealt
 
 
 @dataclass(frozen=True)
@@ -202,11 +222,11 @@ def mixture(
                 f"are {len(places)}; ask for fewer of either ({kind}, seed {seed})"
             )
     pools = [
-        Pool(digits.labels, places, np.random.default_rng([list(KINDS).index(kind), clients, seed]))
+        Pool(digits.labels, places, np.random.default_rng([*_number(kind), clients, seed]))
         for kind, clients, seed in wanted
     ]
     dealt = [
-        KINDS[kind](pool, clients, samples)
+        _deal(kind, pool, clients, samples)
         for pool, (kind, clients, _) in zip(pools, wanted, strict=True)
     ]
     digits, rows = _with_noise(digits, dealt, pools)
@@ -215,6 +235,11 @@ def mixture(
     tasks = Tasks.of([range(a, a + m) for a, m in zip(firsts[:-1], sizes, strict=True)])
     kinds = tuple(kind for kind, _, _ in wanted)
     return Mixture(digits, _partition(dealt, rows, samples), tasks, kinds)
+
+
+def _number(kind: str) -> list[int]:
+    """What sets a kind's randomness apart."""
+    return [KINDS.index(part) for part in kind.split("+")]
 
 
 def _with_noise(
