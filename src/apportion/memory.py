@@ -278,7 +278,8 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
     there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
     place; a card would pay a third of a small step for it.
     """
-    asked = jax.config.jax_default_device  # a device, its platform's name, or None
+    # A device, its platform's name, or None.
+    asked = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if (getattr(asked, "platform", asked) or jax.default_backend()) != "cpu":
         return jax.lax.optimization_barrier(read(index))
     blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
