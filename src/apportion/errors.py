@@ -1,6 +1,6 @@
 """The one exception for what the user can fix, and how the reasons of others are told in it."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -19,7 +19,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def reading(path: object, way_out: str) -> Iterator[None]:
+def reading(path: object, way_out: str) -> Generator[None]:
     """Whatever goes wrong with a user's file in the block is told in one sentence, with a way out."""
     try:
         yield
@@ -30,7 +30,7 @@ def reading(path: object, way_out: str) -> Iterator[None]:
 
 
 @contextmanager
-def needing(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+def needing(what: str, extra: str, otherwise: str = "") -> Generator[None]:
     """Imports in the block come with an extra; where it is missing, how to get it is told.
 
     `what` says who needs which package, `otherwise` what can be done without it.
