@@ -114,12 +114,10 @@ def _later_record(budget, n):
 def _later_cars(charging, n):
     garage = charging.garage
     later = garage.arrival > n
-    changed = [
-        jnp.where(later, 0.3 * values, values)
-        for values in (garage.need_kwh, garage.requested_kwh, garage.predicted_need_kwh)
-    ]
-    names = ("need_kwh", "requested_kwh", "predicted_need_kwh")
-    other = dataclasses.replace(garage, **dict(zip(names, changed, strict=True)))
+    names = ("need_kwh", "requested_kwh", "predicted_need_kwh", "recalled_need_kwh")
+    values = {name: getattr(garage, name) for name in names}
+    changed = {name: jnp.where(later, 0.3 * x, x) for name, x in values.items()}
+    other = dataclasses.replace(garage, **changed)
     return eqx.tree_at(lambda c: c.garage, charging, other)
 
 

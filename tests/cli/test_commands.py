@@ -76,7 +76,16 @@ def test_a_garage_is_trained_on_tested_and_asked(tmp_path):
         apportion("backtest", tmp_path / "run", *asked, "--capacity", "0.2", "--json")
     )
     assert (tested["days"], tested["stations"], tested["capacity"]) == (5, 4, 0.2)
-    names = {"equal", "fcfs", "edf", "llf", "edf-predicted", "llf-predicted", "largest-remaining"}
+    names = {
+        "equal",
+        "fcfs",
+        "edf",
+        "llf",
+        "edf-predicted",
+        "llf-predicted",
+        "llf-recalled",
+        "largest-remaining",
+    }
     assert set(tested["served"]) == names | {"policy", "clairvoyant", "optimum"}
     assert set(tested["ahead"]) == set(tested["served"]) - {"policy"}
     assert all(e["low"] <= e["estimate"] <= e["high"] for e in tested["ahead"].values())

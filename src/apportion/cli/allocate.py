@@ -18,7 +18,7 @@ from apportion.cli.options import (
 )
 from apportion.errors import InputError
 
-_Now = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
+_ChargingFile = Annotated[Path | None, Parameter(metavar="FILE", group="Charging")]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def allocate(
     folder: Folder,
     /,
     *,
-    now: _Now = None,
+    now: _ChargingFile = None,
+    earlier: _ChargingFile = None,
     json: Json = False,
     market: Annotated[MarketOptions, Parameter(name="*", group="Portfolio")] = MarketOptions(),  # noqa: B008
 ) -> Any:
@@ -58,12 +59,14 @@ def allocate(
         Folder of a finished portfolio or charging run.
     now
         What the garage's controller sees: a JSON object with time, capacity_kw and stations.
+    earlier
+        Sessions of the garage's earlier days, CSV or Parquet: drivers who come again state the like.
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
     if run.job == "charging":
         refuse_options(folder, "charging", **asdict(market))
-        return _charging(run, now, json)
-    refuse_options(folder, "portfolio", now=now)
+        return _charging(run, now, earlier, json)
+    refuse_options(folder, "portfolio", now=now, earlier=earlier)
     _check_orders(market)
     # Read before JAX is started, so that a slip is told at once.
     return _portfolio(run, read_own_prices(run, market.prices, market.allow_jumps), market, json)
@@ -86,18 +89,20 @@ def _check_orders(given: MarketOptions) -> None:
     require_place(given.out)
 
 
-def _charging(run: Any, now: Path | None, json: bool) -> Any:
+def _charging(run: Any, now: Path | None, earlier: Path | None, json: bool) -> Any:
     if now is None:
         raise InputError(
             f"{run.folder}: a charging run; give what the controller sees now with --now FILE.json"
         )
     from apportion.domains.charging.controller import Controller, check_now, read_now
+    from apportion.domains.charging.sessions import read_sessions
     from apportion.runs.policy_file import load_about
 
     seen = read_now(now)
     # Before the controller, which compiles when it is made.
     check_now(seen)
-    result = Controller(run.policy, load_about(run.folder)).allocate(seen)
+    past = None if earlier is None else read_sessions(earlier)
+    result = Controller(run.policy, load_about(run.folder), earlier=past).allocate(seen)
     if json:
         return result
     width = max(map(len, result["allocation_kw"]))

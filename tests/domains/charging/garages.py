@@ -32,6 +32,8 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
         "stated_departure": np.where(stated, departure + rng.normal(0, 8, shape), 0),
         "predicted_need_kwh": need * rng.uniform(0.5, 2, shape),
         "predicted_departure": departure + rng.normal(0, 6, shape),
+        "recalled_need_kwh": need * rng.uniform(0.7, 1.5, shape),
+        "recalled_departure": departure + rng.normal(0, 4, shape),
     }
     return Garage(
         arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),

@@ -1,5 +1,7 @@
 """Charging as a problem: the same energies as the simulator's, and no look at what is to come."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -78,6 +80,26 @@ def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
     np.testing.assert_array_equal(Charging.of(days[:1], predictor.medians).worth, 1.0)
 
 
+def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
+    garage = random_garage(2)
+
+    def forget(garage):
+        nothing = {"recalled_need_kwh": None, "recalled_departure": None}
+        return dataclasses.replace(garage, **nothing)
+
+    moved = eqx.tree_at(
+        lambda g: (g.predicted_need_kwh, g.predicted_departure),
+        garage,
+        (garage.recalled_need_kwh, garage.recalled_departure),
+    )
+    recalled, instead, plain = (
+        np.asarray(walk(g, opinionated(), jnp.float32(8.0))[0])
+        for g in (garage, forget(moved), forget(garage))
+    )
+    np.testing.assert_array_equal(recalled, instead)
+    assert np.abs(recalled - plain).max() > 1e-3
+
+
 @given(st.integers(0, 2**31))
 def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage, capacity = random_garage(seed), jnp.float32(9.0)
@@ -96,12 +118,13 @@ def test_what_comes_after_a_period_changes_no_decision_up_to_it(seed, n):
     staying = (garage.arrival <= n) & (garage.departure > n)
     shares, _ = walk(garage, opinionated(), jnp.float32(8.0))
     changed = eqx.tree_at(
-        lambda g: (g.departure, g.need_kwh, g.requested_kwh),
+        lambda g: (g.departure, g.need_kwh, g.requested_kwh, g.recalled_need_kwh),
         garage,
         (
             jnp.where(staying, jnp.maximum(n + 1, other.departure), garage.departure),
             jnp.where(later, other.need_kwh + 5.0, garage.need_kwh),
             jnp.where(later, other.requested_kwh + 1.0, garage.requested_kwh),
+            jnp.where(later, other.recalled_need_kwh + 1.0, garage.recalled_need_kwh),
         ),
     )
     again, _ = walk(changed, opinionated(), jnp.float32(8.0))

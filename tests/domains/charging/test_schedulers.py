@@ -78,6 +78,8 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
         "stated": jnp.ones((2, 1), bool),
         "predicted_need_kwh": jnp.full((2, 1), 8.0),
         "predicted_departure": jnp.full((2, 1), 12.0),
+        "recalled_need_kwh": jnp.full((2, 1), 8.0),
+        "recalled_departure": jnp.full((2, 1), 12.0),
     }
     day = dataclasses.replace(day, **same)
     seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
@@ -151,6 +153,9 @@ KEYS = {
     "llf-predicted": lambda c: (
         c["leaves_predicted"] / 4 - max(c["need_predicted"] - c["got"], 0) / RATE_KW
     ),
+    "llf-recalled": lambda c: (
+        c["leaves_recalled"] / 4 - max(c["need_recalled"] - c["got"], 0) / RATE_KW
+    ),
     "largest-remaining": lambda c: -max(c["asked"] - c["got"], 0),
     "clairvoyant": lambda c: c["departure"] / 4 - (c["need"] - c["got"]) / RATE_KW,
 }
@@ -170,6 +175,8 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
                 "leaves": x["stated_departure"] if said else x["arrived"] + 20.0,
                 "need_predicted": x["predicted_need_kwh"],
                 "leaves_predicted": x["predicted_departure"],
+                "need_recalled": x["recalled_need_kwh"],
+                "leaves_recalled": x["recalled_departure"],
             }
         )
     for n in range(PERIODS):
@@ -314,6 +321,15 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
     assert poured.sum() == pytest.approx(min(capacity, sum(limits)), abs=1e-3)
     level = poured.max()
     assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
+
+
+def test_where_nothing_is_recalled_predictions_stand_in():
+    day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
+    day = jax.tree.map(lambda x: x[None], day)
+    recalled, predicted = (
+        simulate(day, PEERS[name], 5.0, MEDIANS) for name in ("llf-recalled", "llf-predicted")
+    )
+    np.testing.assert_array_equal(recalled, predicted)
 
 
 def test_predicted_peers_ask_for_predictions():

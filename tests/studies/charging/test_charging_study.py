@@ -61,7 +61,7 @@ def test_a_lead_is_plain_arithmetic(rows):
 
 def test_every_way_to_train_is_a_cell_of_its_own():
     names = [cell.name for cell in plan(scale="quick").cells]
-    assert names == ["schedulers", "mtl", "pmtl", "stl", "ppo", "only-caltech", "only-jpl"]
+    assert names == ["schedulers", "mtl", "pmtl", "stl", "ppo", "only-caltech", "only-jpl", "plain"]
     assert plan(scale="quick").digest != plan(scale="paper").digest
 
 

@@ -29,6 +29,7 @@ from apportion.domains.charging.garage import (
 from apportion.domains.charging.peers import PEERS, PeerName
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import observation
+from apportion.domains.charging.recollection import Recollection
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -63,6 +64,9 @@ class Controller:
         The most stations behind the feeder; more are possible, and compile once more.
     baseline
         Who decides where the policy is not trusted in full: a scheduler, by its name.
+    earlier
+        Sessions of the garage's earlier days, as `read_sessions` gives them, for a policy that recalls
+        them; without any it decides as in a garage without a past.
 
     Examples
     --------
@@ -77,12 +81,14 @@ class Controller:
         *,
         stations: int = 16,
         baseline: PeerName | None = None,
+        earlier: pd.DataFrame | None = None,
     ):
         check_facts(about)
         if baseline is not None and (baseline not in PEERS or baseline == "clairvoyant"):
             raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
         self._policy, self._baseline = policy, baseline
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
+        self._recollection = _recollection(about, self._predictor, earlier)
         # Full cars by station and arrival, the oldest first.
         self._full: dict[tuple[str, str], None] = {}
         self._width = _width(stations)
@@ -175,7 +181,10 @@ class Controller:
             stated_departure=wide(periods(table["stated_departure"])),
             stated=wide(table["stated"], np.bool_),
         )
-        garage: Garage = jax.tree.map(lambda x: x[0], self._predictor.apply(day).garage())
+        day = self._predictor.apply(day)
+        if self._recollection is not None:
+            day = self._recollection.recall(day)
+        garage: Garage = jax.tree.map(lambda x: x[0], day.garage())
         state = State(
             *(
                 jnp.asarray(wide(table[name])[0, :, 0])
@@ -186,6 +195,26 @@ class Controller:
         seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
         limit = jnp.asarray(wide(table["max_kw"])[0, :, 0])
         return eqx.tree_at(lambda s: s.limit_kw, seen, jnp.where(seen.can_draw, limit, 0.0))
+
+
+def _recollection(
+    about: Mapping[str, Any], predictor: Predictor, earlier: pd.DataFrame | None
+) -> Recollection | None:
+    """What the policy recalls; None where it was trained to recall nothing."""
+    if not about.get("recall", False):
+        if earlier is not None:
+            raise InputError(
+                "the policy recalls no earlier days; train one with recall, or leave them out"
+            )
+        return None
+    if earlier is None:
+        return Recollection.nothing()
+    sites = sorted(map(str, earlier.site.unique()))
+    if len(sites) != 1:
+        raise InputError(
+            f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
+        )
+    return Recollection.of(predictor.apply(Days.of(earlier, sites[0])))
 
 
 def _width(stations: int) -> int:

@@ -51,6 +51,8 @@ class Days:
     stated: np.ndarray
     predicted_need_kwh: np.ndarray | None = None
     predicted_departure: np.ndarray | None = None
+    recalled_need_kwh: np.ndarray | None = None
+    recalled_departure: np.ndarray | None = None
     dropped: int = 0
     """Sessions of the site without one whole period of their own."""
 

@@ -35,6 +35,8 @@ def check_facts(saved: Mapping[str, Any]) -> None:
         raise _wrong("trained_on")
     if type(size) is not int or size < 1:
         raise _wrong(f"task_size {size!r}")
+    if type(saved.get("recall", False)) is not bool:
+        raise _wrong(f"recall {saved['recall']!r}")
 
 
 def _wrong(what: str) -> InputError:

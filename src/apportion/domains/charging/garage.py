@@ -51,6 +51,10 @@ class Garage(eqx.Module):
     """What a regression on the statements expects the car to take."""
     predicted_departure: Sessions | None = None
     """When a regression on the statements expects it to leave, in periods since midnight."""
+    recalled_need_kwh: Sessions | None = None
+    """The same, mended by what cars of earlier days took whose drivers stated the like."""
+    recalled_departure: Sessions | None = None
+    """The same, mended by how long they stayed."""
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
         """One day at these stations, from arrays of (days, stations, sessions)."""
@@ -112,9 +116,16 @@ class Seen(eqx.Module):
     """By the driver's statements, or the medians."""
     predicted: Outlook | None
     """By the regression, where one was fitted."""
+    recalled: Outlook | None
+    """By the regression and earlier days, where these are recalled."""
     truth: Outlook
     capacity_kw: Float[Array, "*stack"]
     period: Int[Array, "*stack"]
+
+    @property
+    def foreseen(self) -> Outlook | None:
+        """The best prediction there is."""
+        return self.predicted if self.recalled is None else self.recalled
 
 
 def empty(entities: int) -> State:
@@ -141,6 +152,7 @@ class Visit(eqx.Module):
     said: Outlook
     """By the driver's statements, or the medians, before anything was drawn."""
     predicted: Outlook | None
+    recalled: Outlook | None
     truth: Outlook
 
 
@@ -158,11 +170,11 @@ def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
         hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
         return Outlook(energy, hours)
 
-    predicted = None
-    if day.predicted_need_kwh is not None and day.predicted_departure is not None:
-        predicted = outlook(
-            _pick(here, day.predicted_need_kwh), _pick(here, day.predicted_departure)
-        )
+    def expected(energy: Sessions | None, departure: Sessions | None) -> Outlook | None:
+        if energy is None or departure is None:
+            return None
+        return outlook(_pick(here, energy), _pick(here, departure))
+
     return Visit(
         period=n,
         plugged=plugged,
@@ -171,7 +183,8 @@ def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
         arrived=arrived,
         hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
         said=outlook(jnp.where(plugged, requested, 0.0), leaving),
-        predicted=predicted,
+        predicted=expected(day.predicted_need_kwh, day.predicted_departure),
+        recalled=expected(day.recalled_need_kwh, day.recalled_departure),
         truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
     )
 
@@ -209,6 +222,7 @@ def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> Seen:
         hours_here=visit.hours_here,
         said=still(visit.said),
         predicted=None if visit.predicted is None else still(visit.predicted),
+        recalled=None if visit.recalled is None else still(visit.recalled),
         truth=still(visit.truth),
         capacity_kw=capacity_kw,
         period=visit.period,

@@ -17,7 +17,7 @@ from apportion.domains.charging.peers import Schedule
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import Garages, choose_tasks, train_charging
+from apportion.domains.charging.training import Garages, choose_tasks, foresee, train_charging
 from apportion.domains.training import averaged
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -63,6 +63,7 @@ def about(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
             for name, days in garages.sites.items()
         },
         "predictor": garages.predictor.to_dict(),
+        "recall": garages.recall,
     }
 
 
@@ -180,7 +181,8 @@ def backtest_policy(
         raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
     if tasks < 1:
         raise InputError(f"tasks is {tasks}; at least one garage is needed")
-    days = _days_to_test(saved, frame, site, start, end, unseen)
+    everything = Days.of(frame, _only_site(frame) if site is None else site)
+    days = _days_to_test(saved, everything, start, end, unseen)
     size = saved.get("task_size", 1) if stations is None else stations
     if not 1 <= size <= len(days.stations):
         raise InputError(
@@ -188,9 +190,10 @@ def backtest_policy(
             "--stations from 1 to that"
         )
     predictor = Predictor.from_dict(saved.get("predictor", {}))
+    known = foresee(everything, predictor, saved.get("recall", False))
     return backtest(
         policy,
-        predictor.apply(days),
+        _days_to_test(saved, known, start, end, unseen),
         predictor.medians,
         capacity=capacity,
         task_size=size,
@@ -202,13 +205,11 @@ def backtest_policy(
 
 def _days_to_test(
     saved: dict[str, Any],
-    frame: pd.DataFrame,
-    site: str | None,
+    days: Days,
     start: str | None,
     end: str | None,
     unseen: bool,
 ) -> Days:
-    days = Days.of(frame, _only_site(frame) if site is None else site)
     until = saved.get("until", {}).get(days.site)
     if start is None and until is not None and not unseen:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))

@@ -46,6 +46,7 @@ PeerName = Literal[
     "llf",
     "edf-predicted",
     "llf-predicted",
+    "llf-recalled",
     "largest-remaining",
     "clairvoyant",
 ]
@@ -82,12 +83,17 @@ def llf(seen: Seen) -> PerStation:
 
 def edf_predicted(seen: Seen) -> PerStation:
     """Earliest predicted departure first."""
-    return serve_in_order(seen, _forecast(seen).hours_left)
+    return serve_in_order(seen, _forecast(seen.predicted).hours_left)
 
 
 def llf_predicted(seen: Seen) -> PerStation:
     """Least laxity first, by predicted needs and departures."""
-    return serve_in_order(seen, _forecast(seen).laxity)
+    return serve_in_order(seen, _forecast(seen.predicted).laxity)
+
+
+def llf_recalled(seen: Seen) -> PerStation:
+    """Least laxity first, by predictions that recall earlier days where the days do."""
+    return serve_in_order(seen, _forecast(seen.foreseen).laxity)
 
 
 def largest_remaining(seen: Seen) -> PerStation:
@@ -111,6 +117,7 @@ PEERS: dict[str, Schedule] = dict(
             llf,
             edf_predicted,
             llf_predicted,
+            llf_recalled,
             largest_remaining,
             clairvoyant,
         ),
@@ -153,13 +160,13 @@ def serve_in_order(seen: Seen, key: PerStation) -> PerStation:
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
 
 
-def _forecast(seen: Seen) -> Outlook:
-    if seen.predicted is None:
+def _forecast(outlook: Outlook | None) -> Outlook:
+    if outlook is None:
         raise InputError(
             "charging: a scheduler by predictions needs some; fit a Predictor on the training days "
             "and apply it to these"
         )
-    return seen.predicted
+    return outlook
 
 
 def simulate_days(

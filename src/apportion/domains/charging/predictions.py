@@ -17,8 +17,8 @@ from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
 from apportion.domains.charging.sessions import count
 from apportion.errors import InputError
 
-_LEAST_KWH = 0.5
-_LEAST_HOURS = PERIOD_HOURS
+LEAST_KWH = 0.5
+LEAST_HOURS = PERIOD_HOURS
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Predictor:
         for days in training:
             there = days.departure > days.arrival
             features.append(_features(days, medians)[there])
-            needs.append(np.maximum(days.need_kwh[there], _LEAST_KWH))
+            needs.append(np.maximum(days.need_kwh[there], LEAST_KWH))
             stays.append((days.departure - days.arrived)[there] * PERIOD_HOURS)
         x = np.concatenate(features)
         if len(x) < x.shape[1]:
@@ -118,8 +118,8 @@ def _features(days: Days, medians: Medians) -> np.ndarray:
     return np.stack(
         [
             np.ones_like(angle),
-            np.log(np.maximum(requested, _LEAST_KWH)),
-            np.log(np.maximum(stay, _LEAST_HOURS)),
+            np.log(np.maximum(requested, LEAST_KWH)),
+            np.log(np.maximum(stay, LEAST_HOURS)),
             days.stated.astype(float),
             np.sin(angle),
             np.cos(angle),

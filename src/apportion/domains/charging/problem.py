@@ -137,12 +137,12 @@ def observation(seen: Seen, mask: Bool[Array, " entities"]) -> Observation:
     angle = 2 * jnp.pi * seen.period.astype(jnp.float32) / PERIODS
     drawing = jnp.maximum(can_draw.sum(), 1)
     per_car = jnp.log(jnp.clip(seen.capacity_kw / (drawing * RATE_KW), 1e-3, 1e3))
-    said, predicted = seen.said, seen.predicted
-    assert predicted is not None, "the policy reads predictions: see Predictor.apply"
+    said, foreseen = seen.said, seen.foreseen
+    assert foreseen is not None, "the policy reads predictions: see Predictor.apply"
     own = (
         *(seen.plugged, can_draw, seen.stated, jnp.log1p(seen.requested_kwh) / 3),
         *_outlook(said),
-        *_outlook(predicted),
+        *_outlook(foreseen),
         *(_hours(seen.hours_here), jnp.log1p(seen.got_kwh) / 3),
         *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
     )

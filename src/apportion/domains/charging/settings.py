@@ -35,6 +35,8 @@ class ChargingSettings(TrainingSettings):
     """The least and the most a feeder gives, as a share of its stations' full rate."""
     steps: int = 1000
     """Updates of the policy."""
+    recall: bool = True
+    """Predict needs and stays from cars of earlier days whose drivers stated the like, too."""
     days: int = 24
     """Days in an update, all of the drawn task."""
     hidden: int = 48

@@ -5,6 +5,7 @@ training days alone.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import optax
@@ -13,6 +14,7 @@ import pandas as pd
 from apportion.domains.charging.days import Days, split_stations
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.recollection import Recollection
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.training import train_members
 from apportion.errors import InputError
@@ -35,6 +37,8 @@ class Garages:
     """Stations trained on, by their places."""
     unseen: dict[str, np.ndarray]
     predictor: Predictor
+    recall: bool
+    """Whether days have predictions that recall earlier ones, too."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
@@ -54,25 +58,37 @@ class Garages:
                     "--task-size or --held-out"
                 )
         training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
-        return cls(sites, until, seen, unseen, Predictor.fit(*training))
+        return cls(sites, until, seen, unseen, Predictor.fit(*training), settings.recall)
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with predictions."""
         return [
-            self.predictor.apply(days.between(None, self.until[name]).at(self.seen[name]))
+            self._foreseen(days.between(None, self.until[name]).at(self.seen[name]))
             for name, days in self.sites.items()
         ]
 
+    @cached_property
+    def all_days(self) -> dict[str, Days]:
+        """All stations and days, with predictions; of the days before, all stations are recalled."""
+        return {name: self._foreseen(days) for name, days in self.sites.items()}
+
     def later_days(self, site: str) -> Days | None:
         """All stations on the days after training, with predictions; None where there are none."""
-        days = self.sites[site]
         after = self.until[site] + np.timedelta64(1, "D")
-        return None if after > days.dates[-1] else self.predictor.apply(days.between(after))
+        return None if after > self.sites[site].dates[-1] else self.all_days[site].between(after)
 
     def unseen_stations(self, site: str) -> Days:
         """The held-out stations on the training days, with predictions."""
-        days = self.sites[site].between(None, self.until[site])
-        return self.predictor.apply(days.at(self.unseen[site]))
+        return self.all_days[site].between(None, self.until[site]).at(self.unseen[site])
+
+    def _foreseen(self, days: Days) -> Days:
+        return foresee(days, self.predictor, self.recall)
+
+
+def foresee(days: Days, predictor: Predictor, recall: bool) -> Days:
+    """Days of one site with predictions and, where wanted, with such as recall the days before."""
+    predicted = predictor.apply(days)
+    return Recollection.of(predicted).recall(predicted) if recall else predicted
 
 
 def _last_training_day(days: Days, until: str | None) -> np.datetime64:
