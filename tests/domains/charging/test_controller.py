@@ -33,9 +33,9 @@ NOW = {
 }  # fmt: skip
 
 
-def opinionated() -> Pooled:
+def opinionated(volume: float = 1.0) -> Pooled:
     policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
-    loud = jax.random.normal(jax.random.key(2), (8,))
+    loud = volume * jax.random.normal(jax.random.key(2), (8,))
     return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
 
 
@@ -68,14 +68,22 @@ def test_the_order_of_stations_does_not_matter(controller):
 
 
 def test_it_decides_as_the_policy_does_in_simulation(controller):
-    days, n, capacity = PREDICTOR.apply(DAYS.at(range(8))), 44, 7.0
-    garage = days.garage().at(jnp.int32(3), jnp.arange(8))
+    now, expected = simulated(PREDICTOR.apply(DAYS.at(range(8))), 3)
+    kw = controller.allocate(now)["allocation_kw"]
+    assert list(kw.values()) == pytest.approx(expected, abs=2e-2)
+
+
+def simulated(days: Days, day: int, volume: float = 1.0) -> tuple[dict, list[float]]:
+    """What a controller of eight stations sees at 11:00 on a day, and what is right to offer then."""
+    n, capacity = 44, 7.0
+    garage = days.garage().at(jnp.int32(day), jnp.arange(8))
     state = empty(8)
     for period in range(n):
         state, _ = draw(garage, state, jnp.int32(period), jnp.full(8, capacity / 8))
     seen = see(garage, state, jnp.int32(n), jnp.float32(capacity), PREDICTOR.medians)
-    expected = opinionated()(observation(seen, jnp.ones(8, bool)), jnp.ones(8, bool)) * capacity
-    midnight = f"{days.dates[3]}"
+    everyone = jnp.ones(8, bool)
+    expected = opinionated(volume)(observation(seen, everyone), everyone) * capacity
+    midnight = f"{days.dates[day]}"
 
     def clock(periods) -> str:
         return str(jnp_timestamp(midnight, float(periods)))
@@ -99,10 +107,9 @@ def test_it_decides_as_the_policy_does_in_simulation(controller):
                     "stated_departure": clock(garage.stated_departure[i, k]),
                 }
         stations.append(car)
-    now = {"time": f"{midnight} 11:00", "capacity_kw": capacity, "stations": stations}
-    kw = controller.allocate(now)["allocation_kw"]
     assert bool(seen.can_draw.any())
-    assert list(kw.values()) == pytest.approx(expected.tolist(), abs=2e-2)
+    now = {"time": f"{midnight} 11:00", "capacity_kw": capacity, "stations": stations}
+    return now, expected.tolist()
 
 
 def jnp_timestamp(midnight: str, periods: float):

@@ -5,6 +5,7 @@ training days alone.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import optax
@@ -66,18 +67,19 @@ class Garages:
             for name, days in self.sites.items()
         ]
 
-    def all_days(self, site: str) -> Days:
+    @cached_property
+    def all_days(self) -> dict[str, Days]:
         """All stations and days, with predictions; of the days before, all stations are recalled."""
-        return self._foreseen(self.sites[site])
+        return {name: self._foreseen(days) for name, days in self.sites.items()}
 
     def later_days(self, site: str) -> Days | None:
         """All stations on the days after training, with predictions; None where there are none."""
         after = self.until[site] + np.timedelta64(1, "D")
-        return None if after > self.sites[site].dates[-1] else self.all_days(site).between(after)
+        return None if after > self.sites[site].dates[-1] else self.all_days[site].between(after)
 
     def unseen_stations(self, site: str) -> Days:
         """The held-out stations on the training days, with predictions."""
-        return self.all_days(site).between(None, self.until[site]).at(self.unseen[site])
+        return self.all_days[site].between(None, self.until[site]).at(self.unseen[site])
 
     def _foreseen(self, days: Days) -> Days:
         return foresee(days, self.predictor, self.recall)

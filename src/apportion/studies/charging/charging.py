@@ -156,7 +156,7 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
     sizes = SIZES if few is None else SIZES[:1]
     for site in SITES:
         new = garages.unseen_stations(site)
-        later = garages.all_days(site).between(TESTED_FROM)
+        later = garages.all_days[site].between(TESTED_FROM)
         tests = [
             *(("2019, new stations", new, 10, capacity) for capacity in CAPACITIES),
             *(("2021", later, 10, capacity) for capacity in CAPACITIES),
