@@ -133,6 +133,14 @@ def test_what_a_controller_is_told_must_make_sense(case, tmp_path, monkeypatch, 
     ("a folder", "allocate run --now .", ("cannot be read",), {}, "charging"),
     ("holdings", "allocate run --holdings h.csv", ("reads no --holdings",), {}, "charging"),
     ("of a portfolio", "allocate run --now now.json", ("reads no --now",), {}, "portfolio"),
+    ("a past", "allocate run --earlier s.csv", ("reads no --earlier",), SOUND, "portfolio"),
+    (
+        "no past",
+        "allocate run --now now.json --earlier s.csv",
+        ("s.csv: no such file",),
+        {"now.json": told()},
+        "charging",
+    ),
 )
 def test_a_controller_must_be_told(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -83,3 +83,24 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     assert (single[0] != single[1]).any()
     assert seen["steps"] == study.settings["training"]["steps"]
     assert float(seen["selection"].alpha) == 0.0
+
+
+def test_what_recalls_earlier_days_is_claimed_apart(rows):
+    """On rows made of the committed ones: the plain policy draws a hundredth less, and least laxity
+    first by recollections meets every need."""
+    rows = rows[~rows.schedule.eq("llf-recalled") & ~rows.trained.eq("plain")]
+    plain = rows[rows.trained == "mtl"].assign(trained="plain")
+    best = rows[(rows.trained == "schedulers") & (rows.schedule == "llf")]
+    plain = plain.assign(drawn_kwh=0.99 * plain.drawn_kwh)
+    best = best.assign(schedule="llf-recalled", drawn_kwh=best.need_kwh)
+    found = conclude(pd.concat([rows, plain, best], ignore_index=True), {})
+    claims = {verdict.claim: verdict for verdict in found.verdicts}
+    assert not any("llf-recalled, the best" in claim for claim in claims)
+    recalled = [v for claim, v in claims.items() if "than llf-recalled (" in claim]
+    assert len(recalled) == 12
+    assert all(v.estimate < 0 for v in recalled)
+    for site in ("Caltech", "JPL"):
+        gain = claims[f"MTL serves more than without recalling earlier days ({site})"]
+        assert 0 < gain.estimate < 1
+        assert gain.holds
+    assert {"MTL without recall", "llf-recalled"} <= set(found.table.schedule)
