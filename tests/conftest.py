@@ -2,23 +2,7 @@
 
 import gc
 import os
-from importlib.metadata import version
 from pathlib import Path
-
-os.environ.setdefault("MPLBACKEND", "Agg")
-# The suite compiles much and computes little. Flags from outside, such as an instruction set, stay.
-quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):
-    # Without the fusion emitters, which write and lower MLIR for every fusion, it compiles twice as fast;
-    # a flag that it does not know ends the process, and later ones do not know this.
-    quick += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}".strip()
-
-# Workers, and commands in processes of their own, would each compile the same programs again.
-compiled = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 from jaxtyping import install_import_hook
@@ -84,6 +68,12 @@ LONG = (
     "test_policy",
 )
 PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}
+
+
+def pytest_ignore_collect(collection_path):
+    """Examples are looked for in src; of the files here, tests alone are imported."""
+    is_test = collection_path.name.startswith("test_")
+    return True if collection_path.suffix == ".py" and not is_test else None
 
 
 def pytest_collection_modifyitems(items):
