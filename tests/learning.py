@@ -28,7 +28,6 @@ def optimised():
         jax.config.update("jax_disable_most_optimizations", before)
 
 
-@optimised()
 def train_seeds(problem, tasks, network, learner, *, steps, seeds=8, **options):
     """Policies of several seeds, stacked; `network` makes an untrained one from a key."""
     keys = jax.random.split(jax.random.key(SEED), seeds)
