@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learning import assert_mean_above, train_seeds
+from learning import assert_mean_above, optimised, train_seeds
 
 pytest.importorskip("gymnasium")
 
@@ -328,6 +328,7 @@ def test_a_horizon_is_asked_for_and_a_gradient_is_refused():
         train(lottery(), MIXED[:2], Pooled(2, 4, key=KEY), Direct(4, 1e-2), steps=2, key=KEY)
 
 
+@optimised()
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     assert len(EXAMPLE.read_text().splitlines()) <= 50
     example = runpy.run_path(str(EXAMPLE), run_name="__main__")
