@@ -31,7 +31,7 @@ def optimised():
 def train_seeds(problem, tasks, network, learner, *, steps, seeds=8, **options):
     """Policies of several seeds, stacked; `network` makes an untrained one from a key."""
     keys = jax.random.split(jax.random.key(SEED), seeds)
-    policies = eqx.filter_vmap(network)(keys)
+    policies = eqx.filter_jit(eqx.filter_vmap(network))(keys)
     return train_runs(
         problem, tasks, policies, learner, steps=steps, chunks=Chunks(steps), keys=keys, **options
     ).policy

@@ -57,7 +57,7 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
     runs = 10
     problem = Budget.simulate(universe=60, periods=50)
     keys = jax.random.split(jax.random.key(1), runs)
-    policies = eqx.filter_vmap(lambda key: Recurrent(2, 8, key=key))(keys)
+    policies = eqx.filter_jit(eqx.filter_vmap(lambda key: Recurrent(2, 8, key=key)))(keys)
 
     def stacked(entities, count, seed):
         return TaskSets.of([draw_tasks(entities, 5, count, seed=seed + run) for run in range(runs)])
