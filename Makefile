@@ -29,10 +29,9 @@ demo: $(DEMO_STAMP)
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile \
 	$(if $(PYTEST_SEED),--hypothesis-seed=$(PYTEST_SEED))
 
-# The examples in the docstrings first: they take a minute.
+# The tests, and the examples in the docstrings.
 test: install
-	$(PYTEST) --doctest-modules src
-	$(PYTEST) --no-loadscope-reorder
+	$(PYTEST) --no-loadscope-reorder --doctest-modules src tests
 
 # The long versions of checks that `make test` runs short.
 test-slow: install

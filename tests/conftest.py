@@ -2,23 +2,7 @@
 
 import gc
 import os
-from importlib.metadata import version
 from pathlib import Path
-
-os.environ.setdefault("MPLBACKEND", "Agg")
-# The suite compiles much and computes little. Flags from outside, such as an instruction set, stay.
-quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if version("jaxlib").startswith("0.10."):
-    # Without the fusion emitters, which write and lower MLIR for every fusion, it compiles twice as fast;
-    # a flag that it does not know ends the process, and later ones do not know this.
-    quick += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}".strip()
-
-# Workers, and commands in processes of their own, would each compile the same programs again.
-compiled = Path(__file__).parent.parent / ".pytest_cache" / "compiled"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 from jaxtyping import install_import_hook
@@ -58,32 +42,47 @@ settings.load_profile("apportion")
 
 # The files that take longest, the longest first.
 LONG = (
-    "test_cli",
-    "test_commands",
     "test_simulation",
-    "test_simulated",
+    "test_docs",
     "test_constrained",
     "test_ppo",
     "test_gymnasium",
-    "test_resume",
+    "test_commands",
     "test_training",
     "test_aggregation_policy",
-    "test_federation",
-    "test_prioritisation",
-    "test_cash",
-    "test_fig6",
-    "test_grid",
-    "test_docs",
-    "test_listings",
+    "test_ray",
+    "test_simulated",
     "test_schedulers",
-    "test_export",
-    "test_direct",
     "test_certify",
-    "test_job",
+    "test_federation",
+    "test_cash",
+    "test_grid",
+    "test_fig6",
+    "test_listings",
+    "test_resume",
+    "test_strategy",
+    "test_prioritisation",
     "test_recurrence",
     "test_policy",
+    "test_simplex",
+    "test_coverage",
+    "test_job",
+    "test_everything_registered",
+    "test_cli",
+    "test_charging_backtest",
+    "test_direct",
+    "test_export",
+    "test_federated_training",
+    "test_fig1",
+    "test_budget",
 )
 PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}
+
+
+def pytest_ignore_collect(collection_path):
+    """Examples are looked for in src; of the files here, tests alone are imported."""
+    is_test = collection_path.name.startswith("test_")
+    return True if collection_path.suffix == ".py" and not is_test else None
 
 
 def pytest_collection_modifyitems(items):

@@ -68,6 +68,15 @@ def test_several_sizes_are_padded_and_masked():
         assert set(row[~real]) <= {row[0]}
 
 
+def test_one_of_the_tasks_is_its_own_row_and_some_of_them_are_theirs():
+    subsets = [[0, 1, 2], [3, 4], [5, 6, 7]]
+    tasks = Tasks.of(subsets)
+    assert [task.entities for task in tasks] == subsets
+    assert tasks[-1].entities == subsets[-1]
+    assert [task.entities for task in tasks[[2, 0]]] == [subsets[2], subsets[0]]
+    assert [task.entities for task in tasks[1:]] == subsets[1:]
+
+
 def test_counting_meets_the_bound_of_corollary_2():
     assert count_tasks(50, 10) == 10_272_278_170
     assert count_tasks(50, 10) >= (50 / 10) ** 10

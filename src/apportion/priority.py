@@ -11,6 +11,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
@@ -147,6 +148,11 @@ def _smooth(score: Scalar, value: Scalar, smoothing: Array) -> Scalar:
     return smoothing * score + (1 - smoothing) * jnp.maximum(value, LEAST_SCORE)
 
 
+def _all_at_least_zero(values: Array) -> bool:
+    numbers = np.asarray(values)
+    return bool((np.isfinite(numbers) & (numbers >= 0)).all())
+
+
 class PriorityState(eqx.Module):
     """Scores, and the trees over their powers s_t^alpha."""
 
@@ -183,17 +189,17 @@ class Priority(Selection):
         initial: float | Array = 1.0,
     ):
         self.alpha = jnp.asarray(alpha, float)
-        fixed = None if callable(beta) else jnp.asarray(beta, float)
         self.beta = beta if callable(beta) else jnp.asarray(beta, float)
         self.smoothing = jnp.asarray(smoothing, float)
         self.initial = jnp.asarray(initial, float)
-        if not bool(jnp.all(jnp.isfinite(self.alpha) & (self.alpha >= 0))):
+        # Checked in NumPy: JAX would compile a program for every comparison.
+        if not _all_at_least_zero(self.alpha):
             raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 draws uniformly)")
-        if fixed is not None and not bool(jnp.all((fixed >= 0) & jnp.isfinite(fixed))):
+        if not callable(self.beta) and not _all_at_least_zero(self.beta):
             raise InputError(f"priority: beta is {beta}; it must be >= 0 (1 corrects fully)")
-        if not bool(jnp.all((self.smoothing >= 0) & (self.smoothing < 1))):
+        if not _all_at_least_zero(self.smoothing) or np.asarray(self.smoothing).max() >= 1:
             raise InputError(f"priority: smoothing is {smoothing}; it must be in [0, 1)")
-        if not bool(jnp.all((self.initial > 0) & jnp.isfinite(self.initial))):
+        if not _all_at_least_zero(self.initial) or np.asarray(self.initial).min() == 0:
             raise InputError(f"priority: the initial score is {initial}; it must be positive")
 
     def start(self, tasks: int) -> PriorityState:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError, first_line
-from apportion.simplex import Bounds, equal_shares, equal_within, on_simplex, present
+from apportion.simplex import Bounds, equal_within, on_simplex, present
 from apportion.tasks import Task, Tasks
 
 State = PyTree[Array]
@@ -171,10 +171,10 @@ def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = 
 
 
 def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) -> None:
-    m = task.width
-    state = _compiled(problem.reset, task, key=key)
+    m, failures = task.width, {}
+    state = _compiled(failures, problem.reset, task, key=key)
     _check_finite(state, f"{name}.reset", "state", task)
-    observation = _compiled(problem.observe, task, state)
+    observation = _compiled(failures, problem.observe, task, state)
     if not isinstance(observation, Observation):
         raise InputError(
             f"{name}.observe returned {type(observation).__name__}; return an Observation"
@@ -189,8 +189,8 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
         raise InputError(f"{name}.observe: held has shape {held.shape}; it must be ({m},)")
     _check_finite(observation, f"{name}.observe", "observation", task)
     _check_bounds(observation, name, m)
-    shares = equal_within(task.mask, observation.bounds)
-    step = _compiled(problem.step, task, state, shares, key=key)
+    shares = _equal_within(task.mask, observation.bounds)
+    step = _compiled(failures, problem.step, task, state, shares, key=key)
     if not isinstance(step, Step):
         raise InputError(f"{name}.step returned {type(step).__name__}; return a Step")
     for field in ("reward", "terminated", "truncated"):
@@ -209,42 +209,36 @@ def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) ->
             f"{name}.step: the next state is {after}, but {name}.reset gave {before}; "
             "both must have the same structure, shapes and types"
         )
-    _check_traced(problem, task, name, state, key)
+    for method, error in failures.items():
+        _refuse_uncompiled(f"{name}.{method}", error)
 
 
-def _compiled(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+_equal_within = eqx.filter_jit(equal_within)
+
+
+def _compiled(
+    failures: dict[str, Exception], method: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
     """What a method returns, from one program: operation by operation takes much longer to start.
 
-    A method that cannot be compiled is called as it is: what is wrong with it is said by the checks.
+    A method that cannot be compiled is called as it is and its error kept: what is wrong with its values
+    is said first. In training all that a state holds is traced, so it is here, plain numbers too.
     """
     try:
-        return eqx.filter_jit(method)(*arguments, **named)
-    except Exception:
+        return eqx.filter_jit(method)(*jax.tree.map(jnp.asarray, arguments), **named)
+    except Exception as error:
+        failures[method.__name__] = error
         return method(*arguments, **named)
 
 
-def _check_traced(problem: Problem, task: Task, name: str, state: Any, key: PRNGKeyArray) -> None:
+def _refuse_uncompiled(method: str, error: Exception) -> None:
     """Refuse what works on numbers only: training compiles every method, and NumPy cannot be."""
-    state = jax.tree.map(jnp.asarray, state)
-    shares = equal_shares(task.mask)
-    for method, call, arguments in (
-        ("reset", lambda task, key: problem.reset(task, key=key), (task, key)),
-        ("observe", problem.observe, (task, state)),
-        (
-            "step",
-            lambda task, state, shares, key: problem.step(task, state, shares, key=key),
-            (task, state, shares, key),
-        ),
-    ):
-        try:
-            eqx.filter_eval_shape(call, *arguments)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-            reason = first_line(error)
-            raise InputError(
-                f"{name}.{method} cannot be compiled ({reason}); write it in jax.numpy without `if` on "
-                "its arrays, or wrap a simulator in plain Python with "
-                "apportion.bridges.gymnasium.from_gymnasium"
-            ) from error
+    if not isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        raise error
+    raise InputError(
+        f"{method} cannot be compiled ({first_line(error)}); write it in jax.numpy without `if` on its "
+        "arrays, or wrap a simulator in plain Python with apportion.bridges.gymnasium.from_gymnasium"
+    ) from error
 
 
 def _check_bounds(observation: Observation, name: str, m: int) -> None:
@@ -278,6 +272,15 @@ def _check_finite(tree: PyTree, method: str, what: str, task: Task) -> None:
             )
 
 
+@eqx.filter_jit
+def _fits(
+    allocation: Float[Array, " entities"], mask: Bool[Array, " entities"], bounds: Bounds | None
+) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+    """What can be shared out, and whether an allocation does so."""
+    available = equal_within(mask, bounds).sum()
+    return available, on_simplex(allocation, mask, total=available, tolerance=1e-5)
+
+
 def check_allocation(
     allocation: Float[Array, " entities"],
     mask: Bool[Array, " entities"],
@@ -290,8 +293,7 @@ def check_allocation(
         raise InputError(f"{source}: allocation has shape {shares.shape}; it must be {real.shape}")
     if not np.isfinite(shares).all():
         raise InputError(f"{source}: allocation {shares.tolist()} has values that are not finite")
-    available = float(equal_within(mask, bounds).sum())
-    fits = on_simplex(jnp.asarray(allocation), mask, total=available, tolerance=1e-5)
+    available, fits = (x.item() for x in _fits(jnp.asarray(allocation), mask, bounds))
     if not fits or (shares[~real] != 0).any():
         raise InputError(
             f"{source}: allocation {np.round(shares, 6).tolist()} is off the simplex "

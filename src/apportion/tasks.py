@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from apportion.errors import InputError
-from apportion.trees import stack
+from apportion.trees import one_of, stack
 
 
 class Task(eqx.Module):
@@ -83,10 +83,10 @@ class Tasks(eqx.Module):
     @overload
     def __getitem__(self, index: int | Int[Array, ""]) -> Task: ...
     def __getitem__(self, index):
-        several = isinstance(index, slice) or np.ndim(index) > 0
-        kind = Tasks if several else Task
+        if not isinstance(index, slice) and np.ndim(index) == 0:
+            return Task(*one_of((self.members, self.mask), index))
         index = np.asarray(index) if isinstance(index, list) else index
-        return kind(self.members[index], self.mask[index])
+        return Tasks(self.members[index], self.mask[index])
 
     def __len__(self) -> int:
         return self.members.shape[-2]

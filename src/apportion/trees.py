@@ -23,7 +23,20 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def take(tree: Tree, index) -> Tree:
     """One of a stack, or some of it: `index` applied to the leading axis of every array."""
-    return jax.tree.map(lambda leaf: leaf[index] if eqx.is_array(leaf) else leaf, tree)
+    arrays, others = eqx.partition(tree, eqx.is_array)
+    if isinstance(index, int):
+        return eqx.combine(one_of(arrays, index), others)
+    return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
+
+
+@jax.jit
+def one_of(arrays: Tree, index) -> Tree:
+    """One of a stack of arrays alone, by one program: leaf by leaf, each shape would compile its own.
+
+    >>> one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
+    [4, 5]
+    """
+    return jax.tree.map(lambda leaf: leaf[index], arrays)
 
 
 def repeat(tree: Tree, times: int) -> Tree:

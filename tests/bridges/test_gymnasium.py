@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learning import assert_mean_above, train_seeds
+from learning import assert_mean_above, optimised, train_seeds
 
 pytest.importorskip("gymnasium")
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
+from lottery import Lottery
 
 from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Tasks, draw_tasks, train
 from apportion.bridges.gymnasium import ProblemEnv, ProblemVectorEnv, from_gymnasium
@@ -58,30 +59,6 @@ class NumpyBudget(gymnasium.Env):
         reward = (efficiency * self.goodwill / (self.goodwill + self.saturation)).mean()
         self.n += 1
         return self.show(), reward, False, self.n >= BUDGET.horizon, {}
-
-
-class Lottery(gymnasium.Env):
-    """Random prizes, a random end, limits, and a memory of everything: what is hard to repeat."""
-
-    def __init__(self, entities):
-        self.entities = np.array(entities, np.float32)
-        self.over = True
-
-    def show(self):
-        limits = self.np_random.uniform(0.3, 1.0, len(self.entities))
-        return {"history": np.stack([self.entities / 10, self.prize], 1), "limits": limits}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.prize, self.pot, self.over = self.np_random.random(len(self.entities)), 0.0, False
-        return self.show(), {}
-
-    def step(self, shares):
-        assert not self.over, "stepped after its end"
-        self.pot = 0.5 * self.pot + float(shares @ self.prize)
-        self.prize = self.np_random.random(len(self.entities))
-        self.over = bool(self.np_random.random() < 0.2)
-        return self.show(), self.pot, self.over, False, {}
 
 
 def numpy_budget(**options):
@@ -329,6 +306,7 @@ def test_a_horizon_is_asked_for_and_a_gradient_is_refused():
         train(lottery(), MIXED[:2], Pooled(2, 4, key=KEY), Direct(4, 1e-2), steps=2, key=KEY)
 
 
+@optimised()
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     assert len(EXAMPLE.read_text().splitlines()) <= 50
     example = runpy.run_path(str(EXAMPLE), run_name="__main__")

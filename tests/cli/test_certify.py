@@ -22,6 +22,7 @@ from apportion.domains.training import averaged
 from apportion.runs.folder import Run
 from apportion.runs.job import Outcome
 from apportion.runs.runner import finish
+from learning import optimised
 
 GARAGE = ChargingSettings(
     method="mtl", site=("jpl",), until="2019-06-30", tasks=10, task_size=6, steps=100, days=8, hidden=12,
@@ -60,7 +61,8 @@ def finished(job, settings, policy, about, tmp_path_factory):
 @pytest.fixture(scope="module")
 def garage(tmp_path_factory):
     garages = Garages.of(read_sessions(), GARAGE)
-    policy = averaged(train_charging(garages, GARAGE).policy, 1)
+    with optimised():
+        policy = averaged(train_charging(garages, GARAGE).policy, 1)
     return finished("charging", GARAGE, policy, about(garages, GARAGE), tmp_path_factory)
 
 
@@ -103,6 +105,7 @@ def assert_refused(answer, *words: str) -> None:
         assert word in err
 
 
+@optimised()
 def test_a_charging_policy_is_certified_over_least_laxity_first(certify, garage, tmp_path):
     # Of 20 seeds all are certified by the 64th of these 198 days.
     some = ("--against", "llf", "--site", "jpl", "--tasks", 4)

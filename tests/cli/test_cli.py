@@ -1,7 +1,7 @@
 """A portfolio's run from the command line: exit code, standard output, standard error.
 
-Training, testing and reporting are started as users start them, each in a process of its own; the rest
-calls the same `main` in this one, down to the file descriptors.
+Training is started as users start it, in a process of its own; the rest calls the same `main` in this
+one, down to the file descriptors.
 """
 
 import json
@@ -54,7 +54,7 @@ def test_settings_of_a_run_run_it_again_to_the_bit(trained, tmp_path):
 def test_backtest_keeps_to_its_contract(trained, prices):
     folder, printed = trained
     days = pd.read_csv(prices)["date"]
-    done = in_own_process("backtest", folder, "--prices", prices, "--start", days[110], "--json")
+    done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
     result = one_object(done)
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
     assert set(result) == {*about, "net", "gross"}
@@ -113,7 +113,7 @@ def test_allocate_keeps_to_its_contract_and_starts_from_the_holdings(trained, pr
 
 def test_a_run_has_a_report(trained):
     folder, _ = trained
-    printed = one_object(in_own_process("report", folder, "--json"))
+    printed = one_object(apportion("report", folder, "--json"))
     assert printed == {"report": str(folder / "report.html")}
     assert "</html>" in (folder / "report.html").read_text()
 

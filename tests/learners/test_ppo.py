@@ -16,12 +16,13 @@ from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.tasks import draw_tasks
-from learning import assert_mean_above, fractions_of_best, train_seeds
+from learning import assert_mean_above, fractions_of_best, optimised, train_seeds
 from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
 
 
+@optimised()
 def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     return train_seeds(
         problem, tasks, lambda key: Recurrent(channels, 8, key=key), learner,

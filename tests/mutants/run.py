@@ -26,7 +26,15 @@ for _name in ("scipy.stats", "pandas", "optax", "equinox", "matplotlib.figure", 
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "mutants" / "table.csv"
-_COPIED = ("src", "tests", "benchmarks", "docs/results", "README.md", "pyproject.toml")
+_COPIED = (
+    "src",
+    "tests",
+    "benchmarks",
+    "docs/results",
+    "README.md",
+    "conftest.py",
+    "pyproject.toml",
+)
 _LIMIT_S = 300
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from functools import cache
 
 import equinox as eqx
 import jax
@@ -32,8 +33,12 @@ KEYS = jax.random.split(jax.random.key(0), 3)
 def shaken(policy):
     """The policy with parameters far from the first ones, where all shares are nearly equal."""
     leaves, structure = jax.tree.flatten(eqx.filter(policy, eqx.is_inexact_array))
-    keys = jax.random.split(jax.random.key(7), len(leaves))
-    moved = [x + 0.5 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+    # In NumPy: every leaf has a shape of its own, for which JAX would compile.
+    rng = np.random.default_rng(7)
+    moved = [
+        jax.device_put(np.asarray(x + 0.5 * rng.normal(size=x.shape), x.dtype))
+        for x in map(np.asarray, leaves)
+    ]
     return eqx.combine(jax.tree.unflatten(structure, moved), policy)
 
 
@@ -69,35 +74,50 @@ def observations(count, seed=0):
         yield history, held, mask, np.ones_like(limits) if number % 4 == 0 else limits
 
 
+@eqx.filter_jit
+def decide(policy, seen, mask):
+    return policy(seen, mask)
+
+
 def largest_gap(policy, run, count=90):
-    decide = eqx.filter_jit(policy)
     gaps = []
     for history, held, mask, limits in observations(count):
         seen = Observation(*map(jnp.asarray, (history, held, np.where(mask, limits, 0))))
-        wanted = np.asarray(decide(seen, jnp.asarray(mask)))
+        wanted = np.asarray(decide(policy, seen, jnp.asarray(mask)))
         gaps.append(np.abs(np.asarray(run(history, held, mask, limits)) - wanted).max())
     return max(gaps)
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The policy of a name and the files that it was exported to, once for all tests."""
+
+    @cache
+    def of(name):
+        policy = (IN_NUMPY | ONLY_STABLEHLO)[name]()
+        folder = tmp_path_factory.mktemp(name)
+        return policy, export_policy(policy, folder, window=WINDOW, channels=CHANNELS)
+
+    return of
+
+
 @pytest.mark.parametrize("name", IN_NUMPY)
-def test_numpy_alone_gives_the_policy_s_shares(name, tmp_path):
-    policy = IN_NUMPY[name]()
-    export_policy(policy, tmp_path, window=WINDOW, channels=CHANNELS)
-    assert largest_gap(policy, NumpyPolicy(tmp_path / "policy.npz")) <= 1e-6
+def test_numpy_alone_gives_the_policy_s_shares(name, exported):
+    policy, (_, arrays, _) = exported(name)
+    assert largest_gap(policy, NumpyPolicy(arrays)) <= 1e-6
 
 
 @pytest.mark.parametrize("name", ["pooled", "team", *ONLY_STABLEHLO])
-def test_stablehlo_gives_the_policy_s_shares_for_any_number_of_entities(name, tmp_path):
-    policy = (IN_NUMPY | ONLY_STABLEHLO)[name]()
-    file, *others = export_policy(policy, tmp_path, window=WINDOW, channels=CHANNELS)
+def test_stablehlo_gives_the_policy_s_shares_for_any_number_of_entities(name, exported):
+    policy, (file, *others) = exported(name)
     program = export.deserialize(bytearray(file.read_bytes()))
     assert "entities" in str(program.in_avals[0])
     assert largest_gap(policy, program.call, count=12) <= 1e-6
     assert bool(others) == (name in IN_NUMPY)
 
 
-def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(tmp_path):
-    export_policy(IN_NUMPY["pooled"](), tmp_path, window=WINDOW, channels=CHANNELS)
+def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(exported):
+    _, (_, arrays, _) = exported("pooled")
     code = (
         "import sys, numpy as np; from numpy_policy import NumpyPolicy\n"
         f"policy = NumpyPolicy('policy.npz'); seen = np.ones((4, {WINDOW}, {CHANNELS}))\n"
@@ -105,7 +125,7 @@ def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(tmp_path):
         "assert not {'jax', 'apportion', 'safetensors'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=arrays.parent, check=True, capture_output=True, text=True
     )
     assert float(done.stdout) == pytest.approx(1)
 
@@ -119,9 +139,9 @@ def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_policy_gives_the_same_file_at_any_time(tmp_path):
-    export_policy(IN_NUMPY["pooled"](), tmp_path, window=1, channels=CHANNELS)
-    with zipfile.ZipFile(tmp_path / "policy.npz") as file:
+def test_the_same_policy_gives_the_same_file_at_any_time(exported):
+    _, (_, arrays, _) = exported("pooled")
+    with zipfile.ZipFile(arrays) as file:
         entries = file.infolist()
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
     assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)

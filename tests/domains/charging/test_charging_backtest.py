@@ -15,7 +15,7 @@ from apportion.domains.charging.training import Garages, train_charging
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion.trees import take
-from learning import assert_mean_above
+from learning import assert_mean_above, optimised
 
 SETTINGS = ChargingSettings(
     method="mtl", site=("jpl",), until="2019-06-30", tasks=10, task_size=6, steps=40, days=8,
@@ -86,6 +86,7 @@ def test_fairness_and_cars_left_short_are_their_formulas(result):
     assert jain <= 1
 
 
+@optimised()
 def test_training_serves_more_than_equal_shares_at_stations_never_seen(garages):
     trained = train_charging(garages, SETTINGS)
     days = garages.unseen_stations("jpl")

@@ -1,9 +1,5 @@
 """What learning must find in a market whose truth is known: the acceptance figures, on 4 seeds."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import equinox as eqx
@@ -22,6 +18,7 @@ from apportion.policy import Policy
 from apportion.tasks import TaskSets, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunks
 from apportion.trees import repeat, stack
+from learning import optimised
 
 SEEDS, TRAIN_DAYS, DAYS, COST, SINGLES = 4, 400, 1150, 0.0005, 4
 SETTINGS = PortfolioSettings.paper(
@@ -117,17 +114,13 @@ def experiment() -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def gains() -> dict[str, float]:
-    """What `measure` finds, in a process of its own: elsewhere in the suite XLA optimises little, which
-    compiles fast and would train at half the speed.
-    """
-    plain = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    output = subprocess.run([sys.executable, __file__], env=plain, capture_output=True, check=True)
-    return json.loads(output.stdout)
+def gains(experiment) -> dict[str, float]:
+    """Mean gain of each method over the seeds, own and held-out, all trained in two programs."""
+    with optimised():
+        return measure(experiment)
 
 
 def measure(experiment: Experiment) -> dict[str, float]:
-    """Mean gain of each method over the seeds, own and held-out, all trained in two programs."""
     many = fit(experiment.train, repeat(experiment.own, 2), ["mtl", "pmtl"] * SEEDS, per_seed=2)
     singles = single_tasks(experiment.own.first(SINGLES).flat)
     alone = fit(experiment.train, singles, ["stl"] * SEEDS * SINGLES, per_seed=SINGLES)
@@ -173,7 +166,3 @@ def test_eight_tasks_transfer_better_than_one(gains):
 def test_prioritisation_does_not_hurt(gains):
     assert gains["pmtl own"] - gains["mtl own"] >= -0.03, gains
     assert gains["pmtl held-out"] - gains["mtl held-out"] >= -0.03, gains
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(Experiment())))

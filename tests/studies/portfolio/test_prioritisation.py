@@ -19,11 +19,13 @@ from apportion.studies.portfolio.prioritisation import (
     over_uniform,
     sized_plan,
 )
+from learning import optimised
 
 PAPER, UNCORRECTED = RULES[1:3]
 REALISED, RISING = RULES[4], RULES[6]
 
 
+@optimised()
 def test_without_correction_prioritisation_pays_where_few_tasks_are_informative():
     """2 of 32 tasks informative, the others quiet, beta 0: at least +0.08 at 1,000 updates."""
     study = sized_plan(Trials(4, cases=(Case(2, True),), rules=(UNIFORM, UNCORRECTED))).run()
@@ -33,6 +35,7 @@ def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(
 
 
 @pytest.mark.slow
+@optimised()
 def test_realised_gain_finds_signal_among_equally_lively_tasks():
     """8 of 32 informative: realised gain at least +0.15 over MTL, the paper's score within 0.05.
 

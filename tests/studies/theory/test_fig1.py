@@ -5,11 +5,13 @@ import pytest
 
 from apportion.domains.synthetic import spaced_betas
 from apportion.studies.theory import fig1
+from learning import optimised
 
 
 @pytest.fixture(scope="module")
 def study():
-    return fig1.plan(scale="quick").run()
+    with optimised():
+        return fig1.plan(scale="quick").run()
 
 
 def regret(study, epsilon, arm):

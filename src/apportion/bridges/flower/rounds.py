@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -89,7 +90,7 @@ class Round:
             _array(np.stack([self.server.correct(own) for own in self.judged])),
             _array(self.server.frequency),
             _array(rows[:m]),
-            jnp.ones(m, bool),
+            jax.device_put(np.ones(m, bool)),
             known=known,
         )
         if state.reads == "samples":
@@ -97,7 +98,7 @@ class Round:
             if tried is None:
                 return None
             submission = replace(submission, tried=tried)
-        return np.asarray(state(submission))
+        return np.asarray(_channels(state, submission))
 
     def _tried(self) -> Tried | None:
         before, ahead = self.server.judged(self.start), self.fedavg_judged
@@ -112,7 +113,7 @@ class Round:
             _array(np.stack(towards)),
             _array(ahead.chances),
             _array(before.chances),
-            jnp.asarray(~(kept_samples(len(ahead.chances)) & self.gated)),
+            jax.device_put(~(kept_samples(len(ahead.chances)) & self.gated)),
         )
 
     def decide(self, policy: Policy, shown: np.ndarray) -> Aggregated | None:
@@ -182,6 +183,10 @@ def kept_samples(count: int) -> np.ndarray:
     return np.arange(count) % 4 == 3
 
 
+# In one program: operation by operation, every number of clients compiles dozens of them.
+_channels = eqx.filter_jit(lambda state, submission: state(submission))
+
+
 @eqx.filter_jit
 def _decide(policy: Policy, observation: Observation, mask: Mask) -> Decision:
     if isinstance(policy, AggregationPolicy):
@@ -190,4 +195,4 @@ def _decide(policy: Policy, observation: Observation, mask: Mask) -> Decision:
 
 
 def _array(values: np.ndarray | float) -> Array:
-    return jnp.asarray(values, jnp.float32)
+    return jax.device_put(np.asarray(values, np.float32))

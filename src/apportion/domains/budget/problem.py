@@ -61,11 +61,11 @@ class Budget(Problem):
             raise InputError(
                 f"budget: the record has {periods} periods; more than the window of {window} are needed"
             )
-        if not bool(jnp.all(self.efficiency > 0)):
+        if not (np.asarray(self.efficiency) > 0).all():
             raise InputError("budget: efficiency must be positive everywhere")
-        if not bool(jnp.all((self.carry >= 0) & (self.carry < 1))):
+        if not ((np.asarray(self.carry) >= 0) & (np.asarray(self.carry) < 1)).all():
             raise InputError("budget: carry must be in [0, 1), or goodwill would grow for ever")
-        if not bool(jnp.all(self.saturation > 0)):
+        if not (np.asarray(self.saturation) > 0).all():
             raise InputError("budget: saturation must be positive")
 
     @classmethod
