@@ -27,7 +27,7 @@ class FederatedSettings(TrainingSettings):
     """gradient: direct gradient through the aggregation, over federations of all kinds, for shares
     around FedAvg's with the server's step and momentum; ppo: the paper's policy, on its own split."""
     kinds: str = "all"
-    """Kinds of federations to learn from, joined by commas, such as equal,paper (gradient)."""
+    """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3 (gradient)."""
     sizes: tuple[int, int] = (10, 10)
     """Clients in the smaller and in the larger federations to learn from (gradient)."""
     method: Method = "mtl"
