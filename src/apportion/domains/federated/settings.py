@@ -74,17 +74,17 @@ class FederatedSettings(TrainingSettings):
     images of the server's; accuracy is the paper's."""
     window: int = 5
     """Rounds of it, H."""
-    hidden: int = 16
+    hidden: int = 32
     """Units of the policy's layers."""
     steps: int = 240
     """Updates of the policy."""
     rollouts: int = 2
     """Episodes of a task in an update."""
-    together: int = 1
-    """Tasks in an update: the one drawn, and others beside it (gradient)."""
-    relative: bool = False
+    together: int = 4
+    """Tasks in an update: the one drawn, and others beside it as far as there are (gradient)."""
+    relative: bool = True
     """Whether the policy also reads clients relative to each other (gradient)."""
-    logarithm: bool = False
+    logarithm: bool = True
     """Whether the loss counts by its logarithm, late rounds as much as early ones (gradient)."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
