@@ -11,6 +11,7 @@ from apportion.domains.federated.training import (
     build,
     evaluation_keys,
     sample_tasks,
+    train_mixture,
     train_policies,
 )
 from apportion.trees import take
@@ -87,3 +88,12 @@ def test_methods_of_a_seed_are_compared_on_the_same_episodes():
     assert bool((keys[0] == keys[2]).all())
     assert not bool((keys[0] == keys[1]).any())
     assert len(jnp.unique(keys[0], axis=0)) == 2
+
+
+def test_a_mixture_of_fewer_tasks_than_go_together_is_trained():
+    settings = FederatedSettings(
+        kinds="sizes+reversed", copies=1, sizes=(3, 3), pooling=1, samples=10, width=4, rounds=1, epochs=1,
+        batch=10, server_samples=(5, 10), block=60, hidden=4, steps=1, rollouts=1,
+    )  # fmt: skip
+    policy = train_mixture(settings, made_up_digits())
+    assert np.abs(policy.score).max() > 0

@@ -27,7 +27,7 @@ class FederatedSettings(TrainingSettings):
     """gradient: direct gradient through the aggregation, over federations of all kinds, for shares
     around FedAvg's with the server's step and momentum; ppo: the paper's policy, on its own split."""
     kinds: str = "all"
-    """Kinds of federations to learn from, joined by commas, such as equal,paper (gradient)."""
+    """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3 (gradient)."""
     sizes: tuple[int, int] = (10, 10)
     """Clients in the smaller and in the larger federations to learn from (gradient)."""
     method: Method = "mtl"
@@ -74,17 +74,17 @@ class FederatedSettings(TrainingSettings):
     images of the server's; accuracy is the paper's."""
     window: int = 5
     """Rounds of it, H."""
-    hidden: int = 16
+    hidden: int = 32
     """Units of the policy's layers."""
     steps: int = 240
     """Updates of the policy."""
     rollouts: int = 2
     """Episodes of a task in an update."""
-    together: int = 1
-    """Tasks in an update: the one drawn, and others beside it (gradient)."""
-    relative: bool = False
+    together: int = 4
+    """Tasks in an update: the one drawn, and others beside it as far as there are (gradient)."""
+    relative: bool = True
     """Whether the policy also reads clients relative to each other (gradient)."""
-    logarithm: bool = False
+    logarithm: bool = True
     """Whether the loss counts by its logarithm, late rounds as much as early ones (gradient)."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""

@@ -1,7 +1,7 @@
 """The policies that come with the package: trained on every kind of federation, kilobytes.
 
-They are what `apportion train federated` makes, with `--state blind` for servers without samples of their
-own; docs/tutorials/flower.md has their cards.
+They are of the kind that `apportion train federated` makes, with `--state blind` for servers without
+samples of their own; docs/tutorials/flower.md has their cards.
 """
 
 from functools import cache

@@ -139,7 +139,7 @@ def train_mixture(
             settings.learning_rate,
             updates=settings.steps,
             others=tasks,
-            together=settings.together,
+            together=min(settings.together, len(tasks)),
             logarithm=settings.logarithm,
         ),
         steps=settings.steps,
