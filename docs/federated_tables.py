@@ -45,8 +45,16 @@ def federations():
 
 
 def federations_elsewhere():
-    """Means over kinds in every circumstance, and the policy's worst kind there."""
+    """Means over kinds in every circumstance, and the policy's worst kind there.
+
+    Where the policy was not tested, what the one before came to stands, and is called so.
+    """
     table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    earlier = pd.read_csv(RESULTS / "federations-earlier" / "table.csv")
+    earlier = earlier[~earlier["circumstance"].isin(table["circumstance"])]
+    table = pd.concat(
+        [table, earlier.assign(circumstance=earlier["circumstance"] + " (the policy before)")]
+    )
     shown = ("FedAvg", "FedAvgM", "gradient shares, momentum", "learned")
     rows = []
     for name in dict.fromkeys(table["circumstance"]):

@@ -48,6 +48,7 @@ STUDIES = {
     "charging": charging,
     "crossover": crossover,
     "federations": federations,
+    "federations-earlier": federations,
     "prioritisation": prioritisation,
     "recipe": recipe,
     "recipe-sp500": recipe,
