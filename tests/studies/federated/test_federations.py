@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.domains.federated import shipped
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.errors import InputError
 from apportion.studies.federated import federations
@@ -112,6 +113,13 @@ def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
 def test_paper_size_asks_for_all_of_mnist():
     with pytest.raises(InputError, match="--mnist"):
         federations.plan(scale="paper")
+
+
+def test_cells_of_another_policy_are_not_gone_on_with(tmp_path, monkeypatch):
+    before = PLAN.digest
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    (tmp_path / "policy.safetensors").write_bytes(b"another")
+    assert federations.plan(scale="paper", digits=DIGITS).digest != before
 
 
 def test_every_seed_meets_every_method_in_every_kind():

@@ -29,7 +29,7 @@ from apportion.domains.federated.optimisers import Adaptive, ServerStep
 from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
 from apportion.domains.federated.server_side import FineTuned, ServerClient, ShareGradient
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.shipped import shipped_fingerprint, shipped_policy
 from apportion.domains.federated.training import read_digits
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
@@ -114,7 +114,13 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
         circumstances = {usual: replace(CIRCUMSTANCES[usual], methods=SHORT)}
     settings = sizes(scale, seed=seed)
     data = (embedded_digits() if digits is None else digits).summary()
-    about = {"data": data, **settings.to_dict(), "seeds": list(seeds), "all_kinds": list(kinds)}
+    about = {
+        "data": data,
+        "policy": shipped_fingerprint(),
+        **settings.to_dict(),
+        "seeds": list(seeds),
+        "all_kinds": list(kinds),
+    }
     computing = partial(compute, settings=settings, digits=digits)
     cells = tuple(_cells(circumstances, kinds, seeds))
     return Plan("federations", cells, computing, conclude, about)
