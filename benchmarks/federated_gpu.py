@@ -21,6 +21,8 @@ import jax
 from apportion.domains.federated.digits import Digits
 from apportion.domains.federated.settings import FederatedSettings, paper_size
 from apportion.domains.federated.training import build, read_digits, sample_tasks, train_policies
+from apportion.domains.settings import Method
+from apportion.training import OnChunk
 
 BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
 
@@ -46,17 +48,22 @@ def limits(settings: FederatedSettings) -> dict[str, float]:
     }
 
 
+def train(settings: FederatedSettings, digits: Digits, runs: int, on_chunk: OnChunk) -> None:
+    """Some policies at once, each with tasks of its own."""
+    federation, partition = build(settings, digits)
+    tasks = [sample_tasks(settings, partition, seed)[0] for seed in range(runs)]
+    methods: list[Method] = ["mtl"] * runs
+    train_policies(settings, federation, tasks, methods, range(runs), on_chunk=on_chunk)
+
+
 def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, float]:
     """Seconds an episode of training takes, updates of the policy included, once it is compiled."""
-    federation, partition = build(settings, digits)
     times: list[tuple[int, float]] = []
-    train_policies(
+    train(
         replace(settings, steps=8, chunk=2),
-        federation,
-        [sample_tasks(settings, partition, seed)[0] for seed in range(runs)],
-        ["mtl" for _ in range(runs)],
-        range(runs),
-        on_chunk=lambda chunk: times.append((chunk.step, time.perf_counter())),
+        digits,
+        runs,
+        lambda chunk: times.append((chunk.step, time.perf_counter())),
     )
     (first, begin), (last, end) = times[0], times[-1]
     episodes = runs * settings.rollouts
@@ -68,7 +75,6 @@ def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, f
 
 def kernels(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, object]:
     """Which kernels an episode's time goes to: milliseconds and launches an episode, the ten longest."""
-    federation, partition = build(settings, digits)
     episodes = runs * settings.rollouts
     with tempfile.TemporaryDirectory() as folder:
 
@@ -78,14 +84,7 @@ def kernels(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str,
             if chunk.step == 3:
                 jax.profiler.stop_trace()
 
-        train_policies(
-            replace(settings, steps=3, chunk=1),
-            federation,
-            [sample_tasks(settings, partition, seed)[0] for seed in range(runs)],
-            ["mtl" for _ in range(runs)],
-            range(runs),
-            on_chunk=trace_the_third,
-        )
+        train(replace(settings, steps=3, chunk=1), digits, runs, trace_the_third)
         (path,) = Path(folder).rglob("perfetto_trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     streams = {

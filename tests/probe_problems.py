@@ -27,19 +27,12 @@ class ConstantBest(Probe):
         return jnp.max(self.signal(task, key=jax.random.key(0)))
 
 
-class HeldPays(Probe):
+class HeldPays(ConstantBest):
     """Only what was held before and is kept now pays: is the effect on the next period seen?
 
     Whoever takes the held share as given gets no gradient to raise a share, and stays at equal
     shares for ever.
     """
-
-    universe: int = eqx.field(static=True, default=12)
-    horizon: int = eqx.field(static=True, default=16)
-
-    def signal(self, task: Task, *, key: PRNGKeyArray) -> Signal:
-        quality = jnp.linspace(0.0, 1.0, self.universe)[task.members]
-        return jnp.where(task.mask, quality, 0.0)
 
     def reward(self, task, state, allocation, *, key) -> Scalar:
         return (jnp.minimum(state.held, allocation) * state.signal).sum()
