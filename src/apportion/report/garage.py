@@ -10,7 +10,8 @@ from apportion.report.page import Part, Plot, Section, Table
 _SCHEDULES = (
     "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
     "Fairness is Jain's index of the shares of need met. In brackets: 95 % intervals by clusters of "
-    "days. Clairvoyant and optimum know the future."
+    "days. Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
+    "reads of earlier days."
 )
 
 
