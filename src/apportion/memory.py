@@ -276,7 +276,7 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
     same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
     graphics card a barrier keeps them apart. On a processor it is gone before buffers are assigned:
     there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
-    place; a card would pay a third of a small step for it.
+    place; a card would pay a quarter of a small step for it.
     """
     # A device, its platform's name, or None.
     asked = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
