@@ -28,23 +28,30 @@ BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 product
 
 
 def limits(settings: FederatedSettings) -> dict[str, float]:
-    """Operations and bytes of an episode, counted, and the seconds an H200 needs for either.
+    """Operations and bytes of an episode, counted, and the seconds an H200 needs for each.
 
-    Bytes: the hidden layer is written and read once forward, and once more backward, in bf16.
+    Operations: the hidden layer is computed once forward, and once more backward. Bytes of the layer: what
+    moving it would take, written and read once each way in bf16; one kernel for both layers leaves it in
+    registers. Bytes of parameters: read twice and their gradient written in a step, then both read and the
+    new ones written, in float32; read once to score.
     """
     places = (28 // settings.pooling - 4) ** 2
     clients = sum(settings.task_sizes)
     layer = places * settings.width
-    forward = 2 * layer * 25 + 2 * layer * 10
+    convolution, dense = 2 * layer * 25, 2 * layer * 10
     trained = clients * settings.samples * settings.epochs
     scored = (clients + 1) * settings.evaluation
-    operations = settings.rounds * (trained * (2 * forward + 2 * layer * 10) + scored * forward)
-    moved = settings.rounds * 2 * layer * (4 * trained + 2 * scored)
+    steps = clients * settings.epochs * -(-settings.samples // settings.batch)
+    operations = trained * (3 * convolution + 3 * dense) + scored * (convolution + dense)
+    of_layer = 2 * layer * (4 * trained + 2 * scored)
+    of_parameters = 4 * 10 * layer * (6 * steps + clients + 1)
     return {
-        "operations": operations,
-        "bytes": moved,
-        "arithmetic_seconds": operations / ARITHMETIC,
-        "bandwidth_seconds": moved / BANDWIDTH,
+        "operations": settings.rounds * operations,
+        "layer_bytes": settings.rounds * of_layer,
+        "parameter_bytes": settings.rounds * of_parameters,
+        "arithmetic_seconds": settings.rounds * operations / ARITHMETIC,
+        "bandwidth_seconds": settings.rounds * of_layer / BANDWIDTH,
+        "parameter_seconds": settings.rounds * of_parameters / BANDWIDTH,
     }
 
 

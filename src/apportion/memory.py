@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
+from apportion.card import on_card
 from apportion.errors import InputError
 from apportion.problem import Problem, State, equal_allocation
 from apportion.tasks import Task, Tasks
@@ -278,9 +279,7 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
     there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
     place; a card would pay a quarter of a small step for it.
     """
-    # A device, its platform's name, or None.
-    asked = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if (getattr(asked, "platform", asked) or jax.default_backend()) != "cpu":
+    if on_card():
         return jax.lax.optimization_barrier(read(index))
     blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
     rounds = jnp.where(index < 0, 2, 1)

@@ -7,7 +7,7 @@ slow everywhere, while a product becomes a larger product.
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from apportion.card import on_card
 from apportion.errors import InputError
 
 Parameters = dict[str, Array]
@@ -62,19 +63,40 @@ class Convolutional(ClientModel):
         }
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
-        p = {name: leaf.astype(images.dtype) for name, leaf in parameters.items()}
-        # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
-        hidden = jax.nn.relu(p["filter"].T @ self._patches(images) + p["filter_bias"][:, None])
-        hidden = hidden.reshape(self.channels, images.shape[0], -1)
-        out = jnp.einsum("cbp,cpk->cbk", hidden, p["out"], preferred_element_type=jnp.float32)
-        return out.sum(0) + parameters["out_bias"]
+        layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
+        return self._through()(*layers, images) + parameters["out_bias"]
 
-    def _patches(self, images: Images) -> Float[Array, "pixels places"]:
-        """Every place of every image as a column of the pixels under the filter."""
-        places = self.side - self.kernel + 1
-        rows = jnp.stack([images[:, i : i + places] for i in range(self.kernel)])
-        patches = jnp.stack([rows[..., j : j + places] for j in range(self.kernel)], 1)
-        return patches.reshape(self.kernel**2, -1)
+    def _through(self) -> Callable[[Array, Array, Array, Images], Logits]:
+        """Both layers, in one kernel where programs are for a graphics card."""
+        if not on_card():
+            return through_layers
+        # Pallas takes long to import, and only a program for a graphics card needs it.
+        from apportion.domains.federated import convolution_gpu
+
+        return convolution_gpu.through_layers
+
+
+def through_layers(
+    filter_: Float[Array, "pixels channels"],
+    bias: Float[Array, " channels"],
+    out: Float[Array, "channels places classes"],
+    images: Images,
+) -> Logits:
+    """Convolution, ReLU and the weights of the dense layer, as products."""
+    filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
+    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+    hidden = jax.nn.relu(filter_.T @ _patches(images, filter_.shape[0]) + bias[:, None])
+    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
+    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
+
+
+def _patches(images: Images, pixels: int) -> Float[Array, "pixels places"]:
+    """Every place of every image as a column of the pixels under the filter."""
+    kernel = math.isqrt(pixels)
+    places = images.shape[1] - kernel + 1
+    rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
+    patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
+    return patches.reshape(pixels, -1)
 
 
 class Perceptron(ClientModel):

@@ -133,5 +133,6 @@ def paper_size(mnist: Path | None, **changes: Any) -> FederatedSettings:
         "mnist": mnist, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,
         "unseen": 4, "width": 32, "rounds": 50, "epochs": 1, "batch": 50, "client_rate": 0.05,
         "evaluation": 1000, "test": 9000, "steps": 24, "precision": "bfloat16", "state": "accuracy",
+        "block": 512,
     }  # fmt: skip
     return reduced_size(**(sizes | changes))

@@ -1,0 +1,237 @@
+"""The paper's client on a graphics card: convolution, ReLU and dense layer in one kernel, there and back.
+
+The hidden layer, 36 KB an image, is what the card would spend its time moving. Here it never leaves the
+registers: a program of the grid goes over some places of the images, has a block of images' hidden units
+at one place at a time, and on the way back computes them once more. Pixels come first and images last, so
+that a place's patch lies in rows; a pixel that is always one carries the filter's bias.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float
+
+from apportion.domains.federated import model
+
+BLOCK = 64
+"""Images of a program."""
+LARGEST = 64
+"""Of the channels and of the pixels under the filter: larger matrices do not fit in registers."""
+INTERPRET = False
+"""Whether kernels are run by the interpreter, as tests do on machines without a card."""
+
+Filter = Float[Array, "pixels channels"]
+Out = Float[Array, "channels places classes"]
+Images = Float[Array, "batch side side"]
+Logits = Float[Array, "batch classes"]
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The arrays' sizes, and those of what one program of the grid works on."""
+
+    side: int
+    kernel: int
+    channels: int
+    classes: int
+    batch: int
+    parts: int
+    """Into how many the places are divided: each part has a program of its own."""
+
+    @classmethod
+    def of(cls, filter_: Filter, out: Out, images: Images) -> "_Sizes":
+        batch, side, _ = images.shape
+        channels, places, classes = out.shape
+        kernel = side + 1 - round(places**0.5)
+        parts = next(n for n in (8, 4, 2, 1) if places % n == 0)
+        return cls(side, kernel, channels, classes, batch, parts)
+
+    @property
+    def across(self) -> int:
+        """Places beside one another."""
+        return self.side - self.kernel + 1
+
+    @property
+    def places(self) -> int:
+        """Places of a program."""
+        return self.across**2 // self.parts
+
+    @property
+    def blocks(self) -> int:
+        return pl.cdiv(self.batch, BLOCK)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels under the filter and the one that is always one, padded."""
+        return _padded(self.kernel**2 + 1)
+
+    @property
+    def units(self) -> int:
+        return _padded(self.channels)
+
+    @property
+    def kinds(self) -> int:
+        return _padded(self.classes)
+
+
+def through_layers(
+    filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images
+) -> Logits:
+    """Both layers by the kernels, or by products where their sizes or precision do not suit."""
+    pixels, channels = filter_.shape
+    small = max(channels, pixels + 1) <= LARGEST
+    chosen = _fused if small and images.dtype == jnp.bfloat16 else model.through_layers
+    return chosen(filter_, bias, out, images)
+
+
+@jax.custom_vjp
+def _fused(filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images) -> Logits:
+    sizes = _Sizes.of(filter_, out, images)
+    shape = jax.ShapeDtypeStruct((sizes.parts, sizes.kinds, sizes.blocks * BLOCK), jnp.float32)
+    found = _call(partial(_forward, sizes), (sizes.blocks, sizes.parts), shape)(
+        _columns(images, sizes), _with_bias(filter_, bias, sizes), out
+    )
+    return found.sum(0)[: sizes.classes, : sizes.batch].T
+
+
+def _there(filter_: Filter, bias: Array, out: Out, images: Images) -> tuple[Logits, Any]:
+    return _fused(filter_, bias, out, images), (filter_, bias, out, images)
+
+
+def _back(kept: Any, cotangent: Logits) -> tuple[Array, Array, Array, Array]:
+    filter_, bias, out, images = kept
+    sizes = _Sizes.of(filter_, out, images)
+    exact = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    shapes = [exact(out.shape), exact((sizes.parts, sizes.units, sizes.pixels))]
+    of_logits = _pad(cotangent.T, sizes.kinds, sizes.blocks * BLOCK).astype(images.dtype)
+    by_out, by_filter = _call(partial(_backward, sizes), (1, sizes.parts), shapes)(
+        _columns(images, sizes), _with_bias(filter_, bias, sizes), out, of_logits
+    )
+    by_filter = by_filter.sum(0)[: sizes.channels].T
+    pixels = sizes.kernel**2
+    # Nobody asks for the images' own gradient in training, and what nobody asks for is not computed.
+    _, pull = jax.vjp(partial(model.through_layers, filter_, bias, out), images)
+    return by_filter[:pixels], by_filter[pixels], by_out, *pull(cotangent)
+
+
+_fused.defvjp(_there, _back)
+
+
+class _Tile:
+    """What a program of the grid reads: the patches of a block of images, and the weights of a place."""
+
+    def __init__(self, sizes: _Sizes, images: Any, filter_: Any, out: Any):
+        self.sizes, self.images, self.out = sizes, images, out
+        self.filter_ = filter_[...]
+        self.first = pl.program_id(1) * sizes.places
+        pixels = jnp.arange(sizes.pixels)
+        self.under = pixels < sizes.kernel**2
+        self.is_one = pixels == sizes.kernel**2
+        offset = pixels // sizes.kernel * sizes.side + pixels % sizes.kernel
+        self.offset = jnp.where(self.under, offset, 0)
+        self.units, self.kinds = jnp.arange(sizes.units), jnp.arange(sizes.kinds)
+        self.inside = (self.units < sizes.channels)[:, None] & (self.kinds < sizes.classes)[None, :]
+
+    def patches(self, place: Any, block: Any) -> Array:
+        corner = place // self.sizes.across * self.sizes.side + place % self.sizes.across
+        where = self.images.at[(corner + self.offset)[:, None], _columns_of(block)[None, :]]
+        found = triton.load(where, mask=self.under[:, None], other=0)
+        return jnp.where(self.is_one[:, None], 1, found).astype(self.filter_.dtype)
+
+    def hidden(self, patches: Array) -> Array:
+        return jnp.maximum(_dot(self.filter_, patches), 0).astype(self.filter_.dtype)
+
+    def weights(self, place: Any) -> Array:
+        found = triton.load(self.weights_at(self.out, place), mask=self.inside, other=0)
+        return found.astype(self.filter_.dtype)
+
+    def weights_at(self, ref: Any, place: Any) -> Any:
+        """Where the weights of a place, or their gradient, are."""
+        return ref.at[self.units[:, None], place, self.kinds[None, :]]
+
+    def logits_at(self, ref: Any, block: Any, *part: Any) -> Any:
+        return ref.at[*part, self.kinds[:, None], _columns_of(block)[None, :]]
+
+
+def _columns_of(block: Any) -> Array:
+    return block * BLOCK + jnp.arange(BLOCK)
+
+
+def _forward(sizes: _Sizes, images: Any, filter_: Any, out: Any, found: Any) -> None:
+    tile, block = _Tile(sizes, images, filter_, out), pl.program_id(0)
+
+    def add(i: Any, total: Array) -> Array:
+        place = tile.first + i
+        return total + _dot(tile.weights(place).T, tile.hidden(tile.patches(place, block)))
+
+    nothing = jnp.zeros((sizes.kinds, BLOCK), jnp.float32)
+    total = lax.fori_loop(0, sizes.places, add, nothing)
+    triton.store(tile.logits_at(found, block, pl.program_id(1)), total)
+
+
+def _backward(
+    sizes: _Sizes, images: Any, filter_: Any, out: Any, of_logits: Any, by_out: Any, by_filter: Any
+) -> None:
+    tile = _Tile(sizes, images, filter_, out)
+
+    def add(i: Any, by_filter: Array) -> Array:
+        place = tile.first + i
+        weights = tile.weights(place)
+
+        def add_block(block: Any, both: tuple[Array, Array]) -> tuple[Array, Array]:
+            by_weights, by_filter = both
+            given = triton.load(tile.logits_at(of_logits, block))
+            patches = tile.patches(place, block)
+            hidden = tile.hidden(patches)
+            of_hidden = jnp.where(hidden > 0, _dot(weights, given), 0).astype(patches.dtype)
+            return by_weights + _dot(hidden, given.T), by_filter + _dot(of_hidden, patches.T)
+
+        nothing = jnp.zeros((sizes.units, sizes.kinds), jnp.float32)
+        by_weights, by_filter = lax.fori_loop(0, sizes.blocks, add_block, (nothing, by_filter))
+        triton.store(tile.weights_at(by_out, place), by_weights, mask=tile.inside)
+        return by_filter
+
+    nothing = jnp.zeros((sizes.units, sizes.pixels), jnp.float32)
+    by_filter[pl.program_id(1)] = lax.fori_loop(0, sizes.places, add, nothing)
+
+
+def _columns(images: Images, sizes: _Sizes) -> Array:
+    """The images as columns of pixels, with empty ones to fill the last block."""
+    return _pad(images.reshape(sizes.batch, -1).T, sizes.side**2, sizes.blocks * BLOCK)
+
+
+def _with_bias(filter_: Filter, bias: Array, sizes: _Sizes) -> Array:
+    """The filter's transpose, with its bias for the pixel that is always one."""
+    both = jnp.concatenate([filter_, bias[None]]).T.astype(jnp.bfloat16)
+    return _pad(both, sizes.units, sizes.pixels)
+
+
+def _dot(matrix: Array, other: Array) -> Array:
+    return jnp.dot(matrix, other, preferred_element_type=jnp.float32)
+
+
+def _padded(size: int) -> int:
+    """The next size that the card's matrix units take."""
+    return max(16, pl.next_power_of_2(size))
+
+
+def _pad(matrix: Array, rows: int, columns: int) -> Array:
+    """Zeros at the end, up to these sizes."""
+    return jnp.pad(matrix, [(0, rows - matrix.shape[0]), (0, columns - matrix.shape[1])])
+
+
+def _call(kernel: Callable[..., None], grid: tuple[int, int], out: Any) -> Callable[..., Any]:
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        out_shape=out,
+        interpret=INTERPRET,
+        compiler_params=triton.CompilerParams(num_warps=2, num_stages=3),
+    )
