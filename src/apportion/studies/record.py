@@ -96,6 +96,7 @@ class Record:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     begun: float = field(default_factory=time.monotonic)
     commit: str | None = field(default_factory=commit)
+    versions: dict[str, str | None] = field(default_factory=versions)
 
     def facts(self, computing: list[dict[str, Any]]) -> dict[str, Any]:
         """Command, commit, versions, seed and data; devices of all stretches, the seconds in which at
@@ -106,7 +107,7 @@ class Record:
         return {
             "command": self.command,
             "commit": self.commit,
-            "versions": versions(),
+            "versions": self.versions,
             "device": ", ".join(devices) or None,
             "seed": settings.get("seed"),
             "data": settings.get("data"),

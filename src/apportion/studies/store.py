@@ -55,9 +55,10 @@ class CellStore:
                 return other
         return None
 
-    def missing(self) -> list[Cell]:
-        """Cells whose rows are not there yet, in the plan's order."""
-        missing = [cell for cell in self.plan.cells if not self._file(cell).exists()]
+    def missing(self, cells: Sequence[Cell] | None = None) -> list[Cell]:
+        """Cells whose rows are not there yet, of these or of all, in their order."""
+        wanted = self.plan.cells if cells is None else cells
+        missing = [cell for cell in wanted if not self._file(cell).exists()]
         # Looked for last, because another process may just have put the cells together.
         return [] if (self.folder / "rows.parquet").exists() else missing
 
