@@ -15,7 +15,7 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped, interrupts
-from apportion.studies.cells import Cell, Place, Plan, Progress, ThisMachine, batches, share_of
+from apportion.studies.cells import Cell, Place, Plan, Progress, ThisMachine, share_of
 from apportion.studies.record import Record, stretches_in
 from apportion.studies.store import CellStore
 from apportion.studies.study import Study
@@ -84,20 +84,19 @@ def complete(
     return Performed(plan.study, store.folder, study, len(plan.cells), 0, tuple(computing))
 
 
-def compute_unclaimed(plan: Plan, folder: Path, *, command: str = "") -> None:
-    """Compute what no other process is at, one program's cells after the other; conclude nothing.
+def compute_unclaimed(store: CellStore, program: Sequence[Cell], *, command: str = "") -> bool:
+    """Compute what is missing of a program's cells, unless another process is at them; conclude nothing.
 
-    Parameters
-    ----------
-    plan, folder, command
-        As for `complete`.
+    Returns
+    -------
+    bool
+        Whether there was anything to compute.
     """
-    store = CellStore(plan, Path(folder)).open()
-    for batch in batches(plan.cells):
-        with store.claim(batch) as ours:
-            due = store.missing(batch) if ours else []
-            if due:
-                _compute(store, due, ThisMachine(), Record(store, command))
+    with store.claim(program) as ours:
+        due = store.missing(program) if ours else []
+        if due:
+            _compute(store, due, ThisMachine(), Record(store, command))
+    return bool(due)
 
 
 def conclude(store: CellStore) -> Study:

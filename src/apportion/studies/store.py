@@ -116,10 +116,13 @@ class CellStore:
         finally:
             lock.release()
 
-    def claimed(self) -> bool:
-        """Whether a process is at any of the cells, or about to say how long they took."""
-        for batch in batches(self.plan.cells):
-            with self.claim(batch) as ours:
+    def complete(self) -> bool:
+        """Whether all cells are there, and no process is about to say how long they took."""
+        return not self.missing() and not self._claimed()
+
+    def _claimed(self) -> bool:
+        for program in batches(self.plan.cells):
+            with self.claim(program) as ours:
                 if not ours:
                     return True
         return False
