@@ -147,6 +147,9 @@ def _check_folders(name: str, out: Path) -> None:
         rows = folder / "rows.parquet"
         if rows.is_file() and not _whole(rows):
             raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
+    whole = out / "all.json"
+    if name == "all" and whole.exists() and "seconds_computing" not in read_json(whole):
+        raise InputError(f"{whole}: is not what a study wrote; choose another folder")
 
 
 def _whole(rows: Path) -> bool:
