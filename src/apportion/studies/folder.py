@@ -92,7 +92,10 @@ def compute_unclaimed(store: CellStore, program: Sequence[Cell], *, command: str
     bool
         Whether there was anything to compute.
     """
+    if not store.missing(program):
+        return False
     with store.claim(program) as ours:
+        # Who was at them before may have finished them meanwhile.
         due = store.missing(program) if ours else []
         if due:
             _compute(store, due, ThisMachine(), Record(store, command))
