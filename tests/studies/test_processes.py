@@ -15,7 +15,7 @@ import pytest
 from apportion.runs.runner import Stop, Stopped
 from apportion.studies.cells import batches
 from apportion.studies.folder import complete
-from apportion.studies.processes import Workers, compute_in_turn
+from apportion.studies.processes import Workers, compute_in_turn, workers
 from apportion.studies.registry import Request, perform
 from apportion.studies.store import CellStore
 from cli.command import apportion, assert_refused
@@ -123,6 +123,13 @@ def test_a_stop_that_is_asked_for_while_a_study_is_concluded_is_heard(tmp_path):
     stop.requested = True
     with pytest.raises(Stopped, match="0 of 12 cells of one and two are saved in .*; the same"):
         next(studies)
+
+
+def test_a_signal_is_heard_from_the_processes_start_to_their_end():
+    with workers(1, time.sleep) as others:
+        signal.raise_signal(signal.SIGTERM)
+        assert others.stop.requested
+    assert not multiprocessing.active_children()
 
 
 def test_a_program_that_fails_holds_nobody_up_and_is_tried_again(tmp_path):
