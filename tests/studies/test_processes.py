@@ -158,11 +158,11 @@ from apportion.studies.processes import workers
 
 def work(number):
     Path(sys.argv[1]).touch()
-    time.sleep(600)
+    time.sleep(120)
 
 if __name__ == "__main__":
     with workers(1, work):
-        time.sleep(600)
+        time.sleep(120)
 """
 
 
