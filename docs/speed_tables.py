@@ -42,4 +42,8 @@ def seconds():
         if "computing" in about:
             device, name = about["device"].partition(": ")[2], path.parent.name
             rows.append(f"| [{name}](studies/{name}.md) | {about['seconds']:.0f} | {device} |")
+    whole = ROOT / "docs" / "results" / "all.json"
+    if whole.exists():
+        about = json.loads(whole.read_text())
+        rows.append(f"| all, `{about['command']}` | {about['seconds']:.0f} | {about['device']} |")
     return "\n".join(rows)

@@ -6,57 +6,25 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 import apportion.cli.study  # noqa: F401, before the registry holds toys
 from apportion.cli import main
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped
-from apportion.statistics import mean_over
 from apportion.studies import registry
-from apportion.studies.cells import Cell, Plan, batches, share_of
+from apportion.studies.cells import batches, share_of
 from apportion.studies.folder import complete, compute_unclaimed
+from apportion.studies.record import Record
 from apportion.studies.store import CellStore
-from apportion.studies.study import Study, Verdict
 from apportion.studies.theory import bound
+from studies.toys import Computed, toy
 
 FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
-
-
-class Computed(list):
-    """The names of the cells that were computed."""
-
-
-def compute(cells, progress, *, seed, computed):
-    for done, cell in enumerate(cells):
-        progress(f"cell {cell.name}", done / len(cells))
-        computed.append(cell.name)
-        values = np.random.default_rng([seed, cell["number"]]).normal(size=4)
-        yield cell, pd.DataFrame({"number": cell["number"], "value": values})
-
-
-def conclude(rows, settings, *, name):
-    verdict = Verdict.of("the mean is above zero", mean_over(rows.value.to_numpy()))
-    table = rows.groupby("number", as_index=False).value.mean()
-    return Study(name, "Means", table, (verdict,), Figure, ("A note.",), settings)
-
-
-def toy(computed=None, *, scale="quick", seed=0, name="toy", family="", cells=6):
-    return Plan(
-        name,
-        tuple(Cell(f"cell-{n}", {"number": n}, program="ab"[n % 2]) for n in range(cells)),
-        partial(compute, seed=seed, computed=Computed() if computed is None else computed),
-        partial(conclude, name=name),
-        {"scale": scale, "seed": seed},
-        family,
-    )
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -194,6 +162,15 @@ def test_every_stretch_of_computing_is_recorded(tmp_path):
     assert about["commit"] is None or len(about["commit"].split()[0]) == 40
 
 
+def test_cells_that_are_finished_at_once_are_recorded_together(tmp_path, monkeypatch):
+    written = []
+    write = Record.write
+    monkeypatch.setattr(Record, "write", lambda *told: written.append(told[2]) or write(*told))
+    complete(toy(cells=40), tmp_path)
+    assert (written[0], written[-1]) == (1, 40)
+    assert len(written) < 40
+
+
 def test_shares_are_all_cells_once_and_programs_are_batches():
     cells = toy(cells=7).cells
     for parts in (1, 2, 3, 7, 9):
@@ -246,6 +223,13 @@ def test_all_studies_go_to_folders_of_their_own(toys, tmp_path, capfd):
     assert code == 0
     assert set(json.loads(out)["studies"]) == {"fig3", "fig4"}
     assert len(toys) == 6
+    whole = json.loads((tmp_path / "all.json").read_text())
+    assert whole["command"] == (
+        f"apportion study all --scale quick --seed 0 --out {tmp_path} --processes 1"
+    )
+    assert set(whole["studies"]) == {"fig3", "fig4"}
+    assert whole["seconds"] >= whole["seconds_computing"] == whole["studies"]["fig3"]
+    assert (whole["device"], whole["processes"]) == ("cpu: cpu", 1)
     for name in ("fig3", "fig4"):
         assert (tmp_path / name / "report.html").exists()
         assert "A note." in (tmp_path / name / "report.html").read_text()
@@ -253,6 +237,22 @@ def test_all_studies_go_to_folders_of_their_own(toys, tmp_path, capfd):
         assert about["command"] == (
             f"apportion study {name} --scale quick --seed 0 --out {tmp_path / name}"
         )
+
+
+def test_how_long_all_took_is_not_written_by_drawing_nor_over_a_file_of_others(
+    toys, tmp_path, capfd
+):
+    command = ["study", "all", "--out", tmp_path, "--quiet"]
+    code, _, _ = run_cli(command, capfd)
+    assert code == 0
+    before = (tmp_path / "all.json").read_bytes()
+    code, _, _ = run_cli([*command, "--draw"], capfd)
+    assert (code, (tmp_path / "all.json").read_bytes()) == (0, before)
+    (tmp_path / "all.json").write_text("{}")
+    code, _, err = run_cli(command, capfd)
+    assert code == 2
+    assert "is not what a study wrote" in err
+    assert (tmp_path / "all.json").read_text() == "{}"
 
 
 def test_the_command_line_stops_shares_and_draws(toys, tmp_path, capfd, monkeypatch):
@@ -319,7 +319,7 @@ def noting_devices(compute, devices):
 def test_two_devices_share_the_cells_and_find_the_same(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "two")],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))},
         capture_output=True,
         text=True,
         check=False,
@@ -353,35 +353,63 @@ def test_a_device_that_fails_stops_the_others_and_says_why(tmp_path, monkeypatch
 def test_what_another_process_is_at_is_left_to_it(tmp_path):
     computed = Computed()
     plan = toy(computed)
+    store = CellStore(plan, tmp_path)
     first, second = batches(plan.cells)
-    with CellStore(plan, tmp_path).claim(first) as ours:
+    with store.claim(first) as ours:
         assert ours
-        compute_unclaimed(plan, tmp_path)
+        assert [compute_unclaimed(store, program) for program in (first, second)] == [False, True]
         assert computed == [cell.name for cell in second]
-    compute_unclaimed(plan, tmp_path)
+        assert not store.complete()
+    assert [compute_unclaimed(store, program) for program in (first, second)] == [True, False]
     assert sorted(computed) == [cell.name for cell in plan.cells]
     assert not (tmp_path / "verdict.json").exists()
     complete(plan, tmp_path)
     complete(toy(), tmp_path / "alone")
     assert same_files(tmp_path, tmp_path / "alone")
-    assert not list(tmp_path.glob(".claims/*"))
+    assert not compute_unclaimed(store, first)
+    assert not (tmp_path / ".claims").exists()
+
+
+def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):
+    plan = toy(computed := Computed())
+    store = CellStore(plan, tmp_path).open()
+    first, _ = batches(plan.cells)
+    store.save(first[0], pd.DataFrame({"number": [0], "value": [0.0]}))
+    with store.claim(first):
+        assert not compute_unclaimed(store, first)
+    assert not computed
+    assert compute_unclaimed(store, first)
+    assert computed == [cell.name for cell in first[1:]]
+
+
+def test_a_study_is_complete_once_nobody_is_at_its_cells(tmp_path):
+    store = CellStore(toy(), tmp_path)
+    first, second = batches(store.plan.cells)
+    compute_unclaimed(store, first)
+    assert not store.complete()
+    compute_unclaimed(store, second)
+    with store.claim(second):
+        assert not store.complete()
+    assert store.complete()
 
 
 def test_studies_that_share_cells_are_computed_once():
     asked = {
         name: registry.Asked(toy(name=name, family=family), Path(name), "")
-        for name, family in (("one", "a"), ("two", "a"), ("three", "b"))
+        for name, family in (("one", "a"), ("two", "b"), ("three", "a"))
     }
-    assert list(registry.distinct(asked)) == ["one", "three"]
+    assert registry.by_cells(asked) == {"one": ["one", "three"], "two": ["two"]}
 
 
-def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):
-    plan = toy()
-    store = CellStore(plan, tmp_path).open()
-    first, _ = batches(plan.cells)
-    store.save(first[0], pd.DataFrame({"number": [0], "value": [0.0]}))
-    computed = Computed()
-    with store.claim(first):
-        compute_unclaimed(toy(computed), tmp_path)
-    assert not {cell.name for cell in first} & set(computed)
-    assert not store.claimed()
+def test_the_longest_programs_begin_first_and_a_processor_beside_the_gpu():
+    assert set(registry.LONGEST) <= set(registry.STUDIES)
+    turns = [registry.turns_of(registry.STUDIES, number) for number in range(3)]
+    assert all(sorted(turn) == sorted(registry.STUDIES) for turn in turns)
+    assert turns[0] == turns[1]
+    beside = [name for name in registry.STUDIES if registry.on_processor(name)]
+    assert set(turns[0][-len(beside) :]) == set(turns[2][: len(beside)]) == set(beside)
+    for turn in turns:
+        # Of what is computed at one place, nothing comes before what takes longer.
+        for here in (set(beside), set(registry.STUDIES) - set(beside)):
+            long = [name for name in registry.LONGEST if name in here]
+            assert [name for name in turn if name in here][: len(long)] == long

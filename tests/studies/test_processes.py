@@ -4,12 +4,22 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
-from apportion.runs.runner import Stopped
+from apportion.runs.runner import Stop, Stopped
+from apportion.studies.cells import batches
+from apportion.studies.folder import complete
+from apportion.studies.processes import Workers, compute_in_turn, workers
 from apportion.studies.registry import Request, perform
+from apportion.studies.store import CellStore
 from cli.command import apportion, assert_refused
+from studies.toys import Computed, toy
 
 FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
 
@@ -68,6 +78,106 @@ def test_a_request_to_stop_ends_every_process(alone, tmp_path):
     assert not multiprocessing.active_children()
     assert [done.missing for done in perform("bound", tmp_path, Request())] == [0]
     assert same_files(tmp_path, alone)
+
+
+def stores_of(folder, *names):
+    """Toy studies in folders of their own."""
+    return {name: CellStore(toy(name=name), folder / name) for name in names}
+
+
+def compute_all(store):
+    compute_in_turn([(store, program, "") for program in batches(store.plan.cells)])
+
+
+@dataclass
+class Process:
+    """One that lives until it is told not to."""
+
+    alive: bool = True
+
+    def is_alive(self):
+        return self.alive
+
+
+def test_a_study_is_concluded_when_its_cells_are_there_whatever_came_before_it(tmp_path):
+    stores = stores_of(tmp_path, "one", "two", "three")
+    process = Process()
+    told = []
+
+    def progress(what, fraction):
+        told.append(what)
+        if len(told) == 2:
+            compute_all(stores["one"])
+        if len(told) == 3:
+            process.alive = False
+
+    compute_all(stores["two"])
+    assert list(Workers((process,)).completed(stores, progress)) == ["two", "one", "three"]
+    assert told == ["6 of 18 cells", "6 of 18 cells", "12 of 18 cells"]
+
+
+def test_a_stop_that_is_asked_for_while_a_study_is_concluded_is_heard(tmp_path):
+    stop = Stop()
+    studies = Workers((), stop).completed(stores_of(tmp_path, "one", "two"), print)
+    assert next(studies) == "one"
+    stop.requested = True
+    with pytest.raises(Stopped, match="0 of 12 cells of one and two are saved in .*; the same"):
+        next(studies)
+
+
+def test_a_signal_is_heard_from_the_processes_start_to_their_end():
+    with workers(1, time.sleep) as others:
+        signal.raise_signal(signal.SIGTERM)
+        assert others.stop.requested
+    assert not multiprocessing.active_children()
+
+
+def test_a_program_that_fails_holds_nobody_up_and_is_tried_again(tmp_path):
+    failed = []
+
+    def failing(cells, progress, times):
+        if cells[0].program == "a" and len(failed) < times:
+            failed.append(cells[0].name)
+            raise MemoryError("the card is full")
+        yield from plan.compute(cells, progress)
+
+    plan = toy(computed := Computed())
+    compute_all(CellStore(replace(plan, compute=partial(failing, times=1)), tmp_path / "once"))
+    assert computed == [f"cell-{number}" for number in (1, 3, 5, 0, 2, 4)]
+    store = CellStore(replace(plan, compute=partial(failing, times=100)), tmp_path / "ever")
+    compute_all(store)
+    assert [cell.program for cell in store.missing()] == ["a"] * 3
+    with pytest.raises(MemoryError, match="the card is full"):
+        complete(store.plan, store.folder)
+
+
+FIRST = """
+import sys, time
+from pathlib import Path
+from apportion.studies.processes import workers
+
+def work(number):
+    Path(sys.argv[1]).touch()
+    time.sleep(120)
+
+if __name__ == "__main__":
+    with workers(1, work):
+        time.sleep(120)
+"""
+
+
+def test_processes_end_with_the_first_when_it_is_killed(tmp_path):
+    (tmp_path / "first.py").write_text(FIRST)
+    begun = tmp_path / "begun"
+    first = subprocess.Popen(
+        [sys.executable, tmp_path / "first.py", begun], stderr=subprocess.PIPE, text=True
+    )
+    while not begun.exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.1)
+    first.kill()
+    # The pipe is closed by the last process that holds it.
+    first.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("other", [("--cells", "1/2"), ("--draw",), ("--on", "ray")])

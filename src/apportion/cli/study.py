@@ -1,5 +1,6 @@
 """`apportion study` and `apportion report`."""
 
+import time
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ from apportion.cli.options import AllowJumps, File, Folder, Json, Out, Quiet
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
-from apportion.studies.registry import STUDIES, Request, Scale, perform
+from apportion.studies.registry import STUDIES, Request, Scale, command_of, perform
 
 _LIST = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
 _HELP = f"""Run a figure or claim of the paper: data, table, picture, and a verdict on each claim.
@@ -90,10 +91,11 @@ def _study(
     name
         Which study, or all.
     """
+    begun = time.monotonic()
     _check_folders(name, options.out)
 
     from apportion.report import write_report
-    from apportion.studies.record import seconds_of
+    from apportion.studies.record import seconds_of, write_whole
 
     verdicts, missing, lines, computing = {}, {}, [], {}
     with open_progress(quiet=quiet) as progress:
@@ -116,6 +118,10 @@ def _study(
             verdicts[done.name] = [verdict.to_dict() for verdict in done.study.verdicts]
             lines += [_describe(verdict) for verdict in verdicts[done.name]]
             lines.append(f"wrote {write_report(done.folder)}")
+    if name == "all" and not missing and not options.draw:
+        command = f"{command_of(name, options.out, options)} --processes {options.processes}"
+        write_whole(options.out, command, options.processes, time.monotonic() - begun, computing)
+        lines.append(f"wrote {options.out / 'all.json'}")
     whole = seconds_of(chain(*computing.values()))
     if json:
         seconds = {study: seconds_of(stretches) for study, stretches in computing.items()}
@@ -141,6 +147,9 @@ def _check_folders(name: str, out: Path) -> None:
         rows = folder / "rows.parquet"
         if rows.is_file() and not _whole(rows):
             raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
+    whole = out / "all.json"
+    if name == "all" and whole.exists() and "seconds_computing" not in read_json(whole):
+        raise InputError(f"{whole}: is not what a study wrote; choose another folder")
 
 
 def _whole(rows: Path) -> bool:

@@ -4,6 +4,8 @@ A study that is stopped, or dies, goes on from its saved cells when it is starte
 settings; the cells may also be computed in shares, at several places.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,13 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped, interrupts
-from apportion.studies.cells import Cell, Place, Plan, Progress, ThisMachine, batches, share_of
+from apportion.studies.cells import Cell, Place, Plan, Progress, ThisMachine, share_of
 from apportion.studies.record import Record, stretches_in
 from apportion.studies.store import CellStore
 from apportion.studies.study import Study
+
+_RECORD_EVERY = 1.0
+"""Seconds between two notes in `study.json` of how many cells there are."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,7 @@ def complete(
     store.check()
     adopted = store.adopt(_siblings(store)) if plan.family else None
     record = Record(store, command)
-    wanted = {cell.name for cell in (share_of(plan.cells, cells) if cells else plan.cells)}
-    due = [cell for cell in store.missing() if cell.name in wanted]
+    due = store.missing(share_of(plan.cells, cells) if cells else None)
     if due and not draw:
         _compute(store, due, place or ThisMachine(), record, progress)
     missing = len(store.missing())
@@ -80,20 +84,22 @@ def complete(
     return Performed(plan.study, store.folder, study, len(plan.cells), 0, tuple(computing))
 
 
-def compute_unclaimed(plan: Plan, folder: Path, *, command: str = "") -> None:
-    """Compute what no other process is at, one program's cells after the other; conclude nothing.
+def compute_unclaimed(store: CellStore, program: Sequence[Cell], *, command: str = "") -> bool:
+    """Compute what is missing of a program's cells, unless another process is at them; conclude nothing.
 
-    Parameters
-    ----------
-    plan, folder, command
-        As for `complete`.
+    Returns
+    -------
+    bool
+        Whether there was anything to compute.
     """
-    store = CellStore(plan, Path(folder)).open()
-    for batch in batches(plan.cells):
-        with store.claim(batch) as ours:
-            due = [cell for cell in store.missing() if cell in batch] if ours else []
-            if due:
-                _compute(store, due, ThisMachine(), Record(store, command))
+    if not store.missing(program):
+        return False
+    with store.claim(program) as ours:
+        # Who was at them before may have finished them meanwhile.
+        due = store.missing(program) if ours else []
+        if due:
+            _compute(store, due, ThisMachine(), Record(store, command))
+    return bool(due)
 
 
 def conclude(store: CellStore) -> Study:
@@ -129,7 +135,7 @@ def _compute(
 ) -> None:
     """Compute cells and save each, until all are there or the user asks to stop."""
     store.open()
-    saved = 0
+    saved, recorded = 0, -math.inf
     with interrupts() as stop:
 
         def stop_if_requested() -> None:
@@ -146,10 +152,13 @@ def _compute(
             stop_if_requested()
 
         def save(cell: Cell, rows: pd.DataFrame) -> None:
-            nonlocal saved
+            nonlocal saved, recorded
             store.save(cell, rows)
             saved += 1
-            record.write(place.device(store.plan), saved)
+            # A program may end with a hundred cells at once, and others wait for the record.
+            if time.monotonic() - recorded > _RECORD_EVERY:
+                record.write(place.device(store.plan), saved)
+                recorded = time.monotonic()
             stop_if_requested()
 
         try:

@@ -6,9 +6,10 @@ or was adopted from a sibling still says where each of its numbers was computed.
 
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class Record:
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     begun: float = field(default_factory=time.monotonic)
     commit: str | None = field(default_factory=commit)
+    versions: dict[str, str | None] = field(default_factory=versions)
 
     def facts(self, computing: list[dict[str, Any]]) -> dict[str, Any]:
         """Command, commit, versions, seed and data; devices of all stretches, the seconds in which at
@@ -106,7 +108,7 @@ class Record:
         return {
             "command": self.command,
             "commit": self.commit,
-            "versions": versions(),
+            "versions": self.versions,
             "device": ", ".join(devices) or None,
             "seed": settings.get("seed"),
             "data": settings.get("data"),
@@ -128,3 +130,35 @@ class Record:
             others = [s for s in stretches_in(folder) if s["started"] != self.started]
             about = {"name": plan.study, "settings": plan.settings}
             write_json(folder / "study.json", plain(about | self.facts([*others, stretch])))
+
+
+def write_whole(
+    folder: Path,
+    command: str,
+    processes: int,
+    seconds: float,
+    computing: dict[str, Sequence[dict[str, Any]]],
+) -> None:
+    """Write `all.json`: the seconds of the command that concluded all studies, and of each study.
+
+    Parameters
+    ----------
+    folder
+        The folder of the studies' folders.
+    command, processes, seconds
+        What the user called, with so many processes, and how long it took.
+    computing
+        The stretches of every study. Where they last longer than the command, some were computed before.
+    """
+    stretches = list(chain(*computing.values()))
+    content = {
+        "command": command,
+        "commit": commit(),
+        "versions": versions(),
+        "device": ", ".join(dict.fromkeys(stretch["device"] for stretch in stretches)),
+        "processes": processes,
+        "seconds": round(seconds, 1),
+        "seconds_computing": seconds_of(stretches),
+        "studies": {study: seconds_of(own) for study, own in computing.items()},
+    }
+    write_json(folder / "all.json", content)

@@ -6,7 +6,7 @@ reads is seen from its other arguments: `prices`, `digits`, or `file` and `gamma
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,6 +70,13 @@ STUDIES = {
     "acting": Entry("portfolio", "what acting in the loop adds where prices do not answer"),
 }
 
+LONGEST = (
+    *("charging", "fig6", "fig3", "fig2", "recipe", "fig5", "conflict", "acting"),
+    *("corollary2", "corollary1", "fig1"),
+)
+"""Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,
+and those of the processor."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -102,10 +109,15 @@ def find_plan(name: str) -> "Callable[..., Plan]":
 def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
-    """A study's plan, with scale and seed among its settings; finite problems are no work for a GPU."""
+    """A study's plan, with scale and seed among its settings."""
     plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
     settings = plan.settings | {"scale": scale, "seed": seed}
-    return replace(plan, settings=settings, on_processor=STUDIES[name].room == "theory")
+    return replace(plan, settings=settings, on_processor=on_processor(name))
+
+
+def on_processor(name: str) -> bool:
+    """Whether a study is computed beside a GPU: finite problems are no work for one."""
+    return STUDIES[name].room == "theory"
 
 
 @dataclass(frozen=True)
@@ -168,36 +180,73 @@ def perform(
     """
     from apportion.studies.folder import complete
     from apportion.studies.processes import Workers, workers
+    from apportion.studies.store import CellStore
 
     asked = asked_for(name, out, request)
-    alone = nullcontext(Workers(()))
+    stores = {study: CellStore(one.plan, one.folder) for study, one in asked.items()}
+    for store in stores.values():
+        store.check()
+    groups = by_cells(asked)
+    alone = nullcontext(Workers())
     work = partial(_compute_unclaimed, name, out, request)
     finish = partial(complete, place=place, cells=cells, draw=draw)
     with workers(processes, work) if processes > 1 else alone as others:
-        for study, one in asked.items():
-
-            def report(what: str, done: float, study: str = study) -> None:
-                progress(f"{study}: {what}", done)
-
-            if study in distinct(asked):
-                others.wait_for(one.plan, one.folder, report)
-            yield finish(one.plan, one.folder, progress=report, command=one.command)
+        computed = {study: stores[study] for study in groups}
+        for first in others.completed(computed, partial(_report, progress, name)):
+            for study in groups[first]:
+                one, report = asked[study], partial(_report, progress, study)
+                yield finish(one.plan, one.folder, progress=report, command=one.command)
 
 
-def _compute_unclaimed(name: str, out: Path, request: Request) -> None:
-    """Compute whatever is nobody's of a study, or of all, study by study."""
-    from apportion.studies.folder import compute_unclaimed
-
-    for one in distinct(asked_for(name, out, request)).values():
-        compute_unclaimed(one.plan, one.folder, command=one.command)
+def _report(progress: "Progress", study: str, what: str, done: float) -> None:
+    progress(f"{study}: {what}", done)
 
 
-def distinct(asked: dict[str, Asked]) -> dict[str, Asked]:
-    """The studies without those that will adopt the cells of one before them."""
-    first: dict[str, str] = {}
+def _compute_unclaimed(name: str, out: Path, request: Request, number: int) -> None:
+    """What one of several processes does: whatever is nobody's of a study, or of all."""
+    from apportion.studies.cells import batches
+    from apportion.studies.processes import compute_in_turn
+    from apportion.studies.store import CellStore
+
+    asked = asked_for(name, out, request)
+    turns = [asked[study] for study in turns_of(by_cells(asked), number)]
+    compute_in_turn(
+        [
+            (CellStore(one.plan, one.folder), program, one.command)
+            for one in turns
+            for program in batches(one.plan.cells)
+        ]
+    )
+
+
+def by_cells(asked: dict[str, Asked]) -> dict[str, list[str]]:
+    """The studies that compute cells, each with all that have the same: itself, and who adopts them."""
+    groups: dict[str, list[str]] = {}
     for study, one in asked.items():
-        first.setdefault(one.plan.digest, study)
-    return {study: asked[study] for study in first.values()}
+        groups.setdefault(one.plan.digest, []).append(study)
+    return {studies[0]: studies for studies in groups.values()}
+
+
+def turns_of(studies: Iterable[str], number: int) -> list[str]:
+    """The studies in the order in which the process of this number takes their programs.
+
+    The longest come first, so that none is begun when all others are at their end. One process of
+    three begins with what is computed on the processor, to use it beside the GPU from the start.
+
+    Examples
+    --------
+    >>> turns_of(("fig1", "acting", "charging"), 0)
+    ['charging', 'acting', 'fig1']
+    >>> turns_of(("fig1", "acting", "charging"), 2)
+    ['fig1', 'charging', 'acting']
+    """
+    beside = number % 3 == 2
+
+    def turn(study: str) -> tuple[bool, int]:
+        length = LONGEST.index(study) if study in LONGEST else len(LONGEST)
+        return on_processor(study) != beside, length
+
+    return sorted(studies, key=turn)
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
@@ -231,14 +280,14 @@ def accepted_data(name: str, data: dict[str, Any], *, strict: bool) -> dict[str,
 
 
 def command_of(name: str, folder: Path, request: Request) -> str:
-    """The command that computes a study.
+    """The command that computes a study, or all.
 
     Examples
     --------
     >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
     'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
     """
-    known = inspect.signature(find_plan(name)).parameters
+    known = _OPTIONS if name == "all" else inspect.signature(find_plan(name)).parameters
     given = {"scale": request.scale, "seed": request.seed}
     for kind, option in _OPTIONS.items():
         if kind in known:

@@ -55,9 +55,10 @@ class CellStore:
                 return other
         return None
 
-    def missing(self) -> list[Cell]:
-        """Cells whose rows are not there yet, in the plan's order."""
-        missing = [cell for cell in self.plan.cells if not self._file(cell).exists()]
+    def missing(self, cells: Sequence[Cell] | None = None) -> list[Cell]:
+        """Cells whose rows are not there yet, of these or of all, in their order."""
+        wanted = self.plan.cells if cells is None else cells
+        missing = [cell for cell in wanted if not self._file(cell).exists()]
         # Looked for last, because another process may just have put the cells together.
         return [] if (self.folder / "rows.parquet").exists() else missing
 
@@ -115,10 +116,13 @@ class CellStore:
         finally:
             lock.release()
 
-    def claimed(self) -> bool:
-        """Whether a process is at any of the cells, or about to say how long they took."""
-        for batch in batches(self.plan.cells):
-            with self.claim(batch) as ours:
+    def complete(self) -> bool:
+        """Whether all cells are there, and no process is about to say how long they took."""
+        return not self.missing() and not self._claimed()
+
+    def _claimed(self) -> bool:
+        for program in batches(self.plan.cells):
+            with self.claim(program) as ours:
                 if not ours:
                     return True
         return False
