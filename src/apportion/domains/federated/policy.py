@@ -5,6 +5,8 @@ update, eta in [.5, 3], and how much of its last move it repeats, mu in [0, .9]:
 that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
 """
 
+from collections.abc import Callable, Sequence
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -136,6 +138,68 @@ class AggregationPolicy(ScoringPolicy):
             jnp.exp(_within(log_step, bounds[0], bounds[1])),
             _within(momentum, 0.0, MOST_MOMENTUM),
         )
+
+
+def averaged(policies: Sequence[AggregationPolicy]) -> AggregationPolicy:
+    """One policy whose scores, log step and momentum are the means of several policies'.
+
+    It is a policy like any other, as wide as all of them together, in which nobody's units see another's.
+    Policies that differ in where they began differ in the kinds that they are weak on.
+
+    Examples
+    --------
+    >>> pair = [AggregationPolicy(channels=17, hidden=8, key=jax.random.key(n)) for n in range(2)]
+    >>> averaged(pair).hidden
+    16
+    """
+    first = policies[0]
+    if len({(p.channels, p.relative, p.head) for p in policies}) > 1:
+        raise InputError("averaged: the policies differ in what they read or in their heads")
+    hidden = sum(p.hidden for p in policies)
+    blank = AggregationPolicy(
+        first.channels, hidden, relative=first.relative, head=first.head, key=jax.random.key(0)
+    )
+
+    def beside(part: Callable[[AggregationPolicy], Array]) -> Array:
+        return jnp.concatenate([part(p) for p in policies], -1)
+
+    def apart(part: Callable[[AggregationPolicy], Array]) -> Array:
+        return jax.scipy.linalg.block_diag(*[part(p) for p in policies])
+
+    # What is pooled comes section by section: the mean over the clients, then the spread.
+    def section(n: int) -> Callable[[AggregationPolicy], Array]:
+        return lambda p: p.joint.weight[:, n * p.hidden : (n + 1) * p.hidden]
+
+    def outputs(n: int) -> Callable[[AggregationPolicy], Array]:
+        return lambda p: p.server[n * p.hidden : (n + 1) * p.hidden].T
+
+    pooled = 1 + first.relative
+    return eqx.tree_at(
+        lambda p: (
+            p.recurrence.from_input,
+            p.recurrence.from_state,
+            p.recurrence.bias,
+            p.joint.weight,
+            p.joint.bias,
+            p.score,
+            p.server,
+        ),
+        blank,
+        (
+            beside(lambda p: p.recurrence.from_input),
+            apart(lambda p: p.recurrence.from_state),
+            beside(lambda p: p.recurrence.bias),
+            jnp.concatenate([apart(section(n)) for n in range(1 + pooled)], 1),
+            beside(lambda p: _bias(p.joint)),
+            beside(lambda p: p.score) / len(policies),
+            jnp.concatenate([beside(outputs(n)).T for n in range(pooled)]) / len(policies),
+        ),
+    )
+
+
+def _bias(layer: eqx.nn.Linear) -> Array:
+    assert layer.bias is not None
+    return layer.bias
 
 
 def _mean(values: Array, mask: Mask) -> Array:
