@@ -104,6 +104,21 @@ def test_an_average_decides_on_the_mean_of_its_members_scores_steps_and_momenta(
     assert float(together.momentum) == pytest.approx(momentum, abs=1e-5)
 
 
+def test_the_servers_step_is_no_shorter_than_the_policy_says(tmp_path):
+    seen = Observation(jax.random.normal(KEY, (5, 5, 9)), jnp.full(5, 0.2))
+    mask = jnp.ones(5, bool)
+    for least in (0.5, 0.8):
+        policy = AggregationPolicy(9, 4, least_step=least, key=KEY)
+        pooled = policy.encode(seen.history, mask).pooled
+        shortest = eqx.tree_at(lambda p: p.server, policy, -9 * jnp.stack([pooled, pooled], 1))
+        save_policy(shortest, tmp_path / str(least))
+        again = load_policy(tmp_path / str(least))
+        assert isinstance(again, AggregationPolicy)
+        assert float(again.decide(seen, mask).step) == pytest.approx(least)
+    with pytest.raises(InputError, match="least_step is 1.5"):
+        AggregationPolicy(9, 4, least_step=1.5, key=KEY)
+
+
 def test_policies_that_read_differently_have_no_average():
     with pytest.raises(InputError, match="differ in what they read"):
         averaged(

@@ -1,7 +1,7 @@
 """A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f zero at first.
 
 Pooled over the clients, the same network also decides how far the server goes along the average
-update, eta in [.5, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
+update, eta in [least, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
 that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
 """
 
@@ -64,6 +64,9 @@ class AggregationPolicy(ScoringPolicy):
         Whether clients are also read relative to each other: every channel a second time by the client's
         standing, and all of them pooled by their spread beside their mean. Policies saved before there
         was a choice say nothing of it, and are not.
+    least_step
+        The shortest step of the server's. Learning sees one round ahead, and there short steps look well:
+        they average the clients' noise away, and cost speed in later rounds only.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class AggregationPolicy(ScoringPolicy):
     channels: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
     relative: bool = eqx.field(static=True)
+    least_step: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -91,11 +95,17 @@ class AggregationPolicy(ScoringPolicy):
         hidden: int = 16,
         *,
         relative: bool = False,
+        least_step: float = LEAST_STEP,
         head: Head | None = None,
         key: PRNGKeyArray,
     ):
         if channels < 1 or hidden < 1:
             raise InputError(f"channels {channels} and hidden {hidden} must be at least 1")
+        if not 0 < least_step <= 1:
+            raise InputError(
+                f"least_step is {least_step}; it must be above 0, and at most 1 for FedAvg's step"
+            )
+        self.least_step = least_step
         self.channels, self.hidden, self.relative = channels, hidden, relative
         recurrence_key, joint_key = jax.random.split(key)
         self.recurrence = Recurrence((1 + relative) * channels, hidden, key=recurrence_key)
@@ -132,7 +142,7 @@ class AggregationPolicy(ScoringPolicy):
         features = self.encode(observation.history, mask)
         shares = self.allocate(features, observation.held, mask, observation.bounds)
         log_step, momentum = features.pooled @ self.server
-        bounds = jnp.log(jnp.array([LEAST_STEP, MOST_STEP]))
+        bounds = jnp.log(jnp.array([self.least_step, MOST_STEP]))
         return Decision(
             shares,
             jnp.exp(_within(log_step, bounds[0], bounds[1])),
@@ -153,11 +163,15 @@ def averaged(policies: Sequence[AggregationPolicy]) -> AggregationPolicy:
     16
     """
     first = policies[0]
-    if len({(p.channels, p.relative, p.head) for p in policies}) > 1:
-        raise InputError("averaged: the policies differ in what they read or in their heads")
-    hidden = sum(p.hidden for p in policies)
+    if len({(p.channels, p.relative, p.least_step, p.head) for p in policies}) > 1:
+        raise InputError("averaged: the policies differ in what they read or in their bounds")
     blank = AggregationPolicy(
-        first.channels, hidden, relative=first.relative, head=first.head, key=jax.random.key(0)
+        first.channels,
+        sum(p.hidden for p in policies),
+        relative=first.relative,
+        least_step=first.least_step,
+        head=first.head,
+        key=jax.random.key(0),
     )
 
     def beside(part: Callable[[AggregationPolicy], Array]) -> Array:
