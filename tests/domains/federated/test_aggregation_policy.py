@@ -11,7 +11,7 @@ from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.kinds import mixture
 from apportion.domains.federated.learned import Learned, passes
 from apportion.domains.federated.model import ClientModel, Perceptron
-from apportion.domains.federated.policy import AggregationPolicy, Decision
+from apportion.domains.federated.policy import AggregationPolicy, Decision, averaged
 from apportion.domains.federated.states import STATES, client_state
 from apportion.domains.federated.through_rounds import ThroughRounds, shortfall, walk
 from apportion.errors import InputError
@@ -71,6 +71,59 @@ def test_permuting_the_clients_permutes_the_shares_and_nothing_else():
     assert float(jnp.abs(here.shares - 1 / 6).max()) > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-4)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=0.01)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_an_average_decides_on_the_mean_of_its_members_scores_steps_and_momenta(relative, tmp_path):
+    keys = jax.random.split(KEY, 3)
+    members = [
+        eqx.tree_at(
+            lambda p: (p.score, p.server),
+            policy,
+            (jax.random.normal(key, (n,)), 0.02 * jax.random.normal(key, policy.server.shape)),
+        )
+        for n, key in zip((4, 6, 5), keys, strict=True)
+        for policy in [AggregationPolicy(9, n, relative=relative, key=key)]
+    ]
+    save_policy(averaged(members), tmp_path)
+    one = load_policy(tmp_path)
+    assert isinstance(one, AggregationPolicy)
+    history = jax.random.normal(KEY, (7, 5, 9))
+    mask = jnp.arange(7) < 6
+    seen = Observation(history, jnp.full(7, 1 / 7))
+    apart, together = [p.decide(seen, mask) for p in members], one.decide(seen, mask)
+    logs = jnp.stack([jnp.log(d.shares[:6]) for d in apart]).mean(0)
+    assert float(jnp.ptp(jnp.stack([d.shares for d in apart]), axis=0).max()) > 0.1
+    assert np.asarray(together.shares[:6]) == pytest.approx(
+        np.asarray(jax.nn.softmax(logs)), rel=1e-4
+    )
+    steps = [jnp.log(d.step) for d in apart]
+    assert float(jnp.log(together.step)) == pytest.approx(float(sum(steps) / 3), abs=1e-5)
+    read = [p.encode(history, mask).pooled @ p.server[:, 1] for p in members]
+    momentum = float(jnp.clip(sum(read) / 3, 0.0, 0.9))
+    assert float(together.momentum) == pytest.approx(momentum, abs=1e-5)
+
+
+def test_the_servers_step_is_no_shorter_than_the_policy_says(tmp_path):
+    seen = Observation(jax.random.normal(KEY, (5, 5, 9)), jnp.full(5, 0.2))
+    mask = jnp.ones(5, bool)
+    for least in (0.5, 0.8):
+        policy = AggregationPolicy(9, 4, least_step=least, key=KEY)
+        pooled = policy.encode(seen.history, mask).pooled
+        shortest = eqx.tree_at(lambda p: p.server, policy, -9 * jnp.stack([pooled, pooled], 1))
+        save_policy(shortest, tmp_path / str(least))
+        again = load_policy(tmp_path / str(least))
+        assert isinstance(again, AggregationPolicy)
+        assert float(again.decide(seen, mask).step) == pytest.approx(least)
+    with pytest.raises(InputError, match="least_step is 1.5"):
+        AggregationPolicy(9, 4, least_step=1.5, key=KEY)
+
+
+def test_policies_that_read_differently_have_no_average():
+    with pytest.raises(InputError, match="differ in what they read"):
+        averaged(
+            [AggregationPolicy(9, 4, relative=relative, key=KEY) for relative in (False, True)]
+        )
 
 
 class Renamed(ClientModel):

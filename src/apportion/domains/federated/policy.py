@@ -1,9 +1,11 @@
 """A policy that starts as FedAvg: shares = softmax(log FedAvg's share + f(x_i)), f zero at first.
 
 Pooled over the clients, the same network also decides how far the server goes along the average
-update, eta in [.5, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
+update, eta in [least, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
 that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
 """
+
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -62,6 +64,9 @@ class AggregationPolicy(ScoringPolicy):
         Whether clients are also read relative to each other: every channel a second time by the client's
         standing, and all of them pooled by their spread beside their mean. Policies saved before there
         was a choice say nothing of it, and are not.
+    least_step
+        The shortest step of the server's. Learning sees one round ahead, and there short steps look well:
+        they average the clients' noise away, and cost speed in later rounds only.
 
     Examples
     --------
@@ -82,6 +87,7 @@ class AggregationPolicy(ScoringPolicy):
     channels: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
     relative: bool = eqx.field(static=True)
+    least_step: float = eqx.field(static=True)
 
     def __init__(
         self,
@@ -89,11 +95,17 @@ class AggregationPolicy(ScoringPolicy):
         hidden: int = 16,
         *,
         relative: bool = False,
+        least_step: float = LEAST_STEP,
         head: Head | None = None,
         key: PRNGKeyArray,
     ):
         if channels < 1 or hidden < 1:
             raise InputError(f"channels {channels} and hidden {hidden} must be at least 1")
+        if not 0 < least_step <= 1:
+            raise InputError(
+                f"least_step is {least_step}; it must be above 0, and at most 1 for FedAvg's step"
+            )
+        self.least_step = least_step
         self.channels, self.hidden, self.relative = channels, hidden, relative
         recurrence_key, joint_key = jax.random.split(key)
         self.recurrence = Recurrence((1 + relative) * channels, hidden, key=recurrence_key)
@@ -130,12 +142,78 @@ class AggregationPolicy(ScoringPolicy):
         features = self.encode(observation.history, mask)
         shares = self.allocate(features, observation.held, mask, observation.bounds)
         log_step, momentum = features.pooled @ self.server
-        bounds = jnp.log(jnp.array([LEAST_STEP, MOST_STEP]))
+        bounds = jnp.log(jnp.array([self.least_step, MOST_STEP]))
         return Decision(
             shares,
             jnp.exp(_within(log_step, bounds[0], bounds[1])),
             _within(momentum, 0.0, MOST_MOMENTUM),
         )
+
+
+def averaged(policies: Sequence[AggregationPolicy]) -> AggregationPolicy:
+    """One policy whose scores, log step and momentum are the means of several policies'.
+
+    It is a policy like any other, as wide as all of them together, in which nobody's units see another's.
+    Policies that differ in where they began differ in the kinds that they are weak on.
+
+    Examples
+    --------
+    >>> pair = [AggregationPolicy(channels=17, hidden=8, key=jax.random.key(n)) for n in range(2)]
+    >>> averaged(pair).hidden
+    16
+    """
+    first = policies[0]
+    if len({(p.channels, p.relative, p.least_step, p.head) for p in policies}) > 1:
+        raise InputError("averaged: the policies differ in what they read or in their bounds")
+    blank = AggregationPolicy(
+        first.channels,
+        sum(p.hidden for p in policies),
+        relative=first.relative,
+        least_step=first.least_step,
+        head=first.head,
+        key=jax.random.key(0),
+    )
+
+    def beside(part: Callable[[AggregationPolicy], Array]) -> Array:
+        return jnp.concatenate([part(p) for p in policies], -1)
+
+    def apart(part: Callable[[AggregationPolicy], Array]) -> Array:
+        return jax.scipy.linalg.block_diag(*[part(p) for p in policies])
+
+    # What is pooled comes section by section: the mean over the clients, then the spread.
+    def section(n: int) -> Callable[[AggregationPolicy], Array]:
+        return lambda p: p.joint.weight[:, n * p.hidden : (n + 1) * p.hidden]
+
+    def outputs(n: int) -> Callable[[AggregationPolicy], Array]:
+        return lambda p: p.server[n * p.hidden : (n + 1) * p.hidden].T
+
+    pooled = 1 + first.relative
+    return eqx.tree_at(
+        lambda p: (
+            p.recurrence.from_input,
+            p.recurrence.from_state,
+            p.recurrence.bias,
+            p.joint.weight,
+            p.joint.bias,
+            p.score,
+            p.server,
+        ),
+        blank,
+        (
+            beside(lambda p: p.recurrence.from_input),
+            apart(lambda p: p.recurrence.from_state),
+            beside(lambda p: p.recurrence.bias),
+            jnp.concatenate([apart(section(n)) for n in range(1 + pooled)], 1),
+            beside(lambda p: _bias(p.joint)),
+            beside(lambda p: p.score) / len(policies),
+            jnp.concatenate([beside(outputs(n)).T for n in range(pooled)]) / len(policies),
+        ),
+    )
+
+
+def _bias(layer: eqx.nn.Linear) -> Array:
+    assert layer.bias is not None
+    return layer.bias
 
 
 def _mean(values: Array, mask: Mask) -> Array:
