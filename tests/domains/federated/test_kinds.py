@@ -43,7 +43,10 @@ def test_the_skews_are_what_their_names_say():
     common = {label for client in range(8) for label in own_labels(papers, client)}
     assert len(rare) == 4
     assert not rare & common
-    assert np.ptp(dealt("sizes").partition.counts) > 10
+    sizes = dealt("sizes")
+    assert np.ptp(sizes.partition.counts) > 10
+    # Of few images as of many, each class has its part.
+    assert np.mean([np.mean(own_labels(sizes, client)) for client in range(10)]) > 3.5
     equal = [len(np.unique(own_labels(dealt("equal"), client))) for client in range(10)]
     skewed = [len(np.unique(own_labels(dealt("dirichlet-0.1"), client))) for client in range(10)]
     assert np.mean(skewed) < 5 < np.mean(equal)

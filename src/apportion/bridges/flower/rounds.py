@@ -16,6 +16,7 @@ from jaxtyping import Array
 from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.server_data import Judged, ServerData
 from apportion.bridges.flower.updates import Model, Update, between, geometry, moved, weighted_sum
+from apportion.domains.federated.learned import WRONG
 from apportion.domains.federated.policy import AggregationPolicy, Decision
 from apportion.domains.federated.states import QUARTER, ClientState, Known, Submission, Tried
 from apportion.policy import Policy
@@ -126,23 +127,23 @@ class Round:
         shares = shares / shares.sum()
         step, momentum = float(decision.step), float(decision.momentum)
         model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
-        gains = self._gains(model) if self.gated else np.zeros(0)
-        gain = _mean(gains)
-        if gains is None or not _passes(gains) or self.trust == 0:
+        both = self._beside_fedavg(model) if self.gated else np.zeros((2, 0))
+        gain = _mean(both)
+        if both is None or not _passes(both) or self.trust == 0:
             return Aggregated(self.fedavg, self.usual, learned=False, gain=gain)
         if self.trust < 1:
             shares, step, momentum = partly(self.trust, self.usual, shares, step, momentum)
             model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
         return Aggregated(model, shares, step, momentum, gain=gain)
 
-    def _gains(self, model: Model) -> np.ndarray | None:
-        """What the model gains over FedAvg's on each sample that the policy does not see; none where
-        FedAvg's cannot be tried, and None where the model itself cannot be.
+    def _beside_fedavg(self, model: Model) -> np.ndarray | None:
+        """The chances of the model and of FedAvg's on each sample that the policy does not see; none
+        where FedAvg's cannot be tried, and None where the model itself cannot be.
         """
         ours, theirs = self.server.judged(model), self.fedavg_judged
         if ours is None or theirs is None:
-            return None if ours is None else np.zeros(0)
-        return (ours.chances - theirs.chances)[kept_samples(len(ours.chances))]
+            return None if ours is None else np.zeros((2, 0))
+        return np.stack([ours.chances, theirs.chances])[:, kept_samples(len(ours.chances))]
 
 
 def partly(
@@ -158,14 +159,19 @@ def partly(
     return mixed, reach, trust * momentum
 
 
-def _passes(gains: np.ndarray) -> bool:
-    """Whether the mean gain is no further below 0 than its standard error."""
+def _passes(chances: np.ndarray) -> bool:
+    """Whether the logarithm gains no less on average than minus its standard error."""
+    ours, theirs = np.log(chances + WRONG)
+    gains = ours - theirs
     error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
     return bool(len(gains) == 0 or gains.mean() >= -error)
 
 
-def _mean(gains: np.ndarray | None) -> float:
-    return float("nan") if gains is None or len(gains) == 0 else float(gains.mean())
+def _mean(chances: np.ndarray | None) -> float:
+    """What a chance gains on average."""
+    if chances is None or chances.shape[1] == 0:
+        return float("nan")
+    return float(np.mean(chances[0] - chances[1]))
 
 
 def split_scored(

@@ -99,8 +99,10 @@ def _sizes(pool: Pool, clients: int, samples: int) -> Dealt:
     size = 0.6 * samples * np.exp(0.8 * pool.rng.normal(size=clients))
     counts = np.clip(size, min(10, samples), samples).astype(int)
     for client, count in enumerate(counts):
-        dealt.places[client] = dealt.places[client][:count]
-        dealt.labels[client] = dealt.labels[client][:count]
+        # Images come class by class: the first ones would be of the first classes alone.
+        kept = pool.rng.permutation(samples)[:count]
+        dealt.places[client] = dealt.places[client][kept]
+        dealt.labels[client] = dealt.labels[client][kept]
     return dealt
 
 

@@ -1,7 +1,9 @@
 """A learned aggregator with a gate: it never does worse than FedAvg by more than chance explains.
 
 The aggregate that the policy decides on is compared with FedAvg's on samples that the policy has not
-seen, and FedAvg's is taken where the policy's is worse by more than the standard error.
+seen, and FedAvg's is taken where the policy's is worse by more than the standard error. Worse is by the
+logarithm of the chance given to the right answer: by the chance itself, a model that is rash and mostly
+wrong can pass for one that is right and not yet sure.
 """
 
 import equinox as eqx
@@ -11,6 +13,9 @@ from jaxtyping import Array, Bool, Float
 from apportion.domains.federated.aggregators import Memoryless, Received, Shares
 from apportion.domains.federated.federation import Model
 from apportion.domains.federated.policy import AggregationPolicy, fedavg
+
+WRONG = 0.02
+"""Added to a chance before its logarithm is taken: to be wrong for certain is to be wrong by so much."""
 
 
 class Learned(Memoryless):
@@ -32,7 +37,8 @@ class Learned(Memoryless):
         assert samples is not None
         plain = fedavg(received.counts.astype(jnp.float32), received.mask)
         other = plain.model(received.models, received.start, received.move)
-        ours, theirs = federation.chances(jnp.stack([model, other]), samples.places)
+        chances = federation.chances(jnp.stack([model, other]), samples.places)
+        ours, theirs = jnp.log(chances + WRONG)
         passed = passes(ours - theirs, samples.kept)
         return jnp.where(passed, model, other), jnp.where(passed, decision.shares, plain.shares)
 
