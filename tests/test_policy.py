@@ -35,11 +35,12 @@ def make(kind, head=None):
 
 
 KINDS = [Recurrent, Convolutional, Attention, Pooled]
-JITTED = {
-    (kind, head): eqx.filter_jit(make(kind, head))
-    for kind in KINDS
-    for head in (None, Head(floor=0.005, cap=0.5))
-}
+EACH = [(kind, head) for kind in KINDS for head in (None, Head(floor=0.005, cap=0.5))]
+
+
+@cache
+def jitted(kind, head=None):
+    return eqx.filter_jit(make(kind, head))
 
 
 def observe(m, seed, dtype=jnp.float32):
@@ -52,10 +53,10 @@ def observe(m, seed, dtype=jnp.float32):
 sizes = st.sampled_from([1, 10, 64])
 
 
-@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
 @given(m=sizes, seed=st.integers(0, 10**6))
 def test_permuting_entities_permutes_the_allocation(which, m, seed):
-    policy, rng = JITTED[which], np.random.default_rng(seed)
+    policy, rng = jitted(*which), np.random.default_rng(seed)
     observation, order = observe(m, seed), rng.permutation(m)
     mask = jnp.asarray(rng.random(m) < 0.7).at[int(rng.integers(m))].set(True)
     plain = np.asarray(policy(observation, mask))
@@ -65,10 +66,10 @@ def test_permuting_entities_permutes_the_allocation(which, m, seed):
     assert (plain >= 0).all()
 
 
-@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
 @given(seed=st.integers(0, 10**6), loud=st.sampled_from([1.0, 1e3]))
 def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
-    policy, rng = JITTED[which], np.random.default_rng(seed)
+    policy, rng = jitted(*which), np.random.default_rng(seed)
     small = observe(3, seed)
     extra = jnp.asarray(loud * rng.normal(size=(7, WINDOW, CHANNELS)), jnp.float32)
     large = Observation(
@@ -133,7 +134,7 @@ def test_the_recurrent_policy_is_the_formula_in_numpy():
 
 
 def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourites():
-    assert_equivariant(JITTED[Attention, None], window=WINDOW, channels=CHANNELS)
+    assert_equivariant(jitted(Attention), window=WINDOW, channels=CHANNELS)
 
     @jax.jit
     def favourite(observation, mask):
@@ -152,7 +153,7 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_absent_entity_is_no_more_than_padding(kind):
-    policy, seen = JITTED[kind, None], observe(10, 5)
+    policy, seen = jitted(kind), observe(10, 5)
     limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
     limited = Observation(seen.history, seen.held, limits)
     shares = policy(limited, jnp.ones(10, bool))
