@@ -248,26 +248,25 @@ def test_a_policy_learns_to_do_better_than_fedavg():
 def test_of_tasks_together_the_one_that_has_all_the_weight_decides():
     problem, tasks, policy = federation(), MIXTURE.tasks, opinionated(17)
 
-    def updated(**options):
+    usual = ThroughRounds(updates=2).weigh
+
+    def updated(policy, **options):
         learner = ThroughRounds(1, 1e-2, updates=2, **options)
-        update = eqx.filter_jit(
-            lambda p: learner.update(
-                problem, tasks[0], None, p, learner.start(p), jnp.ones(()), key=KEY
-            )
-        )(policy)
-        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update.state.optimiser)])
+        started = learner.start(policy)
+        update = learner.update(problem, tasks[0], None, policy, started, jnp.ones(()), key=KEY)
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update.state.optimiser)])
 
-    def first(gains):
-        return jnp.zeros_like(gains).at[0].set(len(gains))
+    # One program for both weights: it takes seconds to compile.
+    @eqx.filter_jit
+    def together(policy, first_decides):
+        def weigh(gains):
+            first = jnp.zeros_like(gains).at[0].set(len(gains))
+            return jnp.where(first_decides, first, usual(gains))
 
-    alone, all_, decided = (
-        updated(**options)
-        for options in (
-            {},
-            {"others": tasks, "together": 3},
-            {"others": tasks, "together": 3, "weigh": first},
-        )
-    )
+        return updated(policy, others=tasks, together=3, weigh=weigh)
+
+    alone = np.asarray(eqx.filter_jit(updated)(policy))
+    all_, decided = (np.asarray(together(policy, jnp.array(first))) for first in (False, True))
     assert decided == pytest.approx(alone, rel=1e-3, abs=1e-6)
     assert np.abs(all_ - alone).max() > 1e-3
 
