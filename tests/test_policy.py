@@ -45,8 +45,13 @@ def jitted(kind, head=None):
 
 def observe(m, seed, dtype=jnp.float32):
     rng = np.random.default_rng(seed)
-    history = jnp.asarray(rng.normal(size=(m, WINDOW, CHANNELS)), dtype)
-    return Observation(history, jnp.asarray(rng.dirichlet(np.ones(m)), dtype))
+    history, held = rng.normal(size=(m, WINDOW, CHANNELS)), rng.dirichlet(np.ones(m))
+    return observed(history.astype(dtype), held.astype(dtype))
+
+
+def observed(history, held):
+    """Arrays of NumPy's as an observation, for which nothing is compiled."""
+    return Observation(jax.device_put(history), jax.device_put(held))
 
 
 # The sizes are few so that each policy compiles few times; the values are many.
@@ -58,10 +63,13 @@ sizes = st.sampled_from([1, 10, 64])
 def test_permuting_entities_permutes_the_allocation(which, m, seed):
     policy, rng = jitted(*which), np.random.default_rng(seed)
     observation, order = observe(m, seed), rng.permutation(m)
-    mask = jnp.asarray(rng.random(m) < 0.7).at[int(rng.integers(m))].set(True)
-    plain = np.asarray(policy(observation, mask))
-    moved = Observation(observation.history[order], observation.held[order])
-    assert np.asarray(policy(moved, mask[order])) == pytest.approx(plain[order], abs=1e-5)
+    mask = rng.random(m) < 0.7
+    mask[rng.integers(m)] = True
+    plain = np.asarray(policy(observation, jax.device_put(mask)))
+    history, held = np.asarray(observation.history), np.asarray(observation.held)
+    moved = observed(history[order], held[order])
+    shares = policy(moved, jax.device_put(mask[order]))
+    assert np.asarray(shares) == pytest.approx(plain[order], abs=1e-5)
     assert plain.sum() == pytest.approx(1, abs=1e-6)
     assert (plain >= 0).all()
 
@@ -71,9 +79,10 @@ def test_permuting_entities_permutes_the_allocation(which, m, seed):
 def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
     policy, rng = jitted(*which), np.random.default_rng(seed)
     small = observe(3, seed)
-    extra = jnp.asarray(loud * rng.normal(size=(7, WINDOW, CHANNELS)), jnp.float32)
-    large = Observation(
-        jnp.concatenate([small.history, extra]), jnp.concatenate([small.held, jnp.ones(7)])
+    extra = (loud * rng.normal(size=(7, WINDOW, CHANNELS))).astype(np.float32)
+    large = observed(
+        np.concatenate([small.history, extra]),
+        np.concatenate([small.held, np.ones(7, np.float32)]),
     )
     alone = np.asarray(policy(small, jnp.ones(3, bool)))
     padded = np.asarray(policy(large, jnp.arange(10) < 3))
