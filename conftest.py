@@ -6,6 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+# NumPy's products on both cores wait for each other where two workers share them. Workers are started
+# with it, and so are commands in processes of their own; in this process NumPy has been imported already.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The suite compiles much and computes little: programs are not optimised but where a test asks for it
 # (`tests/learning.py: optimised`), and then little. Two workers have two cores, so none compiles in parts
 # side by side. Flags from outside, such as an instruction set, stay.

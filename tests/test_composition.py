@@ -1,5 +1,7 @@
 """The pieces around a policy: each does its one thing, and all stay equivariant."""
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -29,45 +31,56 @@ def bold(key) -> Recurrent:
     return eqx.tree_at(lambda p: p.score.of_features, policy, jax.random.normal(key, (5,)))
 
 
-POLICIES = [bold(key) for key in KEYS]
+@cache
+def policies() -> list[Recurrent]:
+    return [bold(key) for key in KEYS]
+
+
 OBSERVATION = Observation(jax.random.normal(KEYS[0], (4, 6, 2)), jnp.array([0.4, 0.3, 0.2, 0.1]))
 MASK = jnp.ones(4, bool)
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        EqualShares(),
-        Ensemble.of(POLICIES),
-        PartialTrading(POLICIES[0], 0.3),
-        ShrunkToEqual(POLICIES[0], 0.4),
-        PartialTrading(ShrunkToEqual(Ensemble.of(POLICIES), 0.5), 0.1),
-        LimitedTurnover(POLICIES[0], 0.2),
-        ShrunkToEqual(Ensemble.of([Attention(2, 4, key=key) for key in KEYS]), 0.5),
-    ],
-    ids=lambda policy: type(policy).__name__,
-)
-def test_every_piece_is_equivariant_and_leaves_padding_alone(policy):
-    assert_equivariant(policy, window=6, channels=2, trials=3)
+@eqx.filter_jit
+def asked(policy):
+    return policy(OBSERVATION, MASK)
+
+
+PIECES = {
+    "EqualShares": EqualShares,
+    "Ensemble": lambda: Ensemble.of(policies()),
+    "PartialTrading0": lambda: PartialTrading(policies()[0], 0.3),
+    "ShrunkToEqual0": lambda: ShrunkToEqual(policies()[0], 0.4),
+    "PartialTrading1": lambda: PartialTrading(ShrunkToEqual(Ensemble.of(policies()), 0.5), 0.1),
+    "LimitedTurnover": lambda: LimitedTurnover(policies()[0], 0.2),
+    "ShrunkToEqual1": lambda: ShrunkToEqual(
+        Ensemble.of([Attention(2, 4, key=key) for key in KEYS]), 0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_every_piece_is_equivariant_and_leaves_padding_alone(name):
+    policy = PIECES[name]()
+    assert_equivariant(eqx.filter_jit(policy), window=6, channels=2, trials=3)
 
 
 def test_an_ensemble_gives_the_mean_of_its_members():
-    alone = [policy(OBSERVATION, MASK) for policy in POLICIES]
-    together = Ensemble.of(POLICIES)(OBSERVATION, MASK)
+    alone = [asked(policy) for policy in policies()]
+    together = asked(Ensemble.of(policies()))
     np.testing.assert_allclose(together, np.mean(alone, 0), atol=1e-6)
 
 
 def test_shrinking_runs_from_equal_shares_to_the_policy():
-    wanted = POLICIES[0](OBSERVATION, MASK)
+    wanted = asked(policies()[0])
     for k in (0.0, 0.25, 1.0):
-        shares = ShrunkToEqual(POLICIES[0], k)(OBSERVATION, MASK)
+        shares = asked(ShrunkToEqual(policies()[0], k))
         np.testing.assert_allclose(shares, (1 - k) / 4 + k * wanted, atol=1e-6)
 
 
 def test_partial_trading_runs_from_holding_to_the_target():
-    target = POLICIES[0](OBSERVATION, MASK)
+    target = asked(policies()[0])
     for eta in (0.0, 0.1, 1.0):
-        shares = PartialTrading(POLICIES[0], eta)(OBSERVATION, MASK)
+        shares = asked(PartialTrading(policies()[0], eta))
         expected = OBSERVATION.held + eta * (target - OBSERVATION.held)
         np.testing.assert_allclose(shares, expected, atol=1e-6)
 
@@ -79,7 +92,7 @@ def test_every_piece_keeps_to_limits_and_groups(seed):
     limits = jnp.asarray(0.35 + rng.random(4) * (rng.random(4) < 0.7), jnp.float32)
     groups, most = jnp.array([0, 0, 1, -1]), jnp.asarray(0.3 + 0.4 * rng.random(2), jnp.float32)
     observation = Observation(OBSERVATION.history, held, limits, None, groups)
-    for shares in _pieces(most, observation):
+    for shares in _pieces(policies(), most, observation):
         shares = np.asarray(shares, np.float64)
         assert (shares <= np.asarray(limits) + 1e-6).all()
         assert shares[:2].sum() <= most[0] + 1e-6
@@ -88,12 +101,12 @@ def test_every_piece_keeps_to_limits_and_groups(seed):
 
 
 @eqx.filter_jit
-def _pieces(most, observation):
+def _pieces(members, most, observation):
     inside = (
-        PartialTrading(POLICIES[0], 0.3),
-        ShrunkToEqual(POLICIES[0], 0.4),
-        Ensemble.of(POLICIES),
-        LimitedTurnover(Ensemble.of(POLICIES), 0.1),
+        PartialTrading(members[0], 0.3),
+        ShrunkToEqual(members[0], 0.4),
+        Ensemble.of(members),
+        LimitedTurnover(Ensemble.of(members), 0.1),
         EqualShares(),
     )
     return [LimitedGroups(policy, most)(observation, MASK) for policy in inside]
@@ -103,15 +116,15 @@ def _pieces(most, observation):
 def test_turnover_stays_below_its_limit_and_reaches_the_target_where_that_is_near(seed, most):
     held = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(4)), jnp.float32)
     observation = Observation(OBSERVATION.history, held)
-    target, shares = _limited(observation, most)
+    target, shares = _limited(policies()[0], observation, most)
     assert np.abs(shares - held).sum() <= most + 1e-6
     if np.abs(target - held).sum() <= most:
         np.testing.assert_allclose(shares, target, atol=1e-6)
 
 
 @eqx.filter_jit
-def _limited(observation, most):
-    return POLICIES[0](observation, MASK), LimitedTurnover(POLICIES[0], most)(observation, MASK)
+def _limited(policy, observation, most):
+    return policy(observation, MASK), LimitedTurnover(policy, most)(observation, MASK)
 
 
 def test_what_cannot_be_composed_is_refused():
@@ -124,6 +137,6 @@ def test_what_cannot_be_composed_is_refused():
     with pytest.raises(InputError, match="names no groups"):
         LimitedGroups(EqualShares(), [0.5])(OBSERVATION, MASK)
     with pytest.raises(InputError, match="differ in structure"):
-        Ensemble.of([POLICIES[0], EqualShares()])
+        Ensemble.of([policies()[0], EqualShares()])
     with pytest.raises(InputError, match="at least one"):
         Ensemble.of([])

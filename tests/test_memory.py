@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,14 @@ PROBLEM = ConstantBest()
 
 def start(tasks, **settings):
     defaults = {"slots": len(tasks), "length": 5, "warm_up": 0, "key": KEY}
-    return replay.start(PROBLEM, tasks, **(defaults | settings))
+    return begin(PROBLEM, tasks, **(defaults | settings))
+
+
+begin, store, sample, find_slot, assign_slot = map(
+    eqx.filter_jit,
+    (replay.start, replay.store, replay.sample, replay.find_slot, replay.assign_slot),
+)
+reset = eqx.filter_jit(PROBLEM.reset)
 
 
 def test_memory_starts_with_each_tasks_first_state():
@@ -35,8 +43,8 @@ def test_storing_wraps_round_the_ring_and_the_last_row_is_where_the_task_stands(
     state = memory.current(slot)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), state)
     periods = jnp.arange(1, 5, dtype=jnp.int32)
-    memory = replay.store(memory, slot, states, periods, jnp.array(True))
-    memory = replay.store(memory, slot, states, periods + 4, jnp.array(True))
+    memory = store(memory, slot, states, periods, jnp.array(True))
+    memory = store(memory, slot, states, periods + 4, jnp.array(True))
     assert np.asarray(memory.periods[1]).tolist() == [5, 6, 7, 8, 4]
     assert int(memory.position(slot)) == 8
     assert np.asarray(memory.periods[0]).tolist() == [0, 0, 0, 0, 0]
@@ -48,8 +56,8 @@ def test_a_batch_is_consecutive_and_knows_where_it_is_linked():
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 6), memory.current(slot))
     # Periods 1, 2, 3, then a new episode 0, 1, 2: six of the seven states fit.
     periods = jnp.asarray([1, 2, 3, 0, 1, 2], jnp.int32)
-    memory = replay.store(memory, slot, states, periods, jnp.array(True))
-    batch = replay.sample(memory, slot, 6, horizon=16, recency=0.0, key=KEY)
+    memory = store(memory, slot, states, periods, jnp.array(True))
+    batch = sample(memory, slot, 6, horizon=16, recency=0.0, key=KEY)
     assert np.asarray(memory.periods[0, batch.rows]).tolist() == [1, 2, 3, 0, 1, 2]
     assert np.asarray(batch.linked).tolist() == [False, True, True, False, True, True]
     assert np.asarray(batch.valid).all()
@@ -57,7 +65,7 @@ def test_a_batch_is_consecutive_and_knows_where_it_is_linked():
 
 def test_a_young_memory_gives_what_it_has():
     memory = start(draw_tasks(12, 4, 1))
-    batch = replay.sample(memory, jnp.asarray(0), 4, horizon=16, recency=0.0, key=KEY)
+    batch = sample(memory, jnp.asarray(0), 4, horizon=16, recency=0.0, key=KEY)
     assert np.asarray(batch.valid).tolist() == [True, False, False, False]
 
 
@@ -76,10 +84,10 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
     memory = start(tasks, slots=2)
     slots = []
     for step, t in enumerate([0, 1, 0, 2, 1, 0]):
-        slot = replay.find_slot(memory, jnp.asarray(t, jnp.int32))
-        fresh = PROBLEM.reset(tasks[t], key=KEY)
+        slot = find_slot(memory, jnp.asarray(t, jnp.int32))
+        fresh = reset(tasks[t], key=KEY)
         step = jnp.asarray(step, jnp.int32)
-        memory = replay.assign_slot(memory, slot, jnp.asarray(t, jnp.int32), fresh, step)
+        memory = assign_slot(memory, slot, jnp.asarray(t, jnp.int32), fresh, step)
         slots.append(int(slot.index))
     # 2 takes 1's slot (0 was used later), 1 takes 0's, 0 takes 2's.
     assert slots == [0, 1, 0, 1, 0, 1]
@@ -91,7 +99,7 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
 def test_refreshing_writes_linked_rows_alone():
     memory = start(Tasks.of([[0, 1]]), length=4, warm_up=4)
     slot = jnp.asarray(0)
-    batch = replay.sample(memory, slot, 3, horizon=16, recency=0.0, key=KEY)
+    batch = sample(memory, slot, 3, horizon=16, recency=0.0, key=KEY)
     new = jax.tree.map(lambda leaf: leaf + 7, batch.states)
     after = replay.rewrite(memory, slot, batch, new, jnp.array(True))
     changed = np.asarray(after.states.n[0] != memory.states.n[0])

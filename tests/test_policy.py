@@ -35,44 +35,54 @@ def make(kind, head=None):
 
 
 KINDS = [Recurrent, Convolutional, Attention, Pooled]
-JITTED = {
-    (kind, head): eqx.filter_jit(make(kind, head))
-    for kind in KINDS
-    for head in (None, Head(floor=0.005, cap=0.5))
-}
+EACH = [(kind, head) for kind in KINDS for head in (None, Head(floor=0.005, cap=0.5))]
+
+
+@cache
+def jitted(kind, head=None):
+    return eqx.filter_jit(make(kind, head))
 
 
 def observe(m, seed, dtype=jnp.float32):
     rng = np.random.default_rng(seed)
-    history = jnp.asarray(rng.normal(size=(m, WINDOW, CHANNELS)), dtype)
-    return Observation(history, jnp.asarray(rng.dirichlet(np.ones(m)), dtype))
+    history, held = rng.normal(size=(m, WINDOW, CHANNELS)), rng.dirichlet(np.ones(m))
+    return observed(history.astype(dtype), held.astype(dtype))
+
+
+def observed(history, held):
+    """Arrays of NumPy's as an observation, for which nothing is compiled."""
+    return Observation(jax.device_put(history), jax.device_put(held))
 
 
 # The sizes are few so that each policy compiles few times; the values are many.
 sizes = st.sampled_from([1, 10, 64])
 
 
-@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
 @given(m=sizes, seed=st.integers(0, 10**6))
 def test_permuting_entities_permutes_the_allocation(which, m, seed):
-    policy, rng = JITTED[which], np.random.default_rng(seed)
+    policy, rng = jitted(*which), np.random.default_rng(seed)
     observation, order = observe(m, seed), rng.permutation(m)
-    mask = jnp.asarray(rng.random(m) < 0.7).at[int(rng.integers(m))].set(True)
-    plain = np.asarray(policy(observation, mask))
-    moved = Observation(observation.history[order], observation.held[order])
-    assert np.asarray(policy(moved, mask[order])) == pytest.approx(plain[order], abs=1e-5)
+    mask = rng.random(m) < 0.7
+    mask[rng.integers(m)] = True
+    plain = np.asarray(policy(observation, jax.device_put(mask)))
+    history, held = np.asarray(observation.history), np.asarray(observation.held)
+    moved = observed(history[order], held[order])
+    shares = policy(moved, jax.device_put(mask[order]))
+    assert np.asarray(shares) == pytest.approx(plain[order], abs=1e-5)
     assert plain.sum() == pytest.approx(1, abs=1e-6)
     assert (plain >= 0).all()
 
 
-@pytest.mark.parametrize("which", JITTED, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
 @given(seed=st.integers(0, 10**6), loud=st.sampled_from([1.0, 1e3]))
 def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
-    policy, rng = JITTED[which], np.random.default_rng(seed)
+    policy, rng = jitted(*which), np.random.default_rng(seed)
     small = observe(3, seed)
-    extra = jnp.asarray(loud * rng.normal(size=(7, WINDOW, CHANNELS)), jnp.float32)
-    large = Observation(
-        jnp.concatenate([small.history, extra]), jnp.concatenate([small.held, jnp.ones(7)])
+    extra = (loud * rng.normal(size=(7, WINDOW, CHANNELS))).astype(np.float32)
+    large = observed(
+        np.concatenate([small.history, extra]),
+        np.concatenate([small.held, np.ones(7, np.float32)]),
     )
     alone = np.asarray(policy(small, jnp.ones(3, bool)))
     padded = np.asarray(policy(large, jnp.arange(10) < 3))
@@ -133,7 +143,7 @@ def test_the_recurrent_policy_is_the_formula_in_numpy():
 
 
 def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourites():
-    assert_equivariant(JITTED[Attention, None], window=WINDOW, channels=CHANNELS)
+    assert_equivariant(jitted(Attention), window=WINDOW, channels=CHANNELS)
 
     @jax.jit
     def favourite(observation, mask):
@@ -152,7 +162,7 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_an_absent_entity_is_no_more_than_padding(kind):
-    policy, seen = JITTED[kind, None], observe(10, 5)
+    policy, seen = jitted(kind), observe(10, 5)
     limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
     limited = Observation(seen.history, seen.held, limits)
     shares = policy(limited, jnp.ones(10, bool))

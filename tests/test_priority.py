@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from scipy import stats
 from apportion.errors import InputError
 from apportion.memory import read_before_write
 from apportion.priority import LEAST_SCORE, Priority, RoundRobin
+from learning import optimised
 
 
 def numpy_priority(scores, alpha, beta):
@@ -44,6 +47,18 @@ def draws(priority, state, keys):
     return jax.vmap(lambda key: priority.draw(state, jnp.zeros((), jnp.int32), key=key).task)(keys)
 
 
+@jax.jit
+def looks(priority, state, tasks):
+    return jax.vmap(lambda task: priority.look(state, task, jnp.zeros((), jnp.int32)))(tasks)
+
+
+@partial(jax.jit, static_argnames="total")
+def drawn_after(priority, total, task, value, key):
+    """The task that is drawn after one update of one task."""
+    state = set_score(priority, priority.start(total), task, value)
+    return priority.draw(state, jnp.zeros((), jnp.int32), key=key).task
+
+
 @pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
 def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
     rng = np.random.default_rng(total)
@@ -62,14 +77,14 @@ def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
     p, w = numpy_priority(scores, 0.7, 0.6)
     np.testing.assert_allclose(np.asarray(priority.probabilities(state)), p, rtol=1e-5)
     some = np.concatenate([tasks[:200], rng.integers(0, total, 200), [scores.argmin()]])
-    step = jnp.zeros((), jnp.int32)
-    drawn = jax.vmap(lambda t: priority.look(state, t, step))(jnp.asarray(some, jnp.int32))
+    drawn = looks(priority, state, jnp.asarray(some, jnp.int32))
     np.testing.assert_allclose(np.asarray(drawn.weight), w[some], rtol=1e-5)
     np.testing.assert_allclose(np.asarray(drawn.probability), p[some], rtol=1e-5)
     assert float(drawn.weight.max()) == 1
 
 
 @pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
+@optimised()
 def test_draws_follow_the_probabilities(total):
     rng = np.random.default_rng(1)
     priority = Priority(alpha=1.0)
@@ -95,9 +110,7 @@ def test_a_task_with_all_the_mass_is_always_found(total, seed):
     rng = np.random.default_rng(seed)
     leader = int(rng.integers(total))
     priority = Priority(alpha=1.0, smoothing=0.0, initial=1e-6)
-    state = set_score(priority, priority.start(total), leader, 1e6)
-    drawn = priority.draw(state, jnp.zeros((), jnp.int32), key=jax.random.key(seed))
-    assert int(drawn.task) == leader
+    assert int(drawn_after(priority, total, leader, 1e6, jax.random.key(seed))) == leader
 
 
 def test_alpha_zero_is_uniform_and_all_weights_are_one():

@@ -33,10 +33,12 @@ def by_kernel(cell: Recurrence, history):
 
 def make(sizes, seed=0, times=()):
     entities, window, channels, hidden = sizes
-    cell_key, bias_key, history_key = jax.random.split(jax.random.key(seed), 3)
-    cell = Recurrence(channels, hidden, key=cell_key)
-    cell = eqx.tree_at(lambda c: c.bias, cell, 0.3 * jax.random.normal(bias_key, (hidden,)))
-    return cell, jax.random.normal(history_key, (*times, entities, window, channels))
+    rng = np.random.default_rng(seed)
+    bias = 0.3 * rng.normal(size=hidden)
+    history = rng.normal(size=(*times, entities, window, channels))
+    bias, history = (jax.device_put(array.astype(np.float32)) for array in (bias, history))
+    cell = Recurrence(channels, hidden, key=jax.random.key(seed))
+    return eqx.tree_at(lambda c: c.bias, cell, bias), history
 
 
 def assert_close(found, expected, tolerance=TOLERANCE):
@@ -96,10 +98,9 @@ def of_runs(function):
 @few
 @given(sizes=SIZES, runs=st.sampled_from([1, 3]), seed=st.integers(0, 99))
 def test_runs_with_parameters_of_their_own_have_their_own_gradients(sizes, runs, seed):
-    keys = jnp.arange(runs) + seed
-    made = [make(sizes, int(key), (2,)) for key in keys]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
-    found = of_runs(by_kernel)(stacked)
+    made = [make(sizes, seed + run, (2,)) for run in range(runs)]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+    found = jax.device_get(of_runs(by_kernel)(stacked))
     for run, both in enumerate(made):
         of_one = jax.tree.map(lambda leaf, run=run: leaf[run], found)
         assert_close(of_one, gradients(over_times(reference))(both))
@@ -207,10 +208,9 @@ def test_the_kernels_for_graphics_cards_are_the_scans(sizes, dtype, tolerance, i
         (window, runs, channels, rows),
         (runs, hidden, rows),
     )
-    keys = jax.random.split(jax.random.key(0), len(shapes))
-    made = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
-    made = [array.astype(dtype) / hidden**0.5 for array in made]
-    *parameters, inputs, cotangent = made
+    rng = np.random.default_rng(0)
+    made = [rng.normal(size=shape) / hidden**0.5 for shape in shapes]
+    *parameters, inputs, cotangent = (jax.device_put(array.astype(dtype)) for array in made)
     assert recurrence_gpu.suits(parameters[0])
     (states,) = jax.jit(recurrence._states)(*parameters, inputs)
     assert_close(jax.jit(recurrence_gpu.states)(*parameters, inputs), (states,), tolerance)

@@ -24,14 +24,15 @@ def stack(trees: Sequence[Tree]) -> Tree:
 def take(tree: Tree, index) -> Tree:
     """One of a stack, or some of it: `index` applied to the leading axis of every array."""
     arrays, others = eqx.partition(tree, eqx.is_array)
-    if isinstance(index, int):
-        return eqx.combine(one_of(arrays, index), others)
-    return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
+    # A program's arguments are numbers: what a slice leaves over is taken leaf by leaf.
+    if isinstance(index, slice | tuple):
+        return eqx.combine(jax.tree.map(lambda leaf: leaf[index], arrays), others)
+    return eqx.combine(one_of(arrays, index), others)
 
 
 @jax.jit
 def one_of(arrays: Tree, index) -> Tree:
-    """One of a stack of arrays alone, by one program: leaf by leaf, each shape would compile its own.
+    """One or some of a stack of arrays alone, by one program: each leaf would compile its own.
 
     >>> one_of((jnp.arange(3), jnp.arange(6).reshape(3, 2)), 2)[1].tolist()
     [4, 5]

@@ -1,9 +1,10 @@
 """Folders of runs and the policies in them."""
 
 import json
+from pathlib import Path
 
 import numpy as np
-from refusals import WIDE, assert_refused, cases, finished
+from refusals import WIDE, assert_refused, cases
 
 from apportion.runs.atomic import read_arrays, to_json, write_arrays
 from apportion.runs.policy_file import _digest
@@ -204,17 +205,19 @@ def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
 
 def tampered(arrays: dict | None = None, about: dict | None = None) -> dict:
     """A policy's two files with numbers changed, and every checksum made to fit."""
-    folder = finished("portfolio")
-    found, header = read_arrays(folder / "policy.safetensors")
-    content = json.loads((folder / "policy.json").read_text())
-    content["about"] |= about or {}
-    text = to_json(content)
-    found = {name: np.full_like(a, (arrays or {}).get(name, a)) for name, a in found.items()}
-    header = {"format": header["format"], "description": _digest(json.loads(text))}
-    return PRICES | {
-        "run/policy.json": text,
-        "run/policy.safetensors": lambda path: write_arrays(path, found, header),
-    }
+
+    def tamper(path: Path) -> None:
+        found, header = read_arrays(path)
+        description = path.with_name("policy.json")
+        content = json.loads(description.read_text())
+        content["about"] |= about or {}
+        text = to_json(content)
+        description.write_text(text)
+        found = {name: np.full_like(a, (arrays or {}).get(name, a)) for name, a in found.items()}
+        header = {"format": header["format"], "description": _digest(json.loads(text))}
+        write_arrays(path, found, header)
+
+    return PRICES | {"run/policy.safetensors": tamper}
 
 
 @cases(

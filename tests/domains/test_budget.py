@@ -65,6 +65,8 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
     many = stacked(np.arange(40), 20, 0)
     unseen = stacked(np.arange(40, 60), 8, 100)
 
+    @eqx.filter_jit
+    @eqx.filter_vmap
     def on_unseen(choose, tasks):
         return evaluate(problem, choose, tasks, key=KEY).mean_reward.mean()
 
@@ -73,10 +75,10 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
             problem, tasks, policies, Direct(24, 2e-2), steps=600, chunks=Chunks(600),
             selection=Priority(alpha=0.0), keys=keys,
         )  # fmt: skip
-        return np.asarray(eqx.filter_jit(eqx.filter_vmap(on_unseen))(result.policy, unseen.each))
+        return np.asarray(on_unseen(result.policy, unseen.each))
 
     multi, single = learnt(many), learnt(many.first(1))
-    equal = np.asarray(jax.vmap(lambda tasks: on_unseen(EqualShares(), tasks))(unseen.each))
+    equal = np.asarray(on_unseen(EqualShares(), unseen.each))
     assert compare(multi, equal).above_zero
     assert compare(multi, single).above_zero
 

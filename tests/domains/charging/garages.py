@@ -61,5 +61,12 @@ def walker(name: str):
     return walk
 
 
+@jax.jit
 def permuted(day: Garage, order: np.ndarray) -> Garage:
     return jax.tree.map(lambda x: x[order], day)
+
+
+@jax.jit
+def alone(day: Garage) -> Garage:
+    """A day as a stack of one."""
+    return jax.tree.map(lambda x: x[None], day)

@@ -10,7 +10,7 @@ import pytest
 
 from apportion.domains.charging.controller import Controller, read_now
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import draw, empty, see
+from apportion.domains.charging.garage import Garage, draw, empty, see
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, observation
 from apportion.domains.charging.sessions import read_sessions
@@ -76,13 +76,10 @@ def test_it_decides_as_the_policy_does_in_simulation(controller):
 def simulated(days: Days, day: int, volume: float = 1.0) -> tuple[dict, list[float]]:
     """What a controller of eight stations sees at 11:00 on a day, and what is right to offer then."""
     n, capacity = 44, 7.0
-    garage = days.garage().at(jnp.int32(day), jnp.arange(8))
-    state = empty(8)
-    for period in range(n):
-        state, _ = draw(garage, state, jnp.int32(period), jnp.full(8, capacity / 8))
-    seen = see(garage, state, jnp.int32(n), jnp.float32(capacity), PREDICTOR.medians)
-    everyone = jnp.ones(8, bool)
-    expected = opinionated(volume)(observation(seen, everyone), everyone) * capacity
+    garage, seen, shares = _decided(
+        days.garage(), jnp.int32(day), n, jnp.float32(capacity), opinionated(volume)
+    )
+    garage, seen, expected = jax.device_get((garage, seen, shares * capacity))
     midnight = f"{days.dates[day]}"
 
     def clock(periods) -> str:
@@ -110,6 +107,20 @@ def simulated(days: Days, day: int, volume: float = 1.0) -> tuple[dict, list[flo
     assert bool(seen.can_draw.any())
     now = {"time": f"{midnight} 11:00", "capacity_kw": capacity, "stations": stations}
     return now, expected.tolist()
+
+
+@eqx.filter_jit
+def _decided(garages: Garage, day, n: int, capacity, policy: Pooled):
+    """A garage of eight stations after n periods of equal power, what is seen then, and the shares."""
+    garage = garages.at(day, jnp.arange(8))
+
+    def period(state, at):
+        return draw(garage, state, at, jnp.full(8, capacity / 8))[0], None
+
+    state, _ = jax.lax.scan(period, empty(8), jnp.arange(n, dtype=jnp.int32))
+    seen = see(garage, state, jnp.int32(n), capacity, PREDICTOR.medians)
+    everyone = jnp.ones(8, bool)
+    return garage, seen, policy(observation(seen, everyone), everyone)
 
 
 def jnp_timestamp(midnight: str, periods: float):

@@ -14,7 +14,7 @@ from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_day
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
-from domains.charging.garages import MEDIANS, STATIONS, permuted, random_garage, walker
+from domains.charging.garages import MEDIANS, STATIONS, alone, permuted, random_garage, walker
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
@@ -50,7 +50,7 @@ def test_energy_is_neither_made_nor_lost(name, seed, phi):
     drawn = np.asarray(drawn)
     assert (drawn >= 0).all()
     assert (drawn <= np.asarray(offered) / 4 + 1e-5).all()
-    energy = simulate(jax.tree.map(lambda x: x[None], day), PEERS[name], capacity, MEDIANS)[0, 0]
+    energy = simulate(alone(day), PEERS[name], capacity, MEDIANS)[0, 0]
     assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
     assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
     assert (drawn[~np.asarray(seen.can_draw)] == 0).all()
@@ -164,8 +164,9 @@ KEYS = {
 def plain_day(day: Garage, name: str, capacity: float) -> float:
     """A day car by car, in plain Python and double precision."""
     cars = []
-    for i, k in np.argwhere(np.asarray(day.departure > day.arrival)):
-        x = {f.name: float(getattr(day, f.name)[i, k]) for f in dataclasses.fields(day)}
+    known = {f.name: np.asarray(getattr(day, f.name)) for f in dataclasses.fields(day)}
+    for i, k in np.argwhere(known["departure"] > known["arrival"]):
+        x = {name: float(values[i, k]) for name, values in known.items()}
         said = bool(x["stated"])
         cars.append(
             {
@@ -212,8 +213,8 @@ def test_tasks_are_simulated_apart():
     tasks = np.array([[0, 2, 4], [5, 1, 3]])
     both = simulate(stacked, PEERS["llf"], np.array([5.0, 9.0]), MEDIANS, tasks)
     for task, capacity, energy in zip(tasks, (5.0, 9.0), both, strict=True):
-        alone = jax.tree.map(lambda x, task=task: x[:, task], stacked)
-        assert simulate(alone, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
+        apart = jax.tree.map(lambda x, task=task: x[:, task], stacked)
+        assert simulate(apart, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
 
 
 def test_days_in_groups_are_the_same_days(monkeypatch):
@@ -264,7 +265,7 @@ def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
         departure=jnp.full_like(comes, PERIODS),
         need_kwh=jnp.full(comes.shape, 1e3),
     )
-    day = jax.tree.map(lambda x: x[None], day)
+    day = alone(day)
     for size in SIZES:
         offer, _ = sized(PEERS["equal"], size)
         energy = jax.jit(lambda d, o=offer: simulate_days(d, o, feeder(1.0), MEDIANS))(day)
@@ -325,7 +326,7 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 
 def test_where_nothing_is_recalled_predictions_stand_in():
     day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
-    day = jax.tree.map(lambda x: x[None], day)
+    day = alone(day)
     recalled, predicted = (
         simulate(day, PEERS[name], 5.0, MEDIANS) for name in ("llf-recalled", "llf-predicted")
     )
@@ -335,7 +336,7 @@ def test_where_nothing_is_recalled_predictions_stand_in():
 def test_predicted_peers_ask_for_predictions():
     day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate(jax.tree.map(lambda x: x[None], day), PEERS["llf-predicted"], 5.0, MEDIANS)
+        simulate(alone(day), PEERS["llf-predicted"], 5.0, MEDIANS)
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,12 @@ def test_permuting_the_clients_permutes_the_shares_and_nothing_else():
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=0.01)
 
 
+@eqx.filter_jit
+def decided(policy, seen, mask):
+    """What a policy decides, and what it reads of all clients together."""
+    return policy.decide(seen, mask), policy.encode(seen.history, mask).pooled
+
+
 @pytest.mark.parametrize("relative", [False, True])
 def test_an_average_decides_on_the_mean_of_its_members_scores_steps_and_momenta(relative, tmp_path):
     keys = jax.random.split(KEY, 3)
@@ -91,17 +97,16 @@ def test_an_average_decides_on_the_mean_of_its_members_scores_steps_and_momenta(
     history = jax.random.normal(KEY, (7, 5, 9))
     mask = jnp.arange(7) < 6
     seen = Observation(history, jnp.full(7, 1 / 7))
-    apart, together = [p.decide(seen, mask) for p in members], one.decide(seen, mask)
-    logs = jnp.stack([jnp.log(d.shares[:6]) for d in apart]).mean(0)
-    assert float(jnp.ptp(jnp.stack([d.shares for d in apart]), axis=0).max()) > 0.1
-    assert np.asarray(together.shares[:6]) == pytest.approx(
-        np.asarray(jax.nn.softmax(logs)), rel=1e-4
-    )
-    steps = [jnp.log(d.step) for d in apart]
-    assert float(jnp.log(together.step)) == pytest.approx(float(sum(steps) / 3), abs=1e-5)
-    read = [p.encode(history, mask).pooled @ p.server[:, 1] for p in members]
-    momentum = float(jnp.clip(sum(read) / 3, 0.0, 0.9))
-    assert float(together.momentum) == pytest.approx(momentum, abs=1e-5)
+    apart, pooled = zip(*(jax.device_get(decided(p, seen, mask)) for p in members), strict=True)
+    together, _ = jax.device_get(decided(one, seen, mask))
+    weights = np.exp(np.mean([np.log(d.shares[:6]) for d in apart], 0))
+    assert np.ptp([d.shares for d in apart], axis=0).max() > 0.1
+    assert together.shares[:6] == pytest.approx(weights / weights.sum(), rel=1e-4)
+    steps = [np.log(d.step) for d in apart]
+    assert np.log(together.step) == pytest.approx(sum(steps) / 3, abs=1e-5)
+    read = [of @ np.asarray(p.server)[:, 1] for of, p in zip(pooled, members, strict=True)]
+    momentum = np.clip(sum(read) / 3, 0.0, 0.9)
+    assert together.momentum == pytest.approx(momentum, abs=1e-5)
 
 
 def test_the_servers_step_is_no_shorter_than_the_policy_says(tmp_path):
@@ -109,12 +114,12 @@ def test_the_servers_step_is_no_shorter_than_the_policy_says(tmp_path):
     mask = jnp.ones(5, bool)
     for least in (0.5, 0.8):
         policy = AggregationPolicy(9, 4, least_step=least, key=KEY)
-        pooled = policy.encode(seen.history, mask).pooled
+        _, pooled = decided(policy, seen, mask)
         shortest = eqx.tree_at(lambda p: p.server, policy, -9 * jnp.stack([pooled, pooled], 1))
         save_policy(shortest, tmp_path / str(least))
         again = load_policy(tmp_path / str(least))
         assert isinstance(again, AggregationPolicy)
-        assert float(again.decide(seen, mask).step) == pytest.approx(least)
+        assert float(decided(again, seen, mask)[0].step) == pytest.approx(least)
     with pytest.raises(InputError, match="least_step is 1.5"):
         AggregationPolicy(9, 4, least_step=1.5, key=KEY)
 
@@ -168,7 +173,7 @@ def test_by_its_standing_a_client_is_judged_whatever_the_unit_of_what_is_seen():
         lambda p: p.recurrence.from_input, policy, policy.recurrence.from_input.at[:17].set(0.0)
     )
     here, scaled, alike = (
-        alone.decide(Observation(seen, jnp.full(5, 0.2)), mask).shares
+        decided(alone, Observation(seen, jnp.full(5, 0.2)), mask)[0].shares
         for seen in (history, history.at[..., 1:].mul(8.0), history[:1].repeat(5, 0))
     )
     assert float(jnp.ptp(here)) > 0.05
@@ -262,26 +267,25 @@ def test_a_policy_learns_to_do_better_than_fedavg():
 def test_of_tasks_together_the_one_that_has_all_the_weight_decides():
     problem, tasks, policy = federation(), MIXTURE.tasks, opinionated(17)
 
-    def updated(**options):
+    usual = ThroughRounds(updates=2).weigh
+
+    def updated(policy, **options):
         learner = ThroughRounds(1, 1e-2, updates=2, **options)
-        update = eqx.filter_jit(
-            lambda p: learner.update(
-                problem, tasks[0], None, p, learner.start(p), jnp.ones(()), key=KEY
-            )
-        )(policy)
-        return np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update.state.optimiser)])
+        started = learner.start(policy)
+        update = learner.update(problem, tasks[0], None, policy, started, jnp.ones(()), key=KEY)
+        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(update.state.optimiser)])
 
-    def first(gains):
-        return jnp.zeros_like(gains).at[0].set(len(gains))
+    # One program for both weights: it takes seconds to compile.
+    @eqx.filter_jit
+    def together(policy, first_decides):
+        def weigh(gains):
+            first = jnp.zeros_like(gains).at[0].set(len(gains))
+            return jnp.where(first_decides, first, usual(gains))
 
-    alone, all_, decided = (
-        updated(**options)
-        for options in (
-            {},
-            {"others": tasks, "together": 3},
-            {"others": tasks, "together": 3, "weigh": first},
-        )
-    )
+        return updated(policy, others=tasks, together=3, weigh=weigh)
+
+    alone = np.asarray(eqx.filter_jit(updated)(policy))
+    all_, decided = (np.asarray(together(policy, jnp.array(first))) for first in (False, True))
     assert decided == pytest.approx(alone, rel=1e-3, abs=1e-6)
     assert np.abs(all_ - alone).max() > 1e-3
 

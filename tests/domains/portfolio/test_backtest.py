@@ -22,7 +22,6 @@ from apportion.statistics import over_blocks
 from apportion.tasks import draw_tasks
 
 PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
-POLICY = Recurrent(3, 6, key=jax.random.key(1))
 LAZY = PartialTrading(EqualShares(), 0.1)
 START = str(PRICES.dates[50])
 
@@ -31,14 +30,22 @@ def first_only(y):
     return jnp.eye(1, y.shape[1])[jnp.zeros(len(y), int)]
 
 
-RESULT = backtest(
-    PRICES,
-    {"policy": POLICY, "lazy-equal-crp": LAZY, "buy-and-hold": PartialTrading(EqualShares(), 0.0)},
-    baselines={"first": first_only},
-    start=START,
-    window=8,
-    cost=0.0025,
-)
+@pytest.fixture(scope="module")
+def policy():
+    return Recurrent(3, 6, key=jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def result(policy):
+    never = PartialTrading(EqualShares(), 0.0)
+    return backtest(
+        PRICES,
+        {"policy": policy, "lazy-equal-crp": LAZY, "buy-and-hold": never},
+        baselines={"first": first_only},
+        start=START,
+        window=8,
+        cost=0.0025,
+    )
 
 
 def by_hand(eta: float, c: float) -> np.ndarray:
@@ -59,16 +66,16 @@ def by_hand(eta: float, c: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "eta"), [("equal-crp", 1.0), ("lazy-equal-crp", 0.1), ("buy-and-hold", 0.0)]
 )
-def test_wealth_is_that_of_plain_accounting(name, eta):
-    np.testing.assert_allclose(np.cumprod(1 + RESULT.net[name]), by_hand(eta, 0.0025), rtol=1e-7)
-    np.testing.assert_allclose(np.cumprod(1 + RESULT.gross[name]), by_hand(eta, 0.0), rtol=1e-7)
+def test_wealth_is_that_of_plain_accounting(result, name, eta):
+    np.testing.assert_allclose(np.cumprod(1 + result.net[name]), by_hand(eta, 0.0025), rtol=1e-7)
+    np.testing.assert_allclose(np.cumprod(1 + result.gross[name]), by_hand(eta, 0.0), rtol=1e-7)
 
 
-def test_the_parallel_walk_is_the_rollout_of_the_problem():
+def test_the_parallel_walk_is_the_rollout_of_the_problem(policy):
     market = Market.of(PRICES, window=8, costs=Costs(0.0025))
     task = draw_tasks(5, 3, 2, seed=0)[1]
-    walk = walk_policy(POLICY, market, task, chunk=7)
-    path = rollout(market, POLICY, task, key=jax.random.key(0))
+    walk = walk_policy(policy, market, task, chunk=7)
+    path = rollout(market, policy, task, key=jax.random.key(0))
     np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
     np.testing.assert_allclose(walk.allocations, path.allocations, atol=1e-6)
 
@@ -81,8 +88,8 @@ def test_many_tasks_walk_as_each_would_alone():
     np.testing.assert_allclose(together.growth[2], alone.growth, rtol=1e-6)
 
 
-def test_net_equals_gross_without_commission():
-    free = backtest(PRICES, {"policy": POLICY}, window=8, cost=0.0)
+def test_net_equals_gross_without_commission(policy):
+    free = backtest(PRICES, {"policy": policy}, window=8, cost=0.0)
     for name in free.net:
         np.testing.assert_allclose(free.net[name], free.gross[name], atol=1e-12)
 
@@ -99,35 +106,35 @@ def test_net_is_never_above_gross_and_scale_of_prices_does_not_matter(cost, seed
     assert growth == pytest.approx((a * y).sum(1))
 
 
-def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start():
-    assert RESULT.dates[0] == np.datetime64(START)
-    assert RESULT.net["first"][0] == pytest.approx(
+def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start(result):
+    assert result.dates[0] == np.datetime64(START)
+    assert result.net["first"][0] == pytest.approx(
         (1 - 2 * 0.0025 * 0.8) * PRICES.relatives()[50, 0] - 1, abs=1e-5
     )
 
 
-def test_earlier_rows_serve_as_history_only():
+def test_earlier_rows_serve_as_history_only(policy, result):
     """Cutting off rows that no window reaches changes nothing."""
     cut = type(PRICES)(
         PRICES.dates[42:], PRICES.tickers, PRICES.close[42:], PRICES.high[42:], PRICES.low[42:]
     )
-    again = backtest(cut, {"policy": POLICY}, start=START, window=8)
-    np.testing.assert_allclose(again.net["policy"], RESULT.net["policy"], atol=1e-6)
+    again = backtest(cut, {"policy": policy}, start=START, window=8)
+    np.testing.assert_allclose(again.net["policy"], result.net["policy"], atol=1e-6)
 
 
-def test_permuting_columns_permutes_shares_and_leaves_wealth():
+def test_permuting_columns_permutes_shares_and_leaves_wealth(policy, result):
     order = [3, 1, 4, 0, 2]
     moved = backtest(
-        PRICES.select([PRICES.tickers[i] for i in order]), {"policy": POLICY}, start=START, window=8
+        PRICES.select([PRICES.tickers[i] for i in order]), {"policy": policy}, start=START, window=8
     )
     np.testing.assert_allclose(
-        moved.allocations["policy"], RESULT.allocations["policy"][:, order], atol=1e-6
+        moved.allocations["policy"], result.allocations["policy"][:, order], atol=1e-6
     )
-    np.testing.assert_allclose(moved.net["policy"], RESULT.net["policy"], atol=1e-6)
+    np.testing.assert_allclose(moved.net["policy"], result.net["policy"], atol=1e-6)
 
 
-def test_json_is_the_contract():
-    told = json.loads(json.dumps(RESULT.to_json()))
+def test_json_is_the_contract(result):
+    told = json.loads(json.dumps(result.to_json()))
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
     assert set(told) == {*about, "net", "gross"}
     assert (told["start"], told["periods"]) == (START, 70)
@@ -137,14 +144,14 @@ def test_json_is_the_contract():
         assert all(set(values) == keys for values in told[side].values())
 
 
-def test_the_result_shows_itself():
-    assert "lazy-equal-crp" in RESULT.summary()
-    frame = RESULT.to_frame().set_index("strategy")
+def test_the_result_shows_itself(result):
+    assert "lazy-equal-crp" in result.summary()
+    frame = result.to_frame().set_index("strategy")
     assert (frame.wealth_low <= frame.wealth).all()
     assert (frame.wealth <= frame.wealth_high).all()
     assert frame.loc["equal-crp", "hit_rate"] == 0
-    assert len(RESULT.plot().axes[0].lines) == 5
-    assert RESULT.against("equal-crp").value == 0
+    assert len(result.plot().axes[0].lines) == 5
+    assert result.against("equal-crp").value == 0
 
 
 def test_metrics_of_a_known_path():
@@ -194,8 +201,8 @@ def test_each_strategy_is_told_as_its_turn_comes():
     assert told == [("equal-crp", 0.0), ("olmar", 0.5)]
 
 
-def test_periods_the_policy_was_trained_on_are_counted():
-    day = RESULT.dates[4]
-    assert replace(RESULT, trained_until=str(day)).in_sample == 5
-    assert replace(RESULT, trained_until=str(day)).to_json()["in_sample_periods"] == 5
-    assert RESULT.in_sample == 0
+def test_periods_the_policy_was_trained_on_are_counted(result):
+    day = result.dates[4]
+    assert replace(result, trained_until=str(day)).in_sample == 5
+    assert replace(result, trained_until=str(day)).to_json()["in_sample_periods"] == 5
+    assert result.in_sample == 0
