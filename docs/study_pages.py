@@ -30,7 +30,6 @@ _LABELS = {
     "conflict": "Tasks that conflict",
     "acting": "Acting in the loop",
     "federations": "Other federations",
-    "federations-earlier": "The same, the policy before",
 }
 _ORDER = list(_LABELS)
 _HEAD = ["claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n"]

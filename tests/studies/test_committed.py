@@ -48,7 +48,6 @@ STUDIES = {
     "charging": charging,
     "crossover": crossover,
     "federations": federations,
-    "federations-earlier": federations,
     "prioritisation": prioritisation,
     "recipe": recipe,
     "recipe-sp500": recipe,
