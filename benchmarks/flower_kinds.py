@@ -5,8 +5,8 @@
 The clients are those of examples/flower_app, on digits that the policy was not trained on; every run is
 `Strategy.start` of Flower. With the first seeds (`--simulated`) the messages go through Flower's
 simulation, worker processes and all; every seed also has them handed to the client app in this process,
-which is quicker and must come to the same accuracies. Writes docs/results/flower/table.csv, a row for
-each run, and about.json.
+which is quicker and must come to the same accuracies, but for the order in which clients are added up.
+Writes docs/results/flower/table.csv, a row for each run, and about.json.
 """
 
 import argparse

@@ -16,6 +16,8 @@ def on_page_markdown(markdown, **_):
     for mark, table in (
         ("federations", federations),
         ("federations-elsewhere", federations_elsewhere),
+        ("federations-below", federations_below),
+        ("federations-attacked", federations_attacked),
         ("aggregator-training", aggregator_training),
         ("flower", flower),
         ("flower-memory", flower_memory),
@@ -26,12 +28,13 @@ def on_page_markdown(markdown, **_):
     return markdown
 
 
+RIVALS = ("FedAvg", "FedAvgM", "gradient shares, momentum")
 SHOWN = ("FedAvg", "FedAvgM", "nearest-neighbour mixing", "fine-tuned", "gradient shares, momentum")
 
 
 def federations():
     """The study's first circumstance, kind by kind."""
-    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    table, _ = _study()
     own = table[table["circumstance"] == table["circumstance"].iloc[0]]
     found = {(row["kind"], row["method"]): row for row in own.to_dict("records")}
     rows = []
@@ -45,29 +48,47 @@ def federations():
 
 
 def federations_elsewhere():
-    """Means over kinds in every circumstance, and the policy's worst kind there.
-
-    Where the policy was not tested, what the one before came to stands, and is called so.
-    """
-    table = pd.read_csv(RESULTS / "federations" / "table.csv")
-    earlier = pd.read_csv(RESULTS / "federations-earlier" / "table.csv")
-    earlier = earlier[~earlier["circumstance"].isin(table["circumstance"])]
-    table = pd.concat(
-        [table, earlier.assign(circumstance=earlier["circumstance"] + " (the policy before)")]
-    )
-    shown = ("FedAvg", "FedAvgM", "gradient shares, momentum", "learned")
+    """Means over kinds in every circumstance, and the policy's worst kind there."""
+    table, verdicts = _study()
     rows = []
     for name in dict.fromkeys(table["circumstance"]):
         own = table[table["circumstance"] == name].set_index(["kind", "method"])
         mean = own.loc["mean of kinds"]
         ours = own.xs("learned", level="method").drop(index="mean of kinds")
         worst = ours["gain"].idxmin()
-        values = [_short(mean.loc[method, "final"]) for method in shown]
-        rows.append(
-            [name, *values, _study_gain(mean.loc["learned"]), worst, _study_gain(ours.loc[worst])]
-        )
-    heads = ["", *shown[:-1], "the policy", "over FedAvg", "worst kind", "there"]
-    return "\n".join(_markdown(heads, rows))
+        values = [_short(mean.loc[method, "final"]) for method in (*RIVALS, "learned")]
+        lead = verdicts[f"{name}: ahead of {RIVALS[-1]}, mean of kinds"]
+        gains = [_study_gain(mean.loc["learned"]), _verdict_gain(lead)]
+        rows.append([name, *values, *gains, worst, _study_gain(ours.loc[worst])])
+    heads = ["", *RIVALS, "the policy", "over FedAvg", f"over {RIVALS[-1]}", "worst kind"]
+    return "\n".join(_markdown([*heads, "there, over FedAvg"], rows))
+
+
+def federations_below():
+    """Where the policy is below FedAvg, and not by chance."""
+    table, _ = _study()
+    below = table[(table["method"] == "learned") & (table["gain high"] < 0)].to_dict("records")
+    return "; ".join(
+        f"{row['kind']} ({row['circumstance']}) {_study_gain(row, 4)}" for row in below
+    )
+
+
+def federations_attacked():
+    """How the policy stands to the best defence among attackers, where defences were tried."""
+    _, verdicts = _study()
+    mark = ": among attackers within .005 of the best defence, "
+    found = [(*claim.split(mark), one) for claim, one in verdicts.items() if mark in claim]
+    return "; ".join(
+        f"{_verdict_gain(one)} over {defence} ({circumstance})"
+        for circumstance, defence, one in found
+    )
+
+
+def _study():
+    """The study's table, and its verdicts by what they claim."""
+    folder = RESULTS / "federations"
+    verdicts = json.loads((folder / "verdict.json").read_text())
+    return pd.read_csv(folder / "table.csv"), {one["claim"]: one for one in verdicts}
 
 
 def aggregator_training():
@@ -86,8 +107,14 @@ def aggregator_training():
     return "\n".join(_markdown(["", *named], rows))
 
 
-def _study_gain(row):
-    return f"{row['gain']:+.3f} [{row['gain low']:.3f}, {row['gain high']:.3f}]"
+def _study_gain(row, digits=3):
+    low, high = row["gain low"], row["gain high"]
+    return f"{row['gain']:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _verdict_gain(verdict):
+    low, high = verdict["interval"]
+    return f"{verdict['estimate']:+.4f} [{low:.4f}, {high:.4f}]"
 
 
 def flower():
