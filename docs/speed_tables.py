@@ -11,6 +11,7 @@ _ASKED = re.compile(r"<!-- benchmark: ([a-z_]+) -->")
 def on_page_markdown(markdown, **_):
     filled = _ASKED.sub(lambda asked: benchmark(asked[1]), markdown)
     filled = filled.replace("<!-- federated episodes -->", episodes())
+    filled = filled.replace("<!-- microseconds of steps -->", steps())
     return filled.replace("<!-- seconds of studies -->", seconds())
 
 
@@ -18,6 +19,18 @@ def benchmark(name):
     """What a benchmark wrote, without its title."""
     text = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text()
     return text.partition("\n")[2].strip()
+
+
+def steps():
+    """How long one step of all learners takes on a card."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["rows"]
+    times = [1e6 * int(row["learners"]) / row["ours"]["median"] for row in rows]
+    learners = [str(row["learners"]) for row in rows]
+    shown = [f"{time:,.0f}" for time in times]
+    return (
+        f"A step takes {', '.join(shown[:-1])} and {shown[-1]} µs for {', '.join(learners[:-1])} "
+        f"and {learners[-1]} learners"
+    )
 
 
 def episodes():

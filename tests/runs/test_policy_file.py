@@ -187,7 +187,7 @@ UNSAVABLE = {
         r"array values is float32\[3\], expected float32\[2\]",
     ),
     "Holding0": (
-        lambda: Holding(print),
+        lambda: Holding(len),
         "value is of type builtin_function_or_method, which cannot be saved",
     ),
     "Holding1": (lambda: Holding(float("inf")), "value is inf, which is not finite"),

@@ -26,6 +26,7 @@ from apportion.studies.theory import (
     crossover,
     equivariance,
     fig1,
+    should_pool,
 )
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -51,6 +52,7 @@ STUDIES = {
     "prioritisation": prioritisation,
     "recipe": recipe,
     "recipe-sp500": recipe,
+    "should-pool": should_pool,
 }
 
 
