@@ -29,10 +29,9 @@ from apportion.domains.federated.digits import Digits, load_mnist
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.kinds import KINDS, Mixture, mixture
 from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import client_model, halves
+from apportion.domains.federated.mixtures import federation_of, halves
 from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy, averaged
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.states import client_state
 from apportion.runs.policy_file import load_policy, save_policy
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "aggregator_training"
@@ -108,23 +107,7 @@ def training_federations(mnist: Digits, settings: FederatedSettings) -> tuple[Fe
     digits = Digits(mnist.images[places], mnist.labels[places], servers).pooled(settings.pooling)
     wanted = [(kind, 10, 7000 + n) for kind in KINDS for n in range(settings.copies)]
     dealt = mixture(digits, wanted, np.flatnonzero(~servers), samples=settings.samples)
-    federation = Federation(
-        dealt.digits,
-        dealt.partition,
-        client_model(settings, dealt.digits.images.shape[1]),
-        rounds=settings.rounds,
-        epochs=settings.epochs,
-        batch=settings.batch,
-        learning_rate=settings.client_rate,
-        evaluation=400,
-        test=2000,
-        window=settings.window,
-        state=client_state(settings.state),
-        block=settings.block,
-        drawn=settings.server_samples,
-        gate=True,
-        seed=77,
-    )
+    federation = federation_of(settings, dealt, 400, 2000, settings.server_samples, seed=77)
     return federation, dealt
 
 

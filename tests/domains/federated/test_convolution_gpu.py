@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated import convolution_gpu, model
+from apportion.domains.federated import convolution, convolution_gpu
 from apportion.domains.federated.model import Convolutional
 
 MODELS = 2
@@ -50,40 +50,33 @@ def values_and_gradients(through, layers, images, weights):
 @pytest.mark.parametrize("sizes", [(12, 5, 32, 10, 64), (9, 3, 20, 7, 5), (6, 2, 3, 2, 130)])
 def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
-    found = values_and_gradients(convolution_gpu.through_layers, layers, images, weights)
+    found = values_and_gradients(convolution.by_kernels, layers, images, weights)
     exact = images.astype(jnp.float32)
-    expected = values_and_gradients(model.through_layers, layers, exact, weights)
+    expected = values_and_gradients(convolution.by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_kernel_is_used_where_it_suits(interpreted, monkeypatch):
-    def broken(*layers):
-        raise AssertionError("the products were computed")
-
-    (filter_, bias, out), images, _ = make((9, 3, 20, 7, 5))
-    layers = (filter_[0], bias[0], out[0])
-    monkeypatch.setattr(model, "through_layers", broken)
-    convolution_gpu.through_layers(*layers, images[0])
-    with pytest.raises(AssertionError, match="were computed"):
-        convolution_gpu.through_layers(*layers, images[0].astype(jnp.float32))
-
-
-def test_the_client_asks_for_it_on_a_card_alone(interpreted, monkeypatch):
+def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monkeypatch):
     client = Convolutional(6, 4, 3)
     parameters = client.start(key=jax.random.key(0))
     images = jnp.ones((2, 6, 6), jnp.bfloat16)
     asked = []
     monkeypatch.setattr(
-        convolution_gpu,
-        "through_layers",
-        lambda *layers: asked.append(True) or model.through_layers(*layers),
+        convolution,
+        "by_kernels",
+        lambda *layers: asked.append(True) or convolution.by_products(*layers),
     )
     plain = client.logits(parameters, images)
     assert not asked
-    monkeypatch.setattr(model, "on_card", lambda: True)
+    monkeypatch.setattr(convolution, "on_card", lambda: True)
     np.testing.assert_array_equal(client.logits(parameters, images), plain)
-    assert asked
+    assert len(asked) == 1
+    client.logits(parameters, images.astype(jnp.float32))
+    Convolutional(12, 65, 3).logits(
+        Convolutional(12, 65, 3).start(key=jax.random.key(0)), jnp.ones((2, 12, 12), jnp.bfloat16)
+    )
+    assert len(asked) == 1
 
 
 def test_the_images_have_their_gradient_too(interpreted):
@@ -93,8 +86,8 @@ def test_the_images_have_their_gradient_too(interpreted):
         return (through(filter_[0], bias[0], out[0], images) * weights[0]).sum()
 
     found, expected = (
-        jax.jit(jax.grad(partial(total, each.through_layers)))(images[0])
-        for each in (convolution_gpu, model)
+        jax.jit(jax.grad(partial(total, each)))(images[0])
+        for each in (convolution.by_kernels, convolution.by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1

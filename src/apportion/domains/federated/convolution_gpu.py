@@ -18,8 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float
 
-from apportion.domains.federated import model
-
 BLOCK = 64
 """Images of a program."""
 LARGEST = 64
@@ -46,7 +44,7 @@ class _Sizes:
     """Into how many the places are divided: each part has a program of its own."""
 
     @classmethod
-    def of(cls, filter_: Filter, out: Out, images: Images) -> "_Sizes":
+    def of(cls, out: Out, images: Images) -> "_Sizes":
         batch, side, _ = images.shape
         channels, places, classes = out.shape
         kernel = side + 1 - round(places**0.5)
@@ -81,19 +79,15 @@ class _Sizes:
         return _padded(self.classes)
 
 
-def through_layers(
-    filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images
-) -> Logits:
-    """Both layers by the kernels, or by products where their sizes or precision do not suit."""
+def suits(filter_: Filter, images: Images) -> bool:
+    """Whether the kernels take these sizes in this precision."""
     pixels, channels = filter_.shape
-    small = max(channels, pixels + 1) <= LARGEST
-    chosen = _fused if small and images.dtype == jnp.bfloat16 else model.through_layers
-    return chosen(filter_, bias, out, images)
+    return max(channels, pixels + 1) <= LARGEST and images.dtype == jnp.bfloat16
 
 
-@jax.custom_vjp
-def _fused(filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images) -> Logits:
-    sizes = _Sizes.of(filter_, out, images)
+def forward(filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images) -> Logits:
+    """The logits, less the bias of the dense layer."""
+    sizes = _Sizes.of(out, images)
     shape = jax.ShapeDtypeStruct((sizes.parts, sizes.kinds, sizes.blocks * BLOCK), jnp.float32)
     found = _call(partial(_forward, sizes), (sizes.blocks, sizes.parts), shape)(
         _columns(images, sizes), _with_bias(filter_, bias, sizes), out
@@ -101,13 +95,11 @@ def _fused(filter_: Filter, bias: Float[Array, " channels"], out: Out, images: I
     return found.sum(0)[: sizes.classes, : sizes.batch].T
 
 
-def _there(filter_: Filter, bias: Array, out: Out, images: Images) -> tuple[Logits, Any]:
-    return _fused(filter_, bias, out, images), (filter_, bias, out, images)
-
-
-def _back(kept: Any, cotangent: Logits) -> tuple[Array, Array, Array, Array]:
-    filter_, bias, out, images = kept
-    sizes = _Sizes.of(filter_, out, images)
+def backward(
+    filter_: Filter, bias: Array, out: Out, images: Images, cotangent: Logits
+) -> tuple[Array, Array, Array]:
+    """Gradients with respect to the filter, its bias and the dense layer."""
+    sizes = _Sizes.of(out, images)
     exact = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     shapes = [exact(out.shape), exact((sizes.parts, sizes.units, sizes.pixels))]
     of_logits = _pad(cotangent.T, sizes.kinds, sizes.blocks * BLOCK).astype(images.dtype)
@@ -116,12 +108,7 @@ def _back(kept: Any, cotangent: Logits) -> tuple[Array, Array, Array, Array]:
     )
     by_filter = by_filter.sum(0)[: sizes.channels].T
     pixels = sizes.kernel**2
-    # Nobody asks for the images' own gradient in training, and what nobody asks for is not computed.
-    _, pull = jax.vjp(partial(model.through_layers, filter_, bias, out), images)
-    return by_filter[:pixels], by_filter[pixels], by_out, *pull(cotangent)
-
-
-_fused.defvjp(_there, _back)
+    return by_filter[:pixels], by_filter[pixels], by_out
 
 
 class _Tile:

@@ -58,7 +58,7 @@ def training_world(settings: FederatedSettings, digits: Digits) -> tuple[Federat
         samples=settings.samples,
     )
     half = min(len(held) // 2, 2 * most)
-    federation = _federation(settings, dealt, half, half, (fewest, most), seed=settings.seed)
+    federation = federation_of(settings, dealt, half, half, (fewest, most), seed=settings.seed)
     return federation, dealt
 
 
@@ -88,13 +88,13 @@ def unseen_world(
     count = settings.evaluation if samples is None else samples
     available = int(digits.server.sum()) - settings.test
     pool = max(count, min(3 * settings.evaluation // 2, available))
-    federation = _federation(
+    federation = federation_of(
         settings, dealt, pool, settings.test, (count, count), seed=settings.seed, **changes
     )
     return federation, dealt
 
 
-def _federation(
+def federation_of(
     settings: FederatedSettings,
     dealt: Mixture,
     evaluation: int,
@@ -104,6 +104,7 @@ def _federation(
     seed: int,
     **changes: Any,
 ) -> Federation:
+    """The federation of these clients, with a gate; others of its arguments as `changes` say."""
     return Federation(
         dealt.digits,
         dealt.partition,

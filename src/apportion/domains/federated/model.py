@@ -1,13 +1,12 @@
 """What each client trains: a small classifier, as functions of a PyTree of parameters.
 
-The paper's is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. It is computed as a
-product of patches: under `vmap` over clients a convolution would become a grouped one, which is
-slow everywhere, while a product becomes a larger product.
+The paper's is one 5 x 5 convolution with ReLU and a softmax layer, no pooling; how it is computed is in
+`convolution.py`.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -15,12 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from apportion.card import on_card
+from apportion.domains.federated.convolution import Images, Logits, through_layers
 from apportion.errors import InputError
 
 Parameters = dict[str, Array]
-Images = Float[Array, "batch side side"]
-Logits = Float[Array, "batch classes"]
 
 
 class ClientModel(eqx.Module):
@@ -64,39 +61,7 @@ class Convolutional(ClientModel):
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
         layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
-        return self._through()(*layers, images) + parameters["out_bias"]
-
-    def _through(self) -> Callable[[Array, Array, Array, Images], Logits]:
-        """Both layers, in one kernel where programs are for a graphics card."""
-        if not on_card():
-            return through_layers
-        # Pallas takes long to import, and only a program for a graphics card needs it.
-        from apportion.domains.federated import convolution_gpu
-
-        return convolution_gpu.through_layers
-
-
-def through_layers(
-    filter_: Float[Array, "pixels channels"],
-    bias: Float[Array, " channels"],
-    out: Float[Array, "channels places classes"],
-    images: Images,
-) -> Logits:
-    """Convolution, ReLU and the weights of the dense layer, as products."""
-    filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
-    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
-    hidden = jax.nn.relu(filter_.T @ _patches(images, filter_.shape[0]) + bias[:, None])
-    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
-    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
-
-
-def _patches(images: Images, pixels: int) -> Float[Array, "pixels places"]:
-    """Every place of every image as a column of the pixels under the filter."""
-    kernel = math.isqrt(pixels)
-    places = images.shape[1] - kernel + 1
-    rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
-    patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
-    return patches.reshape(pixels, -1)
+        return through_layers(*layers, images) + parameters["out_bias"]
 
 
 class Perceptron(ClientModel):
