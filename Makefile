@@ -137,7 +137,7 @@ bench-env: .peers/acnportal/.installed .peers/universal/.installed .peers/mushro
 # On a machine with a graphics card; MNIST=mnist.npz adds the federated episodes.
 JAX_GPU ?= jax[cuda12]
 bench-gpu: .peers/gpu/.installed
-	.peers/gpu/bin/python benchmarks/gpu.py --out benchmarks/results $(if $(MNIST),--mnist $(MNIST))
+	.peers/gpu/bin/python benchmarks/gpu.py --kernels --out benchmarks/results $(if $(MNIST),--mnist $(MNIST))
 
 .peers/gpu/.installed: pyproject.toml constraints.txt
 	test -x .peers/gpu/bin/python || $(PYTHON) -m venv .peers/gpu

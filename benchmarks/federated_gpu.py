@@ -8,15 +8,13 @@ JAX's own trace of it. The studies themselves are `apportion study fig6 --scale 
 """
 
 import argparse
-import gzip
 import json
-import tempfile
 import time
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import jax
+from kernels import Trace, by_kernel
 
 from apportion.domains.federated.digits import Digits
 from apportion.domains.federated.settings import FederatedSettings, paper_size
@@ -82,39 +80,28 @@ def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, f
 
 def kernels(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, object]:
     """Which kernels an episode's time goes to: milliseconds and launches an episode, the ten longest."""
+    trace, ran = Trace(), []
+
+    def trace_the_third(chunk) -> None:
+        if chunk.step == 2:
+            trace.start()
+        if chunk.step == 3:
+            ran.extend(trace.stop())
+
+    train(replace(settings, steps=3, chunk=1), digits, runs, trace_the_third)
     episodes = runs * settings.rollouts
-    with tempfile.TemporaryDirectory() as folder:
-
-        def trace_the_third(chunk) -> None:
-            if chunk.step == 2:
-                jax.profiler.start_trace(folder, create_perfetto_trace=True)
-            if chunk.step == 3:
-                jax.profiler.stop_trace()
-
-        train(replace(settings, steps=3, chunk=1), digits, runs, trace_the_third)
-        (path,) = Path(folder).rglob("perfetto_trace.json.gz")
-        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    streams = {
-        (event["pid"], event["tid"])
-        for event in events
-        if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
-    }
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
-            times[event["name"]].append(event["dur"])
-    longest = sorted(times, key=lambda name: -sum(times[name]))[:10]
+    found = by_kernel(ran, episodes)
     return {
         "episodes_at_once": episodes,
-        "launches": sum(map(len, times.values())) / episodes,
-        "milliseconds": sum(map(sum, times.values())) / 1e3 / episodes,
+        "launches": len(ran) / episodes,
+        "milliseconds": sum(kernel.microseconds for kernel in found) / 1e3,
         "longest": [
             {
-                "kernel": name,
-                "milliseconds": sum(times[name]) / 1e3 / episodes,
-                "launches": len(times[name]) / episodes,
+                "kernel": kernel.name,
+                "milliseconds": kernel.microseconds / 1e3,
+                "launches": kernel.launches,
             }
-            for name in longest
+            for kernel in found[:10]
         ],
     }
 

@@ -1,11 +1,12 @@
 """The graphics card's figures by one command: gradient steps against PyTorch, and federated episodes.
 
-    python benchmarks/gpu.py --out DIR [--mnist mnist.npz] [--tiny]
+    python benchmarks/gpu.py --out DIR [--mnist mnist.npz] [--kernels] [--tiny]
 
 Ours trains 1, 10, 90 and 900 learners at once at the paper's size; PyTorch does the same step on the
 same card in the same process: eager, by torch.nn.RNN (cuDNN), and eager with all learners in one
-batched product. Needs JAX and PyTorch in one environment, both with the card. With MNIST's file it
-goes on to `federated_gpu.py`. `--tiny` tries every path at small sizes, on a processor too.
+batched product. Needs JAX and PyTorch in one environment, both with the card. `--kernels` also counts
+what the card did in a step of ours. With MNIST's file it goes on to `federated_gpu.py`. `--tiny` tries
+every path at small sizes, on a processor too.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from kernels import Trace, busy, by_kernel
 from recurrence import Row, prepare
 from recurrence_peer import prepare as prepare_one
 from recurrence_peer import prepare_many
@@ -31,6 +34,8 @@ ALONE = 50
 """Steps of a turn of one learner in PyTorch."""
 PRODUCT = 28 * 25
 """Numbers in the parameters A and B: a step multiplies each row of each period by them three times."""
+LONGEST = 6
+"""Kernels that the table names."""
 
 
 def turn_of(step: Callable[[], None], steps: int, learners: int) -> Callable[[], float]:
@@ -56,13 +61,15 @@ def turn_of(step: Callable[[], None], steps: int, learners: int) -> Callable[[],
     return turn
 
 
-def measure(row: Row, batched_steps: int, turns: int, device: str) -> dict:
+def measure(
+    row: Row, turn: Callable[[], float], batched_steps: int, turns: int, device: str
+) -> dict:
     """One number of learners: those of PyTorch that take one learner run them one after another."""
     sizes = (row.window, row.batch, row.entities)
     eager = prepare_one(*sizes, device=device)
     library = prepare_one(*sizes, device=device, library=True)
     sides = {
-        "ours": prepare(row),
+        "ours": turn,
         "eager": turn_of(eager, ALONE, 1),
         "torch.nn.RNN": turn_of(library, ALONE, 1),
     }
@@ -84,11 +91,34 @@ def measure(row: Row, batched_steps: int, turns: int, device: str) -> dict:
     }
 
 
+def count(row: Row, turn: Callable[[], float], rate: float) -> dict:
+    """What the card does in a step of ours; `rate` is that of steps that nobody traced."""
+    trace = Trace()
+    trace.start()
+    turn()
+    ran = trace.stop()
+    steps = 5 * max(row.steps // 5, 1)
+    found, working = by_kernel(ran, steps), busy(ran) / steps
+    step = 1e6 * row.learners / rate
+    return {
+        "learners": row.learners,
+        "launches a step": len(ran) / steps,
+        "µs a step": step,
+        "µs a kernel runs": working,
+        "µs idle": step - working,
+        "longest, µs a step": ", ".join(
+            f"`{kernel.name}` {kernel.microseconds:.1f}" for kernel in found[:LONGEST]
+        ),
+        "_kernels": [asdict(kernel) for kernel in found],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mnist", type=Path, help="for the federated episodes")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--kernels", action="store_true", help="count what the card does in a step")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
     options = parser.parse_args()
     # JAX would take most of the card's memory at once; PyTorch and the second program need their part.
@@ -97,10 +127,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     about = facts(torch=torch.__version__, device_of_torch=device)
     window, batch, entities = (4, 8, 3) if options.tiny else (31, 109, 10)
-    rows = []
+    rows, counted = [], []
     for learners, (steps, batched_steps) in (TINY if options.tiny else LEARNERS).items():
         row = Row(f"{learners} learners", window, batch, entities, learners, steps)
-        rows.append(measure(row, batched_steps, options.turns, device))
+        turn = prepare(row)
+        rows.append(measure(row, turn, batched_steps, options.turns, device))
         # Written after each, so that a run cut short leaves what it had.
         write(
             "gpu",
@@ -112,6 +143,17 @@ def main() -> None:
             about,
             options.out,
         )
+        if options.kernels:
+            counted.append(count(row, turn, rows[-1]["ours"]["median"]))
+            write(
+                "gpu_kernels",
+                "What a graphics card does in a gradient step",
+                "Kernels of a step of all learners together, from a trace; the step itself was timed "
+                "without one, and what no kernel accounts for is idle.",
+                counted,
+                about,
+                options.out,
+            )
     if options.mnist is None:
         print("federated episodes: skipped, for no --mnist was given")
         return

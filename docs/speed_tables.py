@@ -12,6 +12,7 @@ def on_page_markdown(markdown, **_):
     filled = _ASKED.sub(lambda asked: benchmark(asked[1]), markdown)
     filled = filled.replace("<!-- federated episodes -->", episodes())
     filled = filled.replace("<!-- microseconds of steps -->", steps())
+    filled = filled.replace("<!-- kernels of steps -->", kernels())
     return filled.replace("<!-- seconds of studies -->", seconds())
 
 
@@ -31,6 +32,13 @@ def steps():
         f"A step takes {', '.join(shown[:-1])} and {shown[-1]} µs for {', '.join(learners[:-1])} "
         f"and {learners[-1]} learners"
     )
+
+
+def kernels():
+    """What a card does in a step, where that was counted."""
+    name = "gpu_kernels"
+    counted = (ROOT / "benchmarks" / "results" / f"{name}.md").exists()
+    return f"`--kernels` counts what the card does in a step:\n\n{benchmark(name)}" if counted else ""
 
 
 def episodes():
