@@ -38,7 +38,9 @@ def kernels():
     """What a card does in a step, where that was counted."""
     name = "gpu_kernels"
     counted = (ROOT / "benchmarks" / "results" / f"{name}.md").exists()
-    return f"`--kernels` counts what the card does in a step:\n\n{benchmark(name)}" if counted else ""
+    return (
+        f"`--kernels` counts what the card does in a step:\n\n{benchmark(name)}" if counted else ""
+    )
 
 
 def episodes():

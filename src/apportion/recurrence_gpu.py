@@ -1,8 +1,10 @@
 """The recurrence on a graphics card: all periods in one kernel, the state kept in registers.
 
-A program of the grid takes a block of one run's rows through the whole window. The arrays have the
-shapes of `recurrence`; only the parameters are padded, to the powers of two that the card's matrix
-units take, and what lies outside the others is masked.
+A program of the grid takes a block of one run's rows through the whole window. What a period sees, the
+state before it, its inputs and a one for the bias, lies in one tile, so that a period is one product; the
+next tile's numbers are asked for a period ahead. The arrays have the shapes of `recurrence`; only the
+parameters are padded, to the powers of two that the card's matrix units take, and what lies outside the
+others is masked.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from jax.experimental.pallas import triton
 from jaxtyping import Array
 
 LARGEST = 128
-"""Of the hidden units and of the channels; above it a program's matrices do not fit in registers."""
+"""Of what a period sees, padded; above it a program's matrices do not fit in registers."""
 INTERPRET = False
 """Whether kernels are run by the interpreter, as tests do on machines without a card."""
 
@@ -26,8 +28,7 @@ INTERPRET = False
 def suits(from_input: Array) -> bool:
     """Whether the kernels take these sizes in this precision."""
     _, channels, hidden = from_input.shape
-    small = max(channels + 1, hidden) <= LARGEST
-    return small and from_input.dtype in (jnp.float32, jnp.bfloat16)
+    return hidden + channels + 1 <= LARGEST and from_input.dtype in (jnp.float32, jnp.bfloat16)
 
 
 def last(from_input: Array, from_state: Array, bias: Array, inputs: Array) -> tuple[Array]:
@@ -57,14 +58,9 @@ class _Sizes:
         return cls(window, runs, channels, rows, hidden, forward)
 
     @property
-    def units(self) -> int:
-        """Hidden units, padded."""
-        return _padded(self.hidden)
-
-    @property
-    def features(self) -> int:
-        """Channels and a constant one for the bias, padded."""
-        return _padded(self.channels + 1)
+    def seen(self) -> int:
+        """What a period sees: the state before it, its inputs and a one for the bias, padded."""
+        return max(16, pl.next_power_of_2(self.hidden + self.channels + 1))
 
     @property
     def block(self) -> int:
@@ -79,33 +75,41 @@ class _Sizes:
 
 
 class _Tile:
-    """One program's run and rows, and where their values are."""
+    """One program's run and rows, and where their values are among what a period sees."""
 
     def __init__(self, sizes: _Sizes):
         self.sizes = sizes
         self.run = pl.program_id(0)
         self.rows = pl.program_id(1) * sizes.block + jnp.arange(sizes.block)
-        self.exists = self.rows < sizes.rows
-        self.units = jnp.arange(sizes.units)
-        self.inside = (self.units < sizes.hidden)[:, None] & self.exists[None, :]
-        self.features = jnp.arange(sizes.features)
-        self.read = (self.features < sizes.channels)[:, None] & self.exists[None, :]
+        self.places = jnp.arange(sizes.seen)
+        exists, ones = (self.rows < sizes.rows)[None, :], sizes.hidden + sizes.channels
+        self.of_state = (self.places < sizes.hidden)[:, None]
+        self.inside = self.of_state & exists
+        self.read = ~self.of_state & (self.places < ones)[:, None] & exists
+        self.is_one = (self.places == ones)[:, None]
 
     def state(self, ref: Any, *period: Any) -> Any:
         """Where the state of these rows is."""
-        return ref.at[*period, self.run, self.units[:, None], self.rows[None, :]]
-
-    def load_state(self, ref: Any, *period: Any) -> Array:
-        return triton.load(self.state(ref, *period), mask=self.inside, other=0)
+        return ref.at[*period, self.run, self.places[:, None], self.rows[None, :]]
 
     def inputs(self, ref: Any, k: Any) -> Any:
-        """Where the inputs of these rows at period k are."""
-        return ref.at[k, self.run, self.features[:, None], self.rows[None, :]]
+        """Where the inputs of these rows at period k are: in a tile they follow the state."""
+        channels = self.places - self.sizes.hidden
+        return ref.at[k, self.run, channels[:, None], self.rows[None, :]]
+
+    def load_state(self, ref: Any, *period: Any) -> Array:
+        return triton.load(self.state(ref, *period), mask=self.inside, other=0).astype(jnp.float32)
 
     def load_inputs(self, ref: Any, k: Any) -> Array:
-        """The inputs at period k, with ones below them."""
-        x = triton.load(self.inputs(ref, k), mask=self.read, other=0)
-        return jnp.where((self.features == self.sizes.channels)[:, None], 1, x)
+        """The inputs at period k and ones, with nothing in the state's place."""
+        x = triton.load(self.inputs(ref, k), mask=self.read, other=0).astype(jnp.float32)
+        return jnp.where(self.is_one, 1, x)
+
+    def load_seen(self, states: Any, inputs: Any, k: Any) -> Array:
+        """What period k saw."""
+        here = self.state(states, jnp.maximum(k - 1, 0))
+        before = triton.load(here, mask=self.inside & (k > 0), other=0).astype(jnp.float32)
+        return jnp.where(self.of_state, before, self.load_inputs(inputs, k))
 
 
 def _tanh(z: Array) -> Array:
@@ -118,29 +122,25 @@ def _forward(
 ) -> Array:
     sizes = _Sizes.of(inputs, bias.shape[1], forward=True)
 
-    def kernel(inputs: Any, from_inputs: Any, from_state: Any, out: Any) -> None:
+    def kernel(inputs: Any, parameters: Any, out: Any) -> None:
         tile = _Tile(sizes)
-        of_inputs, of_state = from_inputs[tile.run], from_state[tile.run]
+        matrix = parameters[tile.run]
 
-        def period(k: Any, h: Array) -> Array:
-            h = _tanh(_dot(of_state, h) + _dot(of_inputs, tile.load_inputs(inputs, k)))
+        def period(k: Any, seen: Array) -> Array:
+            ahead = tile.load_inputs(inputs, jnp.minimum(k + 1, sizes.window - 1))
+            h = _tanh(_dot(matrix, seen))
             if keep:
                 triton.store(tile.state(out, k), h.astype(out.dtype), mask=tile.inside)
-            return h
+            return jnp.where(tile.of_state, h, ahead)
 
-        start = jnp.zeros((sizes.units, sizes.block), jnp.float32)
-        h = lax.fori_loop(0, sizes.window, period, start)
+        seen = lax.fori_loop(0, sizes.window, period, tile.load_inputs(inputs, 0))
         if not keep:
-            triton.store(tile.state(out), h.astype(out.dtype), mask=tile.inside)
+            triton.store(tile.state(out), seen.astype(out.dtype), mask=tile.inside)
 
     of_all = (sizes.window, sizes.runs, sizes.hidden, sizes.rows)
     shape = jax.ShapeDtypeStruct(of_all if keep else of_all[1:], inputs.dtype)
-    from_inputs = jnp.concatenate([from_input, bias[:, None]], 1).swapaxes(1, 2)
-    return _call(kernel, sizes, shape)(
-        inputs,
-        _pad(from_inputs, sizes.units, sizes.features),
-        _pad(from_state.swapaxes(1, 2), sizes.units, sizes.units),
-    )
+    matrix = _matrix(sizes, from_state, from_input, bias)
+    return _call(kernel, sizes, shape)(inputs, matrix.swapaxes(1, 2))
 
 
 def backward(
@@ -154,26 +154,19 @@ def backward(
 ) -> tuple[Array, ...]:
     """Gradients with respect to A, B and b, and the inputs too where `of_inputs` says so."""
     sizes = _Sizes.of(inputs, from_state.shape[1], forward=False)
-    exact = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     # Every program adds up its own rows; the sum over programs is left to the compiler.
     out = [
-        exact((*sizes.grid, sizes.units, sizes.units)),
-        exact((*sizes.grid, sizes.units, sizes.features)),
+        jax.ShapeDtypeStruct((*sizes.grid, sizes.seen, sizes.seen), jnp.float32),
         *([jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)] if of_inputs else []),
     ]
-    results = _call(partial(_backward_kernel, sizes), sizes, out)(
-        inputs,
-        states,
-        cotangent,
-        _pad(from_input, sizes.features, sizes.units),
-        _pad(from_state, sizes.units, sizes.units),
+    # The way back needs no bias.
+    nothing = jnp.zeros_like(from_state[:, 0])
+    by_program, *rest = _call(partial(_backward_kernel, sizes), sizes, out)(
+        inputs, states, cotangent, _matrix(sizes, from_state, from_input, nothing)
     )
-    by_state, by_inputs = (
-        part.sum(1)[:, : sizes.hidden].swapaxes(1, 2).astype(states.dtype) for part in results[:2]
-    )
-    n = sizes.channels
-    of_parameters = by_inputs[:, :n], by_state[:, : sizes.hidden], by_inputs[:, n]
-    return (*of_parameters, *results[2:])
+    hidden, ones = sizes.hidden, sizes.hidden + sizes.channels
+    gradient = by_program.sum(1)[:, :hidden].swapaxes(1, 2).astype(states.dtype)
+    return gradient[:, hidden:ones], gradient[:, :hidden], gradient[:, ones], *rest
 
 
 def _backward_kernel(
@@ -181,54 +174,44 @@ def _backward_kernel(
     inputs: Any,
     states: Any,
     cotangent: Any,
-    from_input: Any,
-    from_state: Any,
-    by_state: Any,
-    by_inputs: Any,
+    parameters: Any,
+    by_program: Any,
     *of_inputs: Any,
 ) -> None:
     tile = _Tile(sizes)
-    to_before, to_inputs = from_state[tile.run], from_input[tile.run]
+    matrix = parameters[tile.run]
 
     def period(i: Any, carry: Any) -> Any:
         k = sizes.window - 1 - i
-        ahead, h, sum_state, sum_inputs = carry
+        ahead, h, seen, total = carry
         # Read once and carried on: the state before this period is the state of the one read next.
-        here = tile.state(states, jnp.maximum(k - 1, 0))
-        before = triton.load(here, mask=tile.inside & (k > 0), other=0)
-        x = tile.load_inputs(inputs, k)
-        of_sum = (ahead * (1 - h * h)).astype(x.dtype)
+        before = tile.load_seen(states, inputs, jnp.maximum(k - 1, 0))
+        of_sum = jnp.where(tile.of_state, ahead * (1 - h * h), 0).astype(matrix.dtype)
+        of_seen = _dot(matrix, of_sum)
         for ref in of_inputs:
-            of_x = _dot(to_inputs, of_sum).astype(ref.dtype)
-            triton.store(tile.inputs(ref, k), of_x, mask=tile.read)
-        sum_state += _dot(of_sum, before.T)
-        sum_inputs += _dot(of_sum, x.T)
-        return _dot(to_before, of_sum), before.astype(jnp.float32), sum_state, sum_inputs
+            triton.store(tile.inputs(ref, k), of_seen.astype(ref.dtype), mask=tile.read)
+        return of_seen, seen, before, total + _dot(of_sum, seen.T)
 
+    last = sizes.window - 1
     first = (
-        tile.load_state(cotangent).astype(jnp.float32),
-        tile.load_state(states, sizes.window - 1).astype(jnp.float32),
-        jnp.zeros((sizes.units, sizes.units), jnp.float32),
-        jnp.zeros((sizes.units, sizes.features), jnp.float32),
+        tile.load_state(cotangent),
+        tile.load_state(states, last),
+        tile.load_seen(states, inputs, last),
+        jnp.zeros((sizes.seen, sizes.seen), jnp.float32),
     )
-    _, _, sum_state, sum_inputs = lax.fori_loop(0, sizes.window, period, first)
-    by_state[tile.run, pl.program_id(1)] = sum_state
-    by_inputs[tile.run, pl.program_id(1)] = sum_inputs
+    *_, total = lax.fori_loop(0, sizes.window, period, first)
+    by_program[tile.run, pl.program_id(1)] = total
+
+
+def _matrix(sizes: _Sizes, from_state: Array, from_input: Array, bias: Array) -> Array:
+    """The parameters by what a period sees, with zeros up to the tile's sizes."""
+    seen = jnp.concatenate([from_state, from_input, bias[:, None]], 1)
+    short = [(0, sizes.seen - size) for size in seen.shape[1:]]
+    return jnp.pad(seen, [(0, 0), *short])
 
 
 def _dot(matrix: Array, other: Array) -> Array:
     return jnp.dot(matrix, other.astype(matrix.dtype), preferred_element_type=jnp.float32)
-
-
-def _padded(size: int) -> int:
-    """The next size that the card's matrix units take."""
-    return max(16, pl.next_power_of_2(size))
-
-
-def _pad(array: Array, *sizes: int) -> Array:
-    """Zeros at the end of the last two axes, up to these sizes."""
-    short = (size - has for size, has in zip(sizes, array.shape[1:], strict=True))
-    return jnp.pad(array, [(0, 0), *((0, more) for more in short)])
 
 
 def _call(kernel: Callable[..., None], sizes: _Sizes, out: Any) -> Callable[..., Any]:
