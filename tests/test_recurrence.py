@@ -224,6 +224,33 @@ def test_the_kernels_for_graphics_cards_are_the_scans(sizes, dtype, tolerance, i
         assert_close(found, expected, tolerance)
 
 
+@pytest.mark.parametrize("runs", [1, 60, 500])
+def test_programs_grow_with_the_rows_and_cover_them(runs):
+    inputs = jax.ShapeDtypeStruct((31, runs, 3, 1090), jnp.float32)
+    forward, back = (
+        recurrence_gpu._Sizes.of(inputs, 25, forward=forward) for forward in (True, False)
+    )
+    assert [forward.block, back.block] == {1: [16, 16], 60: [64, 64], 500: [128, 64]}[runs]
+    for sizes in (forward, back):
+        assert 0 <= sizes.grid[1] * sizes.block - 1090 < sizes.block
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_rows_of_a_program_change_nothing(block, interpreted, monkeypatch):
+    rng = np.random.default_rng(0)
+    shapes = ((1, 3, 5), (1, 5, 5), (1, 5), (2, 1, 3, 70))
+    given = [jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes]
+    (states,) = jax.jit(recurrence._states)(*given)
+    monkeypatch.setattr(recurrence_gpu._Sizes, "block", block)
+    assert_close(jax.jit(recurrence_gpu.states)(*given), (states,))
+    back = (*given[:2], given[3], states, states[-1])
+    found, expected = (
+        jax.jit(partial(kernels, of_inputs=True))(*back)
+        for kernels in (recurrence_gpu.backward, recurrence._backward)
+    )
+    assert_close(found, expected)
+
+
 def lowered_for_cuda(cell, histories) -> str:
     def loss(cell):
         return jax.vmap(cell)(histories).sum()
