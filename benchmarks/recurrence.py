@@ -39,16 +39,19 @@ ROWS = [
 ]
 
 
-def prepare(row: Row):
-    """A function that makes a turn of steps and returns steps a second, all learners together."""
+def prepare(row: Row, **options: str):
+    """A function that makes a turn of steps and returns steps a second, all learners together.
+
+    `options` are the compiler's, where they are others than those of training.
+    """
     import equinox as eqx
     import jax
 
     from apportion import Direct, Recurrent, draw_tasks
     from apportion.algorithm import Algorithm, advance, begin
+    from apportion.card import as_graphs
     from apportion.domains.portfolio import Market, SimulatedMarket
     from apportion.memory import Replay
-    from apportion.training import AS_GRAPHS
 
     market = Market.of(
         SimulatedMarket.draw(universe=50, days=1000, seed=0).prices, window=row.window
@@ -68,7 +71,7 @@ def prepare(row: Row):
     forward = eqx.filter_jit(
         eqx.filter_vmap(lambda state: advance(algorithm, state, length)),
         donate="all",
-        compiler_options=AS_GRAPHS,
+        compiler_options={**as_graphs(), **options},
     )
     start = eqx.filter_jit(eqx.filter_vmap(lambda policy, key: begin(algorithm, policy, key)))
     held = [forward(start(policies, keys))[0]]

@@ -1,6 +1,22 @@
-"""Whether what is traced now will run on a graphics card, for what a card computes another way."""
+"""What a graphics card computes another way: whether one is meant, and how loops are compiled for it."""
 
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import equinox as eqx
 import jax
+
+GRAPHS: dict[str, Any] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
+    "DYNAMIC_SLICE_FUSION",
+    "xla_gpu_graph_min_graph_size": 1,
+    # Kernels that do not touch each other's memory run side by side, for most of a small step's are too
+    # small to fill a card. Each computes what it would alone: a run's numbers do not depend on this.
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+}
+"""What is asked of the compiler for a card: loops as recorded graphs, inner loops too, so that steps do
+not wait for the processor."""
 
 
 def on_card() -> bool:
@@ -13,3 +29,37 @@ def on_card() -> bool:
     # A device, its platform's name, or None.
     asked = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return (getattr(asked, "platform", asked) or jax.default_backend()) in ("gpu", "cuda")
+
+
+@cache
+def as_graphs() -> dict[str, Any]:
+    """Those of `GRAPHS` that this JAX knows; without a card nothing is asked of the compiler."""
+    if jax.default_backend() != "gpu":
+        return {}
+    return {name: value for name, value in GRAPHS.items() if known(name, value)}
+
+
+def known(option: str, value: Any) -> bool:
+    """Whether the compiler has such an option: they are its own, and come and go.
+
+    >>> known("xla_gpu_graph_min_graph_size", 1), known("xla_gpu_no_such_thing", 1)
+    (True, False)
+    """
+    try:
+        jax.jit(lambda: 0).lower().compile(compiler_options={option: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def compiled_as_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled as `as_graphs` says; all arguments but the first are given away."""
+    # Its types leave out what it hands on to `jax.jit`.
+    jit: Any = eqx.filter_jit
+
+    # Not before the first call: the compiler is asked for its options, and importing starts no JAX.
+    @cache
+    def compiled() -> Callable[..., Any]:
+        return jit(function, donate="all-except-first", compiler_options=as_graphs())
+
+    return wraps(function)(lambda *given: compiled()(*given))

@@ -17,6 +17,7 @@ import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.card import compiled_as_graph
 from apportion.errors import InputError
 from apportion.exploration import GaussianScores
 from apportion.learners.learner import Learner
@@ -34,15 +35,6 @@ OnChunk = Callable[[Chunk], bool | None]
 
 Resume = Callable[[RunState], RunState]
 """Given a run's first state, the one to go on from: how a saved state finds its structure."""
-
-
-AS_GRAPHS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE,"
-    "DYNAMIC_SLICE_FUSION",
-    "xla_gpu_graph_min_graph_size": 1,
-}
-"""How the loop is compiled: on a graphics card as one recorded graph, its inner loops too, so that no
-step waits for the processor; elsewhere this says nothing."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +188,12 @@ def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None
     )
 
 
-# Its types leave out what it hands on to `jax.jit`.
-_compile: Any = eqx.filter_jit
-
-
 @eqx.filter_jit
 def _begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     return begin(algorithm, policy, key)
 
 
-@_compile(donate="all-except-first", compiler_options=AS_GRAPHS)
+@compiled_as_graph
 def _advance(
     algorithm: Algorithm, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
@@ -219,7 +207,7 @@ def _begin_runs(
     return eqx.filter_vmap(begin, in_axes=(axes, 0, 0))(algorithm, policies, keys)
 
 
-@_compile(donate="all-except-first", compiler_options=AS_GRAPHS)
+@compiled_as_graph
 def _advance_runs(
     algorithm: Algorithm, axes: PyTree, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
