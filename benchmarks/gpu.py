@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ ALONE = 50
 """Steps of a turn of one learner in PyTorch."""
 PRODUCT = 28 * 25
 """Numbers in the parameters A and B: a step multiplies each row of each period by them three times."""
+TRACED = 100
+"""Steps whose kernels are counted."""
 LONGEST = 6
 """Kernels that the table names."""
 
@@ -91,13 +93,14 @@ def measure(
     }
 
 
-def count(row: Row, turn: Callable[[], float], rate: float) -> dict:
+def count(row: Row, rate: float) -> dict:
     """What the card does in a step of ours; `rate` is that of steps that nobody traced."""
+    steps = 5 * max(min(row.steps, TRACED) // 5, 1)
+    turn = prepare(replace(row, steps=steps), **each_step_a_graph())
     trace = Trace()
     trace.start()
     turn()
     ran = trace.stop()
-    steps = 5 * max(row.steps // 5, 1)
     found, working = by_kernel(ran, steps), busy(ran) / steps
     step = 1e6 * row.learners / rate
     return {
@@ -111,6 +114,17 @@ def count(row: Row, turn: Callable[[], float], rate: float) -> dict:
         ),
         "_kernels": [asdict(kernel) for kernel in found],
     }
+
+
+def each_step_a_graph() -> dict[str, str]:
+    """Options with which a step is recorded as in training, but not the loop around it.
+
+    Of a loop within a graph a trace shows one round, or none.
+    """
+    from apportion.card import GRAPHS
+
+    recorded = "xla_gpu_enable_command_buffer"
+    return {recorded: str(GRAPHS[recorded]).replace("WHILE,", "")}
 
 
 def main() -> None:
@@ -144,12 +158,13 @@ def main() -> None:
             options.out,
         )
         if options.kernels:
-            counted.append(count(row, turn, rows[-1]["ours"]["median"]))
+            counted.append(count(row, rows[-1]["ours"]["median"]))
             write(
                 "gpu_kernels",
                 "What a graphics card does in a gradient step",
-                "Kernels of a step of all learners together, from a trace; the step itself was timed "
-                "without one, and what no kernel accounts for is idle.",
+                f"Kernels of a step of all learners together, from a trace of up to {TRACED} steps; the "
+                "step itself was timed without one. Kernels side by side are busy once; what no kernel "
+                "accounts for is idle.",
                 counted,
                 about,
                 options.out,
