@@ -5,13 +5,16 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+HOPED = {1: 8_000, 10: 60_000, 90: 120_000, 900: 150_000}
+"""Steps a second on a card, by learners at once."""
 _ASKED = re.compile(r"<!-- benchmark: ([a-z_]+) -->")
 
 
 def on_page_markdown(markdown, **_):
     filled = _ASKED.sub(lambda asked: benchmark(asked[1]), markdown)
     filled = filled.replace("<!-- federated episodes -->", episodes())
-    filled = filled.replace("<!-- microseconds of steps -->", steps())
+    filled = filled.replace("<!-- steps hoped for -->", hoped(steps_measured()))
+    filled = filled.replace("<!-- microseconds of steps -->", steps(steps_measured()))
     filled = filled.replace("<!-- kernels of steps -->", kernels())
     return filled.replace("<!-- seconds of studies -->", seconds())
 
@@ -22,16 +25,34 @@ def benchmark(name):
     return text.partition("\n")[2].strip()
 
 
-def steps():
-    """How long one step of all learners takes on a card."""
+def steps_measured():
+    """Steps a second on a card, by learners at once."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())["rows"]
-    times = [1e6 * int(row["learners"]) / row["ours"]["median"] for row in rows]
-    learners = [str(row["learners"]) for row in rows]
-    shown = [f"{time:,.0f}" for time in times]
-    return (
-        f"A step takes {', '.join(shown[:-1])} and {shown[-1]} µs for {', '.join(learners[:-1])} "
-        f"and {learners[-1]} learners"
-    )
+    return {int(row["learners"]): row["ours"]["median"] for row in rows}
+
+
+def hoped(rates):
+    """What was hoped for, and which numbers of learners stay below."""
+    below = [learners for learners, rate in rates.items() if rate < HOPED[learners]]
+    wanted = listed([HOPED[learners] / 1000 for learners in rates])
+    outcome = f"{listed(below)} learners stay below" if below else "all were reached"
+    return f"{wanted} thousand steps a second were hoped for: {outcome}"
+
+
+def steps(rates):
+    """How long one step of all learners takes on a card."""
+    times = listed([1e6 * learners / rate for learners, rate in rates.items()])
+    return f"A step takes {times} µs for {listed(list(rates))} learners"
+
+
+def listed(numbers):
+    """Numbers as a sentence lists them.
+
+    >>> listed([1, 20.4, 3000])
+    '1, 20 and 3,000'
+    """
+    shown = [f"{number:,.0f}" for number in numbers]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
 def kernels():
