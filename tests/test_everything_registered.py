@@ -25,7 +25,7 @@ from apportion.composition import (
 )
 from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
-from apportion.domains.charging.problem import Charging
+from apportion.domains.charging.problem import Charging, FirstChannels
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
@@ -64,6 +64,7 @@ POLICIES = {
     Convolutional: lambda: awake(Convolutional(CHANNELS, WINDOW, key=KEY)),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
+    FirstChannels: lambda: FirstChannels(awake(Recurrent(CHANNELS - 1, 4, key=KEY)), CHANNELS - 1),
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
     LimitedGroups: lambda: LimitedGroups(recurrent(), [0.5]),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
@@ -79,9 +80,10 @@ IN_PLACE = {WithoutCash: 1}
 
 def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
-    days = jnp.ones(STATIONS, jnp.int32)
+    site, days = jnp.zeros(STATIONS, jnp.int32), jnp.ones(STATIONS, jnp.int32)
+    to_come = jnp.linspace(9.0, 0.0, PERIODS)[None, None]
     worth, capacity = jnp.ones(STATIONS), jnp.array([0.1, 0.2], jnp.float32)
-    return Charging(one_day, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
+    return Charging(one_day, to_come, site, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
 
 
 def _federation():
@@ -114,7 +116,7 @@ def _later_record(budget, n):
 def _later_cars(charging, n):
     garage = charging.garage
     later = garage.arrival > n
-    names = ("need_kwh", "requested_kwh", "predicted_need_kwh", "recalled_need_kwh")
+    names = ("need_kwh", "requested_kwh", "predicted_need_kwh", "recalled_need_kwh", "familiarity")
     values = {name: getattr(garage, name) for name in names}
     changed = {name: jnp.where(later, 0.3 * x, x) for name, x in values.items()}
     other = dataclasses.replace(garage, **changed)

@@ -34,6 +34,7 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
         "predicted_departure": departure + rng.normal(0, 6, shape),
         "recalled_need_kwh": need * rng.uniform(0.7, 1.5, shape),
         "recalled_departure": departure + rng.normal(0, 4, shape),
+        "familiarity": rng.random(shape),
     }
     return Garage(
         arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),

@@ -31,6 +31,8 @@ def problem_of(garage) -> Charging:
     days = jnp.ones(STATIONS, jnp.int32)
     return Charging(
         garage=stacked,
+        to_come_kwh=jnp.linspace(9.0, 0.0, PERIODS)[None, None],
+        site_of=jnp.zeros(STATIONS, jnp.int32),
         days_of=days,
         worth=jnp.ones(STATIONS),
         medians=MEDIANS,

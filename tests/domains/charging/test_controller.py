@@ -19,7 +19,7 @@ from apportion.policy import Pooled
 
 DAYS = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-05-31")
 PREDICTOR = Predictor.fit(DAYS)
-ABOUT = {"job": "charging", "predictor": PREDICTOR.to_dict()}
+ABOUT = {"job": "charging", "predictor": PREDICTOR.to_dict(), "channels": CHANNELS}
 NOW = {
     "time": "2021-06-01 09:00",
     "capacity_kw": 9.0,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.predictions import Predictor
-from apportion.domains.charging.recollection import Recollection
+from apportion.domains.charging.recollection import Recollection, memories
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.training import foresee
 from apportion.errors import InputError
@@ -45,7 +45,10 @@ def test_nothing_of_a_day_or_after_it_is_recalled_on_it(seed, day):
         need_kwh=np.where(later, rng.exponential(9.0, later.shape), DAYS.need_kwh),
         departure=np.where(later, DAYS.arrival + rng.integers(1, 9), DAYS.departure),
     )
-    before, after = (pair(foresee(days, FITTED, True)) for days in (DAYS, changed))
+    before, after = (
+        (*pair(known := foresee(days, FITTED, True)), known.familiarity, known.to_come_kwh)
+        for days in (DAYS, changed)
+    )
     for one, other in zip(before, after, strict=True):
         np.testing.assert_array_equal(one[: day + 1], other[: day + 1])
     if day + 1 < len(DAYS):
@@ -80,6 +83,26 @@ def test_a_driver_who_comes_again_is_expected_to_take_and_to_stay_as_before():
     assert departure[-1, :, 0] == pytest.approx([64.0, 64.0], abs=2.0)
     miss = np.abs(np.log(need / days.need_kwh))
     assert (np.diff(miss, axis=0) < 0).all()
+
+
+def test_a_driver_is_the_more_familiar_the_oftener_he_came_and_never_quite():
+    known = foresee(two_drivers((10.0, 20.0), (9.0, 4.0)), FITTED, True).familiarity
+    assert known is not None
+    assert (known[0] == 0).all()
+    assert (np.diff(known, axis=0) > 0).all()
+    # One like him the day before, at the weight of that day beside the prior's half.
+    weight = np.exp(-1 / 60)
+    assert known[1] == pytest.approx(weight / (weight + 0.5), rel=1e-5)
+    assert (known < 1).all()
+
+
+def test_familiarity_is_a_share_of_those_who_stated_something_and_0_without_a_past():
+    known = foresee(DAYS, FITTED, True).familiarity
+    assert known is not None
+    assert ((known >= 0) & (known < 1)).all()
+    assert known.max() > 0.5
+    assert (known[~DAYS.stated] == 0).all()
+    assert (Recollection.nothing().recall(PREDICTED).familiarity == 0).all()
 
 
 def test_only_drivers_who_state_the_like_count():
@@ -119,19 +142,24 @@ def test_a_tenth_of_what_the_regression_misses_is_recalled_on_later_days(site):
 
 
 def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
-    day, volume = len(JPL) - 1, 10.0
-    past: Any = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(JPL.dates[day]))]
-    (now, recalled), (_, plain) = (
-        simulated(foresee(JPL, PREDICTOR, recall).at(range(8)), day, volume)
-        for recall in (True, False)
+    volume = 10.0
+    days = Days.of(FRAME, "jpl").between(None, JPL.dates[-1])
+    day = len(days) - 1
+    past: Any = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(days.dates[day]))]
+    fresh = PREDICTOR.apply(days)
+    for memory in memories(None, PREDICTOR):
+        fresh = memory.recall(fresh)
+    (now, recalled), (_, forgetful) = (
+        simulated(known.at(range(8)), day, volume)
+        for known in (foresee(days, PREDICTOR, True), fresh)
     )
-    apart = np.abs(np.subtract(recalled, plain)).max()
+    apart = np.abs(np.subtract(recalled, forgetful)).max()
     assert apart > 0.05
-    for earlier, expected in ((past, recalled), (None, plain)):
+    for earlier, expected in ((past, recalled), (None, forgetful)):
         about = ABOUT | {"recall": True}
         controller = Controller(opinionated(volume), about, stations=8, earlier=earlier)
         kw = list(controller.allocate(now)["allocation_kw"].values())
-        assert kw == pytest.approx(expected, abs=0.2 * apart)
+        assert kw == pytest.approx(expected, abs=0.02 * apart)
 
 
 def test_earlier_sessions_are_refused_where_they_cannot_help():

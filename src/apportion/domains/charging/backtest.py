@@ -182,7 +182,7 @@ def _simulate_all(
             return jax.lax.switch(number, branches, seen)
 
         def task(members):
-            garage = jax.tree.map(lambda x: x[:, members], days)
+            garage = days.each_station(lambda x: x[:, members])
             return simulate_days(garage, chosen, capacity_kw, medians)
 
         # One after another: tasks at once would not fit into the cache.

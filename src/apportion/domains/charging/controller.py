@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from apportion.domains.charging.coming import Coming
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.facts import check_facts
+from apportion.domains.charging.facts import as_trained, check_facts
 from apportion.domains.charging.garage import (
     NOTICEABLE_KW,
     PERIODS,
@@ -29,7 +30,7 @@ from apportion.domains.charging.garage import (
 from apportion.domains.charging.peers import PEERS, PeerName
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import observation
-from apportion.domains.charging.recollection import Recollection
+from apportion.domains.charging.recollection import Recollection, memories
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -66,7 +67,8 @@ class Controller:
         Who decides where the policy is not trusted in full: a scheduler, by its name.
     earlier
         Sessions of the garage's earlier days, as `read_sessions` gives them, for a policy that recalls
-        them; without any it decides as in a garage without a past.
+        them: of a car's like, and of the cars still to come. Without any it decides as in a garage
+        without a past, where as much is to come as in training.
 
     Examples
     --------
@@ -86,9 +88,9 @@ class Controller:
         check_facts(about)
         if baseline is not None and (baseline not in PEERS or baseline == "clairvoyant"):
             raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
-        self._policy, self._baseline = policy, baseline
+        self._policy, self._baseline = as_trained(policy, about), baseline
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
-        self._recollection = _recollection(about, self._predictor, earlier)
+        self._memories = _memories(about, self._predictor, earlier)
         # Full cars by station and arrival, the oldest first.
         self._full: dict[tuple[str, str], None] = {}
         self._width = _width(stations)
@@ -182,8 +184,8 @@ class Controller:
             stated=wide(table["stated"], np.bool_),
         )
         day = self._predictor.apply(day)
-        if self._recollection is not None:
-            day = self._recollection.recall(day)
+        for memory in self._memories:
+            day = memory.recall(day)
         garage: Garage = jax.tree.map(lambda x: x[0], day.garage())
         state = State(
             *(
@@ -197,24 +199,24 @@ class Controller:
         return eqx.tree_at(lambda s: s.limit_kw, seen, jnp.where(seen.can_draw, limit, 0.0))
 
 
-def _recollection(
+def _memories(
     about: Mapping[str, Any], predictor: Predictor, earlier: pd.DataFrame | None
-) -> Recollection | None:
-    """What the policy recalls; None where it was trained to recall nothing."""
+) -> tuple[Recollection, Coming] | tuple[()]:
+    """What the policy recalls; nothing where it was trained to recall nothing."""
     if not about.get("recall", False):
         if earlier is not None:
             raise InputError(
                 "the policy recalls no earlier days; train one with recall, or leave them out"
             )
-        return None
+        return ()
     if earlier is None:
-        return Recollection.nothing()
+        return memories(None, predictor)
     sites = sorted(map(str, earlier.site.unique()))
     if len(sites) != 1:
         raise InputError(
             f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
         )
-    return Recollection.of(predictor.apply(Days.of(earlier, sites[0])))
+    return memories(predictor.apply(Days.of(earlier, sites[0])), predictor)
 
 
 def _width(stations: int) -> int:

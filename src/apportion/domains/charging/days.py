@@ -53,6 +53,9 @@ class Days:
     predicted_departure: np.ndarray | None = None
     recalled_need_kwh: np.ndarray | None = None
     recalled_departure: np.ndarray | None = None
+    familiarity: np.ndarray | None = None
+    to_come_kwh: np.ndarray | None = None
+    """(days, periods): of the whole site, also where only some of its stations are here."""
     dropped: int = 0
     """Sessions of the site without one whole period of their own."""
 
@@ -110,7 +113,8 @@ class Days:
         """Some of the stations, by their places, in this order."""
         places = np.asarray(stations, int)
         names = tuple(self.stations[place] for place in places)
-        return replace(self._map(lambda x: x[:, places]), stations=names)
+        some = replace(self, to_come_kwh=None)._map(lambda x: x[:, places])
+        return replace(some, stations=names, to_come_kwh=self.to_come_kwh)
 
     def garage(self) -> Garage:
         """The arrays as compiled code takes them, (days, stations, sessions)."""

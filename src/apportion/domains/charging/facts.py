@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from apportion.domains.calendar import as_day
+from apportion.domains.charging.problem import CHANNELS, CHANNELS_BEFORE, FirstChannels
 from apportion.errors import InputError
+from apportion.policy import Policy
 
 
 def check_facts(saved: Mapping[str, Any]) -> None:
@@ -37,6 +39,15 @@ def check_facts(saved: Mapping[str, Any]) -> None:
         raise _wrong(f"task_size {size!r}")
     if type(saved.get("recall", False)) is not bool:
         raise _wrong(f"recall {saved['recall']!r}")
+    channels = saved.get("channels", CHANNELS_BEFORE)
+    if type(channels) is not int or not 1 <= channels <= CHANNELS:
+        raise _wrong(f"channels {channels!r}")
+
+
+def as_trained(policy: Policy, saved: Mapping[str, Any]) -> Policy:
+    """The policy, shown no more of a station than when it was trained."""
+    channels = saved.get("channels", CHANNELS_BEFORE)
+    return policy if channels == CHANNELS else FirstChannels(policy, channels)
 
 
 def _wrong(what: str) -> InputError:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from apportion.certificate import Gains
 from apportion.domains.charging.backtest import HINDSIGHT, POLICY, PolicySchedule
-from apportion.domains.charging.facts import check_facts
+from apportion.domains.charging.facts import as_trained, check_facts
 from apportion.domains.charging.job import backtest_policy
 from apportion.domains.charging.peers import PEERS, Schedule
 from apportion.errors import InputError
@@ -79,4 +79,4 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     if about.get("job") != "charging":
         raise InputError(f"{name}: its policy is not one for charging; give another baseline")
     check_facts(about)
-    return PolicySchedule(load_policy(name)), about.get("until", {})
+    return PolicySchedule(as_trained(load_policy(name), about)), about.get("until", {})

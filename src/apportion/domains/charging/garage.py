@@ -6,6 +6,9 @@ draws clearly less than it was offered is full, and a car that has left is gone.
 and `draw`, are pure, written for one day and m stations, and are mapped over days and tasks by `vmap`.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -55,10 +58,19 @@ class Garage(eqx.Module):
     """The same, mended by what cars of earlier days took whose drivers stated the like."""
     recalled_departure: Sessions | None = None
     """The same, mended by how long they stayed."""
+    familiarity: Sessions | None = None
+    """How much is recalled of the like of the car, from 0, nothing, to below 1."""
+    to_come_kwh: Float[Array, "*stack periods"] | None = None
+    """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
         """One day at these stations, from arrays of (days, stations, sessions)."""
-        return jax.tree.map(lambda x: x[day, members], self)
+        return jax.tree.map(lambda x: x[day], self).each_station(lambda x: x[members])
+
+    def each_station(self, function: Callable[[Array], Array]) -> "Garage":
+        """The same done to every array of stations; what is to come is the site's, and stays."""
+        stations = jax.tree.map(function, replace(self, to_come_kwh=None))
+        return replace(stations, to_come_kwh=self.to_come_kwh)
 
 
 class Medians(eqx.Module):
@@ -118,6 +130,10 @@ class Seen(eqx.Module):
     """By the regression, where one was fitted."""
     recalled: Outlook | None
     """By the regression and earlier days, where these are recalled."""
+    familiarity: PerStation
+    """How much is recalled of the like of the car; 0 where nothing is."""
+    to_come_kwh: Float[Array, "*stack"]
+    """What cars still to come needed on earlier days, for each station; 0 where none are recalled."""
     truth: Outlook
     capacity_kw: Float[Array, "*stack"]
     period: Int[Array, "*stack"]
@@ -153,13 +169,15 @@ class Visit(eqx.Module):
     """By the driver's statements, or the medians, before anything was drawn."""
     predicted: Outlook | None
     recalled: Outlook | None
+    familiarity: PerStation
+    to_come_kwh: Float[Array, "*stack"]
     truth: Outlook
 
 
 def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
     """Who is there in period n."""
     here, now = plugged_in(day, n), n.astype(jnp.float32)
-    plugged = here.any(-1)
+    plugged, nothing = here.any(-1), jnp.zeros(here.shape, jnp.float32)
     stated, arrived = (here & day.stated).any(-1), _pick(here, day.arrived)
     requested = jnp.where(stated, _pick(here, day.requested_kwh), medians.requested_kwh)
     leaving = jnp.where(
@@ -185,6 +203,8 @@ def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
         said=outlook(jnp.where(plugged, requested, 0.0), leaving),
         predicted=expected(day.predicted_need_kwh, day.predicted_departure),
         recalled=expected(day.recalled_need_kwh, day.recalled_departure),
+        familiarity=_pick(here, nothing if day.familiarity is None else day.familiarity),
+        to_come_kwh=jnp.float32(0.0) if day.to_come_kwh is None else day.to_come_kwh[n],
         truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
     )
 
@@ -223,6 +243,8 @@ def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> Seen:
         said=still(visit.said),
         predicted=None if visit.predicted is None else still(visit.predicted),
         recalled=None if visit.recalled is None else still(visit.recalled),
+        familiarity=visit.familiarity,
+        to_come_kwh=visit.to_come_kwh,
         truth=still(visit.truth),
         capacity_kw=capacity_kw,
         period=visit.period,

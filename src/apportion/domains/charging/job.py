@@ -12,9 +12,10 @@ import pandas as pd
 from apportion.domains.charging.backtest import POLICY, ChargingBacktest, backtest
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.example_day import busiest, cars, power
-from apportion.domains.charging.facts import check_facts
+from apportion.domains.charging.facts import as_trained, check_facts
 from apportion.domains.charging.peers import Schedule
 from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import Garages, choose_tasks, foresee, train_charging
@@ -64,6 +65,7 @@ def about(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
         },
         "predictor": garages.predictor.to_dict(),
         "recall": garages.recall,
+        "channels": CHANNELS,
     }
 
 
@@ -192,7 +194,7 @@ def backtest_policy(
     predictor = Predictor.from_dict(saved.get("predictor", {}))
     known = foresee(everything, predictor, saved.get("recall", False))
     return backtest(
-        policy,
+        as_trained(policy, saved),
         _days_to_test(saved, known, start, end, unseen),
         predictor.medians,
         capacity=capacity,

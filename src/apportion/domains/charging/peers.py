@@ -231,7 +231,7 @@ def _stretch(
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        packed_day, packed = jax.tree.map(rows, (day, state))
+        packed_day, packed = day.each_station(rows), jax.tree.map(rows, state)
     else:
         packed_day, packed = day, state
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
@@ -292,7 +292,7 @@ def over_days(
 def _simulate(days: Garage, members, schedule: Schedule, capacity_kw, medians: Medians):
     def task(inputs):
         members, capacity_kw = inputs
-        garage = jax.tree.map(lambda x: x[:, members], days)
+        garage = days.each_station(lambda x: x[:, members])
         return simulate_days(garage, schedule, capacity_kw, medians)
 
     # One after another: tasks at once would not fit into the cache.

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from apportion.domains.charging.coming import still_to_come
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
 from apportion.domains.charging.sessions import count
@@ -23,11 +24,14 @@ LEAST_HOURS = PERIOD_HOURS
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Coefficients of the two regressions, and the medians that stand in for missing statements."""
+    """Coefficients of the two regressions, and what stands in for what is missing."""
 
     need: np.ndarray
     stay: np.ndarray
     medians: Medians
+    """For statements."""
+    to_come_kwh: np.ndarray
+    """For earlier days: what was still to come after each period, in the mean of days and sites."""
 
     @classmethod
     def fit(cls, *training: Days) -> "Predictor":
@@ -47,7 +51,8 @@ class Predictor:
             )
         need, *_ = np.linalg.lstsq(x, np.log(np.concatenate(needs)))
         stay, *_ = np.linalg.lstsq(x, np.log(np.concatenate(stays)))
-        return cls(need, stay, medians)
+        usual = np.mean([still_to_come(days).mean(0) for days in training], 0)
+        return cls(need, stay, medians, usual)
 
     def apply(self, days: Days) -> Days:
         """The days with predicted needs and departures."""
@@ -63,7 +68,12 @@ class Predictor:
     def to_dict(self) -> dict[str, list[float]]:
         """Plain numbers, to be saved with a policy."""
         medians = [float(self.medians.requested_kwh), float(self.medians.stay_hours)]
-        return {"need": self.need.tolist(), "stay": self.stay.tolist(), "medians": medians}
+        return {
+            "need": self.need.tolist(),
+            "stay": self.stay.tolist(),
+            "medians": medians,
+            "to_come_kwh": self.to_come_kwh.tolist(),
+        }
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Predictor":
@@ -78,16 +88,19 @@ class Predictor:
             need, stay, medians = (
                 np.asarray(saved[name], float) for name in ("need", "stay", "medians")
             )
+            # Policies saved before it was seen have none.
+            to_come = np.asarray(saved.get("to_come_kwh", [0.0] * PERIODS), float)
         except (KeyError, TypeError, ValueError):
             raise InputError(
                 "the policy's file has no sound predictions of needs and stays; train it again"
             ) from None
-        sound = all(np.isfinite(x).all() for x in (need, stay, medians))
-        if not sound or need.shape != (8,) or stay.shape != (8,) or medians.shape != (2,):
+        found = (need, stay, medians, to_come)
+        shapes = [x.shape for x in found]
+        if shapes != [(8,), (8,), (2,), (PERIODS,)] or not all(np.isfinite(x).all() for x in found):
             raise InputError(
                 "the policy's file has damaged predictions of needs and stays; train it again"
             )
-        return cls(need, stay, Medians(jnp.float32(medians[0]), jnp.float32(medians[1])))
+        return cls(need, stay, Medians(jnp.float32(medians[0]), jnp.float32(medians[1])), to_come)
 
 
 def joint_medians(*training: Days) -> Medians:

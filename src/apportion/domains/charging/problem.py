@@ -8,23 +8,31 @@ sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
+from apportion.composition import Around
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS, Garage, Medians, Outlook, Seen, draw, see
 from apportion.domains.charging.garage import State as GarageState
 from apportion.domains.charging.garage import empty as empty_garage
 from apportion.domains.charging.sessions import RATE_KW
+from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
+from apportion.recurrence import History
+from apportion.simplex import Allocation, Bounds, Mask
 from apportion.tasks import Task
 
-CHANNELS = 18
+CHANNELS = 20
 """What is seen of a station, as numbers of about unit size."""
+CHANNELS_BEFORE = 18
+"""As many were seen by policies whose file does not say how many: all but what earlier days tell of
+a car's like and of cars to come."""
 
 
 class DayState(eqx.Module):
@@ -51,6 +59,9 @@ class Charging(Problem):
 
     garage: Garage
     """(days, universe, sessions); sites of fewer days are empty in the last ones."""
+    to_come_kwh: Float[Array, "days sites periods"]
+    """As `Garage` has it of one site; 0 where earlier days are not recalled."""
+    site_of: Int[Array, " universe"]
     days_of: Int[Array, " universe"]
     """Days that each station's site has."""
     worth: Float[Array, " universe"]
@@ -80,11 +91,17 @@ class Charging(Problem):
             ]
             return jnp.asarray(np.concatenate(wide, 1))
 
-        garage = jax.tree.map(joined, *(days.garage() for days in sites))
+        to_come = np.zeros((longest, len(sites), PERIODS), np.float32)
+        for number, days in enumerate(sites):
+            if days.to_come_kwh is not None:
+                to_come[: len(days), number] = days.to_come_kwh
+        alone = [replace(days, to_come_kwh=None).garage() for days in sites]
         days_of = np.repeat([len(days) for days in sites], stations)
         needs = np.array([days.need_kwh.sum() / days.arrival[..., 0].size for days in sites])
         return cls(
-            garage=garage,
+            garage=jax.tree.map(joined, *alone),
+            to_come_kwh=jnp.asarray(to_come),
+            site_of=jnp.asarray(np.repeat(np.arange(len(sites)), stations), jnp.int32),
             days_of=jnp.asarray(days_of, jnp.int32),
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
             medians=medians,
@@ -109,7 +126,8 @@ class Charging(Problem):
 
     def see(self, task: Task, state: DayState) -> Seen:
         """What a controller sees of the task's stations."""
-        here = self.garage.at(state.day, task.members)
+        to_come = self.to_come_kwh[state.day, self.site_of[task.members[0]]]
+        here = replace(self.garage.at(state.day, task.members), to_come_kwh=to_come)
         return see(here, state.garage, state.n, state.capacity_kw, self.medians)
 
     def observe(self, task: Task, state: DayState) -> Observation:
@@ -131,6 +149,21 @@ class Charging(Problem):
         return Step(following, reward, n >= PERIODS, jnp.array(False))
 
 
+class FirstChannels(Around):
+    """A policy that is shown the first channels alone: it was trained before there were more."""
+
+    policy: Policy
+    channels: int = eqx.field(static=True)
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        return self.policy.encode(history[..., : self.channels], mask)
+
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        return self.policy.allocate(features, held, mask, bounds)
+
+
 def observation(seen: Seen, mask: Bool[Array, " entities"]) -> Observation:
     """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
     can_draw = seen.can_draw & mask
@@ -147,7 +180,9 @@ def observation(seen: Seen, mask: Bool[Array, " entities"]) -> Observation:
         *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
     )
     shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
-    columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared))
+    # Last, since policies saved before these were seen read the others alone.
+    earlier = (seen.familiarity, jnp.log1p(seen.to_come_kwh))
+    columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared + earlier))
     return Observation(
         jnp.stack(columns, -1)[:, None, :],
         seen.offered_kw / seen.capacity_kw,

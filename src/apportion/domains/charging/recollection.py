@@ -3,23 +3,24 @@
 Of every session the regression of `predictions` leaves a remainder in the logarithms of need and stay.
 A later car at the same site is expected to leave the mean remainder of those whose request, stated stay
 and hour of arrival were near its own, the nearer and the more recent the more. Only days before its own
-count, so that everything used is known when the car arrives.
+count, so that everything used is known when the car arrives. How many such cars there were says how
+far to believe it.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from apportion.domains.charging.coming import FORGOTTEN_DAYS, Coming
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIOD_HOURS
-from apportion.domains.charging.predictions import LEAST_HOURS, LEAST_KWH
+from apportion.domains.charging.predictions import LEAST_HOURS, LEAST_KWH, Predictor
 from apportion.errors import InputError
 
 _NEAR = (0.03, 0.1, 1.0)
 """What sets two statements apart by one: logarithms of request and stay, hours of the clock."""
 _FADES_DAYS = 60.0
-_FORGOTTEN_DAYS = 300
-"""What is so old weighs less than a hundredth, and is left out."""
+"""What is forgotten weighs less than a hundredth."""
 _PRIOR = 0.5
 """Sessions' worth of trust in the regression alone."""
 
@@ -64,32 +65,44 @@ class Recollection:
         return cls(np.zeros(0, int), np.zeros((0, 3)), np.zeros((0, 2)))
 
     def recall(self, days: Days) -> Days:
-        """Days that have predictions, with these mended by what is recalled of the days before."""
+        """Days that have predictions, with these mended by what is recalled, and how much that is."""
         where = _said(days)
         day, statements = _day(days)[where], _statements(days)[where]
-        expected = np.zeros((*where.shape, 2))
+        expected = np.zeros((*where.shape, 3))
         expected[where] = np.concatenate(
-            [np.zeros((0, 2)), *(self._expect(d, statements[day == d]) for d in np.unique(day))]
+            [np.zeros((0, 3)), *(self._expect(d, statements[day == d]) for d in np.unique(day))]
         )
-        factor = np.exp(expected)
+        factor = np.exp(expected[..., :2])
         need, departure = _predicted(days)
         stay = (departure - days.arrived) * factor[..., 1]
         return replace(
             days,
             recalled_need_kwh=(need * factor[..., 0]).astype(np.float32),
             recalled_departure=(days.arrived + stay).astype(np.float32),
+            familiarity=expected[..., 2].astype(np.float32),
         )
 
     def _expect(self, today: int, statements: np.ndarray) -> np.ndarray:
-        """The mean remainders of the like of these statements before today, 0 where there are none."""
-        past = slice(*np.searchsorted(self.day, (today - _FORGOTTEN_DAYS, today)))
+        """The mean remainders of the like of these statements before today, and the weight of these in
+        the mean, the rest being the prior's; 0 where there are none.
+        """
+        past = slice(*np.searchsorted(self.day, (today - FORGOTTEN_DAYS, today)))
         apart = np.broadcast_to(
             (today - self.day[past]) / _FADES_DAYS, (len(statements), len(self.day[past]))
         )
         for own, theirs in zip(statements.T, self.statements[past].T, strict=True):
             apart = apart + np.abs(own[:, None] - theirs)
         likeness = np.exp(-apart)
-        return likeness @ self.remainders[past] / (likeness.sum(1, keepdims=True) + _PRIOR)
+        weight = likeness.sum(1, keepdims=True)
+        return np.concatenate([likeness @ self.remainders[past], weight], 1) / (weight + _PRIOR)
+
+
+def memories(past: Days | None, predictor: Predictor) -> tuple[Recollection, Coming]:
+    """What is kept of the days of a site, which have predictions: each mends later days by `recall`."""
+    usual = predictor.to_come_kwh
+    if past is None:
+        return Recollection.nothing(), Coming.nothing(usual)
+    return Recollection.of(past), Coming.of(past, usual)
 
 
 def _predicted(days: Days) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ import pandas as pd
 from apportion.domains.charging.days import Days, split_stations
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.recollection import Recollection
+from apportion.domains.charging.recollection import memories
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.training import train_members
 from apportion.errors import InputError
@@ -86,9 +86,11 @@ class Garages:
 
 
 def foresee(days: Days, predictor: Predictor, recall: bool) -> Days:
-    """Days of one site with predictions and, where wanted, with such as recall the days before."""
-    predicted = predictor.apply(days)
-    return Recollection.of(predicted).recall(predicted) if recall else predicted
+    """Days of one site with predictions and, where wanted, with what the days before each tell."""
+    known = predictor.apply(days)
+    for memory in memories(known, predictor) if recall else ():
+        known = memory.recall(known)
+    return known
 
 
 def _last_training_day(days: Days, until: str | None) -> np.datetime64:
