@@ -16,7 +16,7 @@ from apportion.problem import Observation, evaluate
 from apportion.statistics import compare
 from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunks, train, train_runs
-from learning import assert_mean_above, fractions_of_best, optimised, train_seeds
+from learning import assert_mean_above, fractions_of_best, train_seeds
 from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
@@ -39,7 +39,6 @@ def test_direct_gradient_reaches_95_percent_of_the_optimum_on_every_probe(proble
             assert_mean_above(of_task, 0.95)
 
 
-@optimised()
 def test_taking_the_held_share_as_given_never_leaves_equal_shares():
     """The trap that `HeldPays` is there for: the paper read literally learns nothing here."""
 
@@ -63,7 +62,6 @@ MIXED = draw_tasks(8, 4, 2).joined(draw_tasks(np.arange(8, 64), 4, 30))
 RUNS = 12
 
 
-@optimised()
 def learnt(problem, tasks, selection, steps):
     """Mean reward of each of 12 runs on unseen tasks of the carriers."""
     keys = jax.random.split(jax.random.key(1), RUNS)

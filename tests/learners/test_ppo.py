@@ -22,7 +22,6 @@ from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 KEY = jax.random.key(0)
 
 
-@optimised()
 def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     return train_seeds(
         problem, tasks, lambda key: Recurrent(channels, 8, key=key), learner,
@@ -51,7 +50,8 @@ def test_the_probes_are_solved(problem, universe, learner, steps):
 def test_a_budget_is_shared_better_than_equally():
     # Eight seeds were .6 standard errors from failing under PYTEST_SEED=4 (.0014, standard error .0004).
     problem, tasks = Budget.simulate(universe=20, periods=40), draw_tasks(20, 6, 6)
-    policies = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2, seeds=12)
+    with optimised():
+        policies = learn(problem, tasks, PPO(8, 2e-2), 40, channels=2, seeds=12)
     equal = evaluate(problem, EqualShares(), tasks, key=KEY).mean_reward
 
     def gains(policy):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import BySamples, run_episode, run_episodes
+from apportion.domains.federated.aggregators import BySamples, run_episodes
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.kinds import mixture
 from apportion.domains.federated.learned import Learned, passes
@@ -19,7 +19,7 @@ from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy, save_policy
-from apportion.tasks import Task
+from apportion.tasks import Tasks
 from domains.federated.made_up import made_up_digits
 from learning import SEED, assert_mean_above, train_seeds
 
@@ -63,13 +63,13 @@ def test_the_untrained_policy_is_fedavg(state):
 
 
 def test_permuting_the_clients_permutes_the_shares_and_nothing_else():
-    problem, task = federation(), MIXTURE.tasks[0]
+    problem, tasks = federation(), MIXTURE.tasks
     aggregator = Learned(opinionated(problem.channels), gated=False)
     order = np.random.default_rng(0).permutation(6)
-    run = jax.jit(lambda task: run_episode(problem, aggregator, task, key=KEY))
-    here, there = run(task), run(Task(task.members[order], task.mask[order]))
-    assert float(jnp.abs(here.shares - 1 / 6).max()) > 0.05
-    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-4)
+    permuted = Tasks(tasks.members[:, order], tasks.mask[:, order])
+    here, there = (run_episodes(problem, aggregator, t, key=KEY) for t in (tasks, permuted))
+    assert np.abs(np.asarray(here.shares) - 1 / 6).max() > 0.05
+    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[..., order], abs=1e-4)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=0.01)
 
 
