@@ -3,8 +3,9 @@
     python benchmarks/suite.py [--out DIR] [PYTEST'S ARGUMENTS]
 
 Runs what `make test` runs, with this file as a plugin in every worker, and writes suite.md and suite.json:
-the seconds in which programs were traced, lowered and compiled, how many there were, the processes that
-tests started, and the rest, which is what the tests compute and check.
+the seconds in which programs were traced, lowered and compiled, how many there were and how many of them
+had been compiled before, what of it was loops of training, the processes that tests started, and the rest,
+which is what the tests compute and check.
 """
 
 import argparse
@@ -23,6 +24,8 @@ STAGES = {
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowered",
     "/jax/core/compile/backend_compile_duration": "compiled",
 }
+KEPT = "/jax/compilation_cache/cache_hits"
+LOOPS = ("_advance", "_advance_runs")
 EVERYTHING = ["--doctest-modules", "src", "tests"]
 _counted: Counter[str] = Counter()
 
@@ -33,12 +36,19 @@ def pytest_configure(config) -> None:
         return
     import jax
 
-    def listen(event: str, seconds: float, **_: object) -> None:
+    def listen(event: str, seconds: float, *, fun_name: str = "", **_: object) -> None:
         if event in STAGES:
             _counted[STAGES[event]] += seconds
             _counted[f"{STAGES[event]} programs"] += 1
+            if fun_name.removeprefix("jit(").removesuffix(")") in LOOPS:
+                _counted["loops"] += seconds
+                _counted[f"{STAGES[event]} loops"] += 1
+
+    def listen_to_cache(event: str, **_: object) -> None:
+        _counted["kept"] += event == KEPT
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_listener(listen_to_cache)
 
 
 def pytest_sessionfinish(session) -> None:
@@ -55,6 +65,8 @@ def run(arguments: list[str]) -> tuple[Counter[str], float, str]:
     with tempfile.TemporaryDirectory() as folder:
         own = {
             FOLDER: folder,
+            # As in a fresh clone: what an earlier run compiled is not there.
+            "JAX_COMPILATION_CACHE_DIR": str(Path(folder) / "compiled"),
             "PYTHONPATH": os.pathsep.join([str(here), os.getenv("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "suite", "-n", "auto"]
@@ -92,6 +104,9 @@ def main() -> None:
         "processor seconds of the workers": found["own"],
         **{f"{stage}": found[stage] for stage in STAGES.values()},
         "programs compiled": str(int(found["compiled programs"])),
+        "of them compiled before": str(int(found["kept"])),
+        "loops of training": str(int(found["compiled loops"])),
+        "seconds of the loops": found["loops"],
         "rest": found["own"] - jax_seconds,
         "processes started": found["started"],
         "_tests": last,
