@@ -146,7 +146,7 @@ def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
     env = gymnasium.make("apportion/Charging-v0", entities=4, tasks=4, flat=False)
     observation, info = env.reset(seed=1, options={"task": 2})
     assert info["task"] == 2
-    assert observation["history"].shape == (4, 1, 18)
+    assert observation["history"].shape == (4, 1, 20)
     rng, ends, bounded = np.random.default_rng(0), [], 0
     for _ in range(96):
         limits = observation["limits"]

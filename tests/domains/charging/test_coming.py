@@ -3,20 +3,24 @@
 from dataclasses import replace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.coming import Coming, still_to_come
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIODS
+from apportion.domains.charging.garage import PERIODS, Garage
+from apportion.domains.charging.peers import simulate
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.training import foresee
-from apportion.tasks import Tasks
+from apportion.policy import Pooled
+from apportion.tasks import Task, Tasks
 
 FRAME = read_sessions()
 SITES = [Days.of(FRAME, name).between("2019-05-01", "2019-06-30") for name in ("caltech", "jpl")]
@@ -95,6 +99,44 @@ def test_the_order_of_the_stations_does_not_matter_and_some_of_them_see_the_site
     np.testing.assert_allclose(expected(DAYS.at(order)), EXPECTED, rtol=1e-5, atol=1e-6)
     some = replace(DAYS, to_come_kwh=EXPECTED).at(order[:5]).to_come_kwh
     np.testing.assert_array_equal(some, EXPECTED)
+
+
+def opinionated() -> Pooled:
+    """A policy to whom what earlier days tell matters."""
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = 3 * jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
+
+
+@eqx.filter_jit
+def walked(problem: Charging, task: Task, day, capacity_kw):
+    """The kWh that the policy delivers, period by period as in training."""
+    policy = opinionated()
+
+    def period(state, _):
+        shares = policy(problem.observe(task, state), task.mask)
+        step = problem.step(task, state, shares, key=jax.random.key(0))
+        return step.state, step.reward
+
+    start = problem.midnight(task, day, capacity_kw)
+    return jax.lax.scan(period, start, None, PERIODS)[1].sum()
+
+
+def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
+    days = foresee(DAYS, FITTED, True).between("2019-06-03", "2019-06-07")
+    problem, task = Charging.of([days], FITTED.medians), Tasks.of([list(range(30))])[0]
+    feeder = jnp.float32(20.0)
+
+    def simulated(garage: Garage) -> np.ndarray:
+        schedule = PolicySchedule(opinionated())
+        energy = simulate(garage, schedule, feeder, FITTED.medians, np.arange(30)[None])
+        return energy[0].sum((1, 2))
+
+    trained = [float(walked(problem, task, jnp.int32(day), feeder)) for day in range(len(days))]
+    assert simulated(days.garage()) == pytest.approx(trained, rel=1e-4)
+    for name in ("familiarity", "to_come_kwh"):
+        blind = simulated(replace(days, **{name: np.zeros_like(getattr(days, name))}).garage())
+        assert np.abs(blind - trained).max() > 1e-3 * max(trained)
 
 
 _observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, state))

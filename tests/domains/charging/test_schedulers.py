@@ -88,14 +88,14 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
         assert PEERS[name](seen).tolist() == pytest.approx(expected), name
 
 
+def sessions(day: Garage) -> dict[str, np.ndarray]:
+    """Everything of the day, by its name, as an array (stations, sessions)."""
+    return {name: np.array(x) for name, x in vars(day).items() if x is not None}
+
+
 def other_future(day: Garage, seen, offered, drawn, n: int, rng) -> Garage:
     """The same day up to period n, and anything after it: needs, departures, arrivals."""
-    arrays = {f.name: np.array(getattr(day, f.name)) for f in dataclasses.fields(day)}
-    other = {
-        name: np.array(x)
-        for name, x in vars(random_garage(int(rng.integers(1e6)))).items()
-        if name in arrays
-    }
+    arrays, other = sessions(day), sessions(random_garage(int(rng.integers(1e6))))
     arrival, departure = arrays["arrival"].copy(), arrays["departure"].copy()
     got, short = np.asarray(seen.got_kwh)[n], np.asarray(drawn) * 4 < np.asarray(offered) - 1e-5
     for station in range(arrival.shape[0]):
@@ -164,7 +164,7 @@ KEYS = {
 def plain_day(day: Garage, name: str, capacity: float) -> float:
     """A day car by car, in plain Python and double precision."""
     cars = []
-    known = {f.name: np.asarray(getattr(day, f.name)) for f in dataclasses.fields(day)}
+    known = sessions(day)
     for i, k in np.argwhere(known["departure"] > known["arrival"]):
         x = {name: float(values[i, k]) for name, values in known.items()}
         said = bool(x["stated"])
