@@ -35,6 +35,7 @@ from apportion.domains.federated.kinds import KINDS, Mixture, mixture
 from apportion.domains.federated.learned import Learned
 from apportion.domains.federated.mixtures import federation_of, halves
 from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.federated.states import LARGEST
 from apportion.runs.policy_file import load_policy, save_policy
 from apportion.statistics import compare
 from apportion.trees import stack, take
@@ -45,12 +46,11 @@ CROSSED = tuple(
 )
 CLAIMED = 5
 """Samples that who lies about their number says it holds."""
-GRID = (
-    *[(theta, NARROW) for theta in (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)], (3.0, 0.5), (4.0, 1.0)
-)  # fmt: skip
+LINES = [(theta, NARROW) for theta in (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)]
+GRID = (*LINES, (3.0, 0.5), (3.3, 0.5), (4.0, 0.7), (4.0, 1.0))
 """What is tried: theta, and the reach of the unit that says it."""
 LOSS = 0.003
-"""What may be lost where faults meet sizes, and what a liar may gain by understating its count."""
+"""What may be lost where faults meet sizes."""
 FEDAVG, BEFORE, AFTER = "FedAvg", "before", "after"
 COLUMNS = ["part", "where", "kind", "seed", "method", "late", "last"]
 """`late` is the mean test accuracy of the last five rounds, `last` that of the last."""
@@ -130,7 +130,7 @@ def ends(federation, aggregators, task, key):
 
 
 def wanted(part: Part, where: str) -> list[tuple[str, int]]:
-    """Kinds and seeds: the kind alone everywhere, a few of it with convolutions, the others in one place."""
+    """Kinds and seeds: the kind alone everywhere, few of it with convolutions, others in one place."""
     alone = [(ALONE, seed) for seed in part.alone]
     if CIRCUMSTANCES[where].model == "convolutional":
         return alone[:4]
@@ -171,23 +171,31 @@ def named(theta: float, reach: float) -> str:
     return f"{theta:g}, {reach:g}"
 
 
+def most_gained(theta: float, reach: float) -> float:
+    """By what factor a client's odds rise at most when it claims fewer samples than the others.
+
+    >>> round(most_gained(0.0, 0.05)), round(most_gained(3.0, 0.5), 1)
+    (1, 6.6)
+    """
+    apart = np.linspace(-12, 0, 2001)
+    return float(np.exp((apart - theta / reach * np.tanh(np.tanh(reach * apart))).max()))
+
+
 def chosen(rows: pd.DataFrame) -> tuple[float, float]:
-    """By the last five rounds in training federations: the greatest mean over the circumstances of the
-    gain over FedAvg where clients differ in size alone, among those that lose at most `LOSS` in each
-    crossed kind against the policy as it was, and with whom liars gain at most as much by claiming few.
+    """By the last five rounds in training federations: the greatest mean over the circumstances where
+    clients differ in size alone, among those that lose at most `LOSS` in each crossed kind against the
+    policy as it was, and that let nobody gain more by understating its count than FedAvg lets it gain
+    by overstating.
     """
     late = rows.pivot_table(index=["kind", "where"], columns="method", values="late")
     late = late.groupby("kind").mean()
-    first = named(*GRID[0])
+    crossed = late.loc[list(CROSSED)]
 
-    def allowed(method: str) -> bool:
-        crossed = late.loc[list(CROSSED)]
-        harmed = (crossed[method] < crossed[first] - LOSS).any()
-        return not harmed and bool(late.loc[CLAIMING, method] >= late.loc[LIARS, first] - LOSS)
+    def allowed(way: tuple[float, float]) -> bool:
+        lost = crossed[named(*GRID[0])] - crossed[named(*way)]
+        return bool((lost <= LOSS).all()) and most_gained(*way) <= LARGEST
 
-    return max(
-        (way for way in GRID if allowed(named(*way))), key=lambda way: late.loc[ALONE, named(*way)]
-    )
+    return max(filter(allowed, GRID), key=lambda way: late.loc[ALONE, named(*way)])
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -206,13 +214,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def added(file: Path, rows) -> None:
-    """Rows in place of those of the same part and circumstance."""
+    """Rows in place of earlier ones of the same federation and method."""
     new = pd.DataFrame(rows, columns=COLUMNS)
     if file.exists():
-        old = pd.read_csv(file)
-        again = old.merge(new[["part", "where"]].drop_duplicates(), how="left", indicator=True)
-        new = pd.concat([old[(again["_merge"] == "left_only").to_numpy()], new])
-    new.to_csv(file, index=False)
+        new = pd.concat([pd.read_csv(file), new])
+    new.drop_duplicates(COLUMNS[:5], keep="last").to_csv(file, index=False)
 
 
 def loaded(folder: Path) -> AggregationPolicy:
