@@ -47,7 +47,7 @@ CROSSED = tuple(
 CLAIMED = 5
 """Samples that who lies about their number says it holds."""
 LINES = [(theta, NARROW) for theta in (0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)]
-GRID = (*LINES, (3.0, 0.5), (3.3, 0.5), (4.0, 0.7), (4.0, 1.0))
+GRID = (*LINES, (3.0, 0.5), (4.0, 1.0))
 """What is tried: theta, and the reach of the unit that says it."""
 LOSS = 0.003
 """What may be lost where faults meet sizes."""
