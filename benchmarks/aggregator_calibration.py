@@ -1,6 +1,7 @@
-"""Six numbers of an aggregation policy, calibrated for how well federations end.
+"""Numbers of an aggregation policy, calibrated for how well federations end.
 
     python benchmarks/aggregator_calibration.py calibrate POLICY MNIST --out DIR [--least-step 1]
+    python benchmarks/aggregator_calibration.py apply POLICY --out DIR [--least-step 1]
     python benchmarks/aggregator_calibration.py table
 
 The gradient that a policy is trained by sees one round ahead. `calibrate` goes on from the policy in the
@@ -8,7 +9,9 @@ folder POLICY by an evolution strategy, for the accuracy of the last rounds: how
 log step, momentum and scores count, by how much step and momentum are shifted, and how short steps may
 be. It writes the calibrated policy and theta.json into DIR, in a minute or two on a graphics card. The
 federations are of the study's sizes, dealt out of images of MNIST (the usual mnist.npz) that the study
-`federations` never deals out. `table` writes calibration.csv out of calibration.json: test accuracy on
+`federations` never deals out. `apply` makes the policy that the package ships out of the one in POLICY, by
+the numbers in theta.json: those six, and how far the clients' counts are taken back, which
+aggregator_sizes.py chose. `table` writes calibration.csv out of calibration.json: test accuracy on
 validation by samples, method, kind and seed.
 """
 
@@ -42,6 +45,8 @@ IMAGES, SERVERS, LAST = 12000, 2600, 5
 """To deal out, those of them for the server, and the rounds that count."""
 FIRST = np.array([0.0, np.log(1.2), 0.0, 0.0, 0.0, np.log(0.65 / 0.75)])
 SPREAD = np.array([0.15, 0.25, 0.1, 0.15, 0.08, 0.2])
+NARROW = 0.05
+"""Where tanh is all but a line."""
 RIVAL = "gradient shares, momentum"
 
 
@@ -93,6 +98,31 @@ def calibrated(policy: AggregationPolicy, theta: jax.Array) -> AggregationPolicy
         ),
     )
     return averaged([scaled, shift])
+
+
+def levelled(
+    policy: AggregationPolicy, theta: float | jax.Array, reach: float | jax.Array = NARROW
+):
+    """The same policy with FedAvg's shares to the power of 1 - theta in place of themselves.
+
+    One more unit passes on how far the log of a client's share is from an equal one, for the score to
+    take theta times of it away: where all clients hold the same number of samples it says nothing. It
+    reads `reach` of that distance, where tanh is all but a line; with a longer reach it saturates.
+    """
+    doubled = eqx.tree_at(
+        lambda p: (p.server, p.score), policy, (2 * policy.server, 2 * policy.score)
+    )
+    one = jax.tree.map(jnp.zeros_like, untrained(policy, 1, policy.least_step))
+    unit = eqx.tree_at(
+        lambda p: (p.recurrence.from_input, p.joint.weight, p.score),
+        one,
+        (
+            one.recurrence.from_input.at[0].set(reach),
+            one.joint.weight.at[0, 0].set(1.0),
+            jnp.full(1, -2 * theta / reach),
+        ),
+    )
+    return averaged([doubled, unit])
 
 
 def least_step(theta: jax.Array) -> jax.Array:
@@ -158,6 +188,16 @@ def calibrate(asked: argparse.Namespace) -> None:
     (asked.out / "theta.json").write_text(json.dumps(said, indent=1) + "\n")
 
 
+def apply(asked: argparse.Namespace) -> None:
+    """Write the policy with the numbers that were found, those of the counts included."""
+    policy = load_policy(asked.policy)
+    assert isinstance(policy, AggregationPolicy)
+    found = json.loads((FOLDER / "theta.json").read_text())
+    made = levelled(calibrated(policy, jnp.asarray(found["theta"], jnp.float32)), **found["counts"])
+    about = json.loads((asked.policy / "policy.json").read_text())["about"]
+    save_policy(bounded(made, asked.least_step), asked.out, about)
+
+
 def table(out: Path) -> pd.DataFrame:
     """How every method stood on validation; gains are paired by federation."""
     rows = []
@@ -180,20 +220,24 @@ def table(out: Path) -> pd.DataFrame:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    calibrating = commands.add_parser("calibrate")
-    calibrating.add_argument("policy", type=Path)
+    calibrating, applying = (commands.add_parser(name) for name in ("calibrate", "apply"))
+    for command in (calibrating, applying):
+        command.add_argument("policy", type=Path)
+        command.add_argument("--least-step", type=float, default=1.0)
+        command.add_argument("--out", type=Path, required=True)
     calibrating.add_argument("mnist", type=Path)
-    calibrating.add_argument("--least-step", type=float, default=1.0)
     calibrating.add_argument("--generations", type=int, default=8)
     calibrating.add_argument("--half", type=int, default=16, help="pairs of tries in a generation")
     calibrating.add_argument("--rounds", type=int, default=SETTINGS.rounds)
-    calibrating.add_argument("--out", type=Path, required=True)
     commands.add_parser("table")
     asked = parser.parse_args()
-    if asked.command == "calibrate":
-        calibrate(asked)
-    else:
-        table(FOLDER).to_csv(FOLDER / "calibration.csv", index=False)
+    match asked.command:
+        case "calibrate":
+            calibrate(asked)
+        case "apply":
+            apply(asked)
+        case _:
+            table(FOLDER).to_csv(FOLDER / "calibration.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""The policy that comes with the package: what it makes of how much its clients hold.
+
+Its last unit alone says how far the clients' counts are taken back; `former` is the policy without it.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from apportion.domains.federated.aggregators import BySamples, run_episodes
+from apportion.domains.federated.digits import embedded_digits
+from apportion.domains.federated.kinds import mixture
+from apportion.domains.federated.learned import Learned
+from apportion.domains.federated.mixtures import federation_of, halves
+from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.states import shares_by_samples
+from apportion.problem import Observation
+
+
+def former():
+    """The shipped policy with its last unit cut out."""
+    policy = shipped_policy()
+    hidden, kept = policy.hidden, slice(policy.hidden - 1)
+    smaller = AggregationPolicy(
+        policy.channels, hidden - 1, relative=True, least_step=policy.least_step,
+        head=policy.head, key=jax.random.key(0),
+    )  # fmt: skip
+    recurrence = policy.recurrence
+    return eqx.tree_at(
+        lambda p: (*jax.tree.leaves(p.recurrence), p.joint.weight, p.joint.bias, p.score, p.server),
+        smaller,
+        (
+            recurrence.from_input[:, kept],
+            recurrence.from_state[kept, kept],
+            recurrence.bias[kept],
+            policy.joint.weight.reshape(hidden, 3, hidden)[kept, :, kept].reshape(hidden - 1, -1),
+            policy.joint.bias[kept],
+            policy.score[kept],
+            policy.server.reshape(2, hidden, 2)[:, kept].reshape(-1, 2),
+        ),
+    )
+
+
+@eqx.filter_jit
+def decided(policy, history, mask):
+    return policy.decide(Observation(history, mask / mask.sum()), mask)
+
+
+def decisions(history, mask):
+    """Of the policy as it is, and as it was."""
+    return tuple(decided(policy, history, mask) for policy in (shipped_policy(), former()))
+
+
+def seen_of(counts, present, seed):
+    """Clients that hold so much, of whom nothing else is as in any federation."""
+    mask = jnp.arange(len(counts)) < present
+    rng = np.random.default_rng(seed)
+    history = jnp.asarray(2 * rng.normal(size=(len(counts), 5, 17)), jnp.float32)
+    share = shares_by_samples(jnp.asarray(counts, jnp.float32), mask)
+    log_share = jnp.log(jnp.maximum(share, 1e-12))
+    return history.at[..., 0].set(jnp.where(mask, log_share, 0.0)[:, None]), mask
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("present", [1, 2, 7, 12])
+def test_where_all_hold_as_much_the_counts_say_nothing(present, seed):
+    now, before = decisions(*seen_of(np.full(12, 37 + seed), present, seed))
+    assert np.asarray(now.shares) == pytest.approx(np.asarray(before.shares), abs=1e-6)
+    assert float(now.step) == pytest.approx(float(before.step), rel=1e-6)
+    assert float(now.momentum) == pytest.approx(float(before.momentum), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_counts_move_shares_alone(seed):
+    counts = np.array([10, 20, 40, 80, 120, 160, 200, 200])
+    now, before = decisions(*seen_of(counts, len(counts), seed))
+    assert float(now.step) == pytest.approx(float(before.step), rel=1e-6)
+    assert float(now.momentum) == pytest.approx(float(before.momentum), abs=1e-6)
+    assert float(jnp.abs(now.shares - before.shares).max()) > 0.01
+
+
+def test_who_understates_its_count_gains_no_more_than_fedavg_gives_for_overstating():
+    # Ten times the median is the most that a claim counts for.
+    honest = jnp.zeros((10, 5, 17)).at[..., 0].set(jnp.log(0.1))
+    mask = jnp.ones(10, bool)
+
+    def odds(claim):
+        share = shares_by_samples(jnp.full(10, 200.0).at[0].set(claim), mask)
+        history = honest.at[..., 0].set(jnp.log(share)[:, None])
+        now, before = decisions(history, mask)
+        return (now.shares[0] / now.shares[1]) / (before.shares[0] / before.shares[1])
+
+    # Beside what the policy itself makes of a count, and of FedAvg's own share for it.
+    gained = [float(odds(claim)) * claim / 200 for claim in (1.0, 5.0, 20.0, 40.0, 80.0, 150.0)]
+    assert max(gained) < 10
+
+
+def test_small_clients_keep_between_half_and_twice_of_fedavgs_share():
+    settings = FederatedSettings(pooling=2, samples=80, rounds=10, epochs=4, client_rate=0.15)
+    digits = embedded_digits().pooled(2)
+    wanted = [("sizes", 10, seed) for seed in range(3)]
+    dealt = mixture(digits, wanted, halves(digits)[1], samples=settings.samples)
+    federation = federation_of(settings, dealt, 200, 200, (200, 200), seed=0)
+
+    def small(aggregator):
+        """Mean share of the four smallest clients over the later rounds, by federation."""
+        record = run_episodes(federation, aggregator, dealt.tasks, key=jax.random.key(1))
+        order = np.argsort(np.asarray(federation.counts).reshape(len(wanted), -1), 1)[:, None, :4]
+        return np.take_along_axis(np.asarray(record.shares)[:, 5:], order, 2).sum(2).mean(1)
+
+    plain, now, before = (
+        small(each)
+        for each in (
+            BySamples(),
+            Learned(shipped_policy(), gated=False),
+            Learned(former(), gated=False),
+        )
+    )
+    assert (before < plain / 2).all()
+    assert (now > plain / 2).all()
+    assert (now < plain * 2).all()
