@@ -68,9 +68,8 @@ def federations_below():
     """Where the policy is below FedAvg, and not by chance."""
     table, _ = _study()
     below = table[(table["method"] == "learned") & (table["gain high"] < 0)].to_dict("records")
-    return "; ".join(
-        f"{row['kind']} ({row['circumstance']}) {_study_gain(row, 4)}" for row in below
-    )
+    found = [f"{row['kind']} ({row['circumstance']}) {_study_gain(row, 4)}" for row in below]
+    return "; ".join(found) or "no kind"
 
 
 def federations_attacked():
