@@ -24,6 +24,7 @@ from apportion.domains.charging.peers import PEERS, simulate
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
+from apportion.domains.charging.training import foresee
 from apportion.policy import Pooled
 
 PROGRAM = ROOT / "tests" / "domains" / "charging" / "acnportal_days.py"
@@ -33,7 +34,7 @@ STATIONS, DAYS, COPIES, PHI = 10, 20, 48, 0.15
 def whole_site(days: Days, turns: int) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
     predictor = Predictor.fit(days)
-    garage = predictor.apply(days).garage()
+    garage = foresee(days, predictor, recall=True).garage()
     capacity = PHI * len(days.stations) * RATE_KW
     schedules = {
         "policy, 48 hidden units": PolicySchedule(Pooled(CHANNELS, 48, key=jax.random.key(0))),

@@ -2,10 +2,10 @@
 
     python benchmarks/suite.py [--out DIR] [PYTEST'S ARGUMENTS]
 
-Runs what `make test` runs, with this file as a plugin in every worker, and writes suite.md and suite.json:
-the seconds in which programs were traced, lowered and compiled, how many there were and how many of them
-had been compiled before, what of it was loops of training, the processes that tests started, and the rest,
-which is what the tests compute and check.
+Runs what `make test` runs, or what the arguments say in its place, with this file as a plugin in every
+worker, and writes suite.md and suite.json: the seconds in which programs were traced, lowered and
+compiled, how many there were and how many of them had been compiled before, what of it was loops of
+training, the processes that tests started, and the rest, which is what the tests compute and check.
 """
 
 import argparse
