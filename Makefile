@@ -65,7 +65,7 @@ TORCH ?= torch
 test-peers: install
 	$(PYTEST) -m peer
 
-# Deliberate faults, and whether the tests notice them: an hour; not part of CI.
+# Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
 

@@ -101,7 +101,9 @@ def record(fault: Fault, found: str) -> None:
     rows = [(f.name, f.file, known.get(f.name, "not tried"), f.tests) for f in FAULTS]
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     with TABLE.open("w", newline="") as file:
-        csv.writer(file).writerows([("fault", "file", "outcome", "tests"), *rows])
+        csv.writer(file, lineterminator="\n").writerows(
+            [("fault", "file", "outcome", "tests"), *rows]
+        )
 
 
 def main() -> None:
