@@ -12,7 +12,8 @@ GRAPHS: dict[str, Any] = {
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
     # Kernels that do not touch each other's memory run side by side, for most of a small step's are too
-    # small to fill a card. Each computes what it would alone: a run's numbers do not depend on this.
+    # small to fill a card. Each computes what it would alone: a run's numbers do not depend on this, but
+    # on the kernels that the compiler chose by timing them.
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
 """What is asked of the compiler for a card: loops as recorded graphs, inner loops too, so that steps do
