@@ -166,7 +166,9 @@ def test_every_seed_has_every_method_and_every_fixed_share():
 
 @pytest.mark.slow
 def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
-    """Seven seeds, each with clients of its own: .090 and .151 on average, least .079 and .141."""
+    """Twenty seeds, each with clients of its own, gained .091 and .151 on average, .075 and .134 at
+    least; three in a row were 8 standard errors clear of the bounds.
+    """
     with optimised():
         found = [
             prepare(replace(reduced_size(), seed=SEED + seed)).train(None, None).results
