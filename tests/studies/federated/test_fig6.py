@@ -188,8 +188,8 @@ def test_the_figure_at_quick_scale_shows_the_gain_and_establishes_nothing():
         methods = ("STL", "MTL", "P-MTL")
         return [verdicts[f"{method} beats FedAvg in {claim}"].estimate for method in methods]
 
-    assert_mean_above(gains("final test accuracy on unseen tasks"), 0.03)
-    assert_mean_above(gains("mean accuracy over the rounds"), 0.06)
+    assert_mean_above(gains("final test accuracy on unseen tasks"), 0.04)
+    assert_mean_above(gains("mean accuracy over the rounds"), 0.07)
     # Its one seed is one unit, whatever the estimates are.
     assert {(verdict.outcome, verdict.n) for verdict in verdicts.values()} == {
         ("not-established", 1)
