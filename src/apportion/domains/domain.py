@@ -1,0 +1,128 @@
+"""What a domain is to the rest of the house: one object that the command line, the page and bridges ask.
+
+A domain is a folder beside this file. Its `domain.py` holds `DOMAIN`, which names its settings and options
+and does what the commands ask for. Importing it starts no JAX: a method imports what it needs when it is
+called, reads and refuses the user's files first, and computes after that.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from apportion.errors import InputError
+from apportion.runs.settings_file import suggest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from apportion.certificate import Gains
+    from apportion.problem import Problem
+    from apportion.report.page import Section
+    from apportion.runs.folder import Run
+    from apportion.runs.job import PreparedJob
+
+
+class Result(Protocol):
+    """What a command found, and how it shows itself."""
+
+    def summary(self) -> str:
+        """The result as text, for a terminal."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        ...
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The result as a table."""
+        ...
+
+    def plot(self) -> "Figure":
+        """The result as a picture."""
+        ...
+
+
+class Domain(ABC):
+    """A kind of resource to share out: its settings, its data, and what can be asked of its runs.
+
+    Settings and options are frozen dataclasses with a docstring under each field: the fields are the
+    options of the command line, the docstrings its help. None of them imports JAX.
+    """
+
+    name: ClassVar[str]
+    """As in `apportion train NAME`, and as a run's settings file says it."""
+    settings: ClassVar[type]
+    """What `train` is told."""
+    variants: ClassVar[Mapping[str, type]] = {}
+    """Settings by the value of their field `learner`, where learners have settings of their own."""
+    backtest_options: ClassVar[type | None] = None
+    """What `backtest` is told; None where there is nothing to backtest."""
+    allocate_options: ClassVar[type | None] = None
+    """What `allocate` is told; None where nothing can be allocated from outside."""
+    certify_options: ClassVar[type | None] = None
+    """What `certify` is told beside the baseline, alpha and block; None where it cannot be certified."""
+    check_options: ClassVar[type | None] = None
+    """Files that `check` validates for this domain; all fields None or False by default."""
+
+    @abstractmethod
+    def prepare(self, settings: Any) -> "PreparedJob":
+        """Read and check the data, and hand back how to train; wrong data is refused before JAX starts."""
+
+    def backtest(self, run: "Run", options: Any) -> Result:
+        """A finished run's policy on data of the past, beside what people use without it."""
+        raise InputError(f"{run.folder}: a run of {self.name}, of which there is no backtest")
+
+    def allocate(self, run: "Run", options: Any) -> Result:
+        """The next period's allocation of a finished run's policy."""
+        raise InputError(f"{run.folder}: a run of {self.name}, which allocates nothing by itself")
+
+    def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
+        """What a policy gained over a baseline, period by period: what `certify` bets on.
+
+        `source` is a finished run, or a file in which a live system of this domain has kept its gains.
+        """
+        raise InputError(f"{source}: {self.name} has no gains to bet on")
+
+    def check(self, options: Any) -> Result:
+        """What a user's data file holds; what is wrong with it is refused, a sentence each."""
+        raise InputError(f"{self.name} reads no files")
+
+    def sections(self, folder: Path) -> "list[Section]":
+        """What the page of a run in this folder shows beyond every run's."""
+        return []
+
+    def demo(self) -> Any:
+        """Settings of a demonstration on embedded data, minutes on two cores; None where there is none."""
+        return None
+
+    def problem(self) -> "Problem | None":
+        """A problem made of embedded data, which bridges offer by name; None where there is none."""
+        return None
+
+
+_FOLDERS = ("charging", "portfolio", "federated", "budget")
+"""The domains of the package: a new one is a folder with a `domain.py`, and its name here."""
+_registered: dict[str, Domain] = {}
+
+
+def register(domain: Domain) -> None:
+    """Make a domain from outside the package known by its name, for this process."""
+    _registered[domain.name] = domain
+
+
+def domain_names() -> tuple[str, ...]:
+    """The names of all domains."""
+    return (*_FOLDERS, *(name for name in _registered if name not in _FOLDERS))
+
+
+def find_domain(name: str) -> Domain:
+    """The domain of this name; imports no JAX."""
+    if name in _registered:
+        return _registered[name]
+    if name not in _FOLDERS:
+        near = suggest(name, domain_names())
+        raise InputError(f"there is no domain {name!r}; choose {', '.join(domain_names())}{near}")
+    return import_module(f"apportion.domains.{name}.domain").DOMAIN
