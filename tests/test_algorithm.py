@@ -8,10 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
-from apportion.policy import ScoringPolicy
+from apportion.policy import GaussianScores, ScoringPolicy
 from apportion.priority import Priority
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks

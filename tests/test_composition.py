@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from apportion.composition import (
     Ensemble,
     EqualShares,
-    LimitedGroups,
     LimitedTurnover,
     PartialTrading,
     ShrunkToEqual,
 )
 from apportion.errors import InputError
-from apportion.policy import Attention, Recurrent, assert_equivariant
+from apportion.policy import Pooled, Recurrent, assert_equivariant
 from apportion.problem import Observation
 
 KEYS = jax.random.split(jax.random.key(0), 3)
@@ -53,7 +52,7 @@ PIECES = {
     "PartialTrading1": lambda: PartialTrading(ShrunkToEqual(Ensemble.of(policies()), 0.5), 0.1),
     "LimitedTurnover": lambda: LimitedTurnover(policies()[0], 0.2),
     "ShrunkToEqual1": lambda: ShrunkToEqual(
-        Ensemble.of([Attention(2, 4, key=key) for key in KEYS]), 0.5
+        Ensemble.of([Pooled(2, 4, key=key) for key in KEYS]), 0.5
     ),
 }
 
@@ -86,22 +85,18 @@ def test_partial_trading_runs_from_holding_to_the_target():
 
 
 @given(st.integers(0, 2**31))
-def test_every_piece_keeps_to_limits_and_groups(seed):
+def test_every_piece_keeps_to_limits(seed):
     rng = np.random.default_rng(seed)
     held = jnp.asarray(rng.dirichlet(np.ones(4)), jnp.float32)
     limits = jnp.asarray(0.35 + rng.random(4) * (rng.random(4) < 0.7), jnp.float32)
-    groups, most = jnp.array([0, 0, 1, -1]), jnp.asarray(0.3 + 0.4 * rng.random(2), jnp.float32)
-    observation = Observation(OBSERVATION.history, held, limits, None, groups)
-    for shares in _pieces(policies(), most, observation):
+    for shares in _pieces(policies(), Observation(OBSERVATION.history, held, limits)):
         shares = np.asarray(shares, np.float64)
         assert (shares <= np.asarray(limits) + 1e-6).all()
-        assert shares[:2].sum() <= most[0] + 1e-6
-        assert shares[2] <= most[1] + 1e-6
-        assert shares.sum() == pytest.approx(1, abs=2e-6) or shares.sum() <= 1
+        assert shares.sum() == pytest.approx(1, abs=2e-6)
 
 
 @eqx.filter_jit
-def _pieces(members, most, observation):
+def _pieces(members, observation):
     inside = (
         PartialTrading(members[0], 0.3),
         ShrunkToEqual(members[0], 0.4),
@@ -109,7 +104,7 @@ def _pieces(members, most, observation):
         LimitedTurnover(Ensemble.of(members), 0.1),
         EqualShares(),
     )
-    return [LimitedGroups(policy, most)(observation, MASK) for policy in inside]
+    return [policy(observation, MASK) for policy in inside]
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.05, 0.5, 2.0]))
@@ -134,8 +129,6 @@ def test_what_cannot_be_composed_is_refused():
         ShrunkToEqual(EqualShares(), -1)
     with pytest.raises(InputError, match="between 0 and 2"):
         LimitedTurnover(EqualShares(), 2.5)
-    with pytest.raises(InputError, match="names no groups"):
-        LimitedGroups(EqualShares(), [0.5])(OBSERVATION, MASK)
     with pytest.raises(InputError, match="differ in structure"):
         Ensemble.of([policies()[0], EqualShares()])
     with pytest.raises(InputError, match="at least one"):

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from apportion import memory as replay
-from apportion.tasks import Tasks, draw_tasks
+from apportion.tasks import Task, draw_tasks
 from probe_problems import ConstantBest
 
 KEY = jax.random.key(0)
@@ -97,7 +97,7 @@ def test_with_few_slots_the_least_recently_used_task_makes_room():
 
 
 def test_refreshing_writes_linked_rows_alone():
-    memory = start(Tasks.of([[0, 1]]), length=4, warm_up=4)
+    memory = start(Task.of([[0, 1]]), length=4, warm_up=4)
     slot = jnp.asarray(0)
     batch = sample(memory, slot, 3, horizon=16, recency=0.0, key=KEY)
     new = jax.tree.map(lambda leaf: leaf + 7, batch.states)

@@ -15,10 +15,10 @@ from apportion.problem import (
     evaluate,
     rollout,
 )
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 KEY = jax.random.key(0)
-TASKS = Tasks.of([[0, 1, 2], [3, 4]])
+TASKS = Task.of([[0, 1, 2], [3, 4]])
 
 
 class Countdown(Problem):
@@ -128,7 +128,7 @@ def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
 
 def test_tasks_outside_the_universe_are_refused():
     with pytest.raises(InputError, match="entity 7 is outside Countdown's universe of 5"):
-        check_problem(Countdown(), Tasks.of([[0, 7]]))
+        check_problem(Countdown(), Task.of([[0, 7]]))
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ import pytest
 from apportion.algorithm import Algorithm, advance, begin
 from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
-from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
-from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority, RoundRobin
+from apportion.policy import GaussianScores, Policy, Recurrent
+from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.statistics import compare
-from apportion.tasks import Tasks, draw_tasks, single_tasks
+from apportion.tasks import Task, draw_tasks, single_tasks
 from apportion.training import Chunks, train, train_runs
 from learning import assert_mean_above, fractions_of_best, train_seeds
 from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
@@ -171,12 +170,12 @@ def test_independent_runs_are_what_single_runs_are():
         keys = jax.random.split(KEY, 3)
         policies = eqx.filter_vmap(policy)(keys)
         many = train_runs(
-            ShownBest(), TASKS, policies, learner, steps=20, keys=keys, selection=RoundRobin(),
+            ShownBest(), TASKS, policies, learner, steps=20, keys=keys, selection=Priority(0),
             replay=Replay(act_periods=2),
         )  # fmt: skip
         one = train(
             ShownBest(), TASKS, policy(keys[1]), learner, steps=20, key=keys[1],
-            selection=RoundRobin(), replay=Replay(act_periods=2),
+            selection=Priority(0), replay=Replay(act_periods=2),
         )  # fmt: skip
     assert sorted(many.metrics["run"].unique()) == [0, 1, 2]
     theirs = many.metrics.query("run == 1").reset_index(drop=True)
@@ -199,7 +198,7 @@ def test_single_task_learners_and_settings_vary_by_run():
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():
     members = jax.random.randint(KEY, (1_000_000, 4), 0, 12)
-    tasks = Tasks(members, members >= 0)
+    tasks = Task(members, members >= 0)
     replay = Replay(length=16, slots=256, act_periods=2)
     algorithm = Algorithm.of(ShownBest(), tasks, policy(), Direct(4), replay=replay)
     state = jax.eval_shape(lambda: begin(algorithm, policy(), KEY))

@@ -8,11 +8,16 @@ from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
-from apportion.exploration import GaussianScores
-from apportion.learners.advantages import Experience, generalised_advantages, paired_values
-from apportion.learners.ppo import PPO, clipped_gain, roll_out
+from apportion.learners.ppo import (
+    PPO,
+    Experience,
+    clipped_gain,
+    generalised_advantages,
+    paired_values,
+    roll_out,
+)
 from apportion.memory import Replay
-from apportion.policy import Recurrent
+from apportion.policy import GaussianScores, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.tasks import draw_tasks

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from apportion.precision import in_float64
 from apportion.theory import MDP, draw_counts, random_family
 from apportion.theory.lspi import (
+    in_float64,
     independent_draws,
     limit,
     lspi_finite,

@@ -1,9 +1,9 @@
 """Direct policy gradient: theta <- theta + eta grad [ 1/B sum_n w_t R_t(x_n, pi_theta(x_n)) ].
 
 The reward is differentiated itself, so the problem's `step` must be differentiable. Two ways to
-carry the gradient through time: `lookback` handles all B periods in parallel and sees an
-allocation's effect on its own reward and the next one's; `unroll` walks the batch and sees every
-effect inside it, one period after the other. `DirectEpisodes` walks whole episodes of its own.
+carry the gradient through time: `Direct` handles all B periods of a batch in parallel and sees an
+allocation's effect on its own reward and the next one's (`lookback`); `DirectEpisodes` walks whole
+episodes of its own and sees every effect inside them, one period after the other.
 """
 
 from collections.abc import Callable
@@ -65,14 +65,6 @@ def lookback(
     return BatchRollout(new_states, allocations, rewards, batch.valid)
 
 
-def unroll(
-    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
-) -> BatchRollout:
-    """Walk from the batch's first state and differentiate the whole walk."""
-    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
-    return _walk(problem, task, policy, first, batch.rows.shape[0], key)
-
-
 def _walk(
     problem: Problem, task: Task, policy: Policy, first: State, periods: int, key: PRNGKeyArray
 ) -> BatchRollout:
@@ -100,11 +92,9 @@ class Direct(Learner):
     learning_rate
         Step size; a leaf, so that runs can differ in it.
     objective
-        `lookback` or `unroll`.
+        How a policy is rolled out over a batch; a problem may have a way of its own.
     transform
         Optax transformation of the gradient, before the learning rate.
-    refresh
-        Whether a batch's own states replace those it was drawn from (the write-back of EIIE).
 
     Examples
     --------
@@ -116,7 +106,6 @@ class Direct(Learner):
     learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-3)
     objective: Objective = eqx.field(static=True, default=lookback, kw_only=True)
     transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
-    refresh: bool = eqx.field(static=True, default=True, kw_only=True)
 
     def __check_init__(self):
         if self.periods < 1:
@@ -146,9 +135,9 @@ class Direct(Learner):
         (value, rollout), gradient = loss(policy)
         norm = optax.tree.norm(gradient)
         evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        refreshed = rollout.new_states if self.refresh else None
         policy, state = _descend(self, policy, state, gradient, weight)
-        return Update(policy, state, evidence, refreshed)
+        # The batch's own states replace those it was drawn from: the write-back of EIIE.
+        return Update(policy, state, evidence, rollout.new_states)
 
 
 class DirectEpisodes(Learner):

@@ -7,7 +7,8 @@ run in float64 over any number of independent runs at once, and leave the caller
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,8 +16,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from apportion.precision import in_float64
 from apportion.theory.mdp import MDP, Policy
+
+
+def in_float64(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile and run in float64, give back NumPy arrays; the caller's precision stays as it was.
+
+    >>> import jax.numpy as jnp
+    >>> in_float64(lambda x: x / 3)(1.0).dtype, jnp.ones(1).dtype
+    (dtype('float64'), dtype('float32'))
+    """
+    compiled = eqx.filter_jit(function)
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        with jax.enable_x64(True):
+            return jax.tree.map(np.asarray, compiled(*args, **options))
+
+    return call
 
 
 def pathwise_lstd(
