@@ -1,4 +1,4 @@
-"""What is asked of the compiler for a graphics card, and of which compilers."""
+"""What is asked of the compiler for a GPU, and of which compilers."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ def asked_afresh():
     gpu.as_graphs.cache_clear()
 
 
-def test_without_a_card_nothing_is_asked(asked_afresh, monkeypatch):
+def test_without_a_gpu_nothing_is_asked(asked_afresh, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert gpu.as_graphs() == {}
 

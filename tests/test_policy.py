@@ -72,22 +72,6 @@ def test_permuting_entities_permutes_the_allocation(which, m, seed):
     assert (plain >= 0).all()
 
 
-@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
-@given(seed=st.integers(0, 10**6), loud=st.sampled_from([1.0, 1e3]))
-def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
-    policy, rng = jitted(*which), np.random.default_rng(seed)
-    small = observe(3, seed)
-    extra = (loud * rng.normal(size=(7, WINDOW, CHANNELS))).astype(np.float32)
-    large = observed(
-        np.concatenate([small.history, extra]),
-        np.concatenate([small.held, np.ones(7, np.float32)]),
-    )
-    alone = np.asarray(policy(small, jnp.ones(3, bool)))
-    padded = np.asarray(policy(large, jnp.arange(10) < 3))
-    assert (padded[3:] == 0).all()
-    assert padded[:3] == pytest.approx(alone, abs=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_policies_keep_the_precision_they_are_given(kind):
     half = jax.tree.map(
@@ -183,11 +167,10 @@ def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_the_gradient_through_pooling_is_the_same_compiled_and_not(channels):
+def test_the_gradient_through_pooling_is_the_same_compiled_and_not():
     # A compiler that computes what is pooled twice, rounding differently, must not lose the largest.
-    policy = Pooled(channels=channels, hidden=4, key=jax.random.key(0))
-    windows = jax.random.uniform(jax.random.key(1), (64, 3, 1, channels))
+    policy = Pooled(channels=2, hidden=4, key=jax.random.key(0))
+    windows = jax.random.uniform(jax.random.key(1), (64, 3, 1, 2))
     mask, held = jnp.ones(3, bool), jnp.full(3, 1 / 3)
 
     def total(policy):

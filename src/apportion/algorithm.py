@@ -157,7 +157,7 @@ def advance(
 
     def one(state, _):
         state, metrics = step(algorithm, state)
-        # A step's numbers as one row: a graphics card writes a row in the time of a number.
+        # A step's numbers as one row: a GPU writes a row in the time of a number.
         task, *numbers = jax.tree.leaves(metrics)
         return state, (task, jnp.stack(numbers))
 

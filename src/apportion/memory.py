@@ -275,9 +275,9 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
 
     Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
     same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
-    graphics card a barrier keeps them apart. On a processor it is gone before buffers are assigned:
+    GPU a barrier keeps them apart. On a processor it is gone before buffers are assigned:
     there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
-    place; a card would pay a quarter of a small step for it.
+    place; a GPU would pay a quarter of a small step for it.
     """
     if on_gpu():
         return jax.lax.optimization_barrier(read(index))

@@ -67,17 +67,7 @@ class Task(eqx.Module):
             raise InputError(
                 f"tasks: width {width} is less than the largest task, {widest} entities"
             )
-        return cls._padded(lists, width)
-
-    @classmethod
-    def _padded(cls, lists: Sequence[Sequence[int]], width: int) -> "Task":
-        members = np.zeros((len(lists), width), np.int32)
-        mask = np.zeros(members.shape, bool)
-        for row, subset in enumerate(lists):
-            members[row] = subset[0]
-            members[row, : len(subset)] = subset
-            mask[row, : len(subset)] = True
-        return cls(jnp.asarray(members), jnp.asarray(mask))
+        return _padded(lists, width)
 
     def __getitem__(self, index) -> "Task":
         return take(self, np.asarray(index) if isinstance(index, list) else index)
@@ -127,6 +117,16 @@ class Task(eqx.Module):
     def flat(self) -> "Task":
         """All runs' tasks, one run after the other."""
         return jax.tree.map(lambda leaf: leaf.reshape(-1, self.width), self)
+
+
+def _padded(lists: Sequence[Sequence[int]], width: int) -> Task:
+    members = np.zeros((len(lists), width), np.int32)
+    mask = np.zeros(members.shape, bool)
+    for row, subset in enumerate(lists):
+        members[row] = subset[0]
+        members[row, : len(subset)] = subset
+        mask[row, : len(subset)] = True
+    return Task(jnp.asarray(members), jnp.asarray(mask))
 
 
 def single_tasks(tasks: Task) -> Task:
@@ -192,7 +192,7 @@ def draw_tasks(
         ranks = _distinct_ranks(available, share, rng)
         subsets += entities[_unrank(ranks, len(entities), m)].tolist()
     rng.shuffle(subsets)
-    return Task._padded(subsets, max(sizes))
+    return _padded(subsets, max(sizes))
 
 
 def _distinct_ranks(available: int, count: int, rng: random.Random) -> list[int]:

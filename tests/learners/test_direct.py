@@ -17,7 +17,7 @@ from apportion.priority import Priority
 from apportion.tasks import draw_tasks
 from apportion.training import train
 from learning import assert_mean_above, fractions_of_best, train_seeds
-from probe_problems import ConstantBest, HeldPays
+from probe_problems import HeldPays
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, 4, 1)
@@ -115,9 +115,7 @@ def test_limits_around_a_policy_are_not_trained():
     assert not eqx.tree_equal(trained.policy, limited.policy)
 
 
-@pytest.mark.parametrize(
-    "problem", [ConstantBest(), ShownBest(), HeldPays()], ids=lambda p: type(p).__name__
-)
+@pytest.mark.parametrize("problem", [ShownBest(), HeldPays()], ids=lambda p: type(p).__name__)
 def test_whole_episodes_solve_the_probes(problem):
     tasks = draw_tasks(12, 4, 8)
     policies = train_seeds(

@@ -127,17 +127,12 @@ class Direct(Learner):
     ) -> Update:
         assert batch is not None, "a learner with periods > 0 is always handed a batch"
 
-        @eqx.filter_value_and_grad(has_aux=True)
-        def loss(policy):
-            rollout = self.objective(problem, task, policy, batch, key)
-            return -_mean_reward(rollout), rollout
+        def roll_out(policy):
+            return self.objective(problem, task, policy, batch, key)
 
-        (value, rollout), gradient = loss(policy)
-        norm = optax.tree.norm(gradient)
-        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        policy, state = _descend(self, policy, state, gradient, weight)
+        update, rollout = _improve(self, problem, task, roll_out, policy, state, weight, key)
         # The batch's own states replace those it was drawn from: the write-back of EIIE.
-        return Update(policy, state, evidence, rollout.new_states)
+        return Update(update.policy, update.state, update.evidence, rollout.new_states)
 
 
 class DirectEpisodes(Learner):
@@ -192,60 +187,53 @@ class DirectEpisodes(Learner):
             first = problem.reset(task, key=reset_key)
             return _walk(problem, task, policy, first, problem.horizon, walk_key)
 
-        @eqx.filter_value_and_grad(has_aux=True)
-        def loss(policy):
+        def roll_out(policy):
             keys = jax.random.split(key, self.episodes)
             walks = jax.vmap(lambda key: episode(policy, key))(keys)
-            rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
-            return -_mean_reward(rollout), rollout
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
 
-        (value, rollout), gradient = loss(policy)
-        norm = optax.tree.norm(gradient)
-        # The clip comes before w_t, or it would undo the weight of every steep task.
-        factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
-        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        policy, state = _descend(self, policy, state, gradient, factor)
-        return Update(policy, state, evidence)
+        return _improve(
+            self, problem, task, roll_out, policy, state, weight, key, clip=self.gradient_clip
+        )[0]
 
 
-def _descend(
+def _improve(
     learner: Direct | DirectEpisodes,
-    policy: Policy,
-    state: PyTree[Array],
-    gradient: PyTree[Array],
-    factor: Float[Array, ""],
-) -> tuple[Policy, PyTree[Array]]:
-    """The policy one step down the gradient times `factor`, and the optimiser's state after it."""
-    scaled = jax.tree.map(lambda g: factor * g, gradient)
-    trainable = eqx.filter(policy, eqx.is_inexact_array)
-    direction, state = learner.transform.update(scaled, state, trainable)
-    step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
-    return eqx.apply_updates(policy, step), state
-
-
-def _mean_reward(rollout: BatchRollout) -> Float[Array, ""]:
-    lived = jnp.where(rollout.valid, rollout.rewards, 0.0)
-    return lived.sum() / jnp.maximum(rollout.valid.sum(), 1)
-
-
-def _evidence(
     problem: Problem,
     task: Task,
-    rollout: BatchRollout,
-    loss: Float[Array, ""],
-    norm: Float[Array, ""],
+    roll_out: Callable[[Policy], BatchRollout],
+    policy: Policy,
+    state: PyTree[Array],
+    weight: Float[Array, ""],
     key: PRNGKeyArray,
-) -> Evidence:
-    """What scorers read. What equal shares would have earned where the policy arrived is compiled away
-    when unread.
-    """
+    *,
+    clip: Array | None = None,
+) -> tuple[Update, BatchRollout]:
+    """The policy one step up the mean reward of its rollout, and what scorers read of that."""
+
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss(policy):
+        rollout = roll_out(policy)
+        lived = jnp.where(rollout.valid, rollout.rewards, 0.0)
+        return -lived.sum() / jnp.maximum(rollout.valid.sum(), 1), rollout
 
     def equal(state, key):
         shares = equal_allocation(problem, task, state)
         return shares, problem.step(task, state, shares, key=key).reward
 
+    (value, rollout), gradient = loss(policy)
+    norm = optax.tree.norm(gradient)
+    # Compiled away where no scorer reads it: what equal shares earn where the policy arrived.
     keys = jax.random.split(key, rollout.rewards.shape[0])
     shares, rewards = jax.vmap(equal)(rollout.new_states, keys)
-    return Evidence(
-        rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask, loss, norm
-    )
+    evidence = Evidence(
+        rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask,
+        weight * value, norm,
+    )  # fmt: skip
+    # The clip comes before w_t, or it would undo the weight of every steep task.
+    factor = weight if clip is None else weight * jnp.minimum(1.0, clip / (norm + 1e-12))
+    scaled = jax.tree.map(lambda g: factor * g, gradient)
+    trainable = eqx.filter(policy, eqx.is_inexact_array)
+    direction, state = learner.transform.update(scaled, state, trainable)
+    step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
+    return Update(eqx.apply_updates(policy, step), state, evidence), rollout
