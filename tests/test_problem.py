@@ -106,16 +106,28 @@ NO, GOOD = jnp.array(False), Countdown().step
             {"step": lambda t, s, a, key: Step(s + 0.5, jnp.ones(()), NO, NO)},
             r"next state is float32\[\], but Broken.reset gave int32\[\]",
         ),
+        # Works on numbers, and not in a compiled program.
+        (
+            {"step": lambda t, s, a, key: Step(s, jnp.asarray(float(np.asarray(a)[0])), NO, NO)},
+            r"Broken.step cannot be compiled .*from_gymnasium",
+        ),
+        (
+            {"step": lambda t, s, a, key: Step(s, a[0] if a[0] > 0.5 else a[1], NO, NO)},
+            r"Broken.step cannot be compiled .*from_gymnasium",
+        ),
     ],
 )
 def test_a_broken_problem_is_told_which_method_and_what_shape(methods, words):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) as one:
         check_problem(broken(**methods), TASKS)
+    assert "\n" not in str(one.value)
 
 
-def test_tasks_outside_the_universe_are_refused():
+def test_tasks_outside_the_universe_or_not_a_stack_are_refused():
     with pytest.raises(InputError, match="entity 7 is outside Countdown's universe of 5"):
         check_problem(Countdown(), Task.of([[0, 7]]))
+    with pytest.raises(InputError, match=r"members have shape \(3,\); give a stack"):
+        check_problem(Countdown(), TASKS[0])
 
 
 @pytest.mark.parametrize(

@@ -70,24 +70,9 @@ def test_the_kernel_is_the_plain_scan(sizes, seed):
     assert_close(cell(history), reference(cell, history))
 
 
-@few
-@given(sizes=SIZES, seed=st.integers(0, 99))
-def test_gradients_are_those_of_automatic_differentiation(sizes, seed):
-    both = make(sizes, seed)
-    assert_close(gradients(by_kernel)(both), gradients(reference)(both))
-
-
 @cache
 def over_times(function):
     return lambda cell, histories: jax.vmap(partial(function, cell))(histories)
-
-
-@few
-@given(sizes=SIZES, times=st.sampled_from([1, 4]), seed=st.integers(0, 99))
-def test_many_times_at_once_have_the_same_gradients(sizes, times, seed):
-    both = make(sizes, seed, (times,))
-    found = gradients(over_times(by_kernel))(both)
-    assert_close(found, gradients(over_times(reference))(both))
 
 
 @cache
@@ -139,21 +124,6 @@ def test_forward_and_second_derivatives_are_those_of_the_plain_scan():
     for derive in (jax.jacfwd, jax.hessian):
         found = jax.jit(derive(of_bias(by_kernel)))(cell.bias)
         assert_close(found, jax.jit(derive(of_bias(reference)))(cell.bias))
-
-
-def test_a_loop_over_times_can_be_differentiated():
-    cell, histories = make((3, 4, 2, 5), times=(4,))
-
-    def walk(function, cell):
-        def time(total, history):
-            return jnp.sin(total + function(cell, history + total).mean()), None
-
-        return jax.lax.scan(time, jnp.zeros(()), histories)[0]
-
-    found, expected = (
-        jax.jit(jax.grad(partial(walk, function)))(cell) for function in (by_kernel, reference)
-    )
-    assert_close(found, expected)
 
 
 def test_double_precision_stays_double():

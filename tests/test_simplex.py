@@ -11,7 +11,6 @@ from apportion.errors import InputError
 from apportion.simplex import (
     Bounds,
     Head,
-    _fill,
     equal_within,
     to_units,
     within,
@@ -247,20 +246,3 @@ def test_extreme_shares_are_apportioned_too(shares, limits, expected):
         jnp.array(shares), jnp.ones(len(shares), bool), Bounds(jnp.array(limits))
     )
     assert np.asarray(found) == pytest.approx(np.array(expected), abs=1e-6)
-
-
-@given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 10.0]), st.floats(0.01, 1.0))
-@settings(max_examples=60)
-def test_no_floors_fill_as_floors_of_nothing_do(seed, scale, part):
-    rng = np.random.default_rng(seed)
-    shares = np.exp(scale * rng.normal(size=7)) * (rng.random(7) < 0.8)
-    highest = rng.uniform(0.01, 1, 7)
-    shares, highest = jnp.asarray(shares, jnp.float32), jnp.asarray(highest, jnp.float32)
-    total = part * jnp.where(shares > 0, highest, 0.0).sum()
-    filled = _filled(shares, None, highest, total)
-    assert float(filled.sum()) == pytest.approx(float(total), rel=1e-5)
-    expected = _filled(shares, jnp.zeros_like(shares), highest, total)
-    assert np.asarray(filled) == pytest.approx(np.asarray(expected), abs=1e-5)
-
-
-_filled = jax.jit(_fill)

@@ -1,3 +1,5 @@
+import warnings
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -94,10 +96,13 @@ def leaves(result):
 
 
 def test_the_same_key_gives_the_same_run_bit_for_bit_and_chunks_do_not_matter(trained):
-    again = train(
-        ShownBest(), TASKS, policy(), LEARNER, steps=60, chunks=Chunks(60),
-        explore=GaussianScores(0.3), replay=Replay(act_periods=2), key=KEY,
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        # Its step has a slope, and nothing is warned of.
+        warnings.simplefilter("error", UserWarning)
+        again = train(
+            ShownBest(), TASKS, policy(), LEARNER, steps=60, chunks=Chunks(60),
+            explore=GaussianScores(0.3), replay=Replay(act_periods=2), key=KEY,
+        )  # fmt: skip
     assert all(np.array_equal(a, b) for a, b in zip(leaves(trained), leaves(again), strict=True))
     assert trained.metrics.equals(again.metrics)
 
@@ -172,6 +177,19 @@ def test_a_million_tasks_need_memory_only_for_those_in_use():
     state = jax.eval_shape(lambda: begin(algorithm, policy(), KEY))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.memory, state.selection)))
     assert size < 32 * 2**20
+
+
+class Rounded(ShownBest):
+    """Pays in whole numbers, which has no slope."""
+
+    def reward(self, task, state, allocation, *, key):
+        return jnp.round(super().reward(task, state, allocation, key=key))
+
+
+def test_a_step_without_a_slope_is_warned_of_once():
+    with pytest.warns(UserWarning, match=r"Direct: the gradient was 0 .* Rounded.step") as said:
+        train(Rounded(), TASKS, policy(), Direct(4), steps=4, chunks=Chunks(2), key=KEY)
+    assert len([one for one in said if "gradient" in str(one.message)]) == 1
 
 
 class Poison(ShownBest):

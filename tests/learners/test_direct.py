@@ -7,7 +7,6 @@ import pytest
 
 from apportion import memory as replay
 from apportion.composition import LimitedTurnover
-from apportion.domains.budget.problem import Budget
 from apportion.domains.probes import ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, DirectEpisodes, _walk, lookback
@@ -59,24 +58,6 @@ def test_looking_back_is_unrolling_where_effects_last_one_period():
     # The last parameter reads the held share, which memory and the walk know differently.
     assert np.asarray(near)[:-1] == pytest.approx(np.asarray(full)[:-1], abs=1e-5)
     assert float(jnp.abs(full[:-1]).max()) > 1e-3
-
-
-def test_the_gradient_is_that_of_finite_differences():
-    problem = Budget.simulate(universe=12, periods=40)
-    policy, batch = steep(Recurrent(2, 4, key=KEY)), batch_of(problem, 6, 32)
-    flat, rebuild = jax.flatten_util.ravel_pytree(eqx.filter(policy, eqx.is_array))
-    static = eqx.filter(policy, eqx.is_array, inverse=True)
-
-    @jax.jit
-    def value(flat):
-        whole = eqx.combine(rebuild(flat), static)
-        return unroll(problem, TASKS[0], whole, batch, KEY).rewards.mean()
-
-    exact = gradient(unroll, problem, policy, batch)
-    for place in (0, 5, 20, flat.shape[0] - 2):
-        nudge = jnp.zeros_like(flat).at[place].set(1e-2)
-        numeric = (value(flat + nudge) - value(flat - nudge)) / 2e-2
-        assert float(exact[place]) == pytest.approx(float(numeric), abs=2e-3)
 
 
 def test_the_weight_scales_the_step_and_the_loss_but_not_the_reported_gradient_norm():

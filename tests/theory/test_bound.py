@@ -10,7 +10,6 @@ from apportion.theory import (
     LearningError,
     TransferConstants,
     concentrability,
-    corollary_2,
     error_bound,
     learning_error,
     random_family,
@@ -163,14 +162,3 @@ def test_the_plot_shows_the_terms_against_samples_tasks_and_distance():
 def test_settings_that_make_no_sense_are_refused(options, says):
     with pytest.raises(InputError, match=says):
         error_bound(FAMILY, **options)
-
-
-def test_corollary_2_counts_the_tasks_exactly_and_its_lower_bound_holds():
-    assert corollary_2(50, 10).tasks == 10_272_278_170
-    assert corollary_2(50, 10).at_least == 9_765_625
-    for universe, size in ((5, 1), (12, 6), (68, 20), (9, 9)):
-        assert corollary_2(universe, size).tasks >= corollary_2(universe, size).at_least * (
-            1 - 1e-12
-        )
-    # It is exponential in m only while m is well below M.
-    assert corollary_2(12, 11).tasks < corollary_2(12, 6).tasks

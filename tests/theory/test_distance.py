@@ -105,14 +105,6 @@ def test_dynamic_programming_equals_brute_force_over_all_policy_sequences():
             assert abs(result.coefficients[m] - brute_force(kernel, sigma, mu, m)) < 1e-10
 
 
-def test_a_uniform_chain_has_no_concentration():
-    uniform = np.full(4, 0.25)
-    result = concentrability(np.full((4, 3, 4), 0.25), 0.9, sigma=uniform, mu=uniform)
-    assert abs(result.first - 1) < 1e-9
-    assert abs(result.second - 1) < 1e-9
-    assert abs(stationary_constant(np.full((4, 3, 4), 0.25), uniform) - 1) < 1e-9
-
-
 @pytest.mark.parametrize("gamma", [0.3, 0.9])
 def test_a_coarser_cut_gives_a_larger_constant_never_a_smaller_one(gamma):
     family = random_family(states=4, actions=3, tasks=30, spread=1, gamma=gamma, concentration=0.3)
