@@ -16,7 +16,7 @@ from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.statistics import compare
 from apportion.tasks import Task, draw_tasks, single_tasks
-from apportion.training import Chunks, train, train_runs
+from apportion.training import Chunks, _raise_fault, train, train_runs
 from learning import assert_mean_above, fractions_of_best, train_seeds
 from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
 
@@ -135,27 +135,19 @@ def test_the_result_shows_itself(trained, tmp_path):
     assert trained.scores.shape == (8,)
 
 
-def test_independent_runs_are_what_single_runs_are():
-    # In double precision: sums are taken in another order for several runs, and Adam's first steps make
-    # that rounding large in single precision.
-    with jax.enable_x64(True):
-        learner = Direct(LEARNER.periods, LEARNER.learning_rate.item())
-        keys = jax.random.split(KEY, 3)
-        policies = eqx.filter_vmap(policy)(keys)
-        many = train_runs(
-            ShownBest(), TASKS, policies, learner, steps=20, keys=keys, selection=Priority(0),
-            replay=Replay(act_periods=2),
-        )  # fmt: skip
-        one = train(
-            ShownBest(), TASKS, policy(keys[1]), learner, steps=20, key=keys[1],
-            selection=Priority(0), replay=Replay(act_periods=2),
-        )  # fmt: skip
-    assert sorted(many.metrics["run"].unique()) == [0, 1, 2]
-    theirs = many.metrics.query("run == 1").reset_index(drop=True)
-    assert np.asarray(theirs["task"]).tolist() == one.metrics["task"].tolist()
-    assert np.asarray(theirs["reward"]) == pytest.approx(
-        np.asarray(one.metrics["reward"]), abs=1e-9
-    )
+def test_independent_runs_are_what_single_runs_are(trained):
+    keys = jnp.stack([jax.random.key(7), KEY])
+    many = train_runs(
+        ShownBest(), TASKS, eqx.filter_vmap(policy)(keys), LEARNER, steps=60, chunks=Chunks(30),
+        explore=GaussianScores(0.3), replay=Replay(act_periods=2), keys=keys,
+    )  # fmt: skip
+    assert sorted(many.metrics["run"].unique()) == [0, 1]
+    # Sums are taken in another order for several runs, and Adam's first steps make that rounding large.
+    theirs, alone = many.metrics.query("run == 1")[:10], trained.metrics[:10]
+    assert theirs["task"].tolist() == alone["task"].tolist()
+    assert theirs["reward"].tolist() == pytest.approx(alone["reward"].tolist(), abs=1e-3)
+    others = many.metrics.query("run == 0")[:10]
+    assert others["task"].tolist() != alone["task"].tolist()
 
 
 def test_single_task_learners_and_settings_vary_by_run():
@@ -224,25 +216,19 @@ def test_nan_from_a_users_problem_stops_training_at_its_step_and_poisons_nothing
     assert states == []
 
 
-def test_a_bad_scorer_is_named_at_its_step():
+def test_a_bad_scorer_is_named_at_its_step_and_leaves_scores_and_policy_as_they_were():
     def below_zero(evidence):
         return -jnp.ones(())
 
-    words = r"step 0, task .* scorer returned a negative number \(below_zero\)"
-    with pytest.raises(InputError, match=words):
-        train(ShownBest(), TASKS, policy(), Direct(4), scorer=below_zero, steps=5, key=KEY)
-
-
-def test_faulty_steps_leave_scores_and_policy_as_they_were():
-    algorithm = Algorithm.of(
-        ShownBest(), TASKS, policy(), Direct(4), scorer=lambda evidence: evidence.loss * jnp.nan
-    )
+    algorithm = Algorithm.of(ShownBest(), TASKS, policy(), Direct(4), scorer=below_zero)
     state = eqx.filter_jit(begin)(algorithm, policy(), KEY)
     after, _ = eqx.filter_jit(lambda a, s: advance(a, s, 5))(algorithm, state)
+    words = r"step 0, task .* scorer returned a negative number \(below_zero\)"
+    with pytest.raises(InputError, match=words):
+        _raise_fault(algorithm, TASKS, after)
     assert np.asarray(after.selection.scores).tolist() == [1.0] * 8
     before, now = (jax.tree.leaves(s.parameters) for s in (state, after))
     assert all(np.array_equal(a, b) for a, b in zip(before, now, strict=True))
-    assert np.asarray(after.fault)[:2].tolist() == [3, 0]
 
 
 def test_an_allocation_off_the_simplex_is_refused_before_or_at_its_step():
