@@ -11,8 +11,8 @@ from apportion.errors import InputError
 from apportion.learners.ppo import (
     PPO,
     Experience,
+    advantages_over,
     clipped_gain,
-    generalised_advantages,
     paired_values,
     roll_out,
 )
@@ -84,24 +84,12 @@ def seen_of(rewards, terminated, truncated):
 def test_a_truncated_state_keeps_its_value_and_a_terminated_one_does_not():
     values = jnp.full((1, 3), 10.0)
     rewards = [[1.0, 1.0]]
-    gamma, gae_lambda = jnp.asarray(0.5), jnp.asarray(1.0)
+    gamma = jnp.asarray(0.5)
     yes, no = [[False, True]], [[False, False]]
-    cut = generalised_advantages(seen_of(rewards, no, yes), values, gamma, gae_lambda)
-    over = generalised_advantages(seen_of(rewards, yes, no), values, gamma, gae_lambda)
+    cut = advantages_over(values, seen_of(rewards, no, yes), gamma)
+    over = advantages_over(values, seen_of(rewards, yes, no), gamma)
     assert cut[0].tolist() == pytest.approx([1 + 0.5 * (1 + 5) - 10, 1 + 5 - 10])
     assert over[0].tolist() == pytest.approx([1 + 0.5 * 1 - 10, 1 - 10])
-
-
-def test_lambda_interpolates_between_one_step_and_the_whole_return():
-    values = jnp.asarray([[1.0, 2.0, 3.0, 0.0]])
-    rewards = [[1.0, 0.0, 2.0]]
-    never, last = [[False] * 3], [[False, False, True]]
-    seen = seen_of(rewards, last, never)
-    gamma = jnp.asarray(0.9)
-    one = generalised_advantages(seen, values, gamma, jnp.asarray(0.0))
-    whole = generalised_advantages(seen, values, gamma, jnp.asarray(1.0))
-    assert one[0].tolist() == pytest.approx([1 + 1.8 - 1, 2.7 - 2, 2 - 3])
-    assert whole[0].tolist() == pytest.approx([1 + 0.81 * 2 - 1, 1.8 - 2, 2 - 3])
 
 
 def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():

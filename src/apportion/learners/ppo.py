@@ -53,9 +53,9 @@ class PPO(Learner):
     ----------
     rollouts
         K, paired episodes of the drawn task in an update.
-    learning_rate, gamma, gae_lambda, clip, gradient_clip, noise_std
-        Adam's step, the discount, GAE's lambda, the ratio's clip, the largest gradient norm and
-        the first standard deviation of the noise; all leaves, so that runs can differ in them.
+    learning_rate, gamma, clip, gradient_clip, noise_std
+        Adam's step, the discount, the ratio's clip, the largest gradient norm and the first standard
+        deviation of the noise; all leaves, so that runs can differ in them.
     epochs, minibatches
         Passes over an update's periods, and pieces of a pass (what does not divide is left out of
         that pass).
@@ -69,7 +69,6 @@ class PPO(Learner):
     rollouts: int = eqx.field(static=True, default=8)
     learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
     gamma: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.9, kw_only=True)
-    gae_lambda: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1.0, kw_only=True)
     clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.2, kw_only=True)
     gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
     noise_std: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
@@ -107,7 +106,7 @@ class PPO(Learner):
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
         values = paired_values(seen, self.gamma)
-        advantages = generalised_advantages(seen, values, self.gamma, self.gae_lambda)
+        advantages = advantages_over(values, seen, self.gamma)
         advantages = _standard(scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
@@ -263,15 +262,17 @@ def scaled_by_period(
     return advantages / (spread + 1e-8)[None, :]
 
 
-def generalised_advantages(
-    seen: Experience, values: Float[Array, "rollouts after"], gamma: Scalar, gae_lambda: Scalar
+def advantages_over(
+    values: Float[Array, "rollouts after"], seen: Experience, gamma: Scalar
 ) -> Float[Array, "rollouts time"]:
-    """GAE; a truncated episode is worth what V says of the state it was cut at, a terminated one 0."""
+    """What each action's return was above V; a truncated episode is worth what V says of the state it
+    was cut at, a terminated one 0.
+    """
 
     def back(later, period):
         reward, value, following, terminated, ended = period
         surprise = reward + gamma * jnp.where(terminated, 0.0, following) - value
-        here = surprise + gamma * gae_lambda * jnp.where(ended, 0.0, later)
+        here = surprise + gamma * jnp.where(ended, 0.0, later)
         return here, here
 
     ended = seen.terminated | seen.truncated
