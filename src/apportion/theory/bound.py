@@ -20,7 +20,6 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from apportion.errors import InputError
-from apportion.tasks import count_tasks
 from apportion.theory.distance import (
     ENUMERABLE,
     Distribution,
@@ -245,7 +244,7 @@ def corollary_2(universe: int, size: int) -> TaskCount:
     """
     if not 1 <= size <= universe:
         raise InputError(f"size: {size} does not fit a universe of {universe} entities")
-    return TaskCount(count_tasks(universe, size), (universe / size) ** size)
+    return TaskCount(math.comb(universe, size), (universe / size) ** size)
 
 
 @dataclass(frozen=True)
