@@ -155,7 +155,7 @@ def tried(mnist: Digits, part: Part, where: str, methods: dict[str, AggregationP
     for place, (kind, seed) in enumerate(cells):
         number = KINDS.index(asked[place][0].rpartition("+")[2])
         key = jax.random.fold_in(jax.random.key(50_000 + seed), number)
-        task = take(dealt.tasks.each, place)
+        task = take(dealt.tasks, place)
         found = ends(claimed if kind == CLAIMING else federation, policies, task, key)
         print(where, kind, seed, (100 * found[:, 0]).round(2), flush=True)
         for method, (late, last) in zip([*methods, FEDAVG], np.asarray(found, float), strict=True):

@@ -121,7 +121,7 @@ def each_step_a_graph() -> dict[str, str]:
 
     Of a loop within a graph a trace shows one round, or none.
     """
-    from apportion.card import GRAPHS
+    from apportion.gpu import GRAPHS
 
     recorded = "xla_gpu_enable_command_buffer"
     return {recorded: str(GRAPHS[recorded]).replace("WHILE,", "")}

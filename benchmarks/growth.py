@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 from table import RESULTS, alternate, facts, spread, write
 
-from apportion import Direct, Recurrent, Replay, Tasks
+from apportion import Direct, Recurrent, Replay, Task
 from apportion.algorithm import Algorithm, advance, begin
 from apportion.domains.budget.problem import Budget
 
@@ -42,7 +42,7 @@ def prepare(steps: int, tasks: int, entities: int, universe: int, runs: int):
     replay = Replay(length=64, slots=min(tasks, 1024), act_periods=4)
     policy = Recurrent(channels=2, key=key)
     algorithm = Algorithm.of(
-        problem, Tasks(members, members >= 0), policy, Direct(32), replay=replay
+        problem, Task(members, members >= 0), policy, Direct(32), replay=replay
     )
     begun = eqx.filter_jit(eqx.filter_vmap(lambda key: begin(algorithm, policy, key)))
     forward = eqx.filter_jit(

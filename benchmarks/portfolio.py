@@ -96,7 +96,7 @@ def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
             first = market.reset(task, key=jax.random.key(0))
             return jax.lax.scan(day, first, actions)[1]
 
-        return jax.vmap(episode, in_axes=(0, 1))(tasks.each, actions)
+        return jax.vmap(episode, in_axes=(0, 1))(tasks, actions)
 
     def turn() -> float:
         start = time.perf_counter()

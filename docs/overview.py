@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from apportion import Direct, Recurrent, Replay, TaskSets, draw_tasks, split_entities, train_runs
+from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train_runs
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.problem import evaluate
 from apportion.statistics import mean_over
-from apportion.trees import take
+from apportion.trees import stack, take
 
 COUNTS = (1, 2, 4, 16, 64)
 RUNS = 6
@@ -44,7 +44,7 @@ def measure():
         first = eqx.filter_vmap(lambda key: Recurrent(channels=2, hidden=8, key=key))(keys)
         done = train_runs(
             problem,
-            TaskSets.of(own),
+            stack(own),
             first,
             Direct(16, 1e-2),
             steps=600,

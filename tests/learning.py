@@ -45,7 +45,7 @@ def fractions_of_best(problem, policies, tasks, *, episodes=8):
 # With everything as an argument, so that tasks of one shape are one program.
 @eqx.filter_jit
 def _fractions(problem, policies, tasks, episodes):
-    best = jax.vmap(problem.best)(tasks.each)
+    best = jax.vmap(problem.best)(tasks)
 
     def one(policy):
         path = evaluate(problem, policy, tasks, key=jax.random.key(5), episodes=episodes)

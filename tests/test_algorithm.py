@@ -8,10 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from apportion.exploration import GaussianScores
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
-from apportion.policy import ScoringPolicy
+from apportion.policy import GaussianScores, ScoringPolicy
 from apportion.priority import Priority
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
@@ -109,14 +108,24 @@ class Reference:
         return t, p[t], w[t], score
 
 
+@jax.jit
 def randomness(key, step):
     """The uniforms and normals that step n of the algorithm uses."""
     draw, _, recall, _, act = jax.random.split(jax.random.fold_in(key, step), 5)
     noises = [
-        np.asarray(jax.random.normal(jax.random.split(k)[0], (m,)))
-        for k in jax.random.split(act, ACTING)
+        jax.random.normal(jax.random.split(k)[0], (m,)) for k in jax.random.split(act, ACTING)
     ]
-    return np.asarray(jax.random.uniform(draw, (1,))), float(jax.random.uniform(recall)), noises
+    return jax.random.uniform(draw, (1,)), jax.random.uniform(recall), jnp.stack(noises)
+
+
+@jax.jit
+def seen(state):
+    """Probabilities, and where each task's episode stands."""
+    slots = jnp.arange(T)
+    return (
+        Priority(ALPHA).probabilities(state.selection),
+        jax.vmap(state.memory.position)(slots),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +137,12 @@ def both():
     def watch(chunk):
         frames.append(chunk.metrics)
         memory = chunk.state.memory
-        slots = jnp.arange(T)
+        probabilities, positions = seen(chunk.state)
         watched.append(
             {
                 "scores": np.asarray(chunk.state.selection.scores),
-                "probabilities": np.asarray(Priority(ALPHA).probabilities(chunk.state.selection)),
-                "positions": np.asarray(jax.vmap(memory.position)(slots)),
+                "probabilities": np.asarray(probabilities),
+                "positions": np.asarray(positions),
                 "periods": np.asarray(memory.periods),
                 "held": np.asarray(memory.states.held),
                 "count": np.asarray(memory.count),
@@ -155,7 +164,7 @@ def both():
     )
     reference, expected = Reference(np.asarray(tasks.members)), []
     for n in range(STEPS):
-        drawn = reference.step(*randomness(key, n))
+        drawn = reference.step(*jax.device_get(randomness(key, n)))
         expected.append(
             {
                 "drawn": drawn,

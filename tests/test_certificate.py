@@ -119,16 +119,6 @@ def test_asking_after_every_period_changes_nothing(gains, block):
             assert (whole.verdict, whole.decided) == (asked.verdict, asked.decided)
 
 
-@given(GAINS)
-def test_the_lower_bound_never_passes_the_upper_and_is_above_0_exactly_when_certified(gains):
-    gains = np.tile(gains, 6)
-    made = Gains(gains, -1.0, 1.0).certify(alpha=0.2)
-    assert (made.bounds.lower <= made.bounds.upper).all()
-    if not made.changed:
-        assert (made.bounds.lower[-1] >= 0) == (made.verdict == "certified")
-        assert (made.bounds.upper[-1] <= 0) == (made.verdict == "harmful")
-
-
 def test_missing_periods_are_left_out_and_the_last_block_waits():
     holes = np.array([0.2, np.nan, np.nan, np.nan, 0.4, 0.0, 0.9])
     means, ends = block_means(holes, 2)

@@ -18,7 +18,6 @@ import apportion
 from apportion.composition import (
     Ensemble,
     EqualShares,
-    LimitedGroups,
     LimitedTurnover,
     PartialTrading,
     ShrunkToEqual,
@@ -37,10 +36,10 @@ from apportion.domains.portfolio.constrained import Constrained
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ShownBest
 from apportion.gate import Gate
-from apportion.policy import Attention, Convolutional, Policy, Pooled, Recurrent
+from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head, equal_within
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 from domains.charging.garages import MEDIANS, STATIONS, random_garage
 from domains.federated.made_up import made_up_digits
 
@@ -58,15 +57,12 @@ def recurrent():
 
 
 POLICIES = {
-    Attention: lambda: awake(Attention(CHANNELS, 4, key=KEY)),
     AggregationPolicy: lambda: awake(AggregationPolicy(CHANNELS, 4, key=KEY)),
     Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), (0.5,), 0.4),
-    Convolutional: lambda: awake(Convolutional(CHANNELS, WINDOW, key=KEY)),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
     FirstChannels: lambda: FirstChannels(awake(Recurrent(CHANNELS - 1, 4, key=KEY)), CHANNELS - 1),
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
-    LimitedGroups: lambda: LimitedGroups(recurrent(), [0.5]),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
     PartialTrading: lambda: PartialTrading(recurrent(), 0.3),
     Pooled: lambda: awake(Pooled(CHANNELS, 4, key=KEY)),
@@ -239,7 +235,7 @@ def test_every_policy_is_equivariant_keeps_to_limits_and_ignores_padding(kind):
 @pytest.mark.parametrize("kind", PROBLEMS, ids=lambda kind: kind.__name__)
 def test_every_problem_keeps_to_the_interface_and_lets_padding_change_nothing(kind):
     problem = PROBLEMS[kind]()
-    check_problem(problem, Tasks.of([[0, 1, 2], [3, 4]]))
+    check_problem(problem, Task.of([[0, 1, 2], [3, 4]]))
     mask = jnp.array([True, True, True, False])
 
     @eqx.filter_jit
@@ -262,7 +258,7 @@ def test_every_problem_keeps_to_the_interface_and_lets_padding_change_nothing(ki
 
 @pytest.mark.parametrize("kind", OTHER_FUTURE, ids=lambda kind: kind.__name__)
 def test_no_problem_shows_or_pays_what_has_not_happened(kind):
-    problem, task = PROBLEMS[kind](), Tasks.of([[2, 0, 4]])[0]
+    problem, task = PROBLEMS[kind](), Task.of([[2, 0, 4]])[0]
 
     @eqx.filter_jit
     def walk(problem):
@@ -286,7 +282,7 @@ def test_no_problem_shows_or_pays_what_has_not_happened(kind):
 @pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.__name__)
 def test_every_recorded_problem_pays_what_its_record_says(kind):
     problem, members = PROBLEMS[kind](), [2, 0, 4]
-    task = Tasks.of([members])[0]
+    task = Task.of([members])[0]
 
     @eqx.filter_jit
     def walk(first):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from apportion.betting import log_wealth, trust
 from apportion.certificate import Gains
-from apportion.composition import EqualShares, LimitedGroups, PartialTrading
+from apportion.composition import EqualShares, PartialTrading
 from apportion.errors import InputError
 from apportion.gate import Gate
-from apportion.policy import Recurrent, assert_equivariant
+from apportion.policy import Recurrent
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy, save_policy
 
@@ -118,20 +118,10 @@ def test_trust_stays_between_0_and_1_and_the_shares_on_the_simplex(gains):
         jax.random.normal(jax.random.key(2), (4, 3, 2)),
         jnp.full(4, 0.25),
         limits=jnp.array([0.2, 0.5, 0.0, 0.9]),
-        groups=jnp.array([0, 0, -1, -1]),
     )
-    shares = np.asarray(shares_of(LimitedGroups(found, [0.4]), seen, jnp.ones(4, bool)))
+    shares = np.asarray(shares_of(found, seen, jnp.ones(4, bool)))
     assert shares.sum() == pytest.approx(1, abs=1e-5)
     assert (shares <= np.array([0.2, 0.5, 0.0, 0.9]) + 1e-6).all()
-    assert shares[:2].sum() <= 0.4 + 1e-5
-
-
-def test_it_is_equivariant_like_what_is_inside():
-    half = gate()
-    for _ in range(8):
-        half = half.after(0.4)
-    assert 0 < float(half.trust) < 1
-    assert_equivariant(eqx.filter_jit(half), window=4, channels=2)
 
 
 def test_it_is_saved_with_its_evidence_and_goes_on_from_there(tmp_path):

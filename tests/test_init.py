@@ -18,7 +18,7 @@ def test_every_exported_name_is_there(package):
 
 
 def test_the_names_a_user_needs_are_exported():
-    own = {"Observation", "Step", "Problem", "Task", "Tasks", "TaskSets", "draw_tasks", "Policy"}
+    own = {"Observation", "Step", "Problem", "Task", "draw_tasks", "Policy"}
     training = {"train", "train_runs", "Priority", "Direct", "PPO", "Replay", "Chunks"}
     results = {"TrainingResult", "load_run", "load_policy", "save_policy"}
     assert own | training | results <= set(apportion.__all__)

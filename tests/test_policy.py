@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from apportion.errors import InputError
-from apportion.policy import Attention, Convolutional, Pooled, Recurrent, assert_equivariant
+from apportion.policy import GaussianScores, Pooled, Recurrent, assert_equivariant
 from apportion.problem import Observation
-from apportion.simplex import Head
+from apportion.simplex import Bounds, Head
 
 WINDOW, CHANNELS = 6, 2
 
@@ -28,13 +29,10 @@ def awake(policy):
 
 @cache
 def make(kind, head=None):
-    key = jax.random.key(3)
-    if kind is Convolutional:
-        return awake(kind(CHANNELS, WINDOW, head=head, key=key))
-    return awake(kind(CHANNELS, head=head, key=key))
+    return awake(kind(CHANNELS, head=head, key=jax.random.key(3)))
 
 
-KINDS = [Recurrent, Convolutional, Attention, Pooled]
+KINDS = [Recurrent, Pooled]
 EACH = [(kind, head) for kind in KINDS for head in (None, Head(floor=0.005, cap=0.5))]
 
 
@@ -74,22 +72,6 @@ def test_permuting_entities_permutes_the_allocation(which, m, seed):
     assert (plain >= 0).all()
 
 
-@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
-@given(seed=st.integers(0, 10**6), loud=st.sampled_from([1.0, 1e3]))
-def test_a_padded_entity_gets_exactly_nothing_and_changes_nobody(which, seed, loud):
-    policy, rng = jitted(*which), np.random.default_rng(seed)
-    small = observe(3, seed)
-    extra = (loud * rng.normal(size=(7, WINDOW, CHANNELS))).astype(np.float32)
-    large = observed(
-        np.concatenate([small.history, extra]),
-        np.concatenate([small.held, np.ones(7, np.float32)]),
-    )
-    alone = np.asarray(policy(small, jnp.ones(3, bool)))
-    padded = np.asarray(policy(large, jnp.arange(10) < 3))
-    assert (padded[3:] == 0).all()
-    assert padded[:3] == pytest.approx(alone, abs=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_policies_keep_the_precision_they_are_given(kind):
     half = jax.tree.map(
@@ -102,13 +84,12 @@ def test_policies_keep_the_precision_they_are_given(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_untrained_policy_gives_nearly_equal_shares(kind):
-    arguments = (CHANNELS, WINDOW) if kind is Convolutional else (CHANNELS,)
-    policy = kind(*arguments, key=jax.random.key(0))
+    policy = kind(CHANNELS, key=jax.random.key(0))
     shares = eqx.filter_jit(policy)(observe(10, 1), jnp.ones(10, bool))
     assert float(jnp.abs(shares - 0.1).max()) < 0.02
 
 
-def test_attention_lets_entities_see_each_other_and_the_recurrent_policy_does_not():
+def test_pooling_lets_entities_see_each_other_and_the_recurrent_policy_does_not():
     one, other = observe(4, 0), observe(4, 1)
     mixed = Observation(one.history.at[3].set(other.history[3]), one.held)
     mask = jnp.ones(4, bool)
@@ -119,9 +100,8 @@ def test_attention_lets_entities_see_each_other_and_the_recurrent_policy_does_no
         scores = policy.scores(features, observation.held, mask)
         return scores[0] - scores[1]
 
-    attention, recurrent = make(Attention), make(Recurrent)
     seeing, blind = (
-        [float(ratio(policy, seen)) for seen in (one, mixed)] for policy in (attention, recurrent)
+        [float(ratio(make(kind), seen)) for seen in (one, mixed)] for kind in (Pooled, Recurrent)
     )
     assert seeing[0] != pytest.approx(seeing[1], abs=1e-4)
     assert blind[0] == pytest.approx(blind[1], abs=1e-6)
@@ -143,7 +123,7 @@ def test_the_recurrent_policy_is_the_formula_in_numpy():
 
 
 def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourites():
-    assert_equivariant(jitted(Attention), window=WINDOW, channels=CHANNELS)
+    assert_equivariant(jitted(Pooled), window=WINDOW, channels=CHANNELS)
 
     @jax.jit
     def favourite(observation, mask):
@@ -187,11 +167,10 @@ def test_an_empty_house_gets_nothing_and_teaches_nothing(kind):
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_the_gradient_through_pooling_is_the_same_compiled_and_not(channels):
+def test_the_gradient_through_pooling_is_the_same_compiled_and_not():
     # A compiler that computes what is pooled twice, rounding differently, must not lose the largest.
-    policy = Pooled(channels=channels, hidden=4, key=jax.random.key(0))
-    windows = jax.random.uniform(jax.random.key(1), (64, 3, 1, channels))
+    policy = Pooled(channels=2, hidden=4, key=jax.random.key(0))
+    windows = jax.random.uniform(jax.random.key(1), (64, 3, 1, 2))
     mask, held = jnp.ones(3, bool), jnp.full(3, 1 / 3)
 
     def total(policy):
@@ -204,3 +183,39 @@ def test_the_gradient_through_pooling_is_the_same_compiled_and_not(channels):
     compiled = eqx.filter_jit(eqx.filter_grad(total))(policy)
     for one, other in zip(jax.tree.leaves(compiled), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+EXPLORE = GaussianScores(0.7)
+
+
+@eqx.filter_jit
+def explored(scores, mask, key, limits=None):
+    """An action, its share within the limits, and its log-density."""
+    action = EXPLORE.sample(scores, mask, key=key)
+    bounds = None if limits is None else Bounds(limits)
+    return action, EXPLORE.share(action, mask, bounds), EXPLORE.log_prob(scores, mask, action)
+
+
+@given(m=st.sampled_from([1, 6]), seed=st.integers(0, 10**6))
+def test_explored_allocations_are_feasible_and_their_density_is_scipys(m, seed):
+    rng = np.random.default_rng(seed)
+    scores, mask = rng.normal(size=m).astype(np.float32), rng.random(m) < 0.6
+    mask[rng.integers(m)] = True
+    action, shares, density = explored(
+        jax.device_put(scores), jax.device_put(mask), jax.random.key(seed)
+    )
+    shares, law = np.asarray(shares, np.float64), stats.norm(scores, 0.7)
+    assert shares.sum() == pytest.approx(1, abs=1e-5)
+    assert (shares >= 0).all()
+    assert (shares[~mask] == 0).all()
+    # Who is masked has no part in the density.
+    assert float(density) == pytest.approx(law.logpdf(action)[mask].sum(), rel=1e-4, abs=1e-4)
+
+
+def test_explored_allocations_keep_to_the_limits_and_use_all_that_can_be_taken():
+    scores, mask = jnp.array([2.0, 0.0, -1.0, 0.5]), jnp.array([True, True, True, False])
+    limits = jnp.array([0.1, 0.4, 0.3, 1.0])
+    keys = jax.random.split(jax.random.key(0), 200)
+    _, shares, _ = jax.vmap(lambda key: explored(scores, mask, key, limits))(keys)
+    assert (np.asarray(shares) <= np.asarray(jnp.where(mask, limits, 0.0)) + 1e-6).all()
+    assert np.asarray(shares).sum(-1) == pytest.approx(np.full(200, 0.8), abs=1e-6)

@@ -3,7 +3,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from scipy import stats
 
 from apportion.errors import InputError
 from apportion.memory import read_before_write
-from apportion.priority import LEAST_SCORE, Priority, RoundRobin
+from apportion.priority import LEAST_SCORE, Priority
 from learning import optimised
 
 
@@ -25,7 +24,7 @@ def numpy_priority(scores, alpha, beta):
 
 def set_score(priority, state, task, value):
     """One update of one task."""
-    drawn = priority.look(state, jnp.asarray(task, jnp.int32), jnp.zeros((), jnp.int32))
+    drawn = priority.look(state, jnp.asarray(task, jnp.int32))
     return priority.update(state, drawn, jnp.asarray(value))
 
 
@@ -34,8 +33,7 @@ def replay(priority, state, tasks, values):
     def one(state, update):
         task, value = update
         # As the algorithm reads it: left alone, the compiler copies a million scores at every update.
-        step = jnp.zeros((), jnp.int32)
-        drawn = read_before_write(lambda task: priority.look(state, task, step), task)
+        drawn = read_before_write(lambda task: priority.look(state, task), task)
         return priority.update(state, drawn, value), None
 
     return jax.lax.scan(one, state, (tasks, values))[0]
@@ -44,19 +42,19 @@ def replay(priority, state, tasks, values):
 # With the state as an argument: a million scores inside a program take ten seconds to lower.
 @jax.jit
 def draws(priority, state, keys):
-    return jax.vmap(lambda key: priority.draw(state, jnp.zeros((), jnp.int32), key=key).task)(keys)
+    return jax.vmap(lambda key: priority.draw(state, key=key).task)(keys)
 
 
 @jax.jit
 def looks(priority, state, tasks):
-    return jax.vmap(lambda task: priority.look(state, task, jnp.zeros((), jnp.int32)))(tasks)
+    return jax.vmap(lambda task: priority.look(state, task))(tasks)
 
 
 @partial(jax.jit, static_argnames="total")
 def drawn_after(priority, total, task, value, key):
     """The task that is drawn after one update of one task."""
     state = set_score(priority, priority.start(total), task, value)
-    return priority.draw(state, jnp.zeros((), jnp.int32), key=key).task
+    return priority.draw(state, key=key).task
 
 
 @pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
@@ -117,25 +115,8 @@ def test_alpha_zero_is_uniform_and_all_weights_are_one():
     priority = Priority(alpha=0.0)
     state = set_score(priority, priority.start(4), 2, 50.0)
     assert np.asarray(priority.probabilities(state)).tolist() == [0.25] * 4
-    looks = [priority.look(state, jnp.asarray(t), jnp.asarray(0)) for t in range(4)]
+    looks = [priority.look(state, jnp.asarray(t)) for t in range(4)]
     assert [float(look.weight) for look in looks] == [1.0] * 4
-
-
-def test_beta_may_be_a_schedule():
-    priority = Priority(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 100), smoothing=0.0)
-    state = set_score(priority, priority.start(2), 0, 4.0)
-    t = jnp.asarray(0, jnp.int32)
-    weights = [float(priority.look(state, t, jnp.asarray(n)).weight) for n in (0, 50, 100)]
-    assert weights == pytest.approx([1.0, 0.5, 0.25])
-
-
-def test_round_robin_visits_every_task_in_turn():
-    order = RoundRobin()
-    state = order.start(3)
-    key = jax.random.key(0)
-    drawn = [order.draw(state, jnp.asarray(n), key=key) for n in range(7)]
-    assert [int(d.task) for d in drawn] == [0, 1, 2, 0, 1, 2, 0]
-    assert float(drawn[0].probability) == pytest.approx(1 / 3)
 
 
 def test_a_score_never_falls_to_zero():

@@ -14,11 +14,11 @@ from apportion import recurrence, recurrence_gpu
 from apportion.recurrence import Recurrence, last_state
 
 TOLERANCE = 5e-5
-SIZES = st.sampled_from([(1, 1, 1, 1), (5, 4, 3, 17), (12, 9, 5, 40)])
+SIZES = st.sampled_from([(1, 1, 1, 1), (5, 4, 3, 17)])
 """Entities, window, channels, hidden: each compiles programs of its own, so they are few."""
 
 
-few = settings(max_examples=6)
+few = settings(max_examples=4)
 
 
 @eqx.filter_jit
@@ -70,24 +70,9 @@ def test_the_kernel_is_the_plain_scan(sizes, seed):
     assert_close(cell(history), reference(cell, history))
 
 
-@few
-@given(sizes=SIZES, seed=st.integers(0, 99))
-def test_gradients_are_those_of_automatic_differentiation(sizes, seed):
-    both = make(sizes, seed)
-    assert_close(gradients(by_kernel)(both), gradients(reference)(both))
-
-
 @cache
 def over_times(function):
     return lambda cell, histories: jax.vmap(partial(function, cell))(histories)
-
-
-@few
-@given(sizes=SIZES, times=st.sampled_from([1, 4]), seed=st.integers(0, 99))
-def test_many_times_at_once_have_the_same_gradients(sizes, times, seed):
-    both = make(sizes, seed, (times,))
-    found = gradients(over_times(by_kernel))(both)
-    assert_close(found, gradients(over_times(reference))(both))
 
 
 @cache
@@ -141,21 +126,6 @@ def test_forward_and_second_derivatives_are_those_of_the_plain_scan():
         assert_close(found, jax.jit(derive(of_bias(reference)))(cell.bias))
 
 
-def test_a_loop_over_times_can_be_differentiated():
-    cell, histories = make((3, 4, 2, 5), times=(4,))
-
-    def walk(function, cell):
-        def time(total, history):
-            return jnp.sin(total + function(cell, history + total).mean()), None
-
-        return jax.lax.scan(time, jnp.zeros(()), histories)[0]
-
-    found, expected = (
-        jax.jit(jax.grad(partial(walk, function)))(cell) for function in (by_kernel, reference)
-    )
-    assert_close(found, expected)
-
-
 def test_double_precision_stays_double():
     cell, history = make((4, 6, 3, 7))
     with jax.enable_x64(True):
@@ -199,7 +169,7 @@ SINGLE, HALF = ("float32", TOLERANCE), ("bfloat16", 0.02)
     ("sizes", "dtype", "tolerance"),
     [((5, 2, 3, 37, 25), *SINGLE), ((2, 3, 17, 5, 3), *SINGLE), ((3, 1, 1, 20, 16), *HALF)],
 )
-def test_the_kernels_for_graphics_cards_are_the_scans(sizes, dtype, tolerance, interpreted):
+def test_the_kernels_for_gpus_are_the_scans(sizes, dtype, tolerance, interpreted):
     window, runs, channels, rows, hidden = sizes
     shapes = (
         (runs, channels, hidden),
@@ -211,7 +181,7 @@ def test_the_kernels_for_graphics_cards_are_the_scans(sizes, dtype, tolerance, i
     rng = np.random.default_rng(0)
     made = [rng.normal(size=shape) / hidden**0.5 for shape in shapes]
     *parameters, inputs, cotangent = (jax.device_put(array.astype(dtype)) for array in made)
-    assert recurrence_gpu.suits(parameters[0])
+    assert recurrence_gpu.fits_kernel(parameters[0])
     (states,) = jax.jit(recurrence._states)(*parameters, inputs)
     assert_close(jax.jit(recurrence_gpu.states)(*parameters, inputs), (states,), tolerance)
     assert_close(jax.jit(recurrence_gpu.last)(*parameters, inputs), (states[-1],), tolerance)
@@ -219,7 +189,7 @@ def test_the_kernels_for_graphics_cards_are_the_scans(sizes, dtype, tolerance, i
     for of_inputs in (True, False):
         found, expected = (
             jax.jit(partial(kernels, of_inputs=of_inputs))(*back)
-            for kernels in (recurrence_gpu.backward, recurrence._backward)
+            for kernels in (recurrence_gpu.gradients, recurrence._backward)
         )
         assert_close(found, expected, tolerance)
 
@@ -246,7 +216,7 @@ def test_rows_of_a_program_change_nothing(block, interpreted, monkeypatch):
     back = (*given[:2], given[3], states, states[-1])
     found, expected = (
         jax.jit(partial(kernels, of_inputs=True))(*back)
-        for kernels in (recurrence_gpu.backward, recurrence._backward)
+        for kernels in (recurrence_gpu.gradients, recurrence._backward)
     )
     assert_close(found, expected)
 
@@ -259,19 +229,19 @@ def lowered_for_cuda(cell, histories) -> str:
     try:
         return traced.lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:
-        # From JAX 0.11 on, lowering for a card needs one.
+        # From JAX 0.11 on, lowering for a GPU needs one.
         if "No supported GPU devices" in str(error):
             pytest.skip(str(error))
         raise
 
 
-def test_a_graphics_card_gets_one_kernel_each_way_and_no_loop():
+def test_a_gpu_gets_one_kernel_each_way_and_no_loop():
     text = lowered_for_cuda(*make((10, 6, 3, 25), times=(7,)))
     assert text.count("__gpu$xla.gpu.triton") == 2
     assert "stablehlo.while" not in text
 
 
-def test_sizes_beyond_the_kernels_are_scanned_on_a_graphics_card_too():
+def test_sizes_beyond_the_kernels_are_scanned_on_a_gpu_too():
     text = lowered_for_cuda(*make((2, 3, 2, 129), times=(2,)))
     assert "__gpu$xla.gpu.triton" not in text
     assert text.count("stablehlo.while") == 2

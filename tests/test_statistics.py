@@ -95,11 +95,6 @@ def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
     assert estimate.value == pytest.approx(1, abs=0.2)
 
 
-def test_the_same_data_gives_the_same_interval():
-    values = np.random.default_rng(2).normal(size=20)
-    assert mean_over(values) == mean_over(values)
-
-
 def test_a_record_of_one_day_has_no_interval_and_days_alone_are_blocks_of_one():
     assert over_blocks(np.mean, np.ones(1)).high == np.inf
     days = np.array([0.3, -0.1, 0.4, 0.2])

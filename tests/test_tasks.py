@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from apportion.errors import InputError
-from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, count_tasks, draw_tasks, single_tasks, split_entities
+from apportion.trees import stack
 
 
 @given(st.integers(1, 30), st.data())
@@ -30,7 +31,7 @@ def test_drawing_all_subsets_gives_each_once():
 
 def test_draws_are_uniform_over_the_subsets():
     seen = Counter()
-    for seed in range(6000):
+    for seed in range(1500):
         (row,) = np.asarray(draw_tasks(5, 2, 1, seed=seed).members).tolist()
         seen[tuple(row)] += 1
     assert len(seen) == 10
@@ -62,7 +63,7 @@ def test_tasks_are_drawn_from_the_entities_named():
 def test_several_sizes_are_padded_and_masked():
     tasks = draw_tasks(20, [2, 5], 11, seed=3)
     assert tasks.width == 5
-    assert sorted(np.asarray(tasks.size).tolist()) == [2] * 6 + [5] * 5
+    assert sorted(np.asarray(tasks.mask).sum(-1).tolist()) == [2] * 6 + [5] * 5
     members, mask = np.asarray(tasks.members), np.asarray(tasks.mask)
     for row, real in zip(members, mask, strict=True):
         assert set(row[~real]) <= {row[0]}
@@ -70,29 +71,20 @@ def test_several_sizes_are_padded_and_masked():
 
 def test_one_of_the_tasks_is_its_own_row_and_some_of_them_are_theirs():
     subsets = [[0, 1, 2], [3, 4], [5, 6, 7]]
-    tasks = Tasks.of(subsets)
+    tasks = Task.of(subsets)
     assert [task.entities for task in tasks] == subsets
     assert tasks[-1].entities == subsets[-1]
     assert [task.entities for task in tasks[[2, 0]]] == [subsets[2], subsets[0]]
     assert [task.entities for task in tasks[1:]] == subsets[1:]
 
 
-def test_counting_meets_the_bound_of_corollary_2():
-    assert count_tasks(50, 10) == 10_272_278_170
-    assert count_tasks(50, 10) >= (50 / 10) ** 10
-
-
-def test_overlap_agrees_with_counting_pairs():
-    tasks = Tasks.of([[0, 1, 2], [1, 2], [5]])
-    found = tasks.overlap()
-    assert found["mean_common"] == pytest.approx((2 + 0 + 0) / 3)
-    assert found["max_common"] == 2
-    assert (found["entities"], found["most_used"], found["least_used"]) == (4, 2, 1)
-
-
-def test_expected_overlap_of_random_tasks_is_m_squared_over_M():
-    found = draw_tasks(50, 10, 2000, seed=0).overlap()
-    assert found["mean_common"] == pytest.approx(10 * 10 / 50, abs=0.05)
+def test_runs_with_tasks_of_their_own_are_one_more_axis():
+    runs = stack([Task.of([[0, 1], [1, 2]]), Task.of([[3, 4], [4, 5]])])
+    assert (len(runs), runs.count, runs.width) == (2, 2, 2)
+    assert [task.entities for task in runs[1]] == [[3, 4], [4, 5]]
+    assert [task.entities for task in runs.flat] == [[0, 1], [1, 2], [3, 4], [4, 5]]
+    assert [tasks[0].entities for tasks in runs.first(1)] == [[0, 1], [3, 4]]
+    assert [tasks[0].entities for tasks in single_tasks(runs[1])] == [[3, 4], [4, 5]]
 
 
 def test_split_entities_shares_nobody():
@@ -102,9 +94,9 @@ def test_split_entities_shares_nobody():
 
 
 def test_cash_comes_first_in_every_task():
-    tasks = Tasks.of([[0, 1], [2]]).with_entity(9)
+    tasks = Task.of([[0, 1], [2]]).with_entity(9)
     assert np.asarray(tasks.members)[:, 0].tolist() == [9, 9]
-    assert np.asarray(tasks.size).tolist() == [3, 2]
+    assert np.asarray(tasks.mask).sum(-1).tolist() == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +107,12 @@ def test_cash_comes_first_in_every_task():
         (lambda: draw_tasks(5, 2, 11), "only 10"),
         (lambda: draw_tasks(5, 2, 0), "at least one"),
         (lambda: draw_tasks([1, 1, 2], 2, 1), "twice"),
-        (lambda: Tasks.of([]), "none were given"),
-        (lambda: Tasks.of([[1], []]), "task 1 is empty"),
-        (lambda: Tasks.of([[1, 1]]), "entity 1 twice"),
-        (lambda: Tasks.of([[-1]]), "indices are >= 0"),
-        (lambda: Tasks.of([[1, 2], [2, 1]]), "tasks 0 and 1 are the same subset"),
-        (lambda: Tasks.of([[1, 2]], width=1), "width 1 is less"),
+        (lambda: Task.of([]), "none were given"),
+        (lambda: Task.of([[1], []]), "task 1 is empty"),
+        (lambda: Task.of([[1, 1]]), "entity 1 twice"),
+        (lambda: Task.of([[-1]]), "indices are >= 0"),
+        (lambda: Task.of([[1, 2], [2, 1]]), "tasks 0 and 1 are the same subset"),
+        (lambda: Task.of([[1, 2]], width=1), "width 1 is less"),
         (lambda: split_entities(5, 5), "at least one entity"),
     ],
 )

@@ -12,15 +12,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion import memory as memories
 from apportion.errors import InputError
-from apportion.exploration import GaussianScores
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
-from apportion.policy import Policy, ScoringPolicy
-from apportion.priority import Drawn, Priority, Selection
+from apportion.policy import GaussianScores, Policy, ScoringPolicy
+from apportion.priority import Priority, PriorityState
 from apportion.problem import Problem
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
 from apportion.simplex import on_simplex
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 Index = Int[Array, ""]
 
@@ -53,7 +52,7 @@ class RunState(eqx.Module):
 
     parameters: PyTree[Array]
     learner: PyTree[Array]
-    selection: PyTree[Array]
+    selection: PriorityState
     memory: Memory | None
     key: PRNGKeyArray
     step: Index
@@ -75,18 +74,18 @@ class Algorithm(eqx.Module):
     """
 
     problem: Problem
-    tasks: Tasks
+    tasks: Task
     learner: Learner
-    selection: Selection
+    selection: Priority
     explore: GaussianScores | None
     skeleton: PyTree = eqx.field(static=True)
     scorer: Scorer = eqx.field(static=True)
     replay: Replay = eqx.field(static=True)
 
     def __check_init__(self):
-        if self.replay.warm_up and self.replay.slots < len(self.tasks):
+        if self.replay.warm_up and self.replay.slots < self.tasks.count:
             raise InputError(
-                f"warm_up needs a slot for each of the {len(self.tasks)} tasks, but slots is "
+                f"warm_up needs a slot for each of the {self.tasks.count} tasks, but slots is "
                 f"{self.replay.slots}"
             )
 
@@ -94,11 +93,11 @@ class Algorithm(eqx.Module):
     def of(
         cls,
         problem: Problem,
-        tasks: Tasks,
+        tasks: Task,
         policy: Policy,
         learner: Learner,
         *,
-        selection: Selection | None = None,
+        selection: Priority | None = None,
         scorer: Scorer = max_deviation,
         explore: GaussianScores | None = None,
         replay: Replay | None = None,
@@ -158,7 +157,7 @@ def advance(
 
     def one(state, _):
         state, metrics = step(algorithm, state)
-        # A step's numbers as one row: a graphics card writes a row in the time of a number.
+        # A step's numbers as one row: a GPU writes a row in the time of a number.
         task, *numbers = jax.tree.leaves(metrics)
         return state, (task, jnp.stack(numbers))
 
@@ -182,8 +181,8 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
 
     chances, memory, slot, batch = state.selection, state.memory, None, None
 
-    def draw(number):
-        drawn = selection.draw(chances, number, key=draw_key)
+    def draw(_):
+        drawn = selection.draw(chances, key=draw_key)
         return drawn, None if memory is None else memories.find_slot(memory, drawn.task)
 
     drawn, found = read_before_write(draw, state.step)
@@ -222,11 +221,8 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
         state.step + 1,
         first_fault,
     )
-    return following, _metrics(drawn, update.evidence)
-
-
-def _metrics(drawn: Drawn, evidence: Evidence) -> Metrics:
-    return Metrics(
+    evidence = update.evidence
+    return following, Metrics(
         drawn.task,
         evidence.loss,
         evidence.mean(evidence.rewards),
@@ -279,7 +275,7 @@ def _act(
     def period(carry, key):
         state, n = carry
         noise_key, step_key = jax.random.split(key)
-        following = memories.advance(problem, task, state, n, choose(state, noise_key), step_key)
+        following = memories.move_on(problem, task, state, n, choose(state, noise_key), step_key)
         return following, following
 
     here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)

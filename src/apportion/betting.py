@@ -51,7 +51,7 @@ def trust(gains: np.ndarray, low: float, alpha: float) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Bounds:
+class MeanBounds:
     """A confidence sequence: with probability 1 - alpha the mean is within all of it at once."""
 
     lower: np.ndarray
@@ -61,7 +61,7 @@ class Bounds:
     of the sum so far, no longer the tightest ever seen."""
 
 
-def bounds(gains: np.ndarray, low: float, high: float, alpha: float) -> Bounds:
+def bounds(gains: np.ndarray, low: float, high: float, alpha: float) -> MeanBounds:
     """Bounds on the mean after each gain, of gains in [low, high]; both ends are valid together.
 
     They are as tight as the best seen so far, and only rounded outwards, to a thousandth of the range.
@@ -75,7 +75,7 @@ def bounds(gains: np.ndarray, low: float, high: float, alpha: float) -> Bounds:
     above = -_below(-gains, -high, -low, alpha)
     tightest = np.maximum.accumulate(below), np.minimum.accumulate(above)
     changed = tightest[0] > tightest[1]
-    return Bounds(
+    return MeanBounds(
         np.where(changed, below, tightest[0]), np.where(changed, above, tightest[1]), changed
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.betting import Bounds, bounds, log_wealth, trust
+from apportion.betting import MeanBounds, bounds, log_wealth, trust
 from apportion.errors import InputError
 
 Verdict = Literal["certified", "not yet", "harmful"]
@@ -84,7 +84,7 @@ class Gains:
         alpha
             How likely a wrong verdict may be, over all times at which one might ask.
         block
-            Consecutive periods whose mean is one bet, for gains that hang together: long enough that
+            Consecutive periods whose mean is one bet, for gains that are autocorrelated: long enough that
             the mean of a block says little of the next. Missing periods are left out of their block's
             mean, a block without any is skipped, and the last one waits until it is complete.
         """
@@ -144,7 +144,7 @@ class Certificate:
         return log_wealth(-self.means, 0.0, -self.gains.high)
 
     @cached_property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> MeanBounds:
         """Lower and upper bound on the mean gain after each block."""
         return bounds(self.means, self.gains.low, self.gains.high, self.alpha)
 

@@ -2,7 +2,7 @@
 
 Each is itself a policy, usable alone or inside the others, and equivariant where its inside is:
 a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), pi the mean of an ensemble.
-All keep to the bounds they are given; `LimitedGroups` and `LimitedTurnover` add their own.
+All keep to the bounds they are given; `LimitedTurnover` adds its own.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class EqualShares(Policy):
         return equal_within(mask, bounds, held.dtype)
 
 
-class Around(Policy):
-    """A piece around another policy, which reads the entities."""
+class PolicyWrapper(Policy):
+    """A policy around another one, which reads the entities."""
 
     policy: eqx.AbstractVar[Policy]
 
@@ -51,10 +51,10 @@ class Around(Policy):
         return self.policy.encode(history, mask)
 
 
-class PartialTrading(Around):
+class PartialTrading(PolicyWrapper):
     """Move only the fraction `eta` of the way from what is held to what the policy wants.
 
-    Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
+    PolicyWrapper `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class PartialTrading(Around):
         return within(held + self.eta.astype(held.dtype) * (target - held), mask, bounds)
 
 
-class ShrunkToEqual(Around):
+class ShrunkToEqual(PolicyWrapper):
     """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
 
     policy: Policy
@@ -124,39 +124,7 @@ class Ensemble(Policy):
         return eqx.filter_vmap(one)(self.members, features).mean(0)
 
 
-class LimitedGroups(Around):
-    """At most `most[g]` to all entities of group g together; an observation's `groups` says who is where.
-
-    Put it outside every other piece: those inside then keep to the groups as to all other bounds.
-
-    Examples
-    --------
-    >>> from apportion.problem import Observation
-    >>> policy = LimitedGroups(EqualShares(), jnp.array([0.5]))
-    >>> groups = jnp.array([0, 0, 0, -1])
-    >>> observation = Observation(jnp.ones((4, 3, 1)), jnp.full(4, 0.25), groups=groups)
-    >>> [round(share, 4) for share in policy(observation, jnp.ones(4, bool)).tolist()]
-    [0.1667, 0.1667, 0.1667, 0.5]
-    """
-
-    policy: Policy
-    most: Float[Array, " groups"] = eqx.field(converter=partial(_fraction, "most"))
-
-    def allocate(
-        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
-    ) -> Allocation:
-        if bounds is None or bounds.groups is None:
-            raise InputError(
-                "LimitedGroups: the observation names no groups; give it `groups`, a number for each "
-                "entity (-1 for none)"
-            )
-        # A limit is given, not learnt.
-        most = jax.lax.stop_gradient(self.most)
-        limited = Bounds(bounds.limits, bounds.floors, bounds.groups, most)
-        return self.policy.allocate(features, held, mask, limited)
-
-
-class LimitedTurnover(Around):
+class LimitedTurnover(PolicyWrapper):
     """Move at most `most` from what is held, summed over entities (a full exchange of all is 2).
 
     What the bounds themselves force comes first: it is done even where it exceeds `most`.

@@ -30,7 +30,7 @@ def reading(path: object, way_out: str) -> Generator[None]:
 
 
 @contextmanager
-def needing(what: str, extra: str, otherwise: str = "") -> Generator[None]:
+def optional_import(what: str, extra: str, otherwise: str = "") -> Generator[None]:
     """Imports in the block come with an extra; where it is missing, how to get it is told.
 
     `what` says who needs which package, `otherwise` what can be done without it.

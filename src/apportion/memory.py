@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
-from apportion.card import on_card
 from apportion.errors import InputError
+from apportion.gpu import on_gpu
 from apportion.problem import Problem, State, equal_allocation
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 Index = Int[Array, ""]
 
@@ -111,7 +111,7 @@ class Memory(eqx.Module):
 
 
 def start(
-    problem: Problem, tasks: Tasks, *, slots: int, length: int, warm_up: int, key: PRNGKeyArray
+    problem: Problem, tasks: Task, *, slots: int, length: int, warm_up: int, key: PRNGKeyArray
 ) -> Memory:
     """Empty memory for T tasks; with a slot for each, every one starts at its own first state.
 
@@ -126,7 +126,7 @@ def start(
         count = jnp.zeros(slots, jnp.int32)
         return Memory(states, periods, count, jnp.full((total,), -1, jnp.int32), free, free)
     keys = jax.random.split(key, total)
-    seen = jax.vmap(lambda task, key: _walk(problem, task, max(warm_up, 1), key))(tasks.each, keys)
+    seen = jax.vmap(lambda task, key: _walk(problem, task, max(warm_up, 1), key))(tasks, keys)
     states, periods = jax.tree.map(
         lambda s: jnp.zeros((total, length, *s.shape[2:]), s.dtype).at[:, : s.shape[1]].set(s),
         seen,
@@ -142,7 +142,7 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
     def period(carry, key):
         state, n = carry
         equal = equal_allocation(problem, task, state)
-        following = advance(problem, task, state, n, equal, key)
+        following = move_on(problem, task, state, n, equal, key)
         return following, (state, n)
 
     first_key, walk_key = jax.random.split(key)
@@ -151,7 +151,7 @@ def _walk(problem: Problem, task: Task, length: int, key: PRNGKeyArray):
     return seen
 
 
-def advance(problem: Problem, task: Task, state: State, n: Index, allocation, key):
+def move_on(problem: Problem, task: Task, state: State, n: Index, allocation, key):
     """Step once; at the end of the episode go back to a first state and period 0."""
     step_key, reset_key = jax.random.split(key)
     step = problem.step(task, state, allocation, key=step_key)
@@ -275,11 +275,11 @@ def read_before_write(read: Callable[[Index], PyTree], index: Index) -> PyTree:
 
     Left alone, the compiler fuses small reads into whatever uses them, even after a write to the
     same buffer, and to be able to it copies the buffer, whole, at every step: that is O(T). On a
-    graphics card a barrier keeps them apart. On a processor it is gone before buffers are assigned:
+    GPU a barrier keeps them apart. On a processor it is gone before buffers are assigned:
     there a loop of one round, whose length and index the compiler cannot foresee, keeps the reads in
-    place; a card would pay a quarter of a small step for it.
+    place; a GPU would pay a quarter of a small step for it.
     """
-    if on_card():
+    if on_gpu():
         return jax.lax.optimization_barrier(read(index))
     blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(read, index))
     rounds = jnp.where(index < 0, 2, 1)

@@ -5,14 +5,11 @@ p_t = s_t^alpha / sum_u s_u^alpha and w_t = (T p_t)^-beta / max_u (T p_u)^-beta,
 step costs O(log T); every parent is recomputed from its children, so no error builds up.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
 
@@ -117,35 +114,7 @@ class Drawn(eqx.Module):
     score: Scalar
     probability: Scalar
     weight: Scalar
-    path: PyTree[Array]
-
-
-class Selection(eqx.Module):
-    """How Algorithm 1 picks tasks. Pure functions over a state made by `start`."""
-
-    @abstractmethod
-    def start(self, tasks: int) -> PyTree[Array]:
-        """The state before the first step."""
-
-    @abstractmethod
-    def draw(self, state: PyTree[Array], step: Index, *, key: PRNGKeyArray) -> Drawn:
-        """The next task t ~ p, with its s_t, p_t and w_t."""
-
-    @abstractmethod
-    def update(self, state: PyTree[Array], drawn: Drawn, value: Scalar) -> PyTree[Array]:
-        """s_t <- smoothing s_t + (1 - smoothing) value, for the drawn task alone."""
-
-    @abstractmethod
-    def scores(self, state: PyTree[Array]) -> Float[Array, " tasks"]:
-        """All scores, for looking at."""
-
-    @abstractmethod
-    def probabilities(self, state: PyTree[Array]) -> Float[Array, " tasks"]:
-        """All probabilities, for looking at."""
-
-
-def _smooth(score: Scalar, value: Scalar, smoothing: Array) -> Scalar:
-    return smoothing * score + (1 - smoothing) * jnp.maximum(value, LEAST_SCORE)
+    path: Trees
 
 
 def _all_at_least_zero(values: Array) -> bool:
@@ -160,16 +129,17 @@ class PriorityState(eqx.Module):
     powers: Trees
 
 
-class Priority(Selection):
+class Priority(eqx.Module):
     """The paper's prioritised task selection; alpha = 0 is uniform multi-task learning.
+
+    Pure functions over a state made by `start`.
 
     Parameters
     ----------
     alpha
         Degree of prioritisation, 0 (uniform) or more.
     beta
-        Correction of the sampling bias: 1 corrects fully, 0 not at all; or a schedule, a function
-        of the step.
+        Correction of the sampling bias: 1 corrects fully, 0 not at all.
     smoothing
         Weight of the old score in an update.
     initial
@@ -177,25 +147,25 @@ class Priority(Selection):
     """
 
     alpha: Float[Array, "*runs"]
-    beta: Float[Array, "*runs"] | Callable[[Index], Scalar]
+    beta: Float[Array, "*runs"]
     smoothing: Float[Array, "*runs"]
     initial: Float[Array, "*runs"]
 
     def __init__(
         self,
         alpha: float | Array = 0.5,
-        beta: float | Array | Callable[[Index], Scalar] = 1.0,
+        beta: float | Array = 1.0,
         smoothing: float | Array = 0.2,
         initial: float | Array = 1.0,
     ):
         self.alpha = jnp.asarray(alpha, float)
-        self.beta = beta if callable(beta) else jnp.asarray(beta, float)
+        self.beta = jnp.asarray(beta, float)
         self.smoothing = jnp.asarray(smoothing, float)
         self.initial = jnp.asarray(initial, float)
         # Checked in NumPy: JAX would compile a program for every comparison.
         if not _all_at_least_zero(self.alpha):
             raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 draws uniformly)")
-        if not callable(self.beta) and not _all_at_least_zero(self.beta):
+        if not _all_at_least_zero(self.beta):
             raise InputError(f"priority: beta is {beta}; it must be >= 0 (1 corrects fully)")
         if not _all_at_least_zero(self.smoothing) or np.asarray(self.smoothing).max() >= 1:
             raise InputError(f"priority: smoothing is {smoothing}; it must be in [0, 1)")
@@ -203,56 +173,36 @@ class Priority(Selection):
             raise InputError(f"priority: the initial score is {initial}; it must be positive")
 
     def start(self, tasks: int) -> PriorityState:
+        """The state before the first step."""
         scores = jnp.full((tasks,), jnp.maximum(self.initial, LEAST_SCORE))
         return PriorityState(scores, Trees.over(scores**self.alpha))
 
-    def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
+    def draw(self, state: PriorityState, *, key: PRNGKeyArray) -> Drawn:
+        """The next task t ~ p, with its s_t, p_t and w_t."""
         levels = 1 + len(state.powers.sums)
-        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))), step)
+        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))))
 
-    def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
+    def look(self, state: PriorityState, task: Index) -> Drawn:
         """What `draw` tells of a task, for any task."""
         path = state.powers.path(task)
         power = path.leaves[0, task % BRANCHING]
-        beta = self.beta(step) if callable(self.beta) else self.beta
-        weight = (state.powers.least / power) ** beta
+        weight = (state.powers.least / power) ** self.beta
         return Drawn(task, state.scores[task], power / state.powers.total, weight, path)
 
     def update(self, state: PriorityState, drawn: Drawn, value: Scalar) -> PriorityState:
-        score = _smooth(drawn.score, value, self.smoothing)
+        """s_t <- smoothing s_t + (1 - smoothing) value, for the drawn task alone."""
+        s = self.smoothing
+        score = s * drawn.score + (1 - s) * jnp.maximum(value, LEAST_SCORE)
         return PriorityState(
             state.scores.at[drawn.task].set(score),
             state.powers.put(drawn.task, score**self.alpha, drawn.path),
         )
 
     def scores(self, state: PriorityState) -> Float[Array, " tasks"]:
+        """All scores, for looking at."""
         return state.scores
 
     def probabilities(self, state: PriorityState) -> Float[Array, " tasks"]:
+        """All probabilities, for looking at."""
         leaves = state.powers.leaves.reshape(-1)[: state.scores.shape[0]]
         return leaves / state.powers.total
-
-
-class RoundRobin(Selection):
-    """Every task in turn; scores are kept for looking at and steer nothing."""
-
-    smoothing: Float[Array, "*runs"]
-
-    def __init__(self, smoothing: float | Array = 0.2):
-        self.smoothing = jnp.asarray(smoothing, float)
-
-    def start(self, tasks: int) -> Float[Array, " tasks"]:
-        return jnp.ones(tasks)
-
-    def draw(self, state: Float[Array, " tasks"], step: Index, *, key: PRNGKeyArray) -> Drawn:
-        task = step % state.shape[0]
-        return Drawn(task, state[task], jnp.asarray(1 / state.shape[0]), jnp.ones(()), ())
-
-    def update(self, state: Float[Array, " tasks"], drawn: Drawn, value: Scalar):
-        return state.at[drawn.task].set(_smooth(drawn.score, value, self.smoothing))
-
-    def scores(self, state: Float[Array, " tasks"]) -> Float[Array, " tasks"]:
-        return state
-
-    def probabilities(self, state: Float[Array, " tasks"]) -> Float[Array, " tasks"]:
-        return jnp.full(state.shape, 1 / state.shape[0])

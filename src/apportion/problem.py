@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError, first_line
 from apportion.simplex import Bounds, equal_within, on_simplex, present
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 State = PyTree[Array]
 
@@ -132,7 +132,7 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
 
 @eqx.filter_jit
 def evaluate(
-    problem: Problem, choose: Choice, tasks: Tasks, *, key: PRNGKeyArray, episodes: int = 1
+    problem: Problem, choose: Choice, tasks: Task, *, key: PRNGKeyArray, episodes: int = 1
 ) -> Trajectory:
     """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
 
@@ -143,10 +143,10 @@ def evaluate(
     def one(task, key):
         return rollout(problem, choose, task, key=key)
 
-    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks.each, keys)
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
 
 
-def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = None) -> None:
+def check_problem(problem: Problem, tasks: Task, *, key: PRNGKeyArray | None = None) -> None:
     """Walk one period of the first and the last task, and say what breaks the interface, if anything.
 
     Raises
@@ -159,6 +159,11 @@ def check_problem(problem: Problem, tasks: Tasks, *, key: PRNGKeyArray | None = 
     if not isinstance(horizon, int) or horizon < 1:
         raise InputError(
             f"{name}.horizon is {horizon!r}; it must be a whole number of periods >= 1"
+        )
+    if tasks.members.ndim != 2:
+        raise InputError(
+            f"tasks: members have shape {tasks.members.shape}; give a stack, (tasks, entities), such as "
+            "tasks[:1] for the first task alone"
         )
     highest = int(np.max(np.asarray(tasks.members)))
     if highest >= problem.universe:

@@ -2,7 +2,7 @@
 
 `last_state` is the plain scan that says what is computed. `Recurrence` computes the same by kernels
 in (feature, row) layout, chosen by the platform a program is compiled for: `recurrence_gpu` on a
-graphics card, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
+GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
 `vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what is compiled
 has one axis of each.
 """
@@ -175,20 +175,6 @@ def _backward(
     return of_parameters if of_x is None else (*of_parameters, of_x)
 
 
-def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of that name for graphics cards, or the scan where its sizes do not suit."""
-
-    def kernel(from_input: Array, from_state: Array, *others: Array, **options: bool) -> Any:
-        # Pallas takes long to import, and only a program for a graphics card needs it.
-        from apportion import recurrence_gpu
-
-        suits = recurrence_gpu.suits(from_input)
-        chosen = getattr(recurrence_gpu, name) if suits else scan
-        return chosen(from_input, from_state, *others, **options)
-
-    return kernel
-
-
 # Where the axes of runs and of rows are; parameters have no rows.
 _PARAMETER, _SERIES, _STATE = (0, None), (1, 3), (0, 2)
 _Layout = tuple[int, int | None]
@@ -288,10 +274,27 @@ def _transposed(cotangents: Sequence[Any], *args: Any) -> list[Any]:
 
 ad.primitive_jvps[_last_p] = _derivative
 ad.primitive_transposes[_tangent_p] = _transposed
+
+
+def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of that name for GPUs, or the scan where its sizes do not suit."""
+
+    def kernel(from_input: Array, from_state: Array, *others: Array, **options: bool) -> Any:
+        # Pallas takes long to import, and only a program for a GPU needs it.
+        from apportion import recurrence_gpu
+
+        suits = recurrence_gpu.fits_kernel(from_input)
+        chosen = getattr(recurrence_gpu, name) if suits else scan
+        return chosen(from_input, from_state, *others, **options)
+
+    return kernel
+
+
+# The one place that chooses kernels over what the compiler makes of the scans.
 for _name, _scan, _p in (
     ("last", _last, _last_p),
     ("states", _states, _states_p),
-    ("backward", _backward, _backward_p),
+    ("gradients", _backward, _backward_p),
 ):
     _kernel = mlir.lower_fun(_on_gpu(_name, _scan), multiple_results=True)
     mlir.register_lowering(_p, _kernel, platform="cuda")

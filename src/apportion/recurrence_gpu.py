@@ -1,9 +1,9 @@
-"""The recurrence on a graphics card: all periods in one kernel, the state kept in registers.
+"""The recurrence on a GPU: all periods in one kernel, the state kept in registers.
 
 A program of the grid takes a block of one run's rows through the whole window. What a period sees, the
 state before it, its inputs and a one for the bias, lies in one tile, so that a period is one product; the
 next tile's numbers are asked for a period ahead. The arrays have the shapes of `recurrence`; only the
-parameters are padded, to the powers of two that the card's matrix units take, and what lies outside the
+parameters are padded, to the powers of two that the GPU's matrix units take, and what lies outside the
 others is masked.
 """
 
@@ -22,10 +22,10 @@ from jaxtyping import Array
 LARGEST = 128
 """Of what a period sees, padded; above it a program's matrices do not fit in registers."""
 INTERPRET = False
-"""Whether kernels are run by the interpreter, as tests do on machines without a card."""
+"""Whether kernels are run by the interpreter, as tests do on machines without a GPU."""
 
 
-def suits(from_input: Array) -> bool:
+def fits_kernel(from_input: Array) -> bool:
     """Whether the kernels take these sizes in this precision."""
     _, channels, hidden = from_input.shape
     return hidden + channels + 1 <= LARGEST and from_input.dtype in (jnp.float32, jnp.bfloat16)
@@ -64,7 +64,7 @@ class _Sizes:
 
     @property
     def block(self) -> int:
-        """Rows of a program: few where large blocks would leave processors of the card idle."""
+        """Rows of a program: few where large blocks would leave processors of the GPU idle."""
         # Here and below as measured on an H200 with 1,090 rows for each of 1, 10, 90 and 900 runs. The
         # way back adds up a matrix beside its rows, and is slower in larger blocks.
         programs = self.runs * pl.cdiv(self.rows, 64)
@@ -154,7 +154,7 @@ def _forward(
     return _call(kernel, sizes, shape)(inputs, matrix.swapaxes(1, 2))
 
 
-def backward(
+def gradients(
     from_input: Array,
     from_state: Array,
     inputs: Array,

@@ -173,7 +173,7 @@ def _fill(
     known = jax.lax.stop_gradient((shares, highest, leaves, total))
     free, least = jnp.array(True), 0.0
     if lowest is None:
-        # Pairs of all entities are one kernel on a graphics card, and most of the work elsewhere.
+        # Pairs of all entities are one kernel on a GPU, and most of the work elsewhere.
         start = jax.lax.platform_dependent(*known, cpu=_rise, default=_last_corner)
     else:
         enters, least = jnp.where(shares > 0, lowest / safe, jnp.inf), lowest

@@ -225,7 +225,7 @@ def clustered_ratio(*clusterings: tuple[np.ndarray, np.ndarray]) -> Estimate:
 
 def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int = 21) -> Estimate:
     """A statistic of daily records, with the t interval of a jackknife that leaves out a block of days
-    at a time: days may hang together, blocks of a month hardly do.
+    at a time: days may be autocorrelated, blocks of a month hardly are.
 
     Records too short for six such blocks are cut into six shorter ones. n is the number of blocks.
 

@@ -1,14 +1,13 @@
 """Tasks: subsets U_t of a universe U of M entities (Corollary 2 counts them, C(M, m)).
 
-A `Task` is an index array into the universe, `Tasks` a stack of them, `TaskSets` a stack for each of
-several runs. Tasks of different sizes are padded to the widest; `mask` marks the real entities and
-padding repeats the task's first entity, so that every index stays valid inside compiled code.
+A `Task` is an index array into the universe; many tasks are one stack. Tasks of different sizes are
+padded to the widest; `mask` marks the real entities and padding repeats the task's first entity, so that
+every index stays valid inside compiled code.
 """
 
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
 
 import equinox as eqx
 import jax
@@ -17,87 +16,72 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from apportion.errors import InputError
-from apportion.trees import one_of, stack
+from apportion.trees import take
 
 
 class Task(eqx.Module):
-    """One task: who takes part, and which places are only padding.
+    """A task, or a stack of tasks along leading axes: who takes part, and which places are only padding.
 
-    Where `vmap` maps over a task, its arrays have leading axes (see `Tasks.each`).
-    """
-
-    members: Int[Array, "*stack entities"]
-    mask: Bool[Array, "*stack entities"]
-
-    @property
-    def width(self) -> int:
-        """Places in the task, padding included (m for tasks of one size)."""
-        return self.members.shape[-1]
-
-    def names(self, universe: Sequence[str]) -> list[str]:
-        """Names of the task's entities."""
-        return [universe[i] for i in self.entities]
-
-    @property
-    def entities(self) -> list[int]:
-        """The real entities, as indices into the universe."""
-        return np.asarray(self.members)[np.asarray(self.mask)].tolist()
-
-
-class Tasks(eqx.Module):
-    """A stack of tasks: `tasks[t]` is the task t, `tasks[:5]` are the first five.
+    `tasks[t]` is one of a stack, `tasks[:5]` are the first five, and `vmap` takes a stack apart. Where
+    each of several runs has tasks of its own, the runs are the first axis (`apportion.trees.stack`).
 
     Examples
     --------
-    >>> tasks = Tasks.of([[0, 2, 3], [1, 4]])
+    >>> tasks = Task.of([[0, 2, 3], [1, 4]])
     >>> len(tasks), tasks.width
     (2, 3)
     >>> tasks[1].names(["a", "b", "c", "d", "e"])
     ['b', 'e']
     """
 
-    members: Int[Array, "*stack tasks entities"]
-    mask: Bool[Array, "*stack tasks entities"]
+    members: Int[Array, "*stack entities"]
+    mask: Bool[Array, "*stack entities"]
 
     @classmethod
-    def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Tasks":
-        """Build tasks from lists of entity indices, padded to `width` or to the longest list."""
+    def of(cls, subsets: Iterable[Sequence[int]], *, width: int | None = None) -> "Task":
+        """A stack of tasks from lists of entity indices, padded to `width` or to the longest list."""
         lists = [[int(i) for i in subset] for subset in subsets]
         if not lists:
             raise InputError("tasks: none were given; at least one task is needed")
+        seen: dict[frozenset[int], int] = {}
         for number, subset in enumerate(lists):
-            _check_subset(subset, number)
-        _refuse_repeats(lists)
+            if not subset:
+                raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
+            if min(subset) < 0:
+                raise InputError(
+                    f"tasks: task {number} names entity {min(subset)}; indices are >= 0"
+                )
+            if len(set(subset)) < len(subset):
+                twice = next(i for i in subset if subset.count(i) > 1)
+                raise InputError(
+                    f"tasks: task {number} names entity {twice} twice; drop one of them"
+                )
+            other = seen.setdefault(frozenset(subset), number)
+            if other != number:
+                raise InputError(
+                    f"tasks: tasks {other} and {number} are the same subset; drop one of them"
+                )
         widest = max(map(len, lists))
         width = widest if width is None else width
         if width < widest:
             raise InputError(
                 f"tasks: width {width} is less than the largest task, {widest} entities"
             )
-        members = [subset + [subset[0]] * (width - len(subset)) for subset in lists]
-        mask = [[place < len(subset) for place in range(width)] for subset in lists]
-        return cls(jnp.asarray(members, jnp.int32), jnp.asarray(mask))
+        return _padded(lists, width)
 
-    @overload
-    def __getitem__(self, index: slice | list[int] | np.ndarray) -> "Tasks": ...
-    @overload
-    def __getitem__(self, index: int | Int[Array, ""]) -> Task: ...
-    def __getitem__(self, index):
-        if not isinstance(index, slice) and np.ndim(index) == 0:
-            return Task(*one_of((self.members, self.mask), index))
-        index = np.asarray(index) if isinstance(index, list) else index
-        return Tasks(self.members[index], self.mask[index])
+    def __getitem__(self, index) -> "Task":
+        return take(self, np.asarray(index) if isinstance(index, list) else index)
 
     def __len__(self) -> int:
-        return self.members.shape[-2]
+        return self.members.shape[0]
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator["Task"]:
         return (self[t] for t in range(len(self)))
 
     @property
-    def each(self) -> Task:
-        """The tasks as `vmap` takes them apart: `jax.vmap(function)(tasks.each)` maps over tasks."""
-        return Task(self.members, self.mask)
+    def count(self) -> int:
+        """Tasks in the stack, of each run where runs have their own."""
+        return self.members.shape[-2]
 
     @property
     def width(self) -> int:
@@ -105,116 +89,49 @@ class Tasks(eqx.Module):
         return self.members.shape[-1]
 
     @property
-    def size(self) -> Int[Array, "*stack tasks"]:
-        """Real entities of each task."""
-        return self.mask.sum(-1)
+    def entities(self) -> list[int]:
+        """The real entities, as indices into the universe."""
+        return np.asarray(self.members)[np.asarray(self.mask)].tolist()
 
-    def with_entity(self, index: int) -> "Tasks":
+    def names(self, universe: Sequence[str]) -> list[str]:
+        """Names of the task's entities."""
+        return [universe[i] for i in self.entities]
+
+    def with_entity(self, index: int) -> "Task":
         """Put one more entity, such as cash, in front of every task."""
         front = jnp.full((*self.members.shape[:-1], 1), index, self.members.dtype)
         there = jnp.ones_like(front, dtype=bool)
-        return Tasks(
+        return Task(
             jnp.concatenate([front, self.members], -1), jnp.concatenate([there, self.mask], -1)
         )
 
-    def joined(self, others: "Tasks") -> "Tasks":
+    def joined(self, others: "Task") -> "Task":
         """These tasks, then others of the same width."""
         return jax.tree.map(lambda a, b: jnp.concatenate([a, b], -2), self, others)
 
-    def overlap(self) -> dict[str, float]:
-        """How much the tasks share: overlapping tasks are dependent, which Corollary 2 sets aside.
-
-        Returns the mean and largest number of entities two tasks have in common (over all pairs,
-        or over 100,000 random ones), how many distinct entities occur, and how often the most and
-        the least used of them does.
-        """
-        members, mask = np.asarray(self.members), np.asarray(self.mask)
-        rng = np.random.default_rng(0)
-        total = len(members)
-        if total * (total - 1) // 2 <= 100_000:
-            first, second = np.triu_indices(total, 1)
-        else:
-            first = rng.integers(0, total, 100_000)
-            second = (first + rng.integers(1, total, 100_000)) % total
-        common = np.zeros(len(first))
-        for place in range(members.shape[1]):
-            hit = (members[second] == members[first, place][:, None]) & mask[second]
-            common += hit.any(1) & mask[first, place]
-        used = np.bincount(members[mask])
-        used = used[used > 0]
-        return {
-            "mean_common": float(common.mean()) if len(common) else 0.0,
-            "max_common": float(common.max()) if len(common) else 0.0,
-            "entities": float(len(used)),
-            "most_used": float(used.max()),
-            "least_used": float(used.min()),
-        }
-
-
-class TaskSets(eqx.Module):
-    """A stack of tasks for each of several runs: `sets[run]` are that run's tasks.
-
-    Examples
-    --------
-    >>> sets = TaskSets.of([Tasks.of([[0, 1], [1, 2]]), Tasks.of([[3, 4], [4, 5]])])
-    >>> len(sets), len(sets[1]), sets[1][0].entities
-    (2, 2, [3, 4])
-    """
-
-    members: Int[Array, "runs tasks entities"]
-    mask: Bool[Array, "runs tasks entities"]
-
-    @classmethod
-    def of(cls, sets: Sequence[Tasks]) -> "TaskSets":
-        """Stack as many tasks of one width for each run."""
-        stacked = stack(sets)
-        return cls(stacked.members, stacked.mask)
-
-    def __getitem__(self, run: int) -> Tasks:
-        return Tasks(self.members[run], self.mask[run])
-
-    def __len__(self) -> int:
-        return self.members.shape[0]
+    def first(self, count: int) -> "Task":
+        """The first tasks of the stack, or of each run's."""
+        return self[..., :count, :]
 
     @property
-    def each(self) -> Tasks:
-        """The sets as `vmap` takes them apart: each run is handed its own `Tasks`."""
-        return Tasks(self.members, self.mask)
-
-    @property
-    def flat(self) -> Tasks:
+    def flat(self) -> "Task":
         """All runs' tasks, one run after the other."""
-        width = self.members.shape[-1]
-        return Tasks(self.members.reshape(-1, width), self.mask.reshape(-1, width))
-
-    def first(self, count: int) -> "TaskSets":
-        """The first tasks of each run."""
-        return TaskSets(self.members[:, :count], self.mask[:, :count])
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, self.width), self)
 
 
-def single_tasks(tasks: Tasks) -> TaskSets:
+def _padded(lists: Sequence[Sequence[int]], width: int) -> Task:
+    members = np.zeros((len(lists), width), np.int32)
+    mask = np.zeros(members.shape, bool)
+    for row, subset in enumerate(lists):
+        members[row] = subset[0]
+        members[row, : len(subset)] = subset
+        mask[row, : len(subset)] = True
+    return Task(jnp.asarray(members), jnp.asarray(mask))
+
+
+def single_tasks(tasks: Task) -> Task:
     """A run for each task, with that task alone: single-task learning of all of them at once."""
-    return TaskSets(tasks.members[:, None], tasks.mask[:, None])
-
-
-def _check_subset(subset: list[int], number: int) -> None:
-    if not subset:
-        raise InputError(f"tasks: task {number} is empty; a task needs at least one entity")
-    if min(subset) < 0:
-        raise InputError(f"tasks: task {number} names entity {min(subset)}; indices are >= 0")
-    if len(set(subset)) < len(subset):
-        twice = next(i for i in subset if subset.count(i) > 1)
-        raise InputError(f"tasks: task {number} names entity {twice} twice; drop one of them")
-
-
-def _refuse_repeats(lists: list[list[int]]) -> None:
-    seen: dict[frozenset[int], int] = {}
-    for number, subset in enumerate(lists):
-        other = seen.setdefault(frozenset(subset), number)
-        if other != number:
-            raise InputError(
-                f"tasks: tasks {other} and {number} are the same subset; drop one of them"
-            )
+    return tasks[:, None]
 
 
 def count_tasks(universe: int, size: int) -> int:
@@ -232,7 +149,7 @@ def draw_tasks(
     count: int,
     *,
     seed: int = 0,
-) -> Tasks:
+) -> Task:
     """Draw `count` distinct subsets, uniformly and exactly, however many there are.
 
     Parameters
@@ -275,13 +192,7 @@ def draw_tasks(
         ranks = _distinct_ranks(available, share, rng)
         subsets += entities[_unrank(ranks, len(entities), m)].tolist()
     rng.shuffle(subsets)
-    members = np.zeros((count, max(sizes)), np.int32)
-    mask = np.zeros(members.shape, bool)
-    for row, subset in enumerate(subsets):
-        members[row] = subset[0]
-        members[row, : len(subset)] = subset
-        mask[row, : len(subset)] = True
-    return Tasks(jnp.asarray(members), jnp.asarray(mask))
+    return _padded(subsets, max(sizes))
 
 
 def _distinct_ranks(available: int, count: int, rng: random.Random) -> list[int]:

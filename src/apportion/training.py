@@ -6,7 +6,7 @@ every chunk's end there is room for evaluation, progress, checkpoints and stoppi
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import equinox as eqx
@@ -15,20 +15,100 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
+from matplotlib.figure import Figure
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
-from apportion.card import compiled_as_graph
 from apportion.errors import InputError
-from apportion.exploration import GaussianScores
+from apportion.gpu import compiled_as_graph
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
-from apportion.policy import Policy
-from apportion.priority import Selection
+from apportion.policy import GaussianScores, Policy
+from apportion.priority import Priority
 from apportion.problem import Problem, check_allocation, check_problem
-from apportion.result import Chunk, TrainingResult, metrics_frame
 from apportion.scorers import Scorer, max_deviation
-from apportion.tasks import Tasks, TaskSets
+from apportion.tasks import Task
 from apportion.trees import take
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a run stands at a chunk's end: what `on_chunk` is handed."""
+
+    algorithm: Algorithm
+    state: RunState
+    step: int
+    steps: int
+    metrics: pd.DataFrame
+    """The rows of this chunk."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy as it is now (stacked, where there are several runs)."""
+        return self.algorithm.policy(self.state)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What training gives: the policy, the metrics, and the state to go on from."""
+
+    policy: Policy
+    metrics: pd.DataFrame
+    state: RunState = field(repr=False)
+    algorithm: Algorithm = field(repr=False)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        return np.asarray(self._peek(lambda a, s: a.selection.probabilities(s.selection)))
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Each task's score."""
+        return np.asarray(self._peek(lambda a, s: a.selection.scores(s.selection)))
+
+    def _peek(self, function: Callable[[Algorithm, RunState], Any]) -> Any:
+        peek = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
+        return peek(self.algorithm, self.state)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The metrics: one row a recorded step."""
+        return self.metrics
+
+    def summary(self) -> str:
+        """First and last tenth of training, side by side."""
+        rows = max(len(self.metrics) // 10, 1)
+        columns = ["reward", "loss", "deviation", "gradient_norm", "weight"]
+        first = self.metrics[columns].iloc[:rows].mean()
+        last = self.metrics[columns].iloc[-rows:].mean()
+        table = pd.DataFrame({"first tenth": first, "last tenth": last})
+        tasks = self.algorithm.tasks.count
+        drawn = self.metrics["task"].nunique()
+        steps = int(np.max(np.asarray(self.state.step)))
+        head = f"{steps} steps over {tasks} tasks ({drawn} drawn)"
+        return f"{head}\n{table.to_string(float_format=lambda x: f'{x: .4g}')}"
+
+    def plot(self) -> Figure:
+        """Reward, deviation from equal shares, score and gradient norm over training."""
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        titles = {
+            "reward": "mean reward of the batch",
+            "deviation": "deviation from equal shares",
+            "score": "score of the drawn task",
+            "gradient_norm": "gradient norm",
+        }
+        for axes, (column, title) in zip(
+            figure.subplots(2, 2, sharex=True).flat, titles.items(), strict=True
+        ):
+            series = pd.Series(self.metrics.groupby("step")[column].mean())
+            smooth = series.rolling(max(len(series) // 50, 1), min_periods=1).mean()
+            step = series.index.to_numpy()
+            axes.plot(step, np.asarray(series), color="0.8", linewidth=0.5)
+            axes.plot(step, np.asarray(smooth), color="C0", linewidth=1.5)
+            axes.set_title(title, fontsize=10, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.supxlabel("step", fontsize=10)
+        return figure
+
 
 OnChunk = Callable[[Chunk], bool | None]
 """Called at every chunk's end; returning True stops the run there."""
@@ -60,12 +140,12 @@ class Chunks:
 
 def train(
     problem: Problem,
-    tasks: Tasks,
+    tasks: Task,
     policy: Policy,
     learner: Learner,
     *,
     steps: int = 1000,
-    selection: Selection | None = None,
+    selection: Priority | None = None,
     scorer: Scorer = max_deviation,
     explore: GaussianScores | None = None,
     replay: Replay | None = None,
@@ -121,12 +201,12 @@ def train(
 
 def train_runs(
     problem: Problem,
-    tasks: Tasks | TaskSets,
+    tasks: Task,
     policies: Policy,
     learner: Learner,
     *,
     steps: int = 1000,
-    selection: Selection | None = None,
+    selection: Priority | None = None,
     scorer: Scorer = max_deviation,
     explore: GaussianScores | None = None,
     replay: Replay | None = None,
@@ -138,8 +218,8 @@ def train_runs(
     """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
 
     `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
-    so are `keys`. `TaskSets` give each run its own tasks; leaves of `selection` and `learner` with a
-    leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
+    so are `keys`. So may be the tasks, where each run has its own; leaves of `selection` and `learner`
+    with a leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
     `eqx.filter_vmap`). The other arguments are those of `train`.
     """
     some = take(policies, 0)
@@ -149,13 +229,13 @@ def train_runs(
         problem,
         is_leaf=lambda x: x is None,
     )
-    own = isinstance(tasks, TaskSets)
+    own = tasks.members.ndim > 2
     some_tasks = tasks[0] if own else tasks
     check_problem(one_problem, some_tasks)
     _check_policy(one_problem, some_tasks, some)
     algorithm = Algorithm.of(
         problem,
-        tasks.each if own else tasks,
+        tasks,
         some,
         learner,
         selection=selection,
@@ -228,7 +308,7 @@ def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> Ru
 
 def _run(
     algorithm: Algorithm,
-    tasks: Tasks | TaskSets,
+    tasks: Task,
     state: RunState,
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
@@ -244,7 +324,7 @@ def _run(
         now = min(length, steps - done)
         state, metrics = forward(algorithm, state, now, chunks.record_every)
         _raise_fault(algorithm, tasks, state)
-        frames.append(metrics_frame(metrics, done, chunks.record_every))
+        frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
         done += now
@@ -253,6 +333,18 @@ def _run(
             break
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     return TrainingResult(algorithm.policy(state), table, state, algorithm)
+
+
+def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
+    """Rows of a chunk; with several runs, a column says whose."""
+    columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
+    length = columns["loss"].shape[-1]
+    step = done + record_every * np.arange(1, length + 1)
+    if columns["loss"].ndim == 1:
+        return pd.DataFrame({"step": step, **columns})
+    runs = columns["loss"].shape[0]
+    place = {"run": np.repeat(np.arange(runs), length), "step": np.tile(step, runs)}
+    return pd.DataFrame(place | {name: column.reshape(-1) for name, column in columns.items()})
 
 
 def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
@@ -267,14 +359,14 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
         )
 
 
-def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState) -> None:
+def _raise_fault(algorithm: Algorithm, tasks: Task, state: RunState) -> None:
     faults = np.asarray(state.fault).reshape(-1, 3)
     bad = np.flatnonzero(faults[:, 0])
     if len(bad) == 0:
         return
     run = int(bad[0])
     kind, step, t = (int(x) for x in faults[run])
-    task = (tasks[run] if isinstance(tasks, TaskSets) else tasks)[t]
+    task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
     whose = f" of run {run}" if len(faults) > 1 else ""
     source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""
     raise InputError(
@@ -283,7 +375,7 @@ def _raise_fault(algorithm: Algorithm, tasks: Tasks | TaskSets, state: RunState)
     )
 
 
-def _check_policy(problem: Problem, tasks: Tasks, policy: Policy) -> None:
+def _check_policy(problem: Problem, tasks: Task, policy: Policy) -> None:
     """One allocation of the untrained policy, before any work starts."""
     task = tasks[0]
     # The programs that `check_problem` compiled.

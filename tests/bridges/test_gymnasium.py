@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 from lottery import Lottery
 
-from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Tasks, draw_tasks, train
+from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Task, draw_tasks, train
 from apportion.bridges.gymnasium import ProblemEnv, ProblemVectorEnv, from_gymnasium
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
@@ -31,7 +31,7 @@ from probe_problems import ConstantBest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "06_your_own_simulator.py"
 KEY = jax.random.key(0)
 BUDGET = Budget.simulate(universe=12, periods=14, seed=1)
-MIXED = Tasks.of([[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]])
+MIXED = Task.of([[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]])
 IDS = ("apportion/Budget-v0", "apportion/Charging-v0")
 
 
@@ -163,7 +163,7 @@ def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
 
 
 def test_an_action_is_scores_whose_softmax_is_the_allocation():
-    env = ProblemEnv(BUDGET, Tasks.of([[0, 1, 2], [3, 4]])[1], reach=2.0)
+    env = ProblemEnv(BUDGET, Task.of([[0, 1, 2], [3, 4]])[1], reach=2.0)
     observation, _ = env.reset(seed=0)
     assert observation["mask"].tolist() == [1, 1, 0]
     assert observation["limits"].tolist() == [1, 1, 0]
@@ -237,7 +237,7 @@ def test_where_no_scorer_asks_for_equal_shares_nothing_is_simulated_twice():
 
 def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
     first, other = lottery(), lottery()
-    task = Tasks.of([[1, 2, 5]])[0]
+    task = Task.of([[1, 2, 5]])[0]
     a, b = jnp.array([0.3, 0.3, 0.3]), jnp.array([0.1, 0.2, 0.3])
     state = first.reset(task, key=KEY)
     once = first.step(task, state, a, key=KEY)

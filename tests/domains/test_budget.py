@@ -13,8 +13,9 @@ from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import check_problem, evaluate
 from apportion.statistics import compare
-from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks, train_runs
+from apportion.trees import stack
 from learning import optimised
 
 KEY = jax.random.key(0)
@@ -22,7 +23,7 @@ KEY = jax.random.key(0)
 
 def test_budget_obeys_the_interface_and_its_formulas():
     problem = Budget.simulate(universe=6, periods=20)
-    tasks = Tasks.of([[0, 2, 5], [1, 3]])
+    tasks = Task.of([[0, 2, 5], [1, 3]])
     check_problem(problem, tasks)
     task = tasks[1]
     state = problem.reset(task, key=KEY)
@@ -38,7 +39,7 @@ def test_budget_obeys_the_interface_and_its_formulas():
 
 def test_an_observation_shows_the_record_before_the_period_and_nothing_later():
     problem = Budget.simulate(universe=4, periods=30)
-    task = Tasks.of([[0, 1]])[0]
+    task = Task.of([[0, 1]])[0]
     state = eqx.tree_at(lambda s: s.n, problem.reset(task, key=KEY), jnp.asarray(5, jnp.int32))
     seen = problem.observe(task, state).history
     later = eqx.tree_at(
@@ -60,7 +61,7 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
     policies = eqx.filter_jit(eqx.filter_vmap(lambda key: Recurrent(2, 8, key=key)))(keys)
 
     def stacked(entities, count, seed):
-        return TaskSets.of([draw_tasks(entities, 5, count, seed=seed + run) for run in range(runs)])
+        return stack([draw_tasks(entities, 5, count, seed=seed + run) for run in range(runs)])
 
     many = stacked(np.arange(40), 20, 0)
     unseen = stacked(np.arange(40, 60), 8, 100)
@@ -75,10 +76,10 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
             problem, tasks, policies, Direct(24, 2e-2), steps=600, chunks=Chunks(600),
             selection=Priority(alpha=0.0), keys=keys,
         )  # fmt: skip
-        return np.asarray(on_unseen(result.policy, unseen.each))
+        return np.asarray(on_unseen(result.policy, unseen))
 
     multi, single = learnt(many), learnt(many.first(1))
-    equal = np.asarray(on_unseen(EqualShares(), unseen.each))
+    equal = np.asarray(on_unseen(EqualShares(), unseen))
     assert compare(multi, equal).above_zero
     assert compare(multi, single).above_zero
 

@@ -22,7 +22,7 @@ from apportion.domains.synthetic import (
     tied_basis,
 )
 from apportion.errors import InputError
-from apportion.precision import in_float64
+from apportion.theory.lspi import in_float64
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])

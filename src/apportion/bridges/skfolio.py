@@ -17,12 +17,12 @@ from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.settings import Method
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 from apportion.policy import Policy
 from apportion.simplex import Allocation
 from apportion.tasks import Task
 
-with needing("MultiTaskPortfolio needs skfolio", "market"):
+with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from skfolio.optimization import BaseOptimization
     from skfolio.portfolio import Portfolio
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data

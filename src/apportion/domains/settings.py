@@ -14,7 +14,7 @@ from apportion.runs.settings_file import suggest
 if TYPE_CHECKING:
     from apportion.priority import Priority
     from apportion.scorers import Scorer
-    from apportion.tasks import Tasks
+    from apportion.tasks import Task
 
 Method = Literal["pmtl", "mtl", "stl"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -85,7 +85,7 @@ class TrainingSettings:
 
         return SCORERS[self.scorer]
 
-    def trained_tasks(self, tasks: "Tasks") -> "Tasks":
+    def trained_tasks(self, tasks: "Task") -> "Task":
         """The tasks that the method learns from: all, or the first alone."""
         return tasks[:1] if self.method == "stl" else tasks
 

@@ -14,14 +14,14 @@ from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import Policy
 from apportion.problem import Problem
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from apportion.training import Chunks, Resume, TrainingResult, train_runs
 from apportion.trees import take
 
 
 def train_members(
     problem: Problem,
-    tasks: Tasks,
+    tasks: Task,
     network: Callable[[PRNGKeyArray], Policy],
     learner: Learner,
     settings: TrainingSettings,

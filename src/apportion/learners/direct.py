@@ -1,9 +1,9 @@
 """Direct policy gradient: theta <- theta + eta grad [ 1/B sum_n w_t R_t(x_n, pi_theta(x_n)) ].
 
 The reward is differentiated itself, so the problem's `step` must be differentiable. Two ways to
-carry the gradient through time: `lookback` handles all B periods in parallel and sees an
-allocation's effect on its own reward and the next one's; `unroll` walks the batch and sees every
-effect inside it, one period after the other. `DirectEpisodes` walks whole episodes of its own.
+carry the gradient through time: `Direct` handles all B periods of a batch in parallel and sees an
+allocation's effect on its own reward and the next one's (`lookback`); `DirectEpisodes` walks whole
+episodes of its own and sees every effect inside them, one period after the other.
 """
 
 from collections.abc import Callable
@@ -65,14 +65,6 @@ def lookback(
     return BatchRollout(new_states, allocations, rewards, batch.valid)
 
 
-def unroll(
-    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
-) -> BatchRollout:
-    """Walk from the batch's first state and differentiate the whole walk."""
-    first = jax.tree.map(lambda leaf: leaf[0], batch.states)
-    return _walk(problem, task, policy, first, batch.rows.shape[0], key)
-
-
 def _walk(
     problem: Problem, task: Task, policy: Policy, first: State, periods: int, key: PRNGKeyArray
 ) -> BatchRollout:
@@ -100,11 +92,9 @@ class Direct(Learner):
     learning_rate
         Step size; a leaf, so that runs can differ in it.
     objective
-        `lookback` or `unroll`.
+        How a policy is rolled out over a batch; a problem may have a way of its own.
     transform
         Optax transformation of the gradient, before the learning rate.
-    refresh
-        Whether a batch's own states replace those it was drawn from (the write-back of EIIE).
 
     Examples
     --------
@@ -116,7 +106,6 @@ class Direct(Learner):
     learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-3)
     objective: Objective = eqx.field(static=True, default=lookback, kw_only=True)
     transform: optax.GradientTransformation = eqx.field(static=True, default=_ADAM, kw_only=True)
-    refresh: bool = eqx.field(static=True, default=True, kw_only=True)
 
     def __check_init__(self):
         if self.periods < 1:
@@ -138,17 +127,12 @@ class Direct(Learner):
     ) -> Update:
         assert batch is not None, "a learner with periods > 0 is always handed a batch"
 
-        @eqx.filter_value_and_grad(has_aux=True)
-        def loss(policy):
-            rollout = self.objective(problem, task, policy, batch, key)
-            return -_mean_reward(rollout), rollout
+        def roll_out(policy):
+            return self.objective(problem, task, policy, batch, key)
 
-        (value, rollout), gradient = loss(policy)
-        norm = optax.tree.norm(gradient)
-        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        refreshed = rollout.new_states if self.refresh else None
-        policy, state = _descend(self, policy, state, gradient, weight)
-        return Update(policy, state, evidence, refreshed)
+        update, rollout = _improve(self, problem, task, roll_out, policy, state, weight, key)
+        # The batch's own states replace those it was drawn from: the write-back of EIIE.
+        return Update(update.policy, update.state, update.evidence, rollout.new_states)
 
 
 class DirectEpisodes(Learner):
@@ -203,60 +187,53 @@ class DirectEpisodes(Learner):
             first = problem.reset(task, key=reset_key)
             return _walk(problem, task, policy, first, problem.horizon, walk_key)
 
-        @eqx.filter_value_and_grad(has_aux=True)
-        def loss(policy):
+        def roll_out(policy):
             keys = jax.random.split(key, self.episodes)
             walks = jax.vmap(lambda key: episode(policy, key))(keys)
-            rollout = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
-            return -_mean_reward(rollout), rollout
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
 
-        (value, rollout), gradient = loss(policy)
-        norm = optax.tree.norm(gradient)
-        # The clip comes before w_t, or it would undo the weight of every steep task.
-        factor = weight * jnp.minimum(1.0, self.gradient_clip / (norm + 1e-12))
-        evidence = _evidence(problem, task, rollout, weight * value, norm, key)
-        policy, state = _descend(self, policy, state, gradient, factor)
-        return Update(policy, state, evidence)
+        return _improve(
+            self, problem, task, roll_out, policy, state, weight, key, clip=self.gradient_clip
+        )[0]
 
 
-def _descend(
+def _improve(
     learner: Direct | DirectEpisodes,
-    policy: Policy,
-    state: PyTree[Array],
-    gradient: PyTree[Array],
-    factor: Float[Array, ""],
-) -> tuple[Policy, PyTree[Array]]:
-    """The policy one step down the gradient times `factor`, and the optimiser's state after it."""
-    scaled = jax.tree.map(lambda g: factor * g, gradient)
-    trainable = eqx.filter(policy, eqx.is_inexact_array)
-    direction, state = learner.transform.update(scaled, state, trainable)
-    step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
-    return eqx.apply_updates(policy, step), state
-
-
-def _mean_reward(rollout: BatchRollout) -> Float[Array, ""]:
-    lived = jnp.where(rollout.valid, rollout.rewards, 0.0)
-    return lived.sum() / jnp.maximum(rollout.valid.sum(), 1)
-
-
-def _evidence(
     problem: Problem,
     task: Task,
-    rollout: BatchRollout,
-    loss: Float[Array, ""],
-    norm: Float[Array, ""],
+    roll_out: Callable[[Policy], BatchRollout],
+    policy: Policy,
+    state: PyTree[Array],
+    weight: Float[Array, ""],
     key: PRNGKeyArray,
-) -> Evidence:
-    """What scorers read. What equal shares would have earned where the policy arrived is compiled away
-    when unread.
-    """
+    *,
+    clip: Array | None = None,
+) -> tuple[Update, BatchRollout]:
+    """The policy one step up the mean reward of its rollout, and what scorers read of that."""
+
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss(policy):
+        rollout = roll_out(policy)
+        lived = jnp.where(rollout.valid, rollout.rewards, 0.0)
+        return -lived.sum() / jnp.maximum(rollout.valid.sum(), 1), rollout
 
     def equal(state, key):
         shares = equal_allocation(problem, task, state)
         return shares, problem.step(task, state, shares, key=key).reward
 
+    (value, rollout), gradient = loss(policy)
+    norm = optax.tree.norm(gradient)
+    # Compiled away where no scorer reads it: what equal shares earn where the policy arrived.
     keys = jax.random.split(key, rollout.rewards.shape[0])
     shares, rewards = jax.vmap(equal)(rollout.new_states, keys)
-    return Evidence(
-        rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask, loss, norm
-    )
+    evidence = Evidence(
+        rollout.allocations, shares, rollout.rewards, rewards, rollout.valid, task.mask,
+        weight * value, norm,
+    )  # fmt: skip
+    # The clip comes before w_t, or it would undo the weight of every steep task.
+    factor = weight if clip is None else weight * jnp.minimum(1.0, clip / (norm + 1e-12))
+    scaled = jax.tree.map(lambda g: factor * g, gradient)
+    trainable = eqx.filter(policy, eqx.is_inexact_array)
+    direction, state = learner.transform.update(scaled, state, trainable)
+    step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
+    return Update(eqx.apply_updates(policy, step), state, evidence), rollout

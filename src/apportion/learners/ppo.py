@@ -1,32 +1,42 @@
 """Proximal policy optimisation on the simplex, for problems whose reward has no gradient.
 
 Each update rolls the policy out K times on the drawn task with the same first state and the same
-dynamics, the noise on the scores alone differing. Ratios are those of the noisy scores before the
-softmax, so log-probabilities are exact; the loss is weighted by the task's w_t.
+dynamics, the noise on the scores alone differing. An action's advantage is how much better than the
+paired rollouts it did: V is their mean return from the same period on, nothing to learn, and without it
+the luck of the task drowns that of the action. `terminated` and `truncated` are kept apart. Ratios are
+those of the noisy scores before the softmax, so log-probabilities are exact; the loss is weighted by
+the task's w_t.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.exploration import GaussianScores
-from apportion.learners.advantages import (
-    Experience,
-    generalised_advantages,
-    mean_over,
-    paired_values,
-    scaled_by_period,
-)
 from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
-from apportion.policy import Policy, ScoringPolicy
-from apportion.problem import Problem
+from apportion.policy import GaussianScores, Policy, ScoringPolicy
+from apportion.problem import Observation, Problem
 from apportion.scorers import Evidence
 from apportion.simplex import Mask, Scalar, equal_within
 from apportion.tasks import Task
+
+
+class Experience(eqx.Module):
+    """Paired rollouts of one task."""
+
+    observations: Observation
+    actions: Float[Array, "rollouts time entities"]
+    log_probs: Float[Array, "rollouts time"]
+    allocations: Float[Array, "rollouts time entities"]
+    equal: Float[Array, "rollouts time entities"]
+    rewards: Float[Array, "rollouts time"]
+    equal_rewards: Float[Array, "rollouts time"]
+    terminated: Bool[Array, "rollouts time"]
+    truncated: Bool[Array, "rollouts time"]
+    alive: Bool[Array, "rollouts time"]
 
 
 class PPOState(eqx.Module):
@@ -43,9 +53,9 @@ class PPO(Learner):
     ----------
     rollouts
         K, paired episodes of the drawn task in an update.
-    learning_rate, gamma, gae_lambda, clip, gradient_clip, noise_std
-        Adam's step, the discount, GAE's lambda, the ratio's clip, the largest gradient norm and
-        the first standard deviation of the noise; all leaves, so that runs can differ in them.
+    learning_rate, gamma, clip, gradient_clip, noise_std
+        Adam's step, the discount, the ratio's clip, the largest gradient norm and the first standard
+        deviation of the noise; all leaves, so that runs can differ in them.
     epochs, minibatches
         Passes over an update's periods, and pieces of a pass (what does not divide is left out of
         that pass).
@@ -59,7 +69,6 @@ class PPO(Learner):
     rollouts: int = eqx.field(static=True, default=8)
     learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
     gamma: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.9, kw_only=True)
-    gae_lambda: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1.0, kw_only=True)
     clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.2, kw_only=True)
     gradient_clip: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
     noise_std: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=0.5, kw_only=True)
@@ -97,7 +106,7 @@ class PPO(Learner):
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
         values = paired_values(seen, self.gamma)
-        advantages = generalised_advantages(seen, values, self.gamma, self.gae_lambda)
+        advantages = advantages_over(values, seen, self.gamma)
         advantages = _standard(scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
@@ -148,7 +157,7 @@ class PPO(Learner):
                 ratio = jnp.exp(trained[1].log_prob(scores, here, action) - log_prob)
                 return -clipped_gain(ratio, advantage, self.clip)
 
-            return mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
+            return _mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
 
         def minibatch(carry, places):
             trained, optimiser = carry
@@ -222,8 +231,69 @@ def roll_out(
     return Experience(observations, *row)
 
 
+def paired_values(seen: Experience, gamma: Scalar) -> Float[Array, "rollouts after"]:
+    """V at every period and after the last, time + 1 of them: the mean return of the rollouts alive.
+
+    It knows no value of what lies behind a truncation, which all rollouts share and which therefore
+    cancels.
+    """
+
+    def back(later, period):
+        reward, ended = period
+        here = reward + gamma * jnp.where(ended, 0.0, later)
+        return here, here
+
+    ended = seen.terminated | seen.truncated | ~seen.alive
+    rewards = jnp.where(seen.alive, seen.rewards, 0.0)
+    _, returns = jax.lax.scan(
+        back, jnp.zeros_like(rewards[:, 0]), (rewards.T, ended.T), reverse=True
+    )
+    mean = _mean_over(returns.T, seen.alive, axis=0)
+    return jnp.broadcast_to(jnp.append(mean, 0.0), (rewards.shape[0], mean.shape[0] + 1))
+
+
+def scaled_by_period(
+    advantages: Float[Array, "rollouts time"], alive: Bool[Array, "rollouts time"]
+) -> Float[Array, "rollouts time"]:
+    """Advantages over their spread at each period, so that late periods, where accuracies or wealth
+    hardly differ, teach as much as early ones.
+    """
+    spread = jnp.sqrt(_mean_over(advantages**2, alive, axis=0))
+    return advantages / (spread + 1e-8)[None, :]
+
+
+def advantages_over(
+    values: Float[Array, "rollouts after"], seen: Experience, gamma: Scalar
+) -> Float[Array, "rollouts time"]:
+    """What each action's return was above V; a truncated episode is worth what V says of the state it
+    was cut at, a terminated one 0.
+    """
+
+    def back(later, period):
+        reward, value, following, terminated, ended = period
+        surprise = reward + gamma * jnp.where(terminated, 0.0, following) - value
+        here = surprise + gamma * jnp.where(ended, 0.0, later)
+        return here, here
+
+    ended = seen.terminated | seen.truncated
+    columns = (seen.rewards, values[:, :-1], values[:, 1:], seen.terminated, ended)
+    _, advantages = jax.lax.scan(
+        back,
+        jnp.zeros_like(values[:, 0]),
+        jax.tree.map(lambda column: column.T, columns),
+        reverse=True,
+    )
+    return jnp.where(seen.alive, advantages.T, 0.0)
+
+
 def _standard(values: Array, included: Array) -> Array:
     """Zero mean and unit deviation over the included places."""
-    centred = values - mean_over(values, included)
-    deviation = jnp.sqrt(mean_over(centred**2, included))
+    centred = values - _mean_over(values, included)
+    deviation = jnp.sqrt(_mean_over(centred**2, included))
     return jnp.where(included, centred / (deviation + 1e-8), 0.0)
+
+
+def _mean_over(values: Array, included: Array, axis: int | None = None) -> Array:
+    """Mean over the included places; 0 where there are none."""
+    kept = jnp.where(included, values, 0.0).sum(axis)
+    return kept / jnp.maximum(included.sum(axis), 1)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.errors import needing
+from apportion.errors import optional_import
 
 if TYPE_CHECKING:
     from apportion.training import Chunk
@@ -16,7 +16,7 @@ class Events:
 
     def __init__(self, folder: Path, step: int = 0):
         otherwise = " or leave --tensorboard out"
-        with needing("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
+        with optional_import("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
             from tensorboardX import SummaryWriter
         # The reader drops steps after `step` that a killed run had written already.
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)

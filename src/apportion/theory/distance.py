@@ -1,7 +1,13 @@
-"""Task distance: eps >= ||D_t^pi V^pi||_mu for every policy, with D_t^pi V = T_t^pi V - T^pi V.
+"""How far tasks lie apart, and how far paths can concentrate where errors are hardly measured.
 
-Exactly by enumerating the A^S policies where they are few, as a rigorous upper bound otherwise, and
-from samples where tasks are not finite.
+Task distance: eps >= ||D_t^pi V^pi||_mu for every policy, with D_t^pi V = T_t^pi V - T^pi V; exactly by
+enumerating the A^S policies where they are few, as a rigorous upper bound otherwise, and from samples
+where tasks are not finite.
+
+Concentrability: c(m) = sup over pi_1..pi_m of || d(sigma P^{pi_1}..P^{pi_m}) / d mu ||_inf, exactly by
+dynamic programming: H_0^y = 1_y, H_{m+1}^y(x) = max_a sum_x' P(x'|x,a) H_m^y(x'), c(m) = max_y sigma
+H_m^y / mu(y). C' = (1-g) sum g^m c(m) and C'' = (1-g)^2 sum m g^{m-1} c(m), with rigorous tails. The
+paper prints sigma and mu the other way round, under which Theorem 1 is false.
 """
 
 import math
@@ -12,8 +18,171 @@ from jaxtyping import Float
 
 from apportion.errors import InputError
 from apportion.statistics import interval
-from apportion.theory.concentrability import Distribution, check_distribution, contraction
-from apportion.theory.mdp import MDP, Policy, Value, every_policy, norm
+from apportion.theory.mdp import MDP, Kernel, Policy, Value, every_policy, norm
+
+Distribution = Float[np.ndarray, "... states"]
+
+
+@dataclass(frozen=True)
+class Concentrability:
+    """First- and second-order discounted-average concentrability of a kernel."""
+
+    coefficients: Float[np.ndarray, "*batch horizon"]
+    """c(0), c(1), ..."""
+    first: Float[np.ndarray, "*batch"]
+    """C', an upper bound that exceeds the truth by at most its tail."""
+    second: Float[np.ndarray, "*batch"]
+    """C'', likewise."""
+    reason: str | None = None
+    """Why the constants are infinite, where they are."""
+
+
+def check_distribution(weights: Distribution, name: str, states: int) -> None:
+    """Refuse what is not a distribution over the states."""
+    if weights.shape[-1] != states:
+        raise InputError(
+            f"{name}: {weights.shape[-1]} weights for {states} states; give one per state"
+        )
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise InputError(f"{name}: weights must be finite and >= 0")
+    if (np.abs(weights.sum(-1) - 1) > 1e-8).any():
+        raise InputError(
+            f"{name}: the weights sum to {weights.sum(-1).flat[0]:.6g}; they must sum to 1"
+        )
+
+
+def concentrability(
+    kernel: Kernel,
+    gamma: float,
+    *,
+    sigma: Float[np.ndarray, "..."],
+    mu: Float[np.ndarray, "..."],
+    precision: float = 1e-12,
+) -> Concentrability:
+    """c(m) exactly for as many m as matter, then a rigorous tail.
+
+    Parameters
+    ----------
+    kernel
+        P of the task for C'_t, of the MDP trained on for C''.
+    sigma
+        Where performance is measured.
+    mu
+        Where errors are measured.
+    precision
+        The tail is cut where gamma^m falls below it.
+
+    Examples
+    --------
+    >>> uniform = np.full((3, 2, 3), 1 / 3)
+    >>> third = np.full(3, 1 / 3)
+    >>> result = concentrability(uniform, 0.9, sigma=third, mu=third)
+    >>> round(float(result.first), 6), round(float(result.second), 6)
+    (1.0, 1.0)
+    """
+    states = kernel.shape[-1]
+    check_distribution(sigma, "sigma", states)
+    check_distribution(mu, "mu", states)
+    if not 0 < gamma < 1:
+        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
+    horizon = math.ceil(math.log(precision) / math.log(gamma)) + 1
+    lead = kernel.shape[:-3]
+    reach = np.broadcast_to(np.eye(states), (*lead, states, states))
+    # mu(y) = 0 is harmless where y cannot be reached: 0/0 counts as 0, c/0 as infinity.
+    inverse = np.divide(1.0, mu, out=np.full(mu.shape, np.inf), where=mu > 0)
+    live = _reachable(kernel, sigma)
+    coefficients, cap = [], np.zeros(())
+    for _ in range(horizon + 1):
+        coefficients.append(_ratio(np.einsum("...x,...xy->...y", sigma, reach), inverse).max(-1))
+        cap = _ratio(reach * live[..., None], inverse[..., None, :]).max((-1, -2))
+        reach = np.einsum("...xaz,...zy->...xay", kernel, reach).max(-2)
+    c = np.stack(coefficients, -1)
+    m = np.arange(horizon + 1)
+    first = (1 - gamma) * (gamma**m * c).sum(-1) + gamma ** (horizon + 1) * cap
+    tail = ((horizon + 1) * gamma**horizon * (1 - gamma) + gamma ** (horizon + 1)) * cap
+    second = (1 - gamma) ** 2 * (m[1:] * gamma ** (m[1:] - 1) * c[..., 1:]).sum(-1) + tail
+    return Concentrability(c, np.asarray(first), np.asarray(second), _reason(c, mu))
+
+
+def _reachable(kernel: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """Where sigma's paths can ever be: only from there does the tail start."""
+    step = kernel.max(-2) > 0
+    live = np.broadcast_to(sigma > 0, (*kernel.shape[:-3], kernel.shape[-1]))
+    for _ in range(kernel.shape[-1]):
+        live = live | (live[..., None] & step).any(-2)
+    return live
+
+
+def _ratio(mass: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    return np.multiply(mass, inverse, out=np.zeros(mass.shape), where=mass > 0)
+
+
+def _reason(c: np.ndarray, mu: np.ndarray) -> str | None:
+    if np.isfinite(c).all():
+        return None
+    empty = sorted({int(place[-1]) for place in np.argwhere(mu == 0)})
+    steps = int(np.argwhere(~np.isfinite(c))[:, -1].min())
+    when = (
+        "sigma itself has mass there" if steps == 0 else f"sigma's paths reach it in {steps} steps"
+    )
+    return (
+        f"mu has no mass on state {', '.join(map(str, empty))}, but {when}: the concentrability is "
+        "infinite and so is every bound built on it; give mu mass wherever sigma's paths can go"
+    )
+
+
+def stationary_constant(
+    kernel: Kernel, mu: Distribution, *, tolerance: float = 1e-12, sweeps: int = 200_000
+) -> float:
+    """C, the least with mu <= C rho^pi for every policy pi: max_x mu(x) / min_pi rho^pi(x).
+
+    The least stationary mass of x is the optimal average cost of the MDP whose cost is 1 in x and 0
+    elsewhere, found for all x at once by relative value iteration. Where some policy can avoid a
+    state that mu weighs, C is infinite.
+
+    Examples
+    --------
+    >>> third = np.full(3, 1 / 3)
+    >>> round(stationary_constant(np.full((3, 2, 3), 1 / 3), third), 9)
+    1.0
+    """
+    states = kernel.shape[-1]
+    check_distribution(mu, "mu", states)
+    if (mu[_avoidable(kernel)] > 0).any():
+        return math.inf
+    # Staying put half of the time changes no stationary distribution and removes periodicity.
+    lazy = 0.5 * (np.eye(states)[:, None, :] + kernel)
+    relative = np.zeros((states, states))
+    least = np.zeros(states)
+    for _ in range(sweeps):
+        after = np.eye(states) + np.einsum("xaz,zy->xay", lazy, relative).min(1)
+        change = after - relative
+        # The optimal average cost lies between the least and the largest change, at every sweep.
+        least = np.maximum(change.min(0), 0.0)
+        relative = after - after.min(0)
+        if (np.ptp(change, axis=0) < tolerance).all():
+            break
+    seen = mu > 0
+    with np.errstate(divide="ignore"):
+        return float((mu[seen] / least[seen]).max())
+
+
+def _avoidable(kernel: Float[np.ndarray, "states actions states"]) -> np.ndarray:
+    """The states that some policy, from some start, never visits: their least stationary mass is 0."""
+    states = kernel.shape[-1]
+    safe = ~np.eye(states, dtype=bool)
+    for _ in range(states):
+        # A start stays safe for y if an action leads, surely, to starts that are safe for y.
+        leads_out = np.einsum("xaz,zy->xay", (kernel > 0).astype(int), (~safe).astype(int)) > 0
+        safe = safe & ~leads_out.all(1)
+    return np.asarray(safe.any(0))
+
+
+def contraction(kernel: Float[np.ndarray, "states actions states"]) -> float:
+    """Dobrushin's tau over all rows (x, a): half the largest L1 distance between two of them."""
+    rows = kernel.reshape(-1, kernel.shape[-1])
+    return float(0.5 * np.abs(rows[:, None] - rows[None]).sum(-1).max())
+
 
 ENUMERABLE = 20_000
 """Policies up to this many are enumerated."""

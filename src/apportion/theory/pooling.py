@@ -4,25 +4,214 @@ With V the value learned on the pool, the backup r + gamma V(x') is averaged in 
 task's average misses the truth by its own noise; the pool's by less noise, plus the task's distance
 d_t(x, a) = (T_t - T) V. Pooling is expected to help where pool error^2 + distance^2 < single error^2;
 all three are then amplified alike by the horizon, up to 2/(1 - gamma).
+
+Samples drawn here have independent and uniform state-action pairs, so that a pool of the tasks' samples
+is a sample of the average MDP; a pool of per-task trajectories would not be.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from scipy import sparse
 
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.statistics import Estimate, interval
-from apportion.theory.backups import Cells, noise_of
 from apportion.theory.mdp import MDP
-from apportion.theory.samples import Counts, Transitions
 
 Answer = Literal["pool", "do not pool", "unclear"]
+COLUMNS = ("task", "state", "action", "reward", "next_state")
+"""Of a table of transitions."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Everything least squares uses of a sample of a finite MDP: n(x, a), n(x, a, y), summed rewards."""
+
+    visits: Float[np.ndarray, "*batch states actions"]
+    moves: Float[np.ndarray, "*batch states actions states"]
+    rewards: Float[np.ndarray, "*batch states actions"]
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.visits + other.visits, self.moves + other.moves, self.rewards + other.rewards
+        )
+
+    def pooled(self) -> "Counts":
+        """The counts of all tasks (the last leading axis) together."""
+        return Counts(self.visits.sum(-3), self.moves.sum(-4), self.rewards.sum(-3))
+
+
+def draw_counts(mdp: MDP, samples: int, *, noise: float = 0.1, rng: np.random.Generator) -> Counts:
+    """`samples` independent transitions of each MDP of a stack, already counted.
+
+    >>> from apportion.theory.mdp import random_family
+    >>> family = random_family(states=3, actions=2, tasks=4, spread=0.1, gamma=0.5)
+    >>> draw_counts(family, 60, rng=np.random.default_rng(0)).visits.sum((1, 2)).tolist()
+    [60.0, 60.0, 60.0, 60.0]
+    """
+    lead, pairs = mdp.reward.shape[:-2], mdp.states * mdp.actions
+    visits = rng.multinomial(samples, np.full(pairs, 1 / pairs), lead).reshape(mdp.reward.shape)
+    # Rows sum to 1 only up to rounding, which NumPy refuses beyond the last entry.
+    kernel = mdp.kernel / mdp.kernel.sum(-1, keepdims=True)
+    moves = rng.multinomial(visits, kernel)
+    shocks = noise * np.sqrt(visits) * rng.standard_normal(visits.shape)
+    return Counts(visits.astype(float), moves.astype(float), visits * mdp.reward + shocks)
+
+
+def draw_transitions(
+    family: MDP, samples: int, *, noise: float = 0.1, seed: int = 0
+) -> pd.DataFrame:
+    """`samples` independent transitions of each task of a family: a table that `should_pool` takes."""
+    rng = np.random.default_rng(seed)
+    task = np.repeat(np.arange(len(family)), samples)
+    state = rng.integers(0, family.states, task.size)
+    action = rng.integers(0, family.actions, task.size)
+    reached = family.kernel[task, state, action].cumsum(-1)
+    following = (rng.uniform(size=(task.size, 1)) > reached[:, :-1]).sum(-1)
+    reward = family.reward[task, state, action] + noise * rng.standard_normal(task.size)
+    return pd.DataFrame(dict(zip(COLUMNS, (task, state, action, reward, following), strict=True)))
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Samples of several finite tasks, a row each: tasks, states and actions by number."""
+
+    task: Int[np.ndarray, " batch"]
+    state: Int[np.ndarray, " batch"]
+    action: Int[np.ndarray, " batch"]
+    reward: Float[np.ndarray, " batch"]
+    next_state: Int[np.ndarray, " batch"]
+    names: tuple[str, ...]
+    """The tasks'."""
+
+    @classmethod
+    def of(cls, source: pd.DataFrame | str | Path) -> "Transitions":
+        """The rows of a table, or of a CSV; labels may be numbers or words."""
+        name, frame = "transitions", source
+        if not isinstance(frame, pd.DataFrame):
+            file = Path(frame)
+            if not file.exists():
+                raise InputError(f"{file}: there is no such file")
+            with reading(file, "save it as a plain CSV"):
+                name, frame = file.name, pd.read_csv(file)
+        missing = [column for column in COLUMNS if column not in frame.columns]
+        if missing:
+            raise InputError(
+                f'{name}: column "{missing[0]}" is missing; the columns are {", ".join(COLUMNS)}'
+            )
+        if frame.empty:
+            raise InputError(f"{name}: there are no rows; give at least two samples of two tasks")
+        holes = frame[list(COLUMNS)].isna().to_numpy().any(axis=1)
+        if holes.any():
+            raise InputError(
+                f"{name}: row {int(np.argmax(holes)) + 1} has an empty field; fill or drop it"
+            )
+        reward = np.asarray(pd.to_numeric(frame["reward"], errors="coerce"), float)
+        if not np.isfinite(reward).all():
+            place = int(np.argmax(~np.isfinite(reward)))
+            raise InputError(
+                f'{name}: column "reward" of row {place + 1} is '
+                f"{str(frame['reward'].iloc[place])!r}; it must be a finite number"
+            )
+        task, names = pd.factorize(frame["task"].astype(str))
+        action, _ = pd.factorize(frame["action"].astype(str))
+        both, _ = pd.factorize(pd.concat([frame["state"], frame["next_state"]]).astype(str))
+        rows = np.bincount(task)
+        if len(rows) < 2:
+            raise InputError(f"{name}: all rows are of one task; pooling needs at least two tasks")
+        if rows.min() < 2:
+            raise InputError(
+                f"{name}: task {names[rows.argmin()]} has one row; each task needs two or more"
+            )
+        state, next_state = np.split(both, 2)
+        return cls(task, state, action, reward, next_state, tuple(map(str, names)))
+
+    def pooled_value(self, gamma: float) -> np.ndarray:
+        """V of the best policy in the pool's empirical MDP; an action without a sample stays put."""
+        states = int(max(self.state.max(), self.next_state.max())) + 1
+        actions = int(self.action.max()) + 1
+        pairs, pair = states * actions, self.state * actions + self.action
+        visits = np.bincount(pair, minlength=pairs).reshape(states, actions)
+        moves = np.bincount(pair * states + self.next_state, minlength=pairs * states)
+        rewards = np.bincount(pair, self.reward, pairs).reshape(states, actions)
+        seen = np.maximum(visits, 1)
+        kernel = np.where(
+            visits[..., None] > 0,
+            moves.reshape(states, actions, states) / seen[..., None],
+            np.eye(states)[:, None],
+        )
+        reward = np.where(visits > 0, rewards / seen, self.reward.min())
+        return MDP(kernel, reward, gamma).optimal()[1]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Weighted counts, means and variances of the backups in every (task, state-action) cell.
+
+    They are what tells tasks apart by their samples: a task's mean less the average task's is its
+    Bellman difference, plus noise of a known size.
+    """
+
+    counts: Float[np.ndarray, "resamples tasks cells"]
+    means: Float[np.ndarray, "resamples tasks cells"]
+    variances: Float[np.ndarray, "resamples tasks cells"]
+
+    @classmethod
+    def of(cls, weights, member, backups, shape) -> "Cells":
+        n, first, second = (
+            (member.T @ (weights * factor).T).T.reshape(-1, *shape)
+            for factor in (1.0, backups, backups**2)
+        )
+        seen = np.maximum(n, 1)
+        means = first / seen
+        return cls(
+            n, means, np.maximum(second / seen - means**2, 0.0) * seen / np.maximum(seen - 1, 1)
+        )
+
+    def squared_distance(self, counts: Float[np.ndarray, "tasks cells"]) -> np.ndarray:
+        """Mean square, over where the pool's samples lie, of a task's mean less the average task's."""
+        present = self.counts > 0
+        average = (self.means * present).sum(-2) / np.maximum(present.sum(-2), 1)
+        gap = np.where(present, self.means - average[..., None, :], 0.0)
+        weight = counts.sum(0) / counts.sum()
+        return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Squared standard errors, task by task, on average over the state-action pairs."""
+
+    single: Float[np.ndarray, " tasks"]
+    pool: Float[np.ndarray, " tasks"]
+    of_difference: Float[np.ndarray, " tasks"]
+
+    @classmethod
+    def of(cls, cells: Cells) -> "Noise":
+        """Variance of each task's cell means, of the average task's, and of their difference."""
+        n, variance = cells.counts[0], cells.variances[0]
+        weight = n.sum(0) / n.sum()
+        # One variance for each state-action, from all tasks: a cell of two samples has none to speak of.
+        freedom = np.maximum(n - 1, 0)
+        common = (freedom * variance).sum() / max(freedom.sum(), 1)
+        within = np.where(
+            freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
+        )
+        # A cell without samples counts as if it had one: less than its true error, so that the answer
+        # does not lean towards pooling.
+        own = within / np.maximum(n, 1)
+        present = n > 0
+        share = present / np.maximum(present.sum(0), 1)
+        average = (share**2 * own).sum(0)
+        difference = np.where(present, (1 - share) ** 2 * own + average - share**2 * own, 0.0)
+        scale = np.maximum((weight * present).sum(-1), 1e-12)
+        pool = np.broadcast_to((weight * average).sum(-1), len(n))
+        return cls((weight * own).sum(-1), pool, (weight * difference).sum(-1) / scale)
 
 
 @dataclass(frozen=True)
@@ -42,11 +231,6 @@ class TaskAnswer:
     def room(self) -> float:
         """Squared error of estimation that pooling saves."""
         return self.single_error**2 - self.pool_error**2
-
-    @property
-    def gain(self) -> float:
-        """Squared error that pooling is expected to save; negative where it costs."""
-        return self.room - self.distance.value**2
 
     @property
     def answer(self) -> Answer:
@@ -88,6 +272,12 @@ class Pooling:
         """For the tasks on average: what the interval of their distance leaves no doubt about."""
         return _answer(self.distance, self.room)
 
+    @property
+    def saved(self) -> Estimate:
+        """Mean squared error of a backup that pooling is expected to save; negative where it costs."""
+        far, room = self.distance, self.room
+        return Estimate(room - far.value**2, room - far.high**2, room - far.low**2, len(self.tasks))
+
     def to_frame(self) -> pd.DataFrame:
         """One row per task."""
         return pd.DataFrame(
@@ -105,14 +295,32 @@ class Pooling:
             for t in self.tasks
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """What `apportion should-pool --json` prints; a crossover that never comes is null."""
+        crossovers = self.to_frame().crossover.replace(np.inf, np.nan).astype(object)
+        tasks = self.to_frame().assign(crossover=crossovers.where(crossovers.notna(), None))
+        return {
+            "answer": self.answer,
+            "outcome": self.saved.outcome,
+            "gamma": self.gamma,
+            "saved": self.saved.to_dict(),
+            "distance": self.distance.to_dict(),
+            "covered": self.covered,
+            "tasks": tasks.to_dict("records"),
+        }
+
     def summary(self) -> str:
         """The answer, the terms behind it, and what it rests on."""
         alone, pool = (
             np.sqrt(np.mean([getattr(t, name) ** 2 for t in self.tasks]))
             for name in ("single_error", "pool_error")
         )
-        far = self.distance
+        far, saved = self.distance, self.saved
         said = [t.answer for t in self.tasks]
+        crossover = float(np.median([t.crossover for t in self.tasks]))
+        when = f"alone is expected to win from about N = {crossover:.3g} samples a task (median)"
+        if np.isinf(crossover):
+            when = "no number of samples is foreseen at which a task does better alone (median)"
         return "\n".join(
             [
                 f"Pool these {len(self.tasks)} tasks? {self.answer.capitalize()}.",
@@ -122,9 +330,11 @@ class Pooling:
                 f"[{far.low:.4g}, {far.high:.4g}]",
                 f"  (root mean squares of one backup; the horizon amplifies all by up to "
                 f"{2 / (1 - self.gamma):.3g})",
+                f"  squared error that pooling saves    {saved.value:.4g} "
+                f"[{saved.low:.4g}, {saved.high:.4g}]",
                 f"  by task: pool {said.count('pool')}, do not pool {said.count('do not pool')}, "
                 f"unclear {said.count('unclear')}",
-                f"  {_when(float(np.median([t.crossover for t in self.tasks])))}",
+                f"  {when}",
                 f"  {self.covered:.0%} of the task-state-action cells have two samples or more",
             ]
         )
@@ -150,91 +360,71 @@ class Pooling:
         return figure
 
 
-def _when(crossover: float) -> str:
-    if np.isinf(crossover):
-        return "no number of samples is foreseen at which a task does better alone (median)"
-    return f"alone is expected to win from about N = {crossover:.3g} samples a task (median)"
-
-
 def should_pool(
-    transitions: Transitions,
-    *,
-    gamma: float,
-    names: list[str] | None = None,
-    resamples: int = 400,
-    seed: int = 0,
+    transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400, seed: int = 0
 ) -> Pooling:
     """Estimate the tasks' distances from their pool, and say whether pooling is expected to help.
 
     Parameters
     ----------
-    transitions, names
-        Samples of several tasks with finite, or discretised, states and actions; the tasks' names.
+    transitions
+        Samples of several tasks with finite, or discretised, states and actions: a table, or a CSV, of
+        task, state, action, reward and next_state. Labels may be numbers or words.
     gamma, resamples
         The discount, and the bootstrap resamples behind the distances' intervals.
 
     Examples
     --------
     >>> from apportion.theory.mdp import random_family
-    >>> from apportion.theory.samples import draw_transitions
     >>> same = random_family(states=4, actions=2, tasks=5, spread=0.0, gamma=0.7)
     >>> should_pool(draw_transitions(same, 200), gamma=0.7).answer
     'pool'
     """
-    _check(transitions, gamma)
-    cells, counts, resample = _cells(transitions, gamma, seed)
-    noise = noise_of(cells)
+    if not 0 < gamma < 1:
+        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
+    rows = Transitions.of(transitions)
+    cells, resample = _cells(rows, gamma, seed)
+    counts, noise = cells.counts[0], Noise.of(cells)
     # A few resamples at a time: their weights are as many as the samples.
-    at_once = max(int(4e6) // transitions.task.size, 1)
+    at_once = max(int(4e6) // rows.task.size, 1)
     again = [resample(min(at_once, resamples - done)) for done in range(0, resamples, at_once)]
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
     squared = cells.squared_distance(counts)[0] - noise.of_difference
     resampled = np.concatenate(again) - 2 * noise.of_difference
-    tasks = len(counts)
-    names = [str(t) for t in range(tasks)] if names is None else names
     own, pooled = np.sqrt(noise.single), np.sqrt(noise.pool)
     answers = tuple(
         TaskAnswer(
-            names[t],
+            name,
             int(counts[t].sum()),
             _root(squared[t], resampled[:, t], int(counts[t].sum())),
             float(own[t]),
             float(pooled[t]),
         )
-        for t in range(tasks)
+        for t, name in enumerate(rows.names)
     )
     together = _root(squared.mean(), resampled.mean(1), int(counts.sum()))
     return Pooling(answers, together, gamma, float((counts >= 2).mean()))
 
 
-def _cells(
-    transitions: Transitions, gamma: float, seed: int
-) -> tuple[Cells, np.ndarray, Callable[[int], np.ndarray]]:
-    """Backups by task, state and action; how many there are; and their squared distances, resampled."""
-    tasks, states, actions = (
-        int(column.max()) + 1
-        for column in (
-            transitions.task,
-            np.maximum(transitions.state, transitions.next_state),
-            transitions.action,
-        )
-    )
-    value = _pooled_value(transitions, states, actions, gamma)
-    backups = transitions.reward + gamma * value[transitions.next_state]
-    cell = (transitions.task * states + transitions.state) * actions + transitions.action
+def _cells(rows: Transitions, gamma: float, seed: int) -> tuple[Cells, Callable[[int], np.ndarray]]:
+    """Backups by task, state and action, and their squared distances, resampled."""
+    value = rows.pooled_value(gamma)
+    backups = rows.reward + gamma * value[rows.next_state]
+    tasks, states, actions = len(rows.names), len(value), int(rows.action.max()) + 1
+    cell = (rows.task * states + rows.state) * actions + rows.action
     shape = (tasks, states * actions)
     member = sparse.csr_matrix(
         (np.ones(cell.size), (np.arange(cell.size), cell)),
         shape=(cell.size, tasks * states * actions),
     )
-    counts = np.asarray(member.sum(0)).reshape(shape)
+    found = Cells.of(np.ones((1, cell.size)), member, backups, shape)
     rng = np.random.default_rng(seed)
 
     def resample(number: int) -> np.ndarray:
         weights = rng.poisson(1.0, (number, cell.size)).astype(float)
-        return Cells.of(weights, member, backups, shape).squared_distance(counts)
+        return Cells.of(weights, member, backups, shape).squared_distance(found.counts[0])
 
-    return Cells.of(np.ones((1, cell.size)), member, backups, shape), counts, resample
+    return found, resample
 
 
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
@@ -246,41 +436,3 @@ def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: i
     ends = np.maximum([squared, min(low, squared), max(high, squared)], 0.0)
     value, low, high = np.sqrt(ends).tolist()
     return Estimate(value, low, high, samples)
-
-
-def _check(transitions: Transitions, gamma: float) -> None:
-    if not 0 < gamma < 1:
-        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
-    if transitions.task.size == 0:
-        raise InputError("transitions: there are none; give at least two samples of two tasks")
-    if not np.isfinite(transitions.reward).all():
-        place = int(np.argmax(~np.isfinite(transitions.reward)))
-        raise InputError(f"transitions: the reward of row {place} is not finite")
-    for name in ("task", "state", "action", "next_state"):
-        if getattr(transitions, name).min() < 0:
-            raise InputError(f"transitions: column {name} has a negative index; indices start at 0")
-    per_task = np.bincount(transitions.task)
-    if len(per_task) < 2:
-        raise InputError("transitions: all rows are of one task; pooling needs at least two tasks")
-    if per_task.min() < 2:
-        raise InputError(
-            f"transitions: task {int(per_task.argmin())} has {per_task.min()} rows; each needs two or more"
-        )
-
-
-def _pooled_value(transitions: Transitions, states: int, actions: int, gamma: float) -> np.ndarray:
-    """V of the best policy in the pool's empirical MDP; where it has no sample, an action stays put."""
-    pair = transitions.state * actions + transitions.action
-    visits = np.bincount(pair, minlength=states * actions).reshape(states, actions)
-    moves = np.bincount(
-        pair * states + transitions.next_state, minlength=states * actions * states
-    ).reshape(states, actions, states)
-    rewards = np.bincount(pair, transitions.reward, states * actions).reshape(states, actions)
-    counts = Counts(visits.astype(float), moves.astype(float), rewards)
-    seen = np.maximum(counts.visits, 1)
-    stay = np.broadcast_to(np.eye(states)[:, None], counts.moves.shape)
-    kernel = np.where(counts.visits[..., None] > 0, counts.moves / seen[..., None], stay)
-    worst = transitions.reward.min()
-    return MDP(kernel, np.where(counts.visits > 0, counts.rewards / seen, worst), gamma).optimal()[
-        1
-    ]

@@ -19,10 +19,10 @@ from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import read_sessions
 from apportion.policy import Pooled
 from apportion.problem import check_problem
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from domains.charging.garages import MEDIANS, STATIONS, random_garage
 
-TASKS = Tasks.of([list(range(STATIONS))])
+TASKS = Task.of([list(range(STATIONS))])
 
 
 def problem_of(garage) -> Charging:

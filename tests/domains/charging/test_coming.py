@@ -20,7 +20,7 @@ from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.training import foresee
 from apportion.policy import Pooled
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 FRAME = read_sessions()
 SITES = [Days.of(FRAME, name).between("2019-05-01", "2019-06-30") for name in ("caltech", "jpl")]
@@ -124,7 +124,7 @@ def walked(problem: Charging, task: Task, day, capacity_kw):
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     days = foresee(DAYS, FITTED, True).between("2019-06-03", "2019-06-07")
-    problem, task = Charging.of([days], FITTED.medians), Tasks.of([list(range(30))])[0]
+    problem, task = Charging.of([days], FITTED.medians), Task.of([list(range(30))])[0]
     feeder = jnp.float32(20.0)
 
     def simulated(garage: Garage) -> np.ndarray:
@@ -144,7 +144,7 @@ _observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, st
 
 def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
     """What a policy is shown of these stations, in the last two channels."""
-    task = Tasks.of([list(stations)])[0]
+    task = Task.of([list(stations)])[0]
     start = problem.midnight(task, jnp.int32(day), jnp.float32(8.0))
     state = replace(start, n=jnp.int32(n))
     history = _observed(problem, task, state).history

@@ -19,7 +19,7 @@ from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy, save_policy
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from domains.federated.made_up import made_up_digits
 from learning import SEED, assert_mean_above, train_seeds
 
@@ -66,7 +66,7 @@ def test_permuting_the_clients_permutes_the_shares_and_nothing_else():
     problem, tasks = federation(), MIXTURE.tasks
     aggregator = Learned(opinionated(problem.channels), gated=False)
     order = np.random.default_rng(0).permutation(6)
-    permuted = Tasks(tasks.members[:, order], tasks.mask[:, order])
+    permuted = Task(tasks.members[:, order], tasks.mask[:, order])
     here, there = (run_episodes(problem, aggregator, t, key=KEY) for t in (tasks, permuted))
     assert np.abs(np.asarray(here.shares) - 1 / 6).max() > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[..., order], abs=1e-4)
@@ -258,7 +258,7 @@ def test_a_policy_learns_to_do_better_than_fedavg():
 
     def gain(policy):
         walked = jax.vmap(lambda task: walk(problem, policy, task, key=jax.random.key(9)))
-        found = walked(dealt.tasks.each)
+        found = walked(dealt.tasks)
         return (found.plain - found.losses).mean()
 
     assert_mean_above(eqx.filter_jit(eqx.filter_vmap(gain))(policies), 0.0)

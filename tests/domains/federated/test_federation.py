@@ -23,7 +23,7 @@ from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 from domains.federated.made_up import made_up_digits
 
 KEY = jax.random.key(0)
@@ -99,7 +99,7 @@ def test_clients_without_the_digits_of_the_others_gain_from_a_share_for_the_mino
 
 def test_padding_takes_no_part():
     problem, task = federation(), TRAINING[0]
-    padded = Tasks.of([np.asarray(task.members).tolist()], width=12)[0]
+    padded = Task.of([np.asarray(task.members).tolist()], width=12)[0]
     choose = PolicyAggregator(steep(KEY))
     here, there = (episode(problem, choose, each, key=KEY) for each in (task, padded))
     assert (there.shares[:, 10:] == 0).all()

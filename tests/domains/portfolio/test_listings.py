@@ -23,14 +23,14 @@ from apportion.domains.portfolio.walk import walk_policy
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 FULL = SimulatedMarket.draw(universe=5, days=80, seed=7).prices
 WINDOW = 6
 POLICY = eqx.tree_at(
     lambda p: p.score.of_features, Recurrent(3, 4, key=jax.random.key(0)), 3 * jnp.ones(4)
 )
-EVERYONE = Tasks.of([range(5)])[0]
+EVERYONE = Task.of([range(5)])[0]
 walked = eqx.filter_jit(walk_policy)
 
 
@@ -127,7 +127,7 @@ def test_an_absent_instrument_changes_nobodys_share():
 def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
     market = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025))
     # Entities 1 and 4 both come late: a task of them alone has days with nobody there.
-    tasks = Tasks.of([[1, 4], [0, 1, 2], [2, 4, 3]])
+    tasks = Task.of([[1, 4], [0, 1, 2], [2, 4, 3]])
     check_problem(market, tasks)
     follow = eqx.filter_jit(rollout)
     for task in tasks:

@@ -11,7 +11,7 @@ from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
-from apportion.tasks import Tasks, draw_tasks
+from apportion.tasks import Task, draw_tasks
 
 KEY = jax.random.key(0)
 TRUTH = SimulatedMarket.draw(universe=6, days=60, seed=3)
@@ -20,7 +20,7 @@ TASKS = draw_tasks(6, 4, 5, seed=1)
 
 def test_the_market_keeps_the_interface():
     check_problem(Market.of(TRUTH.prices, window=8), TASKS)
-    padded = Tasks.of([[0, 1], [2, 3, 4, 5]])
+    padded = Task.of([[0, 1], [2, 3, 4, 5]])
     check_problem(Market.of(TRUTH.prices, window=8), padded)
 
 

@@ -15,7 +15,7 @@ from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_policies, untrained_policies
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
-from apportion.tasks import TaskSets, draw_tasks, single_tasks, split_entities
+from apportion.tasks import Task, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunks
 from apportion.trees import repeat, stack
 from learning import optimised
@@ -50,7 +50,7 @@ class Experiment:
         self.truths = [SimulatedMarket.draw(universe=40, days=DAYS, seed=seed) for seed in seeds]
         split = [split_entities(40, 10, seed=seed) for seed in seeds]
         self.own, self.held_out = (
-            TaskSets.of([draw_tasks(split[seed][half], 5, 8, seed=seed) for seed in seeds])
+            stack([draw_tasks(split[seed][half], 5, 8, seed=seed) for seed in seeds])
             for half in range(2)
         )
         first = self.truths[0].prices.dates[TRAIN_DAYS]
@@ -63,7 +63,7 @@ class Experiment:
             lambda m: m.prices, all_of_them[0], jnp.stack([m.prices for m in all_of_them])
         )
 
-    def oracle(self, tasks: TaskSets) -> float:
+    def oracle(self, tasks: Task) -> float:
         return np.mean(
             [
                 [best_possible(truth, m, TRAIN_DAYS, DAYS - 1) for m in np.asarray(members)]
@@ -71,7 +71,7 @@ class Experiment:
             ]
         )
 
-    def gain(self, policies: Policy, tasks: TaskSets, per_seed: int = 1) -> np.ndarray:
+    def gain(self, policies: Policy, tasks: Task, per_seed: int = 1) -> np.ndarray:
         """Log growth a year over Equal CRP, (runs,): the mean over each run's tasks."""
         return np.asarray(growth_over_equal(policies, self.test, tasks, per_seed))
 
@@ -84,15 +84,15 @@ def growth_over_equal(policies, market, tasks, per_seed):
         here = eqx.tree_at(lambda m: m.prices, market, prices)
 
         def growth(choose):
-            log = jax.vmap(lambda task: walk_policy(choose, here, task).log_return)(tasks.each)
+            log = jax.vmap(lambda task: walk_policy(choose, here, task).log_return)(tasks)
             return log.mean() * TRADING_DAYS
 
         return growth(policy) - growth(EqualShares())
 
-    return eqx.filter_vmap(run)(policies, prices, tasks.each)
+    return eqx.filter_vmap(run)(policies, prices, tasks)
 
 
-def fit(market: Market, tasks: TaskSets, methods: list[str], per_seed: int) -> Policy:
+def fit(market: Market, tasks: Task, methods: list[str], per_seed: int) -> Policy:
     """Train each run on its own tasks; `per_seed` consecutive runs share market, start and draws."""
     shared = jax.tree.map(lambda _: None, market)
     first, draws = (

@@ -20,11 +20,11 @@ from apportion.certificate import Gains
 from apportion.domains.federated.round_gains import BOUND, round_gains
 from apportion.domains.federated.shipped import shipped_blind_policy, shipped_policy
 from apportion.domains.federated.states import client_state
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 
-with needing("LearnedAggregation needs Flower", "federated"):
+with optional_import("LearnedAggregation needs Flower", "federated"):
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg

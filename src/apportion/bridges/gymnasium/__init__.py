@@ -3,9 +3,9 @@
 Importing this module registers `apportion/Budget-v0` and `apportion/Charging-v0`.
 """
 
-from apportion.errors import needing
+from apportion.errors import optional_import
 
-with needing("apportion.bridges.gymnasium needs Gymnasium", "gym"):
+with optional_import("apportion.bridges.gymnasium needs Gymnasium", "gym"):
     import gymnasium as gymnasium
 
 from apportion.bridges.gymnasium.environment import ProblemEnv as ProblemEnv

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from apportion.errors import InputError
 from apportion.problem import Problem, State, Step, check_problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SEEDS = 2**31
@@ -45,18 +45,18 @@ class Interface(eqx.Module):
     """The spaces of a problem's tasks and the two functions that Gymnasium asks for, compiled."""
 
     problem: Problem
-    tasks: Tasks
+    tasks: Task
     head: Head
     reach: float = eqx.field(static=True)
     flat: bool = eqx.field(static=True)
 
     @classmethod
     def of(
-        cls, problem: Problem, tasks: Task | Tasks, head: Head | None, reach: float, flat: bool
+        cls, problem: Problem, tasks: Task, head: Head | None, reach: float, flat: bool
     ) -> "Interface":
         """Check everything once."""
         if isinstance(tasks, Task):
-            tasks = Tasks(tasks.members[None], tasks.mask[None])
+            tasks = Task(tasks.members[None], tasks.mask[None])
         if not 0 < reach <= 30:
             raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         check_problem(problem, tasks)
@@ -170,7 +170,7 @@ class ProblemEnv(gymnasium.Env):
     def __init__(
         self,
         problem: Problem,
-        tasks: Task | Tasks,
+        tasks: Task,
         *,
         head: Head | None = None,
         reach: float = 5.0,

@@ -20,7 +20,7 @@ from apportion.bridges.gymnasium.environment import Interface, Place, Shown, key
 from apportion.errors import InputError
 from apportion.problem import Problem
 from apportion.simplex import Head
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 
 @eqx.filter_jit
@@ -70,7 +70,7 @@ class ProblemVectorEnv(VectorEnv):
         self,
         num_envs: int,
         problem: Problem,
-        tasks: Task | Tasks,
+        tasks: Task,
         *,
         head: Head | None = None,
         reach: float = 5.0,

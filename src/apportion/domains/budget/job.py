@@ -21,7 +21,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.problem import evaluate
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.statistics import Estimate, compare
-from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume
 
 
@@ -53,13 +53,13 @@ def prepare(settings: BudgetSettings) -> PreparedJob:
     return PreparedJob(data, work)
 
 
-def _sample_tasks(entities: np.ndarray, settings: BudgetSettings) -> Tasks:
+def _sample_tasks(entities: np.ndarray, settings: BudgetSettings) -> Task:
     count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
     return draw_tasks(entities, settings.task_size, count, seed=settings.seed)
 
 
 def evaluate_policy(
-    problem: Budget, policy: Policy, own: Tasks, fresh: Tasks | None, settings: BudgetSettings
+    problem: Budget, policy: Policy, own: Task, fresh: Task | None, settings: BudgetSettings
 ) -> Outcome:
     """The policy against equal shares, task by task."""
     key = jax.random.key(settings.seed)

@@ -31,9 +31,9 @@ class Budget(Problem):
     Examples
     --------
     >>> import jax
-    >>> from apportion.tasks import Tasks
+    >>> from apportion.tasks import Task
     >>> problem = Budget.simulate(universe=20, periods=60, seed=0)
-    >>> task = Tasks.of([[0, 1, 2]])[0]
+    >>> task = Task.of([[0, 1, 2]])[0]
     >>> state = problem.reset(task, key=jax.random.key(0))
     >>> problem.observe(task, state).history.shape
     (3, 8, 2)

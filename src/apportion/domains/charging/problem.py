@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.composition import Around
+from apportion.composition import PolicyWrapper
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIODS, Garage, Medians, Outlook, Seen, draw, see
 from apportion.domains.charging.garage import State as GarageState
@@ -149,7 +149,7 @@ class Charging(Problem):
         return Step(following, reward, n >= PERIODS, jnp.array(False))
 
 
-class FirstChannels(Around):
+class FirstChannels(PolicyWrapper):
     """A policy that is shown the first channels alone: it was trained before there were more."""
 
     policy: Policy

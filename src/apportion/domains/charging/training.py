@@ -21,7 +21,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
 from apportion.memory import Replay
 from apportion.policy import Pooled
-from apportion.tasks import Tasks, count_tasks, draw_tasks
+from apportion.tasks import Task, count_tasks, draw_tasks
 from apportion.training import Chunks, Resume, TrainingResult
 
 
@@ -99,7 +99,7 @@ def _last_training_day(days: Days, until: str | None) -> np.datetime64:
     return days.between(None, until).dates[-1]
 
 
-def choose_tasks(garages: Garages, settings: ChargingSettings) -> Tasks:
+def choose_tasks(garages: Garages, settings: ChargingSettings) -> Task:
     """Tasks of the training stations, each of one site, the sites in turn."""
     drawn, first = [], 0
     for number, name in enumerate(garages.sites):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from apportion.card import on_card
+from apportion.gpu import on_gpu
 
 Filter = Float[Array, "pixels channels"]
 Bias = Float[Array, " channels"]
@@ -24,7 +24,7 @@ Logits = Float[Array, "batch classes"]
 
 def through_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
     """The logits, less the bias of the softmax layer; by kernels on a card, where their sizes suit."""
-    if on_card():
+    if on_gpu():
         # Pallas takes long to import, and only a program for a graphics card needs it.
         from apportion.domains.federated import convolution_gpu
 

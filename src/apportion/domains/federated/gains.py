@@ -35,7 +35,7 @@ from apportion.domains.federated.training import build, sample_tasks
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.settings_file import suggest
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 BOUND = 0.25
 """A federation's gain counts at 25 points of accuracy at most."""
@@ -111,7 +111,7 @@ def _known(name: str) -> Aggregator:
 
 def _unseen(
     about: Mapping[str, Any], settings: FederatedSettings, digits: Digits, count: int
-) -> tuple[Federation, Tasks]:
+) -> tuple[Federation, Task]:
     if "kinds" not in about:
         world, partition = build(settings, digits)
         return world, sample_tasks(replace(settings, unseen=count), partition, settings.seed)[1]
@@ -123,7 +123,7 @@ def _unseen(
 
 
 def _last_accuracy(
-    world: Federation, aggregator: Aggregator, tasks: Tasks, key: PRNGKeyArray
+    world: Federation, aggregator: Aggregator, tasks: Task, key: PRNGKeyArray
 ) -> np.ndarray:
     """Test accuracy after the last round of each task; a task's key is its own, however many there are."""
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))

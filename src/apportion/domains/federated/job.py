@@ -43,7 +43,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.stoppable import tested_after_training
 from apportion.statistics import Estimate, compare
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 
 UNSEEN_CLIENTS = 10
@@ -139,7 +139,7 @@ def _papers_job(settings: FederatedSettings, digits: Digits) -> PreparedJob:
 
 
 def evaluate_policy(
-    federation: Federation, policy: Policy, tasks: Tasks, settings: FederatedSettings
+    federation: Federation, policy: Policy, tasks: Task, settings: FederatedSettings
 ) -> Outcome:
     """The policy against FedAvg on unseen tasks."""
     learned, fedavg = _tried(
@@ -160,7 +160,7 @@ def _source(settings: FederatedSettings) -> str:
 
 
 def _tried(
-    federation: Federation, aggregators: Sequence[Aggregator], tasks: Tasks, key: PRNGKeyArray
+    federation: Federation, aggregators: Sequence[Aggregator], tasks: Task, key: PRNGKeyArray
 ) -> list[EpisodeRecord]:
     """Episodes of all tasks under each aggregator, on the same batches."""
     return [
@@ -173,7 +173,7 @@ def _outcome(
     policy: Policy,
     learned: EpisodeRecord,
     fedavg: EpisodeRecord,
-    tasks: Tasks,
+    tasks: Task,
     settings: FederatedSettings,
     about: dict[str, Any],
 ) -> Outcome:
@@ -209,7 +209,7 @@ def _accuracies(learned: EpisodeRecord, fedavg: EpisodeRecord) -> pd.DataFrame:
     return table
 
 
-def _shares(learned: EpisodeRecord, tasks: Tasks) -> pd.DataFrame:
+def _shares(learned: EpisodeRecord, tasks: Task) -> pd.DataFrame:
     names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
     table = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
     return table.rename_axis("period").reset_index()

@@ -15,7 +15,7 @@ from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.partitions import Partition, sample_images
 from apportion.errors import InputError
 from apportion.runs.settings_file import suggest
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 
 @dataclass
@@ -202,7 +202,7 @@ class Mixture:
 
     digits: Digits
     partition: Partition
-    tasks: Tasks
+    tasks: Task
     kinds: tuple[str, ...]
 
 
@@ -234,7 +234,7 @@ def mixture(
     digits, rows = _with_noise(digits, dealt, pools)
     sizes = [clients for _, clients, _ in wanted]
     firsts = np.cumsum([0, *sizes])
-    tasks = Tasks.of([range(a, a + m) for a, m in zip(firsts[:-1], sizes, strict=True)])
+    tasks = Task.of([range(a, a + m) for a, m in zip(firsts[:-1], sizes, strict=True)])
     kinds = tuple(kind for kind, _, _ in wanted)
     return Mixture(digits, _partition(dealt, rows, samples), tasks, kinds)
 

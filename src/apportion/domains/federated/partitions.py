@@ -12,7 +12,7 @@ import numpy as np
 
 from apportion.domains.federated.digits import Digits
 from apportion.errors import InputError
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
 
@@ -120,7 +120,7 @@ def skewed_tasks(
     sizes: tuple[int, int] = (8, 2),
     seen: tuple[int, int] = (40, 25),
     seed: int = 0,
-) -> tuple[Tasks, Tasks]:
+) -> tuple[Task]:
     """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
 
     In every task the majority comes first: clients 8 and 9 are the paper's minority.
@@ -136,7 +136,7 @@ def skewed_tasks(
 
 def mixed_tasks(
     pools: Sequence[np.ndarray], sizes: Sequence[int], count: int, *, seed: int = 0
-) -> Tasks:
+) -> Task:
     """Distinct tasks of so many clients out of each pool, in the pools' order."""
     rng = np.random.default_rng(seed)
     for pool, size in zip(pools, sizes, strict=True):
@@ -152,4 +152,4 @@ def mixed_tasks(
     while len(drawn) < count:
         task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
         drawn[tuple(int(i) for i in np.concatenate(task))] = None
-    return Tasks.of(drawn)
+    return Task.of(drawn)

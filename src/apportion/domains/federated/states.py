@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from apportion.errors import InputError
-from apportion.precision import largest
+from apportion.policy import largest
 
 Channels = Float[Array, "entities channels"]
 

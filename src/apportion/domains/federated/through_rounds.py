@@ -23,7 +23,7 @@ from apportion.policy import Policy
 from apportion.problem import Problem
 from apportion.scorers import Evidence
 from apportion.simplex import equal_shares
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 from apportion.trees import take
 
 _ADAM = optax.scale_by_adam(b2=0.99)
@@ -70,7 +70,7 @@ class ThroughRounds(Learner):
     """
 
     learning_rate: Float[Array, "*runs"]
-    others: Tasks | None
+    others: Task | None
     rollouts: int = eqx.field(static=True)
     updates: int = eqx.field(static=True)
     together: int = eqx.field(static=True)
@@ -84,7 +84,7 @@ class ThroughRounds(Learner):
         learning_rate: float | Array = 1e-2,
         *,
         updates: int,
-        others: Tasks | None = None,
+        others: Task | None = None,
         together: int = 1,
         weigh: Weigh = jnp.ones_like,
         logarithm: bool = False,
@@ -164,7 +164,7 @@ class ThroughRounds(Learner):
             return alone, key[None]
         pick_key, walk_key = jax.random.split(jax.random.fold_in(key, 1))
         some = jax.random.permutation(pick_key, len(self.others))[: self.together - 1]
-        tasks = jax.tree.map(lambda a, b: jnp.concatenate([a, b[some]]), alone, self.others.each)
+        tasks = jax.tree.map(lambda a, b: jnp.concatenate([a, b[some]]), alone, self.others)
         more = jax.random.split(walk_key, self.together - 1)
         return tasks, jnp.concatenate([key[None], more])
 

@@ -26,7 +26,7 @@ from apportion.domains.settings import Method
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Recurrent
-from apportion.tasks import Tasks, TaskSets
+from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train, train_runs
 from apportion.trees import stack
 
@@ -65,9 +65,7 @@ def build(
     return federation, partition
 
 
-def sample_tasks(
-    settings: FederatedSettings, partition: Partition, seed: int
-) -> tuple[Tasks, Tasks]:
+def sample_tasks(settings: FederatedSettings, partition: Partition, seed: int) -> tuple[Task]:
     """Training and unseen tasks of one seed."""
     return skewed_tasks(
         partition,
@@ -82,7 +80,7 @@ def sample_tasks(
 def train_policies(
     settings: FederatedSettings,
     federation: Federation,
-    tasks: Sequence[Tasks],
+    tasks: Sequence[Task],
     methods: Sequence[Method],
     seeds: Sequence[int],
     *,
@@ -105,7 +103,7 @@ def train_policies(
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
     return train_runs(
         federation,
-        TaskSets.of(own),
+        stack(own),
         policies,
         PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
         steps=settings.steps,

@@ -9,12 +9,12 @@ from jaxtyping import Array, PyTree
 from apportion.policy import Policy
 from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Mask
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 
 def everyone(universe: int, *, cash: bool) -> Task:
     """The task of all instruments, with cash in front where there is any."""
-    tasks = Tasks.of([range(universe)])
+    tasks = Task.of([range(universe)])
     return (tasks.with_entity(universe) if cash else tasks)[0]
 
 

@@ -9,14 +9,14 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from apportion.composition import Around, LimitedTurnover
+from apportion.composition import LimitedTurnover, PolicyWrapper
 from apportion.domains.portfolio.rules import Rules
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.simplex import Allocation, Bounds, Head, Mask
 
 
-class Constrained(Around):
+class Constrained(PolicyWrapper):
     """A policy within floor and cap, the limits of groups, and a cap on turnover.
 
     The instruments of a task, or those listed on a day, may be too few for the rules: then cap and

@@ -42,7 +42,7 @@ from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob
 from apportion.runs.settings_file import suggest
 from apportion.runs.stoppable import tested_after_training
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 
 FITTED = {"minimum-variance", "risk-parity"}
@@ -120,7 +120,7 @@ def data_of(known: Prices, source: str) -> dict[str, Any]:
 
 
 def _describe_choice(
-    prices: Prices, settings: PortfolioJob, choice: Choice | None, held_apart: Tasks | None
+    prices: Prices, settings: PortfolioJob, choice: Choice | None, held_apart: Task | None
 ) -> str:
     """How k, eta and the number of updates came about, in a sentence."""
     if choice is None:

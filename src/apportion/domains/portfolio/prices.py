@@ -17,7 +17,7 @@ from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.listings import fill, refuse_empty_days
 from apportion.domains.portfolio.price_files import read_table, table_of, with_days
 from apportion.domains.portfolio.price_layouts import read_layout
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 
 Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or none."""
@@ -165,7 +165,7 @@ def load_prices(
 def embedded_prices() -> Prices:
     """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
     otherwise = " or give your own file with --prices"
-    with needing("the embedded prices come with skfolio", "market", otherwise):
+    with optional_import("the embedded prices come with skfolio", "market", otherwise):
         from skfolio.datasets import load_sp500_dataset
     return from_frame(load_sp500_dataset(), source="embedded prices")
 

@@ -27,10 +27,10 @@ from apportion.errors import InputError
 from apportion.learners.direct import BatchRollout, Direct, lookback
 from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Selection
+from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, Resume, TrainingResult, train_runs
 
 
@@ -42,7 +42,7 @@ class PortfolioTraining:
     """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
     training: TrainingResult
     settings: PortfolioSettings
-    tasks: Tasks
+    tasks: Task
     seen: np.ndarray
     """Instruments trained on, as columns of the prices."""
     unseen: np.ndarray
@@ -95,12 +95,12 @@ def train_portfolio(
 
 def train_policies(
     market: Market,
-    tasks: Tasks | TaskSets,
+    tasks: Task,
     settings: PortfolioSettings,
     *,
     policy_keys: Key[Array, " runs"],
     run_keys: Key[Array, " runs"],
-    selection: Selection | None = None,
+    selection: Priority | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
     chunks: Chunks | None = None,
@@ -187,20 +187,18 @@ def until_traded(
     return BatchRollout(states, allocations, rewards, batch.valid)
 
 
-def choose_tasks(
-    universe: int, settings: PortfolioSettings
-) -> tuple[np.ndarray, np.ndarray, Tasks]:
+def choose_tasks(universe: int, settings: PortfolioSettings) -> tuple[np.ndarray, np.ndarray, Task]:
     """Instruments to train on, instruments held out, and the tasks among the former."""
     seen, unseen = split_entities(universe, settings.held_out, seed=settings.seed)
     return seen, unseen, with_cash(tasks_among(seen, settings), universe, settings)
 
 
-def with_cash(tasks: Tasks, universe: int, settings: PortfolioSettings) -> Tasks:
+def with_cash(tasks: Task, universe: int, settings: PortfolioSettings) -> Task:
     """The tasks with cash in front, where the settings have it; it is the universe's last entity."""
     return tasks.with_entity(universe) if settings.cash else tasks
 
 
-def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Tasks:
+def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Task:
     """The tasks that the settings draw among these instruments."""
     if settings.task_size > len(instruments):
         raise InputError(

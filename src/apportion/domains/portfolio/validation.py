@@ -36,10 +36,9 @@ from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.walk_forward import Years
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.result import Chunk
-from apportion.tasks import Tasks, TaskSets, count_tasks, draw_tasks
-from apportion.training import Chunks, OnChunk
-from apportion.trees import grouped
+from apportion.tasks import Task, count_tasks, draw_tasks
+from apportion.training import Chunk, Chunks, OnChunk
+from apportion.trees import grouped, stack
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
@@ -120,7 +119,7 @@ def score_variants(
     market: Market,
     starts: Int[Array, " cells"],
     days: Int[Array, " cells"],
-    tasks: TaskSets,
+    tasks: Task,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
     rules: Rules | None = None,
@@ -142,10 +141,10 @@ def score_variants(
             return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
-        log = across(tasks.each, ks, etas).swapaxes(0, 1)
+        log = across(tasks, ks, etas).swapaxes(0, 1)
         return growth_and_sharpe(log, days)
 
-    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=16)
+    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=16)
 
 
 def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
@@ -166,7 +165,7 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
     return fit[-years:] if years else []
 
 
-def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Tasks:
+def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Task:
     """Tasks of so many of the instruments to train on, drawn by the seed, to test variants on."""
     seen, *_ = choose_tasks(universe, settings)
     if instruments < 2 or instruments > len(seen) - settings.task_size:
@@ -187,7 +186,7 @@ def select_variant(
     settings: PortfolioSettings | None = None,
     *,
     years: int = 3,
-    tasks: Tasks | None = None,
+    tasks: Task | None = None,
     every: int | None = None,
     on_chunk: OnChunk | None = None,
 ) -> Choice:
@@ -244,7 +243,7 @@ def select_variant(
 def train_ensembles(
     market: Market,
     lengths: Int[Array, " ensembles"],
-    tasks: Tasks,
+    tasks: Task,
     settings: PortfolioSettings,
     *,
     every: int,
@@ -272,7 +271,7 @@ def _scorer(
     prices: Prices,
     settings: PortfolioSettings,
     spans: Years,
-    tasks: Tasks,
+    tasks: Task,
     pairs: list[tuple[float, float]],
 ) -> Callable[[Policy], pd.DataFrame]:
     """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
@@ -282,7 +281,7 @@ def _scorer(
     test = replace(market, horizon=max(spans.days))
     ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
-    by_year = TaskSets.of([tasks] * len(spans.years))
+    by_year = stack([tasks] * len(spans.years))
 
     def score(policies: Policy) -> pd.DataFrame:
         teams = grouped(policies, settings.members)

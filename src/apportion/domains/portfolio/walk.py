@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from apportion.domains.portfolio.market import Holding, Market
 from apportion.domains.portfolio.metrics import TRADING_DAYS
 from apportion.policy import Policy
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 _CHUNK = 64
 """Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
@@ -84,6 +84,6 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
 
 
 @eqx.filter_jit
-def walk_tasks(policy: Policy, market: Market, tasks: Tasks) -> Walk:
+def walk_tasks(policy: Policy, market: Market, tasks: Task) -> Walk:
     """One policy over many tasks at once."""
-    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks.each)
+    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks)

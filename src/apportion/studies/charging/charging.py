@@ -33,7 +33,7 @@ from apportion.policy import Policy, Pooled
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.charging.findings import conclude
 from apportion.studies.registry import Scale
-from apportion.tasks import Tasks, single_tasks
+from apportion.tasks import Task, single_tasks
 from apportion.training import train_runs
 from apportion.trees import take
 
@@ -143,7 +143,7 @@ def _train(
     return [take(done.policy, run) for run in range(count)]
 
 
-def _spread(tasks: Tasks, count: int) -> Tasks:
+def _spread(tasks: Task, count: int) -> Task:
     """So many tasks out of all, evenly, so that every site has its share."""
     return tasks[[(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]]
 

@@ -41,8 +41,8 @@ from apportion.statistics import Estimate, compare
 from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Tasks, TaskSets
-from apportion.trees import take
+from apportion.tasks import Task
+from apportion.trees import stack, take
 
 METHODS = ("stl", "mtl", "pmtl")
 RICHER = "rich"
@@ -105,7 +105,7 @@ def compute(
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
     else:
         aggregators = _trained(here, federation, cells, [own for own, _ in tasks], progress)
-    unseen = TaskSets.of([own for _, own in tasks])
+    unseen = stack([own for _, own in tasks])
     keys = evaluation_keys(seeds, here.unseen)
     record = run_episode_sets(federation, aggregators, unseen, keys)
     for run, cell in enumerate(cells):
@@ -115,14 +115,14 @@ def compute(
 
 def _deal(
     settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
+) -> tuple[Partition, list[tuple[Task]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
     for place, seed in enumerate(dict.fromkeys(seeds)):
         deals.append(paper_split(digits, settings.clients, settings.samples, seed=seed))
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
-        tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
+        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
     return side_by_side(deals), [tasks[seed] for seed in seeds]
 
 
@@ -130,7 +130,7 @@ def _trained(
     settings: FederatedSettings,
     federation: Federation,
     cells: Sequence[Cell],
-    tasks: Sequence[Tasks],
+    tasks: Sequence[Task],
     progress: Progress,
 ) -> Aggregator:
     def report_progress(chunk):

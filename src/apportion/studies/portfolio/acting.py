@@ -31,7 +31,6 @@ from apportion.studies.portfolio.prioritisation import (
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import TaskSets
 from apportion.trees import stack
 
 ACTED = (0, 1, 8)
@@ -68,8 +67,8 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
         worlds = [make_world(Case(TASKS, False), seed, s) for seed in seeds]
         train, test, own, unseen = zip(*worlds, strict=True)
         keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
-        policies = train_in(stack(train), TaskSets.of(own), s, policy_keys=keys, run_keys=keys)
-        growth = over_equal(policies, stack(test), TaskSets.of(unseen))
+        policies = train_in(stack(train), stack(own), s, policy_keys=keys, run_keys=keys)
+        growth = over_equal(policies, stack(test), stack(unseen))
         columns = {"place": np.arange(len(cells)), "cost": cost, "growth": growth}
         frames.append(pd.DataFrame(columns))
         progress(f"{acted} acted, cost {cost:g}: {len(cells)} runs", (done + 1) / len(COSTS))

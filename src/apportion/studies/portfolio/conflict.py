@@ -38,7 +38,7 @@ from apportion.studies.portfolio.prioritisation import (
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.tasks import Task, draw_tasks
 from apportion.trees import stack
 
 CAMPS = {"most": (24, -0.2), "others": (8, 0.2)}
@@ -80,7 +80,7 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
     alphas, betas = jnp.asarray([(rule.alpha, rule.beta) for rule in rules]).T
     policies = train_in(
         stack(train),
-        TaskSets.of(own),
+        stack(own),
         s,
         policy_keys=policy_keys,
         run_keys=jax.vmap(jax.random.fold_in)(policy_keys, places),
@@ -88,7 +88,7 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
     )
     frames = []
     for camp in CAMPS:
-        tasks = TaskSets.of([known[seed][3][camp] for seed in seeds])
+        tasks = stack([known[seed][3][camp] for seed in seeds])
         growth = over_equal(policies, stack(test), tasks)
         columns = {"place": np.arange(len(cells)), "camp": camp, "growth": growth}
         frames.append(pd.DataFrame(columns))
@@ -98,7 +98,7 @@ def compute(settings: PortfolioSettings, cells: Sequence[Cell], progress: Progre
 
 def make_world(
     seed: int, settings: PortfolioSettings
-) -> tuple[Market, Market, Tasks, dict[str, Tasks]]:
+) -> tuple[Market, Market, Task, dict[str, Task]]:
     """Training and test market, tasks of both camps, and held-out tasks of each camp."""
     each = TRAINED + HELD_OUT
     truth = SimulatedMarket.draw(

@@ -34,7 +34,7 @@ from apportion.runs.progress import Progress, TrainingStatus
 from apportion.studies.portfolio.demo_settings import DemoSettings
 from apportion.studies.portfolio.experiments import Splits
 from apportion.studies.portfolio.findings import Gains, claims_of, headline_of, sentences
-from apportion.tasks import TaskSets, single_tasks
+from apportion.tasks import Task, single_tasks
 from apportion.training import Chunk, Chunks, TrainingResult
 from apportion.trees import repeat, stack, take
 
@@ -179,10 +179,10 @@ def _gains(
 
 
 @eqx.filter_jit
-def _walk_each(policies: Policy, market: Market, tasks: TaskSets) -> jax.Array:
+def _walk_each(policies: Policy, market: Market, tasks: Task) -> jax.Array:
     """Net log returns of stacked policies, each on its own tasks, (runs, tasks, time)."""
     walk = eqx.filter_vmap(lambda policy, own: walk_tasks(policy, market, own).log_return)
-    return walk(policies, tasks.each)
+    return walk(policies, tasks)
 
 
 def _backtest(

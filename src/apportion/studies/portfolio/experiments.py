@@ -19,7 +19,8 @@ from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.walk_forward import Years
 from apportion.studies.cells import Cell
-from apportion.tasks import TaskSets, draw_tasks, split_entities
+from apportion.tasks import Task, draw_tasks, split_entities
+from apportion.trees import stack
 
 SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
 SMALL |= {"learning_rate": 3e-3}
@@ -36,8 +37,8 @@ class Splits:
 
     seen: list[np.ndarray]
     unseen: list[np.ndarray]
-    own: TaskSets
-    held_out: TaskSets
+    own: Task
+    held_out: Task
 
     @classmethod
     def draw(
@@ -62,10 +63,10 @@ class Splits:
         seeds = range(settings.seed, settings.seed + experiments)
         halves = [split_entities(universe, held_out, seed=seed) for seed in seeds]
 
-        def tasks(half: int, count: int) -> TaskSets:
+        def tasks(half: int, count: int) -> Task:
             pairs = zip(halves, seeds, strict=True)
             m = settings.task_size
-            return TaskSets.of([draw_tasks(both[half], m, count, seed=own) for both, own in pairs])
+            return stack([draw_tasks(both[half], m, count, seed=own) for both, own in pairs])
 
         seen, unseen = ([both[half] for both in halves] for half in range(2))
         return cls(seen, unseen, tasks(0, own), tasks(1, shown))

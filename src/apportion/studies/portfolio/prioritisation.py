@@ -35,7 +35,7 @@ from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack, take
 
@@ -141,7 +141,7 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     used, run = np.unique(world, return_inverse=True)
     made = [make_world(case, seed, s) for case, seed in (trials.worlds[number] for number in used)]
     train, test, own, unseen = zip(*made, strict=True)
-    seen, tested = stack(train), (stack(test), TaskSets.of(unseen))
+    seen, tested = stack(train), (stack(test), stack(unseen))
     alphas = jnp.asarray([rules[number].alpha for number in rule])
     betas = (
         jnp.asarray([rules[i].beta for i in rule])
@@ -153,7 +153,7 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))
     policies = train_in(
         take(seen, run),
-        take(TaskSets.of(own), run),
+        take(stack(own), run),
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
@@ -165,16 +165,14 @@ def compute(trials: Trials, cells: Sequence[Cell], progress: Progress) -> Rows:
     yield from by_cell(cells, pd.DataFrame({"place": np.arange(len(cells)), "growth": growth}))
 
 
-def train_in(markets: Market, tasks: TaskSets, settings: PortfolioSettings, **runs: Any) -> Policy:
+def train_in(markets: Market, tasks: Task, settings: PortfolioSettings, **runs: Any) -> Policy:
     """Policies that each learn in a market of its own; `runs` as for `train_policies`."""
     axes = jax.tree.map(lambda _: 0, markets)
     chunks = Chunks(settings.steps, settings.steps)
     return train_policies(markets, tasks, settings, market_axes=axes, chunks=chunks, **runs).policy
 
 
-def make_world(
-    case: Case, seed: int, settings: PortfolioSettings
-) -> tuple[Market, Market, Tasks, Tasks]:
+def make_world(case: Case, seed: int, settings: PortfolioSettings) -> tuple[Market, Market, Task]:
     """Training and test market, tasks to train on, and tasks of held-out informative instruments.
 
     Instruments: 30 informative, 30 not, 10 informative ones held out. Informative tasks are drawn
@@ -210,16 +208,16 @@ def split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Mar
 
 
 @eqx.filter_jit
-def held_out_growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float[Array, " runs"]:
+def held_out_growth(policies: Policy, markets: Market, tasks: Task) -> Float[Array, " runs"]:
     """Log growth a year of each run's policy in its market, mean over its tasks."""
 
     def one(policy, market, tasks):
         return walk_tasks(policy, market, tasks).log_return.mean() * TRADING_DAYS
 
-    return eqx.filter_vmap(one)(policies, markets, tasks.each)
+    return eqx.filter_vmap(one)(policies, markets, tasks)
 
 
-def over_equal(policies: Policy, markets: Market, tasks: TaskSets) -> np.ndarray:
+def over_equal(policies: Policy, markets: Market, tasks: Task) -> np.ndarray:
     """The same over Equal CRP."""
     equal = held_out_growth(EqualShares(), markets, tasks)
     return np.asarray(held_out_growth(policies, markets, tasks) - equal)

@@ -31,15 +31,15 @@ from apportion.studies.theory.families import (
     transfer_constants,
     uniform,
 )
-from apportion.theory.estimation import LearningConstants, LearningError, learning_error
-from apportion.theory.mdp import MDP, random_family
-from apportion.theory.sampled import (
+from apportion.theory.bound import LearningConstants, LearningError, learning_error
+from apportion.theory.lspi import (
     independent_draws,
     limit,
     lspi_from_moves,
     one_path,
     separate_paths,
 )
+from apportion.theory.mdp import MDP, random_family
 
 STATES, ACTIONS, TASKS, GAMMA, ITERATIONS, SAMPLES = 6, 3, 8, 0.7, 20, 125
 SPREADS = (0.0, 0.1, 0.4)

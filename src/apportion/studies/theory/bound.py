@@ -27,8 +27,7 @@ from apportion.studies.theory.families import (
     one_by_one,
     transfer_constants,
 )
-from apportion.theory.bound import error_bound
-from apportion.theory.estimation import LearningError
+from apportion.theory.bound import LearningError, error_bound
 from apportion.theory.lspi import lspi_paths
 from apportion.theory.mdp import random_family
 

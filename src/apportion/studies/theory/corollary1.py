@@ -24,11 +24,10 @@ from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, never_broken, one_by_one
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
+from apportion.theory.distance import concentrability, distance_by_enumeration
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, norm, random_family
-from apportion.theory.samples import Counts, draw_counts
+from apportion.theory.pooling import Counts, draw_counts
 
 STATES, ACTIONS, GAMMA, SAMPLES, NOISE = 6, 3, 0.7, 36, 0.1
 TASKS = (1, 2, 4, 8, 16, 32, 64)

@@ -38,7 +38,7 @@ from apportion.studies.theory.subsets import (
     sizes_of,
     subset_regrets,
 )
-from apportion.theory.theorem import corollary_2
+from apportion.theory.bound import corollary_2
 
 
 def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:

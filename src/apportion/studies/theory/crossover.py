@@ -26,7 +26,7 @@ from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, one_by_one
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, random_family
-from apportion.theory.samples import draw_counts
+from apportion.theory.pooling import draw_counts
 
 STATES, ACTIONS, TASKS, GAMMA, NOISE = 12, 3, 8, 0.7, 0.1
 SIZES = (72, 144, 288, 576, 1152, 2304, 4608, 9216)

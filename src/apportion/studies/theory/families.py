@@ -14,11 +14,10 @@ from scipy import stats
 from apportion.statistics import mean_over
 from apportion.studies.cells import Cell, Progress, Rows
 from apportion.studies.study import Verdict
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
+from apportion.theory.bound import TransferConstants
+from apportion.theory.distance import concentrability, distance_by_enumeration
 from apportion.theory.lspi import PathResult
 from apportion.theory.mdp import MDP, norm
-from apportion.theory.theorem import TransferConstants
 
 
 def one_by_one(doing: str, measure: Callable[..., pd.DataFrame], **options: Any):

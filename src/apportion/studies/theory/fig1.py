@@ -28,13 +28,13 @@ from apportion.domains.synthetic import (
     spaced_betas,
     tied_basis,
 )
-from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, means_by, one_by_one
+from apportion.theory.lspi import in_float64
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)

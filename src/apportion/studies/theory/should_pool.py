@@ -21,8 +21,7 @@ from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.theory.mdp import random_family
-from apportion.theory.pooling import Pooling, TaskAnswer, should_pool
-from apportion.theory.samples import Transitions, draw_transitions
+from apportion.theory.pooling import Pooling, TaskAnswer, Transitions, draw_transitions, should_pool
 
 COLUMNS = ("task", "state", "action", "reward", "next_state")
 

@@ -14,7 +14,7 @@ from apportion.domains.synthetic import (
     simplex_greedy,
     tied_basis,
 )
-from apportion.precision import in_float64
+from apportion.theory.lspi import in_float64
 
 ENTITIES = (4, 10, 20, 40)
 RATIO = 4

@@ -1,4 +1,4 @@
-"""What a graphics card computes another way: whether one is meant, and how loops are compiled for it."""
+"""What a GPU computes another way: whether one is meant, and how loops are compiled for it."""
 
 from collections.abc import Callable
 from functools import cache, wraps
@@ -12,19 +12,19 @@ GRAPHS: dict[str, Any] = {
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
     # Kernels that do not touch each other's memory run side by side, for most of a small step's are too
-    # small to fill a card. Each computes what it would alone: a run's numbers do not depend on this, but
+    # small to fill a GPU. Each computes what it would alone: a run's numbers do not depend on this, but
     # on the kernels that the compiler chose by timing them.
     "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
-"""What is asked of the compiler for a card: loops as recorded graphs, inner loops too, so that steps do
+"""What is asked of the compiler for a GPU: loops as recorded graphs, inner loops too, so that steps do
 not wait for the processor."""
 
 
-def on_card() -> bool:
-    """Whether programs are compiled for a graphics card here and now.
+def on_gpu() -> bool:
+    """Whether programs are compiled for a GPU here and now.
 
     >>> with jax.default_device("cpu"):
-    ...     on_card()
+    ...     on_gpu()
     False
     """
     # A device, its platform's name, or None.
@@ -34,7 +34,7 @@ def on_card() -> bool:
 
 @cache
 def as_graphs() -> dict[str, Any]:
-    """Those of `GRAPHS` that this JAX knows; without a card nothing is asked of the compiler."""
+    """Those of `GRAPHS` that this JAX knows; without a GPU nothing is asked of the compiler."""
     if jax.default_backend() != "gpu":
         return {}
     return {name: value for name, value in GRAPHS.items() if known(name, value)}

@@ -1,33 +1,33 @@
-"""What is asked of the compiler for a graphics card, and of which compilers."""
+"""What is asked of the compiler for a GPU, and of which compilers."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from apportion import card
+from apportion import gpu
 
 
 @pytest.fixture
 def asked_afresh():
-    card.as_graphs.cache_clear()
+    gpu.as_graphs.cache_clear()
     yield
-    card.as_graphs.cache_clear()
+    gpu.as_graphs.cache_clear()
 
 
-def test_without_a_card_nothing_is_asked(asked_afresh, monkeypatch):
+def test_without_a_gpu_nothing_is_asked(asked_afresh, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert card.as_graphs() == {}
+    assert gpu.as_graphs() == {}
 
 
 def test_only_what_the_compiler_does_not_know_is_left_out(asked_afresh, monkeypatch):
-    wanted = card.GRAPHS
+    wanted = gpu.GRAPHS
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(card, "GRAPHS", {"xla_gpu_no_such_thing": 1, **wanted})
-    assert card.as_graphs() == wanted
+    monkeypatch.setattr(gpu, "GRAPHS", {"xla_gpu_no_such_thing": 1, **wanted})
+    assert gpu.as_graphs() == wanted
 
 
 def test_all_but_the_first_argument_are_given_away():
-    @card.compiled_as_graph
+    @gpu.compiled_as_graph
     def add(kept, given):
         return kept + given
 
