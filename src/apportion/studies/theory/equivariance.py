@@ -28,8 +28,9 @@ from apportion.studies.cells import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.studies.theory.families import means_by, one_by_one
+from apportion.studies.theory.common import by_run, means_by, one_by_one
 
+SCALES = {"quick": {"seeds": 5, "steps": 200}, "paper": {"seeds": 12, "steps": 600}}
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
 EPSILONS = (0.0, 0.8)
 SIZES = (20, 100, 500)
@@ -112,21 +113,18 @@ def _train(policy, x, noise, betas, steps: int):
     return eqx.combine(parameters, fixed)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper)."""
-    runs, steps = {"quick": (5, 200), "paper": (12, 600)}[scale]
-    cells = (
+def equivariance(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Both networks at every eps and number of states."""
+    cells = tuple(
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)
     )
-    compute = one_by_one(
-        "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
-    )
-    settings = {"seeds": runs, "steps": steps, "scale": scale, "seed": seed}
-    return Plan("equivariance", tuple(cells), compute, conclude, settings)
+    size = SCALES[scale]
+    compute = one_by_one(_measure, runs=size["seeds"], steps=size["steps"], seed=seed)
+    return Plan("equivariance", cells, compute, _conclude, dict(size))
 
 
-def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
+def _measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
     """Both networks on the same records, seeds as one vmap."""
     keys = jax.random.split(jax.random.key(seed), runs)
     betas = jnp.asarray(spaced_betas(ENTITIES, epsilon), jnp.float32)
@@ -139,14 +137,13 @@ def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> p
 
 
 @concludes("equivariance", "An equivariant network against a plain one of as many parameters")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
     """Table, verdicts and figure from the regret of every seed."""
     return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
-    chosen = rows[(rows.network == network) & (rows.epsilon == epsilon) & (rows["size"] == size)]
-    return chosen.sort_values("run")[order].to_numpy()
+    return by_run(rows, order, network=network, epsilon=epsilon, size=size)
 
 
 def _table(rows: Any) -> pd.DataFrame:
