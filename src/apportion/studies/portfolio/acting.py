@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.statistics import compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     SETTINGS,
     TASKS,

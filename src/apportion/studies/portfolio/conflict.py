@@ -23,7 +23,7 @@ from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.priority import Priority
 from apportion.statistics import compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.prioritisation import (
     DAYS,
     HELD_OUT,

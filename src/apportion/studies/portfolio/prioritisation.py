@@ -31,7 +31,7 @@ from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes

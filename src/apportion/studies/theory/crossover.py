@@ -20,7 +20,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from apportion.statistics import compare, of_means
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.studies.theory.families import log_slope, one_by_one

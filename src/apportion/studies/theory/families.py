@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Progress, Rows
+from apportion.studies.engine import Cell, Progress, Rows
 from apportion.studies.study import Verdict
 from apportion.theory.concentrability import concentrability
 from apportion.theory.distance import distance_by_enumeration

@@ -17,7 +17,7 @@ import pandas as pd
 
 from apportion.errors import InputError, reading
 from apportion.statistics import Estimate
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.theory.mdp import random_family
