@@ -7,7 +7,7 @@ import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.studies.cells import Cell, Plan, batches
+from apportion.studies.engine import Cell, Plan, programs_of
 
 Compute = Callable[..., dict[str, pd.DataFrame]]
 
@@ -31,7 +31,7 @@ def compute() -> Compute:
     def of(plan: Plan, cells: Sequence[Cell] | None = None) -> dict[str, pd.DataFrame]:
         return {
             cell.name: rows.assign(cell=cell.name)
-            for batch in batches(plan.cells if cells is None else cells)
+            for batch in programs_of(plan.cells if cells is None else cells)
             for cell, rows in plan.compute(batch, lambda what, fraction: None)
         }
 

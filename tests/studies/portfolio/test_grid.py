@@ -13,11 +13,10 @@ from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.statistics import mean_over, over_rows_and_columns
-from apportion.studies.cells import share_of
+from apportion.studies.engine import CellStore, share_of
 from apportion.studies.portfolio import fig3, fig4, grid
 from apportion.studies.portfolio.grid import PAPER, TILT, GridSize, sized_plan
 from apportion.studies.portfolio.tables import by_experiment_and_year
-from apportion.studies.store import CellStore
 from apportion.tasks import draw_tasks, split_entities
 
 

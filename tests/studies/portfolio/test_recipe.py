@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio.validation import score_variants
-from apportion.studies.cells import share_of
+from apportion.studies.engine import CellStore, share_of
 from apportion.studies.portfolio import recipe
 from apportion.studies.portfolio.recipe import RecipeSize, sized_plan
-from apportion.studies.store import CellStore
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from apportion.domains.charging.training import (
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
-from apportion.studies.cells import Cell, Plan, Progress, Rows
 from apportion.studies.charging.findings import conclude
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.tasks import Tasks, single_tasks
 from apportion.training import train_runs

@@ -33,7 +33,7 @@ from apportion.domains.federated.shipped import shipped_fingerprint, shipped_pol
 from apportion.domains.federated.training import read_digits
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.trees import take

@@ -38,7 +38,7 @@ from apportion.domains.federated.training import (
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
 from apportion.tasks import Tasks, TaskSets

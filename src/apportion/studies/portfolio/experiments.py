@@ -18,7 +18,7 @@ from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.walk_forward import Years
-from apportion.studies.cells import Cell
+from apportion.studies.engine import Cell
 from apportion.tasks import TaskSets, draw_tasks, split_entities
 
 SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}

@@ -26,7 +26,7 @@ from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale

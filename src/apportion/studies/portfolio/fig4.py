@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.record import LAZY
 from apportion.domains.settings import METHOD_NAMES
-from apportion.studies.cells import Plan
+from apportion.studies.engine import Plan
 from apportion.studies.portfolio.experiments import SURVIVORSHIP
 from apportion.studies.portfolio.grid import COLUMNS, TILT, grid_plan
 from apportion.studies.portfolio.tables import (

@@ -27,7 +27,7 @@ from apportion.domains.portfolio.training import choose_tasks, train_policies, t
 from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes

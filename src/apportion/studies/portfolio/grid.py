@@ -32,7 +32,7 @@ from apportion.domains.portfolio.training import train_policies
 from apportion.domains.portfolio.walk import Walk, growth_and_sharpe, walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL, Experiments, Runs, Splits
 from apportion.studies.portfolio.tables import by_cell
 from apportion.studies.registry import Scale
@@ -153,7 +153,7 @@ def sized_plan(
             values = {"method": method, "tasks": count, "experiment": experiment, "year": year}
             cells.append(Cell(f"{method}-{count}-{experiment}-{year}", values, program))
     compute_grid = partial(compute, prices, size)
-    return Plan(study, tuple(cells), compute_grid, conclude, size.describe(prices), family="grid")
+    return Plan(study, tuple(cells), compute_grid, conclude, size.describe(prices))
 
 
 def compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Progress) -> Rows:

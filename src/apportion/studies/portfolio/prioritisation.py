@@ -43,7 +43,7 @@ from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.statistics import compare, mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict

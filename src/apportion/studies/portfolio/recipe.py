@@ -26,7 +26,7 @@ from apportion.domains.portfolio.training import train_policies
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, Splits
 from apportion.studies.portfolio.tables import by_cell, note
 from apportion.studies.registry import Scale

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.cells import Cell, Rows
+from apportion.studies.engine import Cell, Rows
 from apportion.studies.study import Verdict
 
 GAINS = ["gain", "log_gain", "sharpe_gain"]

@@ -26,7 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.statistics import compare, mean_over
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict

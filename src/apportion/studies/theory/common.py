@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Progress, Rows
+from apportion.studies.engine import Cell, Progress, Rows
 from apportion.studies.study import Verdict
 
 

@@ -33,7 +33,7 @@ from apportion.domains.synthetic import (
 )
 from apportion.precision import in_float64
 from apportion.statistics import Estimate, mean_over, of_means
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes

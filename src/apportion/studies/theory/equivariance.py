@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import Conclusion, Verdict, concludes
