@@ -33,9 +33,10 @@ class Entry(NamedTuple):
 STUDIES = {
     "fig1": Entry("theory", "LSPI on the synthetic problem: real against permuted examples"),
     "fig2": Entry("portfolio", "what a task's score says about its gradient and its progress"),
-    "fig3": Entry("portfolio", "multi-task policies on held-out instruments, by number of tasks"),
-    "fig4": Entry(
-        "portfolio", "learning curves of single-task, multi-task and prioritised learning"
+    "fig3-4": Entry(
+        "portfolio",
+        "single-task, multi-task and prioritised learning: curves, and held-out instruments",
+        ("fig3", "fig4"),
     ),
     "fig5": Entry("portfolio", "allocations and wealth over the last year"),
     "charging": Entry(
@@ -45,14 +46,15 @@ STUDIES = {
     "federations": Entry(
         "federated", "one policy in every kind of federation, beside every other way to aggregate"
     ),
-    "bound": Entry("theory", "both theorems against measured suboptimality"),
-    "crossover": Entry("theory", "when multi-task learning stops paying as tasks drift apart"),
-    "corollary1": Entry(
-        "theory", "how fast more tasks help, and the floor that their distance sets"
-    ),
-    "approximation": Entry(
+    "bound": Entry(
         "theory",
-        "Theorem 1 with few features, on paths, on separate paths and on independent draws",
+        "both theorems against measured suboptimality, with all features and with few",
+        ("bound", "approximation"),
+    ),
+    "crossover": Entry(
+        "theory",
+        "when multi-task learning stops paying as tasks drift apart, and how fast more tasks help",
+        ("crossover", "corollary1"),
     ),
     "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
     "equivariance": Entry(
@@ -62,15 +64,15 @@ STUDIES = {
         "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
     ),
     "prioritisation": Entry(
-        "portfolio", "where drawing tasks by priority pays, and where it does not"
+        "portfolio",
+        "where drawing tasks by priority pays, whom it serves where tasks conflict, and acting",
+        ("prioritisation", "conflict", "acting"),
     ),
-    "conflict": Entry("portfolio", "whom priorities serve where tasks pull apart"),
-    "acting": Entry("portfolio", "what acting in the loop adds where prices do not answer"),
 }
 
 LONGEST = (
-    *("charging", "fig6", "fig3", "fig2", "recipe", "fig5", "conflict", "acting"),
-    *("corollary2", "corollary1", "fig1"),
+    *("charging", "fig6", "fig3-4", "fig2", "recipe", "fig5", "prioritisation"),
+    *("corollary2", "crossover", "fig1"),
 )
 """Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,
 and those of the processor."""
@@ -113,7 +115,7 @@ def find_plan(name: str) -> "Callable[..., Plan]":
     study = find_study(name)
     function = study.replace("-", "_")
     module = import_module(f"apportion.studies.{STUDIES[study].room}.{function}")
-    return getattr(module, function, None) or module.plan
+    return getattr(module, function)
 
 
 def make_plan(

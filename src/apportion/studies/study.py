@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -211,27 +210,6 @@ class Study:
         whole = {"name": self.name, "figures": about, "settings": self.settings, **(facts or {})}
         write_json(folder / "study.json", plain(whole))
         write_json(folder / "verdict.json", self.verdicts())
-
-
-Conclusion = tuple[pd.DataFrame, Iterable[Verdict], Callable[[], Figure], Iterable[str]]
-"""Table, verdicts, what draws the figure, and notes."""
-
-
-def concludes(
-    name: str, title: str
-) -> Callable[[Callable[..., Conclusion]], Callable[[Any, dict[str, Any]], list[FigureResult]]]:
-    """A function from rows and settings to a conclusion becomes one to the only figure of a study."""
-
-    def decorate(
-        conclude: Callable[..., Conclusion],
-    ) -> Callable[[Any, dict[str, Any]], list[FigureResult]]:
-        @wraps(conclude)
-        def figures(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-            return [FigureResult(name, title, *conclude(rows, settings))]
-
-        return figures
-
-    return decorate
 
 
 def after_all(outcome: str, adjusted: str | None) -> str:

@@ -6,9 +6,10 @@ single-task learning, and, ours, what prioritisation and a richer client state a
 trained policy, or one fixed share on the minority, of one seed; a seed deals the clients anew.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import equinox as eqx
@@ -18,14 +19,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.federated.aggregators import (
-    Aggregator,
-    Fixed,
-    PolicyAggregator,
-    run_episode_sets,
-)
+from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
 from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.partitions import Partition, paper_split, side_by_side
 from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
 from apportion.domains.federated.training import (
@@ -40,7 +35,7 @@ from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Tasks, TaskSets
 from apportion.trees import take
 
@@ -56,7 +51,7 @@ Curves = dict[str, np.ndarray]
 """Test accuracy (experiments, rounds) of each method; an experiment is a seed and a task."""
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
     """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
     if scale == "paper":
         if digits is None:
@@ -68,26 +63,21 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
             state="accuracy", rounds=12, steps=10, learning_rate=2e-2, unseen=6, seed=seed
         )
         seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
+    cells = []
+    for total, own in product(totals, seeds):
+        values = {"method": "fixed", "total": total, "state": settings.state, "seed": own}
+        cells.append(Cell(f"fixed-{total:g}-{own}", values, program="fixed"))
     runs = [(settings.state, method) for method in METHODS] + [(RICHER, "mtl")]
-    cells = [_fixed_cell(total, settings.state, own) for total in totals for own in seeds]
-    cells += [_learned_cell(state, method, own) for state, method in runs for own in seeds]
+    for (state, method), own in product(runs, seeds):
+        values = {"method": method, "total": float("nan"), "state": state, "seed": own}
+        cells.append(Cell(f"{state}-{method}-{own}", values, program=f"{state}-{method}"))
     data = (embedded_digits() if digits is None else digits).summary()
     about = {"data": data, **settings.to_dict(), "seeds": list(seeds)}
-    computing = partial(compute, settings=settings, digits=digits)
-    return Plan("fig6", tuple(cells), computing, conclude, about)
+    computing = partial(compute_fig6, settings=settings, digits=digits)
+    return Plan("fig6", tuple(cells), computing, _conclude, about)
 
 
-def _fixed_cell(total: float, state: str, seed: int) -> Cell:
-    values = {"method": "fixed", "total": total, "state": state, "seed": seed}
-    return Cell(f"fixed-{total:g}-{seed}", values, program="fixed")
-
-
-def _learned_cell(state: str, method: str, seed: int) -> Cell:
-    values = {"method": method, "total": float("nan"), "state": state, "seed": seed}
-    return Cell(f"{state}-{method}-{seed}", values, program=f"{state}-{method}")
-
-
-def compute(
+def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
     *,
@@ -104,7 +94,14 @@ def compute(
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
     else:
-        aggregators = _trained(here, federation, cells, [own for own, _ in tasks], progress)
+
+        def report_progress(chunk):
+            what = f"{here.state} state: {chunk.step} of {chunk.steps} updates"
+            progress(what, 0.9 * chunk.step / chunk.steps)
+
+        methods, own = [cell["method"] for cell in cells], [own for own, _ in tasks]
+        trained = train_policies(here, federation, own, methods, seeds, on_chunk=report_progress)
+        aggregators = PolicyAggregator(trained.policy)
     unseen = TaskSets.of([own for _, own in tasks])
     keys = evaluation_keys(seeds, here.unseen)
     record = run_episode_sets(federation, aggregators, unseen, keys)
@@ -126,38 +123,23 @@ def _deal(
     return side_by_side(deals), [tasks[seed] for seed in seeds]
 
 
-def _trained(
-    settings: FederatedSettings,
-    federation: Federation,
-    cells: Sequence[Cell],
-    tasks: Sequence[Tasks],
-    progress: Progress,
-) -> Aggregator:
-    def report_progress(chunk):
-        what = f"{settings.state} state: {chunk.step} of {chunk.steps} updates"
-        progress(what, 0.9 * chunk.step / chunk.steps)
-
-    trained = train_policies(
-        settings,
-        federation,
-        tasks,
-        [cell["method"] for cell in cells],
-        [cell["seed"] for cell in cells],
-        on_chunk=report_progress,
-    )
-    return PolicyAggregator(trained.policy)
-
-
-@concludes("fig6", "Figure 6: aggregation of federated models, unseen tasks")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows."""
     rows = rows.assign(label=_labels(rows, settings["state"]))
     methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
-    curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in _ordered(methods)}
-    shares = {name: _shares(methods[name]) for name in curves if _is_learned(name)}
+    # FedAvg, the learned ones, the fixed shares.
+    order = sorted(methods, key=lambda name: (name != "FedAvg", not _is_learned(name)))
+    curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in order}
+    clients = [str(column) for column in rows if str(column).startswith("share ")]
+    # Mean share of each client by round (rounds, clients); the minority comes last.
+    shares = {
+        name: _by_round(methods[name], clients).mean(0) for name in curves if _is_learned(name)
+    }
     table = _table(curves)
     verdicts = _verdicts(curves, len(set(rows["seed"])))
-    return table, verdicts, lambda: _plot(curves, shares), _notes(table, shares)
+    title, draw = "Figure 6: aggregation of federated models, unseen tasks", partial(_plot, curves)
+    found = (table, verdicts, partial(draw, shares), _notes(table, shares))
+    return [FigureResult("fig6", title, *found)]
 
 
 def _labels(rows: pd.DataFrame, state: str) -> list[str]:
@@ -174,17 +156,6 @@ def _labels(rows: pd.DataFrame, state: str) -> list[str]:
 
 def _is_learned(name: str) -> bool:
     return name != "FedAvg" and not name.startswith("fixed")
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    """FedAvg, the learned ones, the fixed shares."""
-    return sorted(names, key=lambda name: (name != "FedAvg", not _is_learned(name)))
-
-
-def _shares(rows: pd.DataFrame) -> np.ndarray:
-    """Mean share of each client by round (rounds, clients); the minority comes last."""
-    clients = [str(column) for column in rows if str(column).startswith("share ")]
-    return _by_round(rows, clients).mean(0)
 
 
 def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
@@ -219,7 +190,7 @@ def gain_over(first: np.ndarray, second: np.ndarray, seeds: int) -> Estimate:
     return compare(first.reshape(seeds, -1).mean(1), second.reshape(seeds, -1).mean(1))
 
 
-def _verdicts(curves: Curves, seeds: int):
+def _verdicts(curves: Curves, seeds: int) -> Iterator[Verdict]:
     last = {name: curve[:, -1] for name, curve in curves.items()}
     mean = {name: curve.mean(1) for name, curve in curves.items()}
     for name in map(METHOD_NAMES.__getitem__, METHODS):
@@ -241,7 +212,7 @@ def _verdicts(curves: Curves, seeds: int):
         yield Verdict.of(claim, gap, below=0.005, paper=False)
 
 
-def _notes(table: pd.DataFrame, shares: Curves):
+def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
     rows = table.set_index("method")
     fixed = [name for name in rows.index if name.startswith("fixed")]
     best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))

@@ -346,9 +346,7 @@ def conclude_prioritisation(rows: Any) -> FigureResult:
         "intervals over seeds of a simulated market.",
     )
     title = "Where prioritisation pays: few, some or all of 32 tasks informative"
-    return FigureResult(
-        "prioritisation", title, table, verdicts, lambda: _plot_gaps(gaps), notes
-    )
+    return FigureResult("prioritisation", title, table, verdicts, lambda: _plot_gaps(gaps), notes)
 
 
 def over_uniform(table: Any) -> pd.DataFrame:
@@ -396,7 +394,9 @@ def conclude_conflict(rows: Any) -> FigureResult:
         claim = f"{rule.name}: serves the camp that fares worse better than uniform drawing"
         gain = compare(worst[rule.name], worst[UNIFORM.name])
         verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
-        claim = f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"
+        claim = (
+            f"{rule.name}: runs differ less (distance from their median, uniform's less its own)"
+        )
         gain = compare(differ[UNIFORM.name], differ[rule.name])
         verdicts.append(Verdict.of(claim, gain, paper=rule.paper))
     notes = (
@@ -435,9 +435,7 @@ def conclude_acting(rows: Any) -> FigureResult:
     """Acting some periods after each update against none, at each cost."""
     table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
     table = table.astype({"acted": int})
-    growths = {
-        cost: [_by_seed(table, acted=acted, cost=cost) for acted in ACTED] for cost in COSTS
-    }
+    growths = {cost: [_by_seed(table, acted=acted, cost=cost) for acted in ACTED] for cost in COSTS}
     verdicts, notes = [], []
     for cost, (none, *some) in growths.items():
         for acted, own in zip(ACTED[1:], some, strict=True):

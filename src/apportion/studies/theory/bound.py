@@ -101,7 +101,7 @@ def _measure(figure: str, families: dict[str, int], seed: int, **values: Any) ->
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    own = {figure: part for figure, part in rows.groupby("figure")}
+    own = dict(iter(rows.groupby("figure")))
     return [
         _conclude_bound(own["bound"], settings["seed"]),
         _conclude_approximation(own["approximation"]),

@@ -1,4 +1,4 @@
-"""What the studies of the theory share: cells computed one by one, slopes, and whether a bound was broken."""
+"""What the studies of the theory share: cells one by one, slopes, and whether a bound was broken."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -36,7 +36,7 @@ from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
 from apportion.theory.theorem import corollary_2
@@ -155,12 +155,11 @@ def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     )
 
 
-@concludes(
-    "corollary2", "Corollary 2: what all orderings and all subsets of the entities are worth"
-)
-def _conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
-    return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
+    title = "Corollary 2: what all orderings and all subsets of the entities are worth"
+    found = (_table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows))
+    return [FigureResult("corollary2", title, *found)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:

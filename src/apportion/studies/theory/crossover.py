@@ -82,7 +82,7 @@ def _measure(figure: str, spread: float, families: dict[str, int], seed: int) ->
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    own = {figure: part for figure, part in rows.groupby("figure")}
+    own = dict(iter(rows.groupby("figure")))
     return [_conclude_crossover(own["crossover"]), _conclude_corollary1(own["corollary1"])]
 
 

@@ -27,7 +27,7 @@ from apportion.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, means_by, one_by_one
 
 SCALES = {"quick": {"seeds": 5, "steps": 200}, "paper": {"seeds": 12, "steps": 600}}
@@ -136,10 +136,11 @@ def _measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> 
     return pd.concat(frames, ignore_index=True)
 
 
-@concludes("equivariance", "An equivariant network against a plain one of as many parameters")
-def _conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every seed."""
-    return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
+    title = "An equivariant network against a plain one of as many parameters"
+    found = (_table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows))
+    return [FigureResult("equivariance", title, *found)]
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:

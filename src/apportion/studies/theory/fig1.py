@@ -33,7 +33,7 @@ from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import log_slope, means_by, one_by_one
 
 SEEDS = {"quick": 20, "paper": 40}
@@ -124,12 +124,13 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
     )
 
 
-@concludes("fig1", "Figure 1: what permuting 20 examples is worth on the synthetic problem")
-def _conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {epsilon: _regrets_in(rows[rows.epsilon == epsilon]) for epsilon in EPSILONS}
     table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
-    return table, _verdicts(regrets), lambda: _plot(regrets), _notes(regrets)
+    title = "Figure 1: what permuting 20 examples is worth on the synthetic problem"
+    found = (table, _verdicts(regrets), lambda: _plot(regrets), _notes(regrets))
+    return [FigureResult("fig1", title, *found)]
 
 
 def _regrets_in(rows: Any) -> Regrets:
