@@ -351,10 +351,11 @@ def _corollary1_table(curves: dict[str, dict[float, Curves]]) -> pd.DataFrame:
 
 def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs two spreads"]:
     """The floor and eps of all 64 tasks, in the families of every distance above 0."""
-    found = [
-        [curves[name][spread][:, -1] for spread in DISTANCES[1:]] for name in ("floor", "epsilon")
-    ]
-    return np.array(found).transpose(2, 0, 1)
+    found = (
+        np.stack([curves[name][spread][:, -1] for spread in DISTANCES[1:]], -1)
+        for name in ("floor", "epsilon")
+    )
+    return np.stack([*found], 1)
 
 
 def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Verdict]:
