@@ -11,7 +11,7 @@ from learning import optimised
 @pytest.fixture(scope="module")
 def study():
     with optimised():
-        return fig1.plan(scale="quick").run()
+        return fig1.fig1().run().figure()
 
 
 def regret(study, epsilon, arm):

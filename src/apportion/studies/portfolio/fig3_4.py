@@ -138,15 +138,10 @@ SCALES = {
 
 
 def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """The grid of experiments behind both figures."""
-    size = SCALES[scale]
+    """The grid behind both figures: what learns nothing, then multi-task, then single-task methods."""
+    prices = embedded_prices() if prices is None else prices
+    size = SCALES[scale].within(prices)
     size = replace(size, settings=replace(size.settings, seed=seed))
-    return grid_plan(embedded_prices() if prices is None else prices, size)
-
-
-def grid_plan(prices: Prices, size: GridSize) -> Plan:
-    """The plan of a grid of any size: what learns nothing, then multi-task, then single-task methods."""
-    size = size.within(prices)
     programs = [((LAZY,), 0), ((TILT,), 0)]
     programs += [(("mtl", "pmtl"), count) for count in size.counts] + [(("stl",), 1)]
     cells = []

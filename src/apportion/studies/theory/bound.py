@@ -89,10 +89,10 @@ def _measure(figure: str, families: dict[str, int], seed: int, **values: Any) ->
     if figure == "bound":
         spread = values["spread"]
         own = seed * len(SPREADS) + SPREADS.index(spread)
-        return measure(spread, families[figure] // len(SPREADS), own).assign(figure=figure)
+        return measure_tasks(spread, families[figure] // len(SPREADS), own).assign(figure=figure)
     # All kinds of samples and all d see the same families.
     frames = [
-        measure_few(
+        measure_features(
             **values, spread=spread, runs=families[figure], seed=seed * len(THREE_SPREADS) + number
         )
         for number, spread in enumerate(THREE_SPREADS)
@@ -135,7 +135,7 @@ def _held_against_theorems(
     return error, loss, distance, plain, constants.theorem_1_prime(given, ITERATIONS)
 
 
-def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
+def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """LSPI on `runs` families: a row for each task, with the measured loss and every term."""
     family = draw_family(spread, runs, seed)
     average = family.average()
@@ -271,7 +271,9 @@ def cosines(dimension: int) -> Float[np.ndarray, "states dimension"]:
     return waves
 
 
-def measure_few(sampling: str, dimension: int, spread: float, runs: int, seed: int) -> pd.DataFrame:
+def measure_features(
+    sampling: str, dimension: int, spread: float, runs: int, seed: int
+) -> pd.DataFrame:
     """LSPI on `runs` families: the loss, the error, and the share of each bound that is reached."""
     family = draw_family(spread, runs, seed)
     features = cosines(dimension)

@@ -56,11 +56,11 @@ class Plain(eqx.Module):
         return jax.nn.softmax(self.network(x))
 
 
-def make(name: str, key: PRNGKeyArray) -> Shared | Plain:
+def make_network(name: str, key: PRNGKeyArray) -> Shared | Plain:
     """A fresh network, by name.
 
     >>> def count(name):
-    ...     arrays = eqx.filter(make(name, jax.random.key(0)), eqx.is_array)
+    ...     arrays = eqx.filter(make_network(name, jax.random.key(0)), eqx.is_array)
     ...     return sum(leaf.size for leaf in jax.tree.leaves(arrays))
     >>> [count(name) for name in NETWORKS]
     [321, 325]
@@ -84,7 +84,7 @@ def regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs
         network_key, state_key, noise_key, fresh_key = jax.random.split(key, 4)
         x = jax.random.uniform(state_key, (size, ENTITIES))
         noise = NOISE * jax.random.normal(noise_key, (size, ENTITIES))
-        policy = _train(make(name, network_key), x, noise, betas, steps)
+        policy = _train(make_network(name, network_key), x, noise, betas, steps)
         fresh = jax.random.uniform(fresh_key, (FRESH, ENTITIES))
         found = []
         for own in (betas, jnp.roll(betas, ENTITIES // 2)):
