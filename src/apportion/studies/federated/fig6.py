@@ -16,7 +16,6 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
@@ -125,8 +124,15 @@ def _deal(
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows."""
-    rows = rows.assign(label=_labels(rows, settings["state"]))
-    methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
+
+    def label(method: str, total: float, state: str) -> str:
+        """The client state is named where it is not the usual one."""
+        if method == "fixed":
+            return "FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}"
+        return METHOD_NAMES[method] + ("" if state == settings["state"] else f", {state} state")
+
+    labels = [label(*values) for values in rows[["method", "total", "state"]].to_numpy()]
+    methods = {str(name): own for name, own in rows.groupby(labels, sort=False)}
     # FedAvg, the learned ones, the fixed shares.
     order = sorted(methods, key=lambda name: (name != "FedAvg", not _is_learned(name)))
     curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in order}
@@ -135,23 +141,26 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     shares = {
         name: _by_round(methods[name], clients).mean(0) for name in curves if _is_learned(name)
     }
-    table = _table(curves)
+    table = pd.DataFrame(
+        [
+            {"method": name, "experiments": len(own)} | _landmarks(own.mean(0))
+            for name, own in curves.items()
+        ]
+    ).astype({"first round above .90": "Int64"})
     verdicts = _verdicts(curves, len(set(rows["seed"])))
     title, draw = "Figure 6: aggregation of federated models, unseen tasks", partial(_plot, curves)
     found = (table, verdicts, partial(draw, shares), _notes(table, shares))
     return [FigureResult("fig6", title, *found)]
 
 
-def _labels(rows: pd.DataFrame, state: str) -> list[str]:
-    """What each row's method is called; the client state is named where it is not the usual one."""
-
-    def label(method: str, total: float, own_state: str) -> str:
-        if method == "fixed":
-            return "FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}"
-        return METHOD_NAMES[method] + ("" if own_state == state else f", {own_state} state")
-
-    columns = zip(rows["method"], rows["total"], rows["state"], strict=True)
-    return [label(*values) for values in columns]
+def _landmarks(mean: np.ndarray) -> dict[str, Any]:
+    """A method's mean accuracy at some rounds, and when it comes above .90."""
+    above = np.flatnonzero(mean > 0.9)
+    return {f"round {n}": mean[n - 1] for n in (1, 5, 10, 15, 20, 50) if n <= len(mean)} | {
+        "final": mean[-1],
+        "mean over rounds": mean.mean(),
+        "first round above .90": int(above[0]) + 1 if len(above) else None,
+    }
 
 
 def _is_learned(name: str) -> bool:
@@ -163,26 +172,6 @@ def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
     rounds = len(rows["round"].unique())
     ordered = rows.sort_values(["seed", "task", "round"])[columns]
     return ordered.to_numpy(float).reshape(-1, rounds, len(columns))
-
-
-def _table(curves: Curves) -> pd.DataFrame:
-    rounds = next(iter(curves.values())).shape[-1]
-    shown = [n for n in (1, 5, 10, 15, 20, 50) if n <= rounds]
-    rows = []
-    for name, accuracy in curves.items():
-        mean = accuracy.mean(0)
-        above = np.flatnonzero(mean > 0.9)
-        rows.append(
-            {"method": name, "experiments": len(accuracy)}
-            | {f"round {n}": mean[n - 1] for n in shown}
-            | {
-                "final": mean[-1],
-                "mean over rounds": mean.mean(),
-                "first round above .90": int(above[0]) + 1 if len(above) else None,
-            }
-        )
-    table = pd.DataFrame(rows)
-    return table.astype({"first round above .90": "Int64"})
 
 
 def gain_over(first: np.ndarray, second: np.ndarray, seeds: int) -> Estimate:
@@ -232,44 +221,33 @@ def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
 
 
 def _plot(curves: Curves, shares: Curves) -> Figure:
+    """Test accuracy by round, then each client's share under STL and under MTL."""
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, *right = figure.subplots(1, 3)
-    _plot_accuracy(left, curves)
-    for axes, name in zip(right, ("STL", "MTL"), strict=True):
-        _plot_shares(axes, name, shares[name])
+    rounds = np.arange(1, curves["FedAvg"].shape[1] + 1)
+    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
+    styles |= {name: (f"C{place}", "-") for place, name in enumerate(shares)}
+    for name, (color, style) in styles.items():
+        left.plot(rounds, curves[name].mean(0), style, color=color, linewidth=1.6, label=name)
+        if name in ("FedAvg", "MTL"):
+            low, high = np.quantile(curves[name], (0.1, 0.9), axis=0)
+            left.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
+    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
+    left.set_ylim(max(floor - 0.05, 0), None)
+    left.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
+    left.legend(fontsize=8, frameon=False, loc="lower right")
     top = max(shares[name].max() for name in ("STL", "MTL"))
-    for axes in right:
+    for axes, name in zip(right, ("STL", "MTL"), strict=True):
+        clients = shares[name].shape[1]
+        for client in range(clients):
+            color, width = ("C3", 1.8) if client >= clients - 2 else ("0.7", 0.9)
+            axes.plot(rounds, shares[name][:, client], color=color, linewidth=width)
+        axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
+        title = f"{name}: share of each client (minority red; dashed 1/{clients})"
+        axes.set_title(title, fontsize=9, loc="left")
         axes.set_ylim(0, 1.1 * top)
     for axes in (left, *right):
         axes.set_xlabel("round", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     return figure
-
-
-def _plot_accuracy(axes: Axes, curves: Curves) -> None:
-    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
-    learned = [name for name in curves if _is_learned(name)]
-    styles |= {name: (f"C{place}", "-") for place, name in enumerate(learned)}
-    for name, (color, style) in styles.items():
-        accuracy = curves[name]
-        rounds = np.arange(1, accuracy.shape[1] + 1)
-        axes.plot(rounds, accuracy.mean(0), style, color=color, linewidth=1.6, label=name)
-        if name in ("FedAvg", "MTL"):
-            low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
-            axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
-    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
-    axes.set_ylim(max(floor - 0.05, 0), None)
-    axes.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-
-
-def _plot_shares(axes: Axes, name: str, shares: np.ndarray) -> None:
-    rounds, clients = np.arange(1, len(shares) + 1), shares.shape[1]
-    for client in range(clients):
-        minority = client >= clients - 2
-        color, width = ("C3", 1.8) if minority else ("0.7", 0.9)
-        axes.plot(rounds, shares[:, client], color=color, linewidth=width)
-    axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
-    title = f"{name}: share of each client (minority red; dashed 1/{clients})"
-    axes.set_title(title, fontsize=9, loc="left")

@@ -8,7 +8,7 @@ earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -173,9 +173,9 @@ def chosen(table: Any) -> pd.DataFrame:
 
 
 def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    """The study from its rows, of both rewards or of one alone."""
+    """The study from its rows."""
     by_strategy = strategies(table)
-    verdicts, notes = [], []
+    verdicts, notes, summary = [], [], []
     for kind in ("own", "held-out"):
         verdicts += _verdicts(by_strategy, kind)
         notes += [
@@ -185,7 +185,6 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
                 "log points a year",
             )
             for name in (SEED, TEAM, PAPER_SEED, PAPER_TEAM)
-            if name in by_strategy
         ]
     variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
     notes += [
@@ -194,83 +193,63 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "A single seed is the mean over all seeds of the ensemble, each taken alone.",
         SURVIVORSHIP,
     ]
-    title, draw = (
-        "The practical policy: walk-forward over years, net of costs",
-        partial(_plot, table),
-    )
-    return [FigureResult("recipe", title, _summary(by_strategy), verdicts, draw, notes)]
-
-
-def _summary(by_strategy: dict[str, Any]) -> pd.DataFrame:
-    """Each strategy's gains over Equal CRP with their intervals."""
-    found = []
     for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
         row = {"strategy": name, "tested": kind}
         for column in ("log_gain", "sharpe_gain"):
             e = over_rows_and_columns(_pivot(rows, kind, column).to_numpy())
             row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
-        found.append(row)
-    return pd.DataFrame(found)
+        summary.append(row)
+    title = "The practical policy: walk-forward over years, net of costs"
+    found = (pd.DataFrame(summary), verdicts, lambda: _plot(by_strategy), notes)
+    return [FigureResult("recipe", title, *found)]
 
 
-def _verdicts(by_strategy: dict[str, Any], kind: str) -> list[Verdict]:
+def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     """Each strategy against Equal CRP, and those that are compared with one another."""
-    claims = []
     for name in (LAZY, PRACTICAL, CHOSEN):
         for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
-            if name in by_strategy:
-                gains = _pivot(by_strategy[name], kind, column)
-                claims.append((f"{name} beats Equal CRP on {kind} tasks ({unit})", gains))
+            gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column).to_numpy())
+            claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
+            yield Verdict.of(claim, gains, paper=False)
     for ahead, behind, claim in (
         (PRACTICAL, LAZY, "the practical policy beats lazy Equal CRP"),
         (TEAM, SEED, "the ensemble beats a single seed"),
         (PAPER_TEAM, PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
     ):
-        if ahead in by_strategy:
-            gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
-            claims.append((f"{claim} on {kind} tasks (log points a year)", gap))
-    return [
-        Verdict.of(claim, over_rows_and_columns(gap.to_numpy()), paper=False)
-        for claim, gap in claims
-    ]
+        gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
+        claim = f"{claim} on {kind} tasks (log points a year)"
+        yield Verdict.of(claim, over_rows_and_columns(gap.to_numpy()), paper=False)
 
 
 def strategies(table: Any) -> dict[str, Any]:
-    """The rows of each strategy that is compared, of the rewards that are in the table."""
-    steps, team = int(table.steps.max()), int(table.members.max())
-    last = table[table.steps == steps]
-    rewards = [reward for reward in REWARDS if (last.reward == reward).any()]
+    """The rows of each strategy that is compared."""
+    team = int(table.members.max())
+    last = table[table.steps == table.steps.max()]
 
     def rows(reward: str, k: float, eta: float, members: int):
         here = last[last.reward == reward]
         return here[(here.k == k) & (here.eta == eta) & (here.members == members)]
 
-    found = {LAZY: rows(rewards[0], 0.0, 0.1, team)}
-    if TRACKING in rewards:
-        found |= {
-            PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
-            CHOSEN: chosen(table),
-            TEAM: rows(TRACKING, 1.0, 1.0, team),
-            SEED: rows(TRACKING, 1.0, 1.0, 1),
-            "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
-        }
-    if PLAIN in rewards:
-        found |= {
-            PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
-            PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
-        }
-    return found
+    return {
+        LAZY: rows(TRACKING, 0.0, 0.1, team),
+        PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
+        CHOSEN: chosen(table),
+        TEAM: rows(TRACKING, 1.0, 1.0, team),
+        SEED: rows(TRACKING, 1.0, 1.0, 1),
+        "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
+        PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
+        PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
+    }
 
 
 def _pivot(rows: Any, kind: str, column: str = "log_gain") -> pd.DataFrame:
     return rows[rows.tested == kind].pivot(index="experiment", columns="year", values=column)
 
 
-def _plot(table: Any) -> Figure:
+def _plot(compared: dict[str, Any]) -> Figure:
     """Each strategy's gain over Equal CRP with its interval, in log points and in Sharpe ratio."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    compared = strategies(table)
     for axes, column, label in zip(
         panels, ("log_gain", "sharpe_gain"), ("log points a year", "Sharpe ratio"), strict=True
     ):

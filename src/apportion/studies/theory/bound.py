@@ -164,13 +164,28 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
     ends = [f"{name}_{part}" for name in ("theorem_1", "theorem_1_prime") for part in _PARTS]
     columns = ["spread", "run", "task", "epsilon", "e", "measured", "trivial", *ends]
     table = rows[columns].astype({"task": int})
+    vacuous = error_bound(draw_family(0.1, seed=seed), samples=1e6, iterations=ITERATIONS)
+    families = len(table[["spread", "run"]].drop_duplicates())
+    notes = (
+        f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "
+        f"of Theorem 1' and {(table.measured / table.theorem_1_total).max():.3f} of Theorem 1, over "
+        f"{len(table)} task-runs of {families} families.",
+        f"Theorem 1' is {(table.theorem_1_total / table.theorem_1_prime_total).median():.1f} times "
+        "tighter than Theorem 1 (median).",
+        f"Theorem 1' is below the trivial bound in "
+        f"{(table.theorem_1_prime_total < table.trivial).mean():.0%} of the task-runs, Theorem 1 in "
+        f"{(table.theorem_1_total < table.trivial).mean():.0%}.",
+        f"With e bounded in probability instead of measured, Lemma 4 asks for N T > "
+        f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
+        "practical N.",
+    )
     return FigureResult(
         "bound",
         "Theorem 1 against the truth: LSPI on the average MDP of random families",
         table.round(6),
         _bound_verdicts(table),
         lambda: _plot_bound(table),
-        _bound_notes(table, seed),
+        notes,
     )
 
 
@@ -194,24 +209,6 @@ def _bound_verdicts(table: Any) -> Iterator[Verdict]:
     steps = [compare(far, near) for near, far in pairwise(families)]
     claim = "suboptimality grows with the distance of the tasks (least step between neighbours)"
     yield Verdict.of_all(claim, steps)
-
-
-def _bound_notes(table: pd.DataFrame, seed: int) -> tuple[str, ...]:
-    vacuous = error_bound(draw_family(0.1, seed=seed), samples=1e6, iterations=ITERATIONS)
-    families = len(table[["spread", "run"]].drop_duplicates())
-    return (
-        f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "
-        f"of Theorem 1' and {(table.measured / table.theorem_1_total).max():.3f} of Theorem 1, over "
-        f"{len(table)} task-runs of {families} families.",
-        f"Theorem 1' is {(table.theorem_1_total / table.theorem_1_prime_total).median():.1f} times "
-        "tighter than Theorem 1 (median).",
-        f"Theorem 1' is below the trivial bound in "
-        f"{(table.theorem_1_prime_total < table.trivial).mean():.0%} of the task-runs, Theorem 1 in "
-        f"{(table.theorem_1_total < table.trivial).mean():.0%}.",
-        f"With e bounded in probability instead of measured, Lemma 4 asks for N T > "
-        f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
-        "practical N.",
-    )
 
 
 def _plot_bound(table: pd.DataFrame) -> Figure:
@@ -308,13 +305,28 @@ def _conclude_approximation(rows: Any) -> FigureResult:
     means = by[["loss", "e", "informative", "e_bound"]].mean()
     worst = by[["theorem_1", "theorem_1_prime"]].max().add_suffix("_worst")
     table = pd.concat([means, worst, by.size().rename("families")], axis=1)
+    few = rows[rows.dimension < STATES]
+    calm = few[few.sampling == "no noise"]
+    losses = rows[rows.sampling == "one path"].groupby(["dimension", "spread"]).loss.mean()
+    notes = (
+        f"With few features suboptimality reaches {few.theorem_1_prime.max():.3f} of Theorem 1' at most, "
+        f"and {few.theorem_1.max():.3f} of Theorem 1, over {few.groupby(['spread', 'run']).ngroups} "
+        f"families, {len(DIMENSIONS) - 1} numbers of features and {len(SAMPLINGS)} kinds of samples.",
+        f"Theorem 1' is below the trivial bound in {few.informative.mean():.0%} of the cases.",
+        f"Without noise e is {(calm.e / calm.e_bound).median():.3f} of its approximation term (median).",
+        f"Two features in place of six cost {losses[2, 0.0] - losses[6, 0.0]:.4f} of suboptimality with "
+        f"equal tasks, where e rises from {_errors(rows, 'one path', 6, 0.0).mean():.3f} to "
+        f"{_errors(rows, 'one path', 2, 0.0).mean():.3f}.",
+        f"Distance .4, all features: e is {_errors(rows, 'a path of each task', 6, 0.4).mean():.4f} on a "
+        f"path of each task and {_errors(rows, 'one path', 6, 0.4).mean():.4f} on one path.",
+    )
     return FigureResult(
         "approximation",
         "Theorem 1 with few features, on paths and on independent draws",
         table.reset_index().round(6),
         _approximation_verdicts(rows),
         lambda: _plot_approximation(rows),
-        _approximation_notes(rows),
+        notes,
     )
 
 
@@ -353,24 +365,6 @@ def _approximation_verdicts(rows: Any) -> Iterator[Verdict]:
     informative = few.groupby(["spread", "run"]).informative.mean()
     claim = "few features: Theorem 1' says more than the trivial bound in most cases (share - 1/2)"
     yield Verdict.of(claim, mean_over(informative.to_numpy() - 0.5), paper=False)
-
-
-def _approximation_notes(rows: Any) -> tuple[str, ...]:
-    few = rows[rows.dimension < STATES]
-    calm = few[few.sampling == "no noise"]
-    losses = rows[rows.sampling == "one path"].groupby(["dimension", "spread"]).loss.mean()
-    return (
-        f"With few features suboptimality reaches {few.theorem_1_prime.max():.3f} of Theorem 1' at most, "
-        f"and {few.theorem_1.max():.3f} of Theorem 1, over {few.groupby(['spread', 'run']).ngroups} "
-        f"families, {len(DIMENSIONS) - 1} numbers of features and {len(SAMPLINGS)} kinds of samples.",
-        f"Theorem 1' is below the trivial bound in {few.informative.mean():.0%} of the cases.",
-        f"Without noise e is {(calm.e / calm.e_bound).median():.3f} of its approximation term (median).",
-        f"Two features in place of six cost {losses[2, 0.0] - losses[6, 0.0]:.4f} of suboptimality with "
-        f"equal tasks, where e rises from {_errors(rows, 'one path', 6, 0.0).mean():.3f} to "
-        f"{_errors(rows, 'one path', 2, 0.0).mean():.3f}.",
-        f"Distance .4, all features: e is {_errors(rows, 'a path of each task', 6, 0.4).mean():.4f} on a "
-        f"path of each task and {_errors(rows, 'one path', 6, 0.4).mean():.4f} on one path.",
-    )
 
 
 def _plot_approximation(rows: pd.DataFrame) -> Figure:

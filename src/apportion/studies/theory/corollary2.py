@@ -157,9 +157,33 @@ def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
+    records, notes = [], []
+    for m in entities_in(rows):
+        for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
+            mean = mean_over(part.regret.to_numpy())
+            ends = (mean.value, mean.low, mean.high)
+            records.append((m, arm, float(number), "regret", *ends, mean.n))
+        subsets, orderings = corollary_2(RATIO * m, m).tasks, math.factorial(m)
+        of_subsets, of_orderings = of_all(rows, m), worth(rows, m)
+        for arm, counted, found in (
+            ("all subsets", subsets, of_subsets),
+            ("all orderings", orderings, of_orderings),
+        ):
+            ends = np.exp([found.value, found.low, found.high])
+            records.append((m, arm, float(counted), "worth", *ends, found.n))
+        notes.append(
+            f"m = {m}: the {subsets:.3g} subsets of {RATIO * m} entities are "
+            f"worth {math.exp(of_subsets.value):.1f} independent tasks; all {orderings:.3g} orderings "
+            f"are worth {math.exp(of_orderings.value):.1f} times as many examples."
+        )
+    notes.append(
+        "Hoeffding's floor(M/m) is what entities allow to one mean; a regression's noise is a product of "
+        "two such means, for which overlapping subsets can count up to about (M/m)^2."
+    )
+    columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
+    table = pd.DataFrame(records, columns=columns)
     title = "Corollary 2: what all orderings and all subsets of the entities are worth"
-    found = (_table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows))
-    return [FigureResult("corollary2", title, *found)]
+    return [FigureResult("corollary2", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
@@ -209,24 +233,6 @@ def worth(rows: Any, m: int) -> Estimate:
     return of_means(values, ratio)
 
 
-def _table(rows: Any) -> pd.DataFrame:
-    records = []
-    for m in entities_in(rows):
-        for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
-            mean = mean_over(part.regret.to_numpy())
-            records.append(
-                (m, arm, float(number), "regret", mean.value, mean.low, mean.high, mean.n)
-            )
-        for arm, counted, found in (
-            ("all subsets", corollary_2(RATIO * m, m).tasks, of_all(rows, m)),
-            ("all orderings", math.factorial(m), worth(rows, m)),
-        ):
-            ends = np.exp([found.value, found.low, found.high])
-            records.append((m, arm, float(counted), "worth", *ends, found.n))
-    columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
-    return pd.DataFrame(records, columns=columns)
-
-
 def _verdicts(rows: Any) -> Iterator[Verdict]:
     known = entities_in(rows)
     values = np.stack([_beside_independent(rows, m) for m in known], 1)
@@ -256,22 +262,6 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     )
     bounds = {"above": -math.log(4), "below": math.log(4)}
     yield Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
-
-
-def _notes(rows: Any) -> tuple[str, ...]:
-    lines = []
-    for m in entities_in(rows):
-        everyone, orders = math.exp(of_all(rows, m).value), math.exp(worth(rows, m).value)
-        lines.append(
-            f"m = {m}: the {corollary_2(RATIO * m, m).tasks:.3g} subsets of {RATIO * m} entities are "
-            f"worth {everyone:.1f} independent tasks; all {math.factorial(m):.3g} orderings are worth "
-            f"{orders:.1f} times as many examples."
-        )
-    return (
-        *lines,
-        "Hoeffding's floor(M/m) is what entities allow to one mean; a regression's noise is a product of "
-        "two such means, for which overlapping subsets can count up to about (M/m)^2.",
-    )
 
 
 def _plot(rows: Any) -> Figure:

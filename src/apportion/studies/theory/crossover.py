@@ -321,6 +321,29 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
         }
         for name in ("loss", "floor", "error", "epsilon", "share")
     }
+    records = []
+    for spread in DISTANCES:
+        for t, number in enumerate(COUNTS):
+            loss = mean_over(curves["loss"][spread][:, t])
+            rest = {
+                name: curves[name][spread][:, t].mean() for name in ("floor", "error", "epsilon")
+            }
+            ends = {"loss": loss.value, "low": loss.low, "high": loss.high}
+            records.append({"spread": spread, "tasks": number, **ends, **rest, "n": loss.n})
+    loss, floor = ({s: curves[name][s].mean(0) for s in DISTANCES} for name in ("loss", "floor"))
+    shares = np.concatenate([curves["share"][spread][:, -1] for spread in DISTANCES[1:]])
+    notes = (
+        f"Equal tasks lose {loss[0.0][0]:.4f} alone and {loss[0.0][-1]:.5f} in a pool of 64: the value's "
+        "error falls like 1/sqrt(T), and what the policy loses falls like its square, about 1/T.",
+        "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
+        "its action, which is the rarer the smaller the error is.",
+        *(
+            f"Distance {s:g}: alone {loss[s][0]:.4f}, 64 pooled {loss[s][-1]:.4f}, floor "
+            f"{floor[s][-1]:.4f} at eps {curves['epsilon'][s].mean():.4f}."
+            for s in DISTANCES[1:]
+        ),
+        f"A task's floor is at most {shares.max():.2f} of its eps term in Theorem 1'.",
+    )
     # The same families at several distances are one unit.
     claim = (
         "the floor exceeds the eps term of Theorem 1' on a task of no family (share of families)"
@@ -329,24 +352,11 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
     return FigureResult(
         "corollary1",
         "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
-        _corollary1_table(curves),
+        pd.DataFrame(records).round(9),
         (*_corollary1_verdicts(curves), inside),
         lambda: _plot_corollary1(curves),
-        _corollary1_notes(curves),
+        notes,
     )
-
-
-def _corollary1_table(curves: dict[str, dict[float, Curves]]) -> pd.DataFrame:
-    rows = []
-    for spread in DISTANCES:
-        for t, number in enumerate(COUNTS):
-            loss = mean_over(curves["loss"][spread][:, t])
-            rest = {
-                name: curves[name][spread][:, t].mean() for name in ("floor", "error", "epsilon")
-            }
-            ends = {"loss": loss.value, "low": loss.low, "high": loss.high}
-            rows.append({"spread": spread, "tasks": number, **ends, **rest, "n": loss.n})
-    return pd.DataFrame(rows).round(9)
 
 
 def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs two spreads"]:
@@ -383,23 +393,6 @@ def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Ver
     yield Verdict.of(claim, slope, above=1.0)
     claim = "the floor is proportional to eps (slope in eps, <= 1.2)"
     yield Verdict.of(claim, slope, below=1.2, paper=False)
-
-
-def _corollary1_notes(curves: dict[str, dict[float, Curves]]) -> tuple[str, ...]:
-    loss, floor = ({s: curves[name][s].mean(0) for s in DISTANCES} for name in ("loss", "floor"))
-    shares = np.concatenate([curves["share"][spread][:, -1] for spread in DISTANCES[1:]])
-    return (
-        f"Equal tasks lose {loss[0.0][0]:.4f} alone and {loss[0.0][-1]:.5f} in a pool of 64: the value's "
-        "error falls like 1/sqrt(T), and what the policy loses falls like its square, about 1/T.",
-        "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
-        "its action, which is the rarer the smaller the error is.",
-        *(
-            f"Distance {s:g}: alone {loss[s][0]:.4f}, 64 pooled {loss[s][-1]:.4f}, floor "
-            f"{floor[s][-1]:.4f} at eps {curves['epsilon'][s].mean():.4f}."
-            for s in DISTANCES[1:]
-        ),
-        f"A task's floor is at most {shares.max():.2f} of its eps term in Theorem 1'.",
-    )
 
 
 def _plot_corollary1(curves: dict[str, dict[float, Curves]]) -> Figure:

@@ -35,28 +35,20 @@ ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
 EPSILONS = (0.0, 0.8)
 SIZES = (20, 100, 500)
 NETWORKS = ("equivariant", "plain")
-_HIDDEN = {"equivariant": 16, "plain": 15}
 
 
-class Shared(eqx.Module):
-    """One network of a scalar, applied to each entity."""
-
-    network: eqx.nn.MLP
-
-    def __call__(self, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
-        return jax.nn.softmax(jax.vmap(self.network)(x[:, None])[:, 0])
-
-
-class Plain(eqx.Module):
-    """One network from all entities to all scores."""
+class Network(eqx.Module):
+    """Shares from one network of a scalar, applied to each entity, or from one of all entities."""
 
     network: eqx.nn.MLP
+    shared: bool = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
-        return jax.nn.softmax(self.network(x))
+        scores = jax.vmap(self.network)(x[:, None])[:, 0] if self.shared else self.network(x)
+        return jax.nn.softmax(scores)
 
 
-def make_network(name: str, key: PRNGKeyArray) -> Shared | Plain:
+def make_network(name: str, key: PRNGKeyArray) -> Network:
     """A fresh network, by name.
 
     >>> def count(name):
@@ -65,10 +57,9 @@ def make_network(name: str, key: PRNGKeyArray) -> Shared | Plain:
     >>> [count(name) for name in NETWORKS]
     [321, 325]
     """
-    h = _HIDDEN[name]
     if name == "equivariant":
-        return Shared(eqx.nn.MLP(1, 1, h, 2, jnp.tanh, key=key))
-    return Plain(eqx.nn.MLP(ENTITIES, ENTITIES, h, 1, jnp.tanh, key=key))
+        return Network(eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=key), True)
+    return Network(eqx.nn.MLP(ENTITIES, ENTITIES, 15, 1, jnp.tanh, key=key), False)
 
 
 def _returns(policy, x, noise, betas) -> Float[Array, " batch"]:
@@ -138,21 +129,31 @@ def _measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every seed."""
-    title = "An equivariant network against a plain one of as many parameters"
-    found = (_table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows))
-    return [FigureResult("equivariance", title, *found)]
-
-
-def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
-    return by_run(rows, order, network=network, epsilon=epsilon, size=size)
-
-
-def _table(rows: Any) -> pd.DataFrame:
     by = ["epsilon", "size", "network"]
     orders = ["own_order", "other_order"]
     long = rows.melt([*by, "run"], orders, var_name="order", value_name="regret")
     means = means_by(long, [*by, "order"], "regret", "seeds").round(6)
-    return means.sort_values(by, kind="stable", ignore_index=True)
+    table = means.sort_values(by, kind="stable", ignore_index=True)
+
+    def mean(network, epsilon, size, order="own_order"):
+        return _of(rows, network, epsilon, size, order).mean()
+
+    notes = (
+        *(
+            f"eps = {epsilon:g}, {size} states: regret {mean('equivariant', epsilon, size):.4f} "
+            f"equivariant, {mean('plain', epsilon, size):.4f} plain."
+            for epsilon, size in product(EPSILONS, SIZES)
+        ),
+        "eps = .8, 500 states, entities in another order: "
+        f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
+        f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
+    )
+    title = "An equivariant network against a plain one of as many parameters"
+    return [FigureResult("equivariance", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
+
+
+def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
+    return by_run(rows, order, network=network, epsilon=epsilon, size=size)
 
 
 def _verdicts(rows: Any) -> Iterator[Verdict]:
@@ -182,22 +183,6 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     yield Verdict.of(claim, moved)
     claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
     yield Verdict.of(claim, saved(far, most, "own_order"))
-
-
-def _notes(rows: Any) -> tuple[str, ...]:
-    def mean(network, epsilon, size, order="own_order"):
-        return _of(rows, network, epsilon, size, order).mean()
-
-    return (
-        *(
-            f"eps = {epsilon:g}, {size} states: regret {mean('equivariant', epsilon, size):.4f} "
-            f"equivariant, {mean('plain', epsilon, size):.4f} plain."
-            for epsilon, size in product(EPSILONS, SIZES)
-        ),
-        "eps = .8, 500 states, entities in another order: "
-        f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
-        f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
-    )
 
 
 _COLOURS = {"equivariant": "#31a354", "plain": "#e6550d"}
