@@ -23,17 +23,11 @@ def computed(cells):
     return {cell.name: rows for cell, rows in found}
 
 
-@pytest.fixture(scope="module")
-def small(monkeypatch_module):
+@pytest.fixture
+def small(monkeypatch):
     """A scenario of the study with server's samples that the made-up digits have."""
     own = federations.Scenario(samples=40, clients=5)
-    monkeypatch_module.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
+    monkeypatch.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
 
 
 def cells_of(method, kinds=("sizes", "scaled")):
@@ -74,11 +68,15 @@ def made_up_rows(accuracies):
     return pd.concat(frames, ignore_index=True)
 
 
-def study_of(learned_equal, learned_flipped):
-    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
-    values = {("equal", name): value for name, value in rivals.items()}
-    values |= {("flipped-3", name): value for name, value in rivals.items()}
-    values |= {("equal", "learned"): learned_equal, ("flipped-3", "learned"): learned_flipped}
+RIVALS = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
+
+
+def study_of(**learned):
+    values = {
+        (kind.replace("_", "-"), name): value
+        for kind, own in learned.items()
+        for name, value in (RIVALS | {"learned": own}).items()
+    }
     [figure] = federations._conclude(made_up_rows(values), {})
     return figure
 
@@ -92,7 +90,7 @@ def study_of(learned_equal, learned_flipped):
     ],
 )
 def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
-    study = study_of(equal, flipped)
+    study = study_of(equal=equal, flipped_3=flipped)
     assert [verdict.holds for verdict in study.verdicts] == held
     assert {verdict.n for verdict in study.verdicts} == {4}
     mean = study.table[(study.table["kind"] == "mean of kinds")].set_index("method")["final"]
@@ -101,17 +99,13 @@ def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
 
 
 def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
-    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
-    rows = made_up_rows({("equal", name): value for name, value in rivals.items()} | {
-        ("equal", "learned"): 0.6
-    })  # fmt: skip
-    learned = rows["method"] == "learned"
+    values = {("equal", name): value for name, value in (RIVALS | {"learned": 0.6}).items()}
+    rows = made_up_rows(values)
     for swing, outcome in ((0.02, "not-established"), (0.001, "holds")):
-        tested = rows["tested"] + learned * swing * (-1.0) ** rows["seed"]
-        [figure] = federations._conclude(rows.assign(tested=tested), {})
-        harmed = figure.verdicts[0]
-        assert harmed.estimate == pytest.approx(0, abs=1e-9)
-        assert harmed.outcome == outcome
+        swings = (rows["method"] == "learned") * swing * (-1.0) ** rows["seed"]
+        [figure] = federations._conclude(rows.assign(tested=rows["tested"] + swings), {})
+        assert figure.verdicts[0].estimate == pytest.approx(0, abs=1e-9)
+        assert figure.verdicts[0].outcome == outcome
 
 
 def test_paper_size_asks_for_all_of_mnist():

@@ -47,6 +47,7 @@ def rows_of(plan, compute, case, rules, seeds):
     return pd.concat(compute(plan, cells_of(plan, "prioritisation", **some)).values())
 
 
+@pytest.mark.slow
 @optimised()
 def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(compute):
     """2 of 32 tasks informative, the others quiet, beta 0: at least +0.08 at 1,000 updates."""
