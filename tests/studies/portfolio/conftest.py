@@ -8,6 +8,7 @@ import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_policies
 from apportion.studies.engine import Cell, Plan, programs_of
 
 
@@ -51,7 +52,7 @@ def compute() -> Callable[..., dict[str, pd.DataFrame]]:
 
 @pytest.fixture
 def given(monkeypatch) -> Callable[..., dict[str, Any]]:
-    """What a study's `train_policies` is given for cells of a plan; nothing is trained."""
+    """What a study trains with for cells of a plan; nothing is trained."""
 
     def of(module: Any, plan: Plan, cells: Sequence[Cell]) -> dict[str, Any]:
         seen: dict = {}
@@ -60,7 +61,7 @@ def given(monkeypatch) -> Callable[..., dict[str, Any]]:
             seen.update(market=market, tasks=tasks, settings=settings, **others)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, "train_policies", take_down)
+        monkeypatch.setattr(module, train_policies.__name__, take_down)
         with pytest.raises(KeyboardInterrupt):
             list(plan.compute(cells, lambda what, fraction: None))
         return seen

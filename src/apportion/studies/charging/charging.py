@@ -57,12 +57,16 @@ TRAINING = {
     "quick": {"tasks": 20, "steps": 40, "days": 8, "members": 1, "hidden": 16},
     "paper": {"tasks": 200, "steps": 4000, "days": 64, "members": 3, "hidden": 48},
 }
-TESTING = {
-    "quick": {"garages": 3, "sized_garages": 1, "single_tasks": 2, "ppo_steps": 10},
-    "paper": {"garages": 24, "sized_garages": 6, "single_tasks": 12, "ppo_steps": 1000},
+TESTING: dict[str, dict[str, Any]] = {
+    "quick": {"garages": 3, "sized_garages": 1, "days_tested": 15},
+    "paper": {"garages": 24, "sized_garages": 6, "days_tested": None},
 }
-DAYS_TESTED = {"quick": 15, "paper": None}
-"""The first days of each test, or all."""
+"""Garages of ten stations, and of other numbers; the first days of each test, or all of them."""
+OTHERS = {
+    "quick": {"single_tasks": 2, "ppo_steps": 10},
+    "paper": {"single_tasks": 12, "ppo_steps": 1000},
+}
+"""Policies that learn from one task each, and the updates of PPO."""
 SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 TRAINED_UNTIL, TESTED_FROM = "2019-12-31", "2021-01-01"
 CAPACITIES = (0.1, 0.15, 0.2)
@@ -89,13 +93,11 @@ Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """A cell for each way to train, and one for the schedulers that learn nothing."""
     settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
-    training = asdict(settings)
+    training = {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")}
     about = {
-        "training": {
-            name: value for name, value in training.items() if name not in ("method", "sessions")
-        },
+        "training": training,
         **TESTING[scale],
-        "days_tested": DAYS_TESTED[scale],
+        **OTHERS[scale],
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
     cells = tuple(Cell.alone(name, {"trained": name}) for name in ("schedulers", *LEARNED))
