@@ -278,10 +278,12 @@ def _keys(cells: Sequence[Cell]) -> jax.Array:
 def _selection(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
     """The priorities of runs with these rules, which all have a beta or all rise."""
     alphas = jnp.asarray([rule.alpha for rule in rules])
-    if rules[0].beta is None:
-        betas = lambda step: jnp.minimum(step / settings.steps, 1.0).astype(jnp.float32)  # noqa: E731
-    else:
-        betas = jnp.asarray([rule.beta for rule in rules])
+
+    def rising(step):
+        return jnp.minimum(step / settings.steps, 1.0).astype(jnp.float32)
+
+    some = rules[0].beta is not None
+    betas = jnp.asarray([rule.beta for rule in rules]) if some else rising
     return Priority(alphas, betas, settings.smoothing, settings.selection().initial)
 
 
