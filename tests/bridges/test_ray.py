@@ -12,10 +12,9 @@ pytest.importorskip("ray")
 from ray.cluster_utils import Cluster
 from waiting_cells import plan as waiting_plan
 
-from apportion.bridges.ray import RayCluster
 from apportion.errors import InputError
-from apportion.studies.cells import ThisMachine
-from apportion.studies.store import CellStore
+from apportion.studies.engine import CellStore
+from apportion.studies.executors import Ray, Serial
 from apportion.studies.theory import bound, should_pool
 
 QUICK_DEATHS = {
@@ -61,9 +60,9 @@ def kill_a_worker_at_work(cluster, folder):
 
 def test_rows_from_the_cluster_are_those_computed_here_to_the_last_digit(cluster, tmp_path):
     plan = bound.plan(families=5)
-    place = RayCluster(cluster.address)
+    place = Ray(cluster.address)
     there = rows_from(place, plan, tmp_path / "ray")
-    here = rows_from(ThisMachine(), plan, tmp_path / "here")
+    here = rows_from(Serial(), plan, tmp_path / "here")
     pd.testing.assert_frame_equal(there, here, check_exact=True)
     assert place.device(plan) == "Ray, 2 nodes, cpu: cpu"
 
@@ -73,7 +72,7 @@ def test_what_a_cell_raises_is_raised_here(cluster, tmp_path):
     file.write_text("task,state,action,reward,next_state\na,0,0,1.0,1\na,1,0,0.0,0\n")
     plan = should_pool.plan(file=file)
     with pytest.raises(InputError, match=r"^transitions: all rows are of one task"):
-        rows_from(RayCluster(cluster.address), plan, tmp_path / "ray")
+        rows_from(Ray(cluster.address), plan, tmp_path / "ray")
 
 
 def test_a_stop_is_heard_while_the_workers_are_busy(cluster, tmp_path):
@@ -83,7 +82,7 @@ def test_a_stop_is_heard_while_the_workers_are_busy(cluster, tmp_path):
 
     plan = waiting_plan(tmp_path, 3)
     with pytest.raises(InputError, match="stopped"):
-        RayCluster(cluster.address).compute(plan, plan.cells, lambda *_: None, progress)
+        Ray(cluster.address).compute(plan, plan.cells, lambda *_: None, progress)
 
 
 def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
@@ -92,10 +91,10 @@ def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
     plan = waiting_plan(begun, 5)
     killer = threading.Thread(target=kill_a_worker_at_work, args=(cluster, begun))
     killer.start()
-    place = RayCluster(cluster.address)
+    place = Ray(cluster.address)
     there = rows_from(place, plan, tmp_path / "ray")
     killer.join()
-    here = rows_from(ThisMachine(), plan, tmp_path / "here")
+    here = rows_from(Serial(), plan, tmp_path / "here")
     pd.testing.assert_frame_equal(there, here, check_exact=True)
     assert there.square.tolist() == [n**2 for n in range(5)]
     # The cell that was lost began on both workers; all rows came from the one that was left.
@@ -106,4 +105,4 @@ def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
 
 def test_where_no_cluster_answers_the_address_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:9"):
-        rows_from(RayCluster("127.0.0.1:9"), bound.plan(families=5), tmp_path)
+        rows_from(Ray("127.0.0.1:9"), bound.plan(families=5), tmp_path)

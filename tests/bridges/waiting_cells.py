@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 
 
 def compute(cells, progress, *, folder: Path):

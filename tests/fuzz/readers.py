@@ -48,10 +48,7 @@ from apportion.runs.policy_file import (
 )
 from apportion.runs.registry import JOBS, settings_of
 from apportion.runs.settings_file import read_settings, to_toml
-from apportion.studies.cells import Cell, Plan
-from apportion.studies.folder import conclude
-from apportion.studies.record import stretches_in
-from apportion.studies.store import CellStore
+from apportion.studies.engine import Cell, CellStore, Plan, conclude, stretches_in
 from apportion.studies.theory import should_pool
 
 Files = dict[str, bytes]

@@ -65,7 +65,7 @@ def _train(domain: str, options: str) -> Callable[[Path, Path], None]:
 
 
 def _study(data: Path, out: Path) -> None:
-    from apportion.studies.folder import complete
+    from apportion.studies.engine import complete
     from apportion.studies.theory import bound
 
     complete(bound.plan(families=4, samples=20), out)

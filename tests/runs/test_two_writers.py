@@ -51,7 +51,7 @@ def train(folder: Path) -> None:
 
 
 def study(folder: Path) -> None:
-    from apportion.studies.folder import complete
+    from apportion.studies.engine import complete
     from apportion.studies.theory import bound
 
     complete(bound.plan(families=4, samples=20), folder)

@@ -17,10 +17,14 @@ from apportion.cli import main
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped
 from apportion.studies import registry
-from apportion.studies.cells import batches, share_of
-from apportion.studies.folder import complete, compute_unclaimed
-from apportion.studies.record import Record
-from apportion.studies.store import CellStore
+from apportion.studies.engine import (
+    CellStore,
+    Record,
+    complete,
+    compute_unclaimed,
+    programs_of,
+    share_of,
+)
 from apportion.studies.theory import bound
 from studies.toys import Computed, toy
 
@@ -179,7 +183,7 @@ def test_shares_are_all_cells_once_and_programs_are_batches():
     for wrong in ("0/2", "3/2", "1", "a/b", "1/2/3", "-1/2"):
         with pytest.raises(InputError, match="write I/N"):
             share_of(cells, wrong)
-    found = batches(cells, 2)
+    found = programs_of(cells, 2)
     assert [len({cell.program for cell in batch}) for batch in found] == [1] * 4
     assert sorted(cell.name for batch in found for cell in batch) == [c.name for c in cells]
 
@@ -296,7 +300,7 @@ from pathlib import Path
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 from test_cells import noting_devices
-from apportion.studies.folder import complete
+from apportion.studies.engine import complete
 from apportion.studies.theory import bound
 
 devices = set()
@@ -354,7 +358,7 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path):
     computed = Computed()
     plan = toy(computed)
     store = CellStore(plan, tmp_path)
-    first, second = batches(plan.cells)
+    first, second = programs_of(plan.cells)
     with store.claim(first) as ours:
         assert ours
         assert [compute_unclaimed(store, program) for program in (first, second)] == [False, True]
@@ -373,7 +377,7 @@ def test_what_another_process_is_at_is_left_to_it(tmp_path):
 def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):
     plan = toy(computed := Computed())
     store = CellStore(plan, tmp_path).open()
-    first, _ = batches(plan.cells)
+    first, _ = programs_of(plan.cells)
     store.save(first[0], pd.DataFrame({"number": [0], "value": [0.0]}))
     with store.claim(first):
         assert not compute_unclaimed(store, first)
@@ -384,7 +388,7 @@ def test_a_half_finished_program_is_claimed_as_a_whole(tmp_path):
 
 def test_a_study_is_complete_once_nobody_is_at_its_cells(tmp_path):
     store = CellStore(toy(), tmp_path)
-    first, second = batches(store.plan.cells)
+    first, second = programs_of(store.plan.cells)
     compute_unclaimed(store, first)
     assert not store.complete()
     compute_unclaimed(store, second)

@@ -13,11 +13,9 @@ from functools import partial
 import pytest
 
 from apportion.runs.runner import Stop, Stopped
-from apportion.studies.cells import batches
-from apportion.studies.folder import complete
-from apportion.studies.processes import Workers, compute_in_turn, workers
+from apportion.studies.engine import CellStore, complete, programs_of
+from apportion.studies.executors import Workers, compute_in_turn, workers
 from apportion.studies.registry import Request, perform
-from apportion.studies.store import CellStore
 from cli.command import apportion, assert_refused
 from studies.toys import Computed, toy
 
@@ -86,7 +84,7 @@ def stores_of(folder, *names):
 
 
 def compute_all(store):
-    compute_in_turn([(store, program, "") for program in batches(store.plan.cells)])
+    compute_in_turn([(store, program, "") for program in programs_of(store.plan.cells)])
 
 
 @dataclass
@@ -154,7 +152,7 @@ def test_a_program_that_fails_holds_nobody_up_and_is_tried_again(tmp_path):
 FIRST = """
 import sys, time
 from pathlib import Path
-from apportion.studies.processes import workers
+from apportion.studies.executors import workers
 
 def work(number):
     Path(sys.argv[1]).touch()

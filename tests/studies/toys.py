@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Plan
-from apportion.studies.study import Study, Verdict
+from apportion.studies.engine import Cell, Plan
+from apportion.studies.study import FigureResult, Verdict
 
 
 class Computed(list):
@@ -26,15 +26,14 @@ def compute(cells, progress, *, seed, computed):
 def conclude(rows, settings, *, name):
     verdict = Verdict.of("the mean is above zero", mean_over(rows.value.to_numpy()))
     table = rows.groupby("number", as_index=False).value.mean()
-    return Study(name, "Means", table, (verdict,), Figure, ("A note.",), settings)
+    return [FigureResult(name, "Means", table, [verdict], Figure, ["A note."])]
 
 
-def toy(computed=None, *, scale="quick", seed=0, name="toy", family="", cells=6):
+def toy(computed=None, *, scale="quick", seed=0, name="toy", cells=6):
     return Plan(
         name,
         tuple(Cell(f"cell-{n}", {"number": n}, program="ab"[n % 2]) for n in range(cells)),
         partial(compute, seed=seed, computed=Computed() if computed is None else computed),
         partial(conclude, name=name),
         {"scale": scale, "seed": seed},
-        family,
     )

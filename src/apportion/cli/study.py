@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from apportion.cli.options import AllowJumps, File, Folder, Json, Out, Quiet
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.progress import open_progress
-from apportion.studies.registry import STUDIES, Request, Scale, command_of, perform
+from apportion.studies.registry import STUDIES, Request, Scale, perform, study_names
 
 _LIST = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
 _HELP = f"""Run a figure or claim of the paper: data, table, picture, and a verdict on each claim.
@@ -23,7 +22,6 @@ For example:
 
 - `apportion study fig1 --out studies/fig1`
 - `apportion study fig3 --prices prices.csv --out studies/fig3`
-- `apportion study should-pool --transitions tasks.csv --gamma 0.9 --out studies/should-pool`
 - `apportion study all --out studies`"""
 
 
@@ -42,17 +40,11 @@ class StudyOptions(Request):
     allow_jumps: AllowJumps = False
     mnist: File = None
     """The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits."""
-    transitions: File = None
-    """Your tasks for should-pool: a CSV of task, state, action, reward, next_state."""
-    gamma: float | None = None
-    """Discount of those tasks; without it, 0.7."""
-    cells: Annotated[str, Parameter(metavar="I/N", show_default=False)] = ""
-    """Compute only the I-th of N shares of the study's cells, such as 1/4."""
     draw: bool = False
     """Compute nothing: table, picture and verdicts from the cells in the folder."""
     processes: Annotated[int, Parameter(metavar="N")] = 1
-    """So many processes of this machine compute at once, each the cells of the next free program: one
-    alone seldom fills a GPU."""
+    """So many processes of this machine compute at once, each the next program: one alone seldom fills a
+    GPU."""
     on: Literal["local", "ray"] = "local"
     """Where to compute: on this machine, or on a Ray cluster."""
     address: Annotated[str | None, Parameter(metavar="A")] = None
@@ -64,11 +56,11 @@ class StudyOptions(Request):
             raise InputError(f"--address {self.address} needs --on ray; add it, or leave it out")
         if self.processes < 1:
             raise InputError(f"processes is {self.processes}; give at least 1")
-        if self.processes > 1 and (self.on == "ray" or self.cells or self.draw):
-            other = "--on ray" if self.on == "ray" else "--cells" if self.cells else "--draw"
+        if self.processes > 1 and (self.on == "ray" or self.draw):
+            other = "--on ray" if self.on == "ray" else "--draw"
             raise InputError(
-                f"--processes {self.processes} shares the cells out by itself, on this machine; leave "
-                f"{other} out, or --processes"
+                f"--processes {self.processes} computes on this machine; leave {other} out, or "
+                "--processes"
             )
 
 
@@ -77,7 +69,9 @@ study = App(name="study", help=_HELP)
 
 @study.default
 def _study(
-    name: Annotated[str, Parameter(name="NAME", choices=(*STUDIES, "all"), show_choices=False)],
+    name: Annotated[
+        str, Parameter(name="NAME", choices=(*study_names(), "all"), show_choices=False)
+    ],
     /,
     *,
     options: Annotated[StudyOptions, Parameter(name="*")],
@@ -95,39 +89,26 @@ def _study(
     _check_folders(name, options.out)
 
     from apportion.report import write_report
-    from apportion.studies.record import seconds_of, write_whole
 
-    verdicts, missing, lines, computing = {}, {}, [], {}
+    verdicts, seconds, lines = {}, {}, []
     with open_progress(quiet=quiet) as progress:
         for done in perform(
             name,
             options.out,
             options,
-            place=_place(options),
-            processes=options.processes,
-            cells=options.cells,
+            executor=_executor(options),
             draw=options.draw,
             progress=progress.stage,
         ):
-            lines.append(done.name)
-            computing[done.name] = done.computing
-            if done.study is None:
-                missing[done.name] = done.missing
-                lines.append(f"  {done.missing} of {done.cells} cells are missing; no verdict yet")
-                continue
-            verdicts[done.name] = [verdict.to_dict() for verdict in done.study.verdicts]
-            lines += [_describe(verdict) for verdict in verdicts[done.name]]
+            verdicts[done.name] = done.study.verdicts()
+            seconds[done.name] = done.seconds
+            lines += [done.name, *(_describe(verdict) for verdict in verdicts[done.name])]
             lines.append(f"wrote {write_report(done.folder)}")
-    if name == "all" and not missing and not options.draw:
-        command = f"{command_of(name, options.out, options)} --processes {options.processes}"
-        write_whole(options.out, command, options.processes, time.monotonic() - begun, computing)
-        lines.append(f"wrote {options.out / 'all.json'}")
-    whole = seconds_of(chain(*computing.values()))
+    whole = round(time.monotonic() - begun, 1)
     if json:
-        seconds = {study: seconds_of(stretches) for study, stretches in computing.items()}
-        content = {"folder": str(options.out), "studies": verdicts, "missing": missing}
+        content = {"folder": str(options.out), "studies": verdicts}
         return content | {"seconds": seconds, "seconds_in_all": whole}
-    return "\n".join([*lines, f"computed in {whole:g} s"])
+    return "\n".join([*lines, f"took {whole:g} s"])
 
 
 def _check_folders(name: str, out: Path) -> None:
@@ -147,9 +128,6 @@ def _check_folders(name: str, out: Path) -> None:
         rows = folder / "rows.parquet"
         if rows.is_file() and not _whole(rows):
             raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
-    whole = out / "all.json"
-    if name == "all" and whole.exists() and "seconds_computing" not in read_json(whole):
-        raise InputError(f"{whole}: is not what a study wrote; choose another folder")
 
 
 def _whole(rows: Path) -> bool:
@@ -158,13 +136,13 @@ def _whole(rows: Path) -> bool:
     return len(content) > 8 and content[:4] == content[-4:] == b"PAR1"
 
 
-def _place(options: StudyOptions) -> Any:
-    """Where to compute; None is this machine."""
-    if options.on == "local":
-        return None
-    from apportion.bridges.ray import RayCluster
+def _executor(options: StudyOptions) -> Any:
+    """Who computes."""
+    from apportion.studies.executors import Processes, Ray, Serial
 
-    return RayCluster(options.address)
+    if options.on == "ray":
+        return Ray(options.address)
+    return Processes(options.processes) if options.processes > 1 else Serial()
 
 
 def _describe(verdict: dict[str, Any]) -> str:

@@ -1,15 +1,13 @@
 """The studies by name, and the one way to perform them: compute the missing cells, then conclude.
 
-A study is a module `studies/ROOM/NAME.py` with `plan(*, scale, seed, ...) -> Plan`; which data it
-reads is seen from its other arguments: `prices`, `digits`, or `file` and `gamma`.
+A study is a function of its own name, `studies/ROOM/NAME.py: NAME(*, scale, seed, ...) -> Plan`; which
+data it reads is seen from its other arguments: `prices` or `digits`.
 """
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,25 +16,27 @@ from apportion.errors import InputError
 from apportion.runs.settings_file import suggest
 
 if TYPE_CHECKING:
-    from apportion.studies.cells import Place, Plan, Progress
-    from apportion.studies.folder import Performed
+    from apportion.studies.engine import Plan, Progress, StudyResult
+    from apportion.studies.executors import Executor
 
 Scale = Literal["quick", "paper"]
 
 
 class Entry(NamedTuple):
-    """A study's room, and its purpose in a line."""
+    """A study's room, its purpose in a line, and its figures where it has several."""
 
     room: str
     purpose: str
+    figures: tuple[str, ...] = ()
 
 
 STUDIES = {
     "fig1": Entry("theory", "LSPI on the synthetic problem: real against permuted examples"),
     "fig2": Entry("portfolio", "what a task's score says about its gradient and its progress"),
-    "fig3": Entry("portfolio", "multi-task policies on held-out instruments, by number of tasks"),
-    "fig4": Entry(
-        "portfolio", "learning curves of single-task, multi-task and prioritised learning"
+    "fig3-4": Entry(
+        "portfolio",
+        "single-task, multi-task and prioritised learning: curves, and held-out instruments",
+        ("fig3", "fig4"),
     ),
     "fig5": Entry("portfolio", "allocations and wealth over the last year"),
     "charging": Entry(
@@ -46,33 +46,33 @@ STUDIES = {
     "federations": Entry(
         "federated", "one policy in every kind of federation, beside every other way to aggregate"
     ),
-    "bound": Entry("theory", "both theorems against measured suboptimality"),
-    "crossover": Entry("theory", "when multi-task learning stops paying as tasks drift apart"),
-    "corollary1": Entry(
-        "theory", "how fast more tasks help, and the floor that their distance sets"
-    ),
-    "approximation": Entry(
+    "bound": Entry(
         "theory",
-        "Theorem 1 with few features, on paths, on separate paths and on independent draws",
+        "both theorems against measured suboptimality, with all features and with few",
+        ("bound", "approximation"),
+    ),
+    "crossover": Entry(
+        "theory",
+        "when multi-task learning stops paying as tasks drift apart, and how fast more tasks help",
+        ("crossover", "corollary1"),
     ),
     "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
     "equivariance": Entry(
         "theory", "a network shared by all entities against a plain one of as many parameters"
     ),
-    "should-pool": Entry("theory", "a test of whether to pool tasks, before any training"),
     "recipe": Entry(
         "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
     ),
     "prioritisation": Entry(
-        "portfolio", "where drawing tasks by priority pays, and where it does not"
+        "portfolio",
+        "where drawing tasks by priority pays, whom it serves where tasks conflict, and acting",
+        ("prioritisation", "conflict", "acting"),
     ),
-    "conflict": Entry("portfolio", "whom priorities serve where tasks pull apart"),
-    "acting": Entry("portfolio", "what acting in the loop adds where prices do not answer"),
 }
 
 LONGEST = (
-    *("charging", "fig6", "fig3", "fig2", "recipe", "fig5", "conflict", "acting"),
-    *("corollary2", "corollary1", "fig1"),
+    *("charging", "fig6", "fig3-4", "fig2", "recipe", "fig5", "prioritisation"),
+    *("corollary2", "crossover", "fig1"),
 )
 """Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,
 and those of the processor."""
@@ -86,63 +86,46 @@ class Request:
     seed: int = 0
     prices: Path | None = None
     mnist: Path | None = None
-    transitions: Path | None = None
-    gamma: float | None = None
     allow_jumps: bool = False
 
 
+def study_names() -> dict[str, str]:
+    """The study of every name that is accepted: its own, and those of its figures."""
+    figures = {figure: study for study, entry in STUDIES.items() for figure in entry.figures}
+    return {study: study for study in STUDIES} | figures
+
+
+def find_study(name: str) -> str:
+    """The study of this name, or the one that has the figure of this name."""
+    known = study_names()
+    if name not in known:
+        near = suggest(name, known)
+        raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)} or all{near}")
+    return known[name]
+
+
 def find_plan(name: str) -> "Callable[..., Plan]":
-    """A study's `plan`.
+    """The function that makes a study's plan: `apportion.studies.ROOM.NAME:NAME`.
 
     Examples
     --------
     >>> find_plan("fig1").__module__
     'apportion.studies.theory.fig1'
     """
-    if name not in STUDIES:
-        near = suggest(name, STUDIES)
-        raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)} or all{near}")
-    room = STUDIES[name].room
-    return import_module(f"apportion.studies.{room}.{name.replace('-', '_')}").plan
+    study = find_study(name)
+    function = study.replace("-", "_")
+    module = import_module(f"apportion.studies.{STUDIES[study].room}.{function}")
+    return getattr(module, function)
 
 
 def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
-    """A study's plan, with scale and seed among its settings."""
+    """A study's plan, with scale and seed among its settings; finite problems are no work for a GPU."""
     plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
     settings = plan.settings | {"scale": scale, "seed": seed}
-    return replace(plan, settings=settings, on_processor=on_processor(name))
-
-
-def on_processor(name: str) -> bool:
-    """Whether a study is computed beside a GPU: finite problems are no work for one."""
-    return STUDIES[name].room == "theory"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A study that is to be performed: its plan, its folder, and the command that computes it alone."""
-
-    plan: "Plan"
-    folder: Path
-    command: str
-
-
-def asked_for(name: str, out: Path, request: Request) -> dict[str, Asked]:
-    """The study of this name, or all.
-
-    Every plan is made first: what is wrong with the data is said before hours of computing.
-    """
-    everything = name == "all"
-    data = read_data(request)
-    found = {}
-    for study in STUDIES if everything else [name]:
-        own = accepted_data(study, data, strict=not everything)
-        plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
-        folder = Path(out) / study if everything else Path(out)
-        found[study] = Asked(plan, folder, command_of(study, folder, request))
-    return found
+    beside = STUDIES[find_study(name)].room == "theory"
+    return replace(plan, settings=settings, on_processor=beside)
 
 
 def perform(
@@ -150,106 +133,49 @@ def perform(
     out: Path,
     request: Request,
     *,
-    place: "Place | None" = None,
-    processes: int = 1,
-    cells: str = "",
+    executor: "Executor | None" = None,
     draw: bool = False,
     progress: "Progress" = lambda what, fraction: None,
-) -> "Iterator[Performed]":
+) -> "Iterator[StudyResult]":
     """Compute what is missing of a study, or of all, and conclude; each study as it is done.
+
+    Every plan is made first: what is wrong with the data is said before hours of computing.
 
     Parameters
     ----------
     name
-        A study, or `all`.
+        A study, a figure of one, or `all`.
     out
         The study's folder; with `all`, the folder of their folders.
     request
         Size, seed and data.
-    processes
-        So many processes of this machine compute at once.
-    place, cells, draw, progress
-        As for `complete`, of every study.
+    executor, draw, progress
+        As for `perform_plans`.
 
     Raises
     ------
-    InputError
-        The folder holds cells of other settings, or with `draw` some are missing.
-    Stopped
-        The user asked to stop; finished cells are saved.
+    InputError, Stopped
+        As `perform_plans` does.
     """
-    from apportion.studies.folder import complete
-    from apportion.studies.processes import Workers, workers
-    from apportion.studies.store import CellStore
+    from apportion.studies.engine import StudyRequest, perform_plans
 
-    asked = asked_for(name, out, request)
-    stores = {study: CellStore(one.plan, one.folder) for study, one in asked.items()}
-    for store in stores.values():
-        store.check()
-    groups = by_cells(asked)
-    alone = nullcontext(Workers())
-    work = partial(_compute_unclaimed, name, out, request)
-    finish = partial(complete, place=place, cells=cells, draw=draw)
-    with workers(processes, work) if processes > 1 else alone as others:
-        computed = {study: stores[study] for study in groups}
-        for first in others.completed(computed, partial(_report, progress, name)):
-            for study in groups[first]:
-                one, report = asked[study], partial(_report, progress, study)
-                yield finish(one.plan, one.folder, progress=report, command=one.command)
+    everything = name == "all"
+    data = read_data(request)
+    requests = []
+    for study in by_length() if everything else [find_study(name)]:
+        own = accepted_data(study, data, strict=not everything)
+        plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
+        folder = Path(out) / study if everything else Path(out)
+        requests.append(StudyRequest(plan, folder, command_of(study, folder, request)))
+    yield from perform_plans(requests, executor=executor, draw=draw, progress=progress)
 
 
-def _report(progress: "Progress", study: str, what: str, done: float) -> None:
-    progress(f"{study}: {what}", done)
+def by_length() -> list[str]:
+    """All studies, the longest first, so that none is begun when all others are at their end."""
+    return [*LONGEST, *(study for study in STUDIES if study not in LONGEST)]
 
 
-def _compute_unclaimed(name: str, out: Path, request: Request, number: int) -> None:
-    """What one of several processes does: whatever is nobody's of a study, or of all."""
-    from apportion.studies.cells import batches
-    from apportion.studies.processes import compute_in_turn
-    from apportion.studies.store import CellStore
-
-    asked = asked_for(name, out, request)
-    turns = [asked[study] for study in turns_of(by_cells(asked), number)]
-    compute_in_turn(
-        [
-            (CellStore(one.plan, one.folder), program, one.command)
-            for one in turns
-            for program in batches(one.plan.cells)
-        ]
-    )
-
-
-def by_cells(asked: dict[str, Asked]) -> dict[str, list[str]]:
-    """The studies that compute cells, each with all that have the same: itself, and who adopts them."""
-    groups: dict[str, list[str]] = {}
-    for study, one in asked.items():
-        groups.setdefault(one.plan.digest, []).append(study)
-    return {studies[0]: studies for studies in groups.values()}
-
-
-def turns_of(studies: Iterable[str], number: int) -> list[str]:
-    """The studies in the order in which the process of this number takes their programs.
-
-    The longest come first, so that none is begun when all others are at their end. One process of
-    three begins with what is computed on the processor, to use it beside the GPU from the start.
-
-    Examples
-    --------
-    >>> turns_of(("fig1", "acting", "charging"), 0)
-    ['charging', 'acting', 'fig1']
-    >>> turns_of(("fig1", "acting", "charging"), 2)
-    ['fig1', 'charging', 'acting']
-    """
-    beside = number % 3 == 2
-
-    def turn(study: str) -> tuple[bool, int]:
-        length = LONGEST.index(study) if study in LONGEST else len(LONGEST)
-        return on_processor(study) != beside, length
-
-    return sorted(studies, key=turn)
-
-
-_OPTIONS = {"prices": "--prices", "digits": "--mnist", "file": "--transitions", "gamma": "--gamma"}
+_OPTIONS = {"prices": "--prices", "digits": "--mnist"}
 
 
 def read_data(request: Request) -> dict[str, Any]:
@@ -263,10 +189,6 @@ def read_data(request: Request) -> dict[str, Any]:
         from apportion.domains.federated.digits import load_mnist
 
         data["digits"] = load_mnist(request.mnist)
-    if request.transitions is not None:
-        data["file"] = request.transitions
-    if request.gamma is not None:
-        data["gamma"] = request.gamma
     return data
 
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class Verdict:
     p: float | None = None
     """The level from which on the interval decides; none for an exact statement."""
     adjusted: Outcome | None = None
-    """The outcome when all comparisons of its study are allowed for (Holm)."""
+    """The outcome when all comparisons of its figure are allowed for (Holm)."""
     exact: bool = False
     """Decided by a statement about every case looked at, and by no interval."""
 
@@ -119,23 +118,24 @@ def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 
 @dataclass(frozen=True)
-class Study:
-    """One figure or claim of the paper as data, figure and verdicts."""
+class FigureResult:
+    """One figure or claim of the paper: its table, its plot, a verdict on each claim, and notes."""
 
     name: str
+    """Where a study has one figure alone, the study's name."""
     title: str
     table: pd.DataFrame
-    verdicts: tuple[Verdict, ...]
+    verdicts: Iterable[Verdict]
+    """Kept as a tuple, each also adjusted for all comparisons of this figure (Holm)."""
     plot: Callable[[], Figure]
     """Draws the figure."""
-    notes: tuple[str, ...] = ()
-    """What a reader should take away, in plain sentences with their numbers."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Everything needed to run it again."""
+    notes: Iterable[str] = ()
+    """What a reader should take away, in plain sentences with their numbers; kept as a tuple."""
 
     def __post_init__(self) -> None:
         # Here and not in each study, so that none can leave a comparison out of the count.
-        object.__setattr__(self, "verdicts", adjusted_for_all(self.verdicts))
+        object.__setattr__(self, "verdicts", adjusted_for_all(tuple(self.verdicts)))
+        object.__setattr__(self, "notes", tuple(self.notes))
 
     def summary(self) -> str:
         """Title, verdicts and notes as text."""
@@ -148,52 +148,68 @@ class Study:
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
-    def to_frame(self) -> pd.DataFrame:
-        """The table."""
-        return self.table
+
+@dataclass(frozen=True)
+class Study:
+    """What is concluded from the same cells: one figure, or several."""
+
+    name: str
+    figures: tuple[FigureResult, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Everything needed to run it again."""
+
+    def figure(self, name: str = "") -> FigureResult:
+        """The figure of this name; without a name, the only one."""
+        [found] = [one for one in self.figures if name in ("", one.name)]
+        return found
+
+    def summary(self) -> str:
+        """Every figure's title, verdicts and notes as text."""
+        return "\n\n".join(figure.summary() for figure in self.figures)
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """The verdicts of all figures as `verdict.json` has them.
+
+        Where there are several figures, each verdict says under `figure` which one it is of.
+        """
+        return [
+            verdict.to_dict() | ({"figure": figure.name} if len(self.figures) > 1 else {})
+            for figure in self.figures
+            for verdict in figure.verdicts
+        ]
 
     def save(self, folder: Path, facts: Mapping[str, Any] | None = None) -> None:
-        """Write `table.csv`, `figure.png`, `study.json` and, last, `verdict.json`.
+        """Write each figure's table and picture, `study.json` and, last, `verdict.json`.
+
+        They are `table.csv` and `figure.png`, or where there are several figures NAME.csv and NAME.png.
 
         Parameters
         ----------
         folder
             Made where it is not there; earlier files are replaced.
         facts
-            What `study.json` says beside name, title, notes and settings: how it was computed.
+            What `study.json` says beside the figures and settings: how it was computed.
         """
         folder = Path(folder)
-        write_atomic(folder / "table.csv", self.table.to_csv(index=False).encode())
-        write_figure(folder / "figure.png", self.plot(), dpi=144, bbox_inches="tight")
-        about = {
-            "name": self.name,
-            "title": self.title,
-            "notes": self.notes,
-            "settings": self.settings,
-            **(facts or {}),
-        }
-        write_json(folder / "study.json", plain(about))
-        write_json(folder / "verdict.json", [verdict.to_dict() for verdict in self.verdicts])
-
-
-Conclusion = tuple[pd.DataFrame, Iterable[Verdict], Callable[[], Figure], Iterable[str]]
-"""Table, verdicts, what draws the figure, and notes."""
-
-
-def concludes(
-    name: str, title: str
-) -> Callable[[Callable[..., Conclusion]], Callable[[Any, dict[str, Any]], Study]]:
-    """A function from rows and settings to a conclusion becomes one to the study of this name."""
-
-    def decorate(conclude: Callable[..., Conclusion]) -> Callable[[Any, dict[str, Any]], Study]:
-        @wraps(conclude)
-        def study(rows: Any, settings: dict[str, Any]) -> Study:
-            table, verdicts, plot, notes = conclude(rows, settings)
-            return Study(name, title, table, tuple(verdicts), plot, tuple(notes), settings)
-
-        return study
-
-    return decorate
+        several = len(self.figures) > 1
+        about = []
+        for figure in self.figures:
+            table = f"{figure.name}.csv" if several else "table.csv"
+            picture = f"{figure.name}.png" if several else "figure.png"
+            write_atomic(folder / table, figure.table.to_csv(index=False).encode())
+            write_figure(folder / picture, figure.plot(), dpi=144, bbox_inches="tight")
+            about.append(
+                {
+                    "name": figure.name,
+                    "title": figure.title,
+                    "notes": figure.notes,
+                    "table": table,
+                    "picture": picture,
+                }
+            )
+        whole = {"name": self.name, "figures": about, "settings": self.settings, **(facts or {})}
+        write_json(folder / "study.json", plain(whole))
+        write_json(folder / "verdict.json", self.verdicts())
 
 
 def after_all(outcome: str, adjusted: str | None) -> str:

@@ -13,25 +13,21 @@ SMALL = FederatedSettings(
     pooling=1, samples=20, width=8, rounds=3, epochs=1, batch=10, client_rate=0.3, evaluation=60,
     test=100, block=60,
 )  # fmt: skip
-PLAN = federations.plan(scale="paper", digits=DIGITS)
+PLAN = federations.federations(scale="paper", digits=DIGITS)
 
 
 def computed(cells):
-    found = federations.compute(cells, lambda what, done: None, settings=SMALL, digits=DIGITS)
+    found = federations.compute_federations(
+        cells, lambda what, done: None, settings=SMALL, digits=DIGITS
+    )
     return {cell.name: rows for cell, rows in found}
 
 
-@pytest.fixture(scope="module")
-def small(monkeypatch_module):
-    """Circumstances of the study with server's samples that the made-up digits have."""
-    own = federations.Circumstance(samples=40, clients=5)
-    monkeypatch_module.setitem(federations.CIRCUMSTANCES, "perceptron, 200 samples", own)
-
-
-@pytest.fixture(scope="module")
-def monkeypatch_module():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
+@pytest.fixture
+def small(monkeypatch):
+    """A scenario of the study with server's samples that the made-up digits have."""
+    own = federations.Scenario(samples=40, clients=5)
+    monkeypatch.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
 
 
 def cells_of(method, kinds=("sizes", "scaled")):
@@ -72,12 +68,17 @@ def made_up_rows(accuracies):
     return pd.concat(frames, ignore_index=True)
 
 
-def study_of(learned_equal, learned_flipped):
-    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
-    values = {("equal", name): value for name, value in rivals.items()}
-    values |= {("flipped-3", name): value for name, value in rivals.items()}
-    values |= {("equal", "learned"): learned_equal, ("flipped-3", "learned"): learned_flipped}
-    return federations.conclude(made_up_rows(values), {})
+RIVALS = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
+
+
+def study_of(**learned):
+    values = {
+        (kind.replace("_", "-"), name): value
+        for kind, own in learned.items()
+        for name, value in (RIVALS | {"learned": own}).items()
+    }
+    [figure] = federations._conclude(made_up_rows(values), {})
+    return figure
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def study_of(learned_equal, learned_flipped):
     ],
 )
 def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
-    study = study_of(equal, flipped)
+    study = study_of(equal=equal, flipped_3=flipped)
     assert [verdict.holds for verdict in study.verdicts] == held
     assert {verdict.n for verdict in study.verdicts} == {4}
     mean = study.table[(study.table["kind"] == "mean of kinds")].set_index("method")["final"]
@@ -98,28 +99,25 @@ def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
 
 
 def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
-    rivals = {"FedAvg": 0.6, "FedAvgM": 0.65, "gradient shares, momentum": 0.68, "median": 0.7}
-    rows = made_up_rows({("equal", name): value for name, value in rivals.items()} | {
-        ("equal", "learned"): 0.6
-    })  # fmt: skip
-    learned = rows["method"] == "learned"
+    values = {("equal", name): value for name, value in (RIVALS | {"learned": 0.6}).items()}
+    rows = made_up_rows(values)
     for swing, outcome in ((0.02, "not-established"), (0.001, "holds")):
-        tested = rows["tested"] + learned * swing * (-1.0) ** rows["seed"]
-        harmed = federations.conclude(rows.assign(tested=tested), {}).verdicts[0]
-        assert harmed.estimate == pytest.approx(0, abs=1e-9)
-        assert harmed.outcome == outcome
+        swings = (rows["method"] == "learned") * swing * (-1.0) ** rows["seed"]
+        [figure] = federations._conclude(rows.assign(tested=rows["tested"] + swings), {})
+        assert figure.verdicts[0].estimate == pytest.approx(0, abs=1e-9)
+        assert figure.verdicts[0].outcome == outcome
 
 
 def test_paper_size_asks_for_all_of_mnist():
     with pytest.raises(InputError, match="--mnist"):
-        federations.plan(scale="paper")
+        federations.federations(scale="paper")
 
 
 def test_cells_of_another_policy_are_not_gone_on_with(tmp_path, monkeypatch):
     before = PLAN.digest
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"another")
-    assert federations.plan(scale="paper", digits=DIGITS).digest != before
+    assert federations.federations(scale="paper", digits=DIGITS).digest != before
 
 
 def test_every_seed_meets_every_method_in_every_kind():

@@ -1,15 +1,15 @@
-"""A small market, and the computing of a plan's cells without a folder."""
+"""A small market, plans of a size of one's own, and what their cells compute or are given."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.studies.cells import Cell, Plan, batches
-
-Compute = Callable[..., dict[str, pd.DataFrame]]
+from apportion.domains.portfolio.training import train_policies
+from apportion.studies.engine import Cell, Plan, programs_of
 
 
 @pytest.fixture(scope="session")
@@ -25,14 +25,45 @@ def tiny() -> PortfolioSettings:
 
 
 @pytest.fixture(scope="session")
-def compute() -> Compute:
+def sized() -> Callable[..., Plan]:
+    """A study's plan with another size in place of its quick scale."""
+
+    def of(module: Any, size: Any, **options: Any) -> Plan:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(module.SCALES, "quick", size)
+            return getattr(module, module.__name__.rpartition(".")[2])(**options)
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def compute() -> Callable[..., dict[str, pd.DataFrame]]:
     """The rows of some cells of a plan (default: all), by the cell's name."""
 
     def of(plan: Plan, cells: Sequence[Cell] | None = None) -> dict[str, pd.DataFrame]:
         return {
             cell.name: rows.assign(cell=cell.name)
-            for batch in batches(plan.cells if cells is None else cells)
-            for cell, rows in plan.compute(batch, lambda what, fraction: None)
+            for program in programs_of(plan, plan.cells if cells is None else cells)
+            for cell, rows in plan.compute(program.cells, lambda what, fraction: None)
         }
+
+    return of
+
+
+@pytest.fixture
+def given(monkeypatch) -> Callable[..., dict[str, Any]]:
+    """What a study trains with for cells of a plan; nothing is trained."""
+
+    def of(module: Any, plan: Plan, cells: Sequence[Cell]) -> dict[str, Any]:
+        seen: dict = {}
+
+        def take_down(market, tasks, settings, **others):
+            seen.update(market=market, tasks=tasks, settings=settings, **others)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(module, train_policies.__name__, take_down)
+        with pytest.raises(KeyboardInterrupt):
+            list(plan.compute(cells, lambda what, fraction: None))
+        return seen
 
     return of

@@ -8,14 +8,13 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig2
-from apportion.studies.portfolio.fig2 import WatchedRuns, sized_plan
 from apportion.tasks import draw_tasks
 
 
 @pytest.fixture(scope="module")
-def plan(prices, tiny):
-    watched = WatchedRuns(replace(tiny, method="stl", steps=200), runs=2)
-    return sized_plan(prices.until("2000-06-01"), watched)
+def plan(prices, tiny, sized):
+    size = (2, replace(tiny, method="stl", steps=200))
+    return sized(fig2, size, prices=prices.until("2000-06-01"))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def cells(plan, compute):
 
 
 def test_figure_2_watches_runs_and_correlates(plan, cells):
-    study = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
+    [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
     assert len(study.table) == 2 * 4
     assert len(study.verdicts) == 4
     assert (study.table.score > 0).all()
@@ -38,16 +37,8 @@ def test_a_run_alone_is_the_same_as_among_others(plan, cells, compute):
     pd.testing.assert_frame_equal(alone["run-1"], cells["run-1"], rtol=1e-3, atol=5e-5)
 
 
-def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, monkeypatch):
-    seen: dict = {}
-
-    def take_down(market, tasks, settings, **others):
-        seen.update(tasks=tasks, **others)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fig2, "train_policies", take_down)
-    with pytest.raises(KeyboardInterrupt):
-        list(plan.compute(plan.cells, lambda what, fraction: None))
+def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given):
+    seen = given(fig2, plan, plan.cells)
     np.testing.assert_array_equal(seen["tasks"].members[:, 0], draw_tasks(10, 3, 2).members)
     assert float(seen["selection"].alpha) == 0.0
     assert float(seen["selection"].smoothing) == 0.0

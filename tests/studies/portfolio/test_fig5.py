@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig5
-from apportion.studies.portfolio.fig5 import METHODS, WatchedTasks, sized_plan
+from apportion.studies.portfolio.fig5 import METHODS
 
 
 @pytest.fixture(scope="module")
-def plan(prices, tiny):
-    return sized_plan(prices, WatchedTasks(replace(tiny, held_out=4), policies=2, watched=2))
+def plan(prices, tiny, sized):
+    return sized(fig5, (2, 2, replace(tiny, held_out=4)), prices=prices)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def cells(plan, compute):
 
 @pytest.mark.slow
 def test_figure_5_draws_the_task_with_the_largest_gap(plan, cells):
-    study = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
+    [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
     table = study.table
     assert "cell" not in table
     assert len(table) == 3 * 2 * 2
@@ -50,18 +50,11 @@ def test_shares_are_kept_for_the_drawn_task_alone(cells):
     assert shares[~marked.drawn].isna().all(axis=None)
 
 
-def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, monkeypatch):
-    seen: list = []
-
-    def take_down(market, tasks, settings, **others):
-        seen.append((tasks, settings))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fig5, "train_policies", take_down)
-    for cells in (plan.cells[:2], plan.cells[2:]):
-        with pytest.raises(KeyboardInterrupt):
-            list(plan.compute(cells, lambda what, fraction: None))
-    (several, by_priority), (singles, plain) = seen
+def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given):
+    (several, by_priority), (singles, plain) = (
+        (seen["tasks"], seen["settings"])
+        for seen in (given(fig5, plan, cells) for cells in (plan.cells[:2], plan.cells[2:]))
+    )
     assert several.members.shape[:2] == (2, tiny.tasks)
     assert (np.asarray(several.members[0]) != np.asarray(several.members[1])).any()
     assert by_priority.prioritisation == tiny.alpha
@@ -70,3 +63,56 @@ def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, monkey
     assert by_priority.updates == plain.updates == 12
     watched = np.asarray(several.members[:, :2]).reshape(4, -1)
     np.testing.assert_array_equal(singles.members[:, 0], watched)
+
+
+@pytest.fixture(scope="module")
+def year():
+    """Three policies with a task each over half a year; the multi-task policy gains most over the
+    single-task one on the second.
+    """
+    dates = pd.bdate_range("2019-01-01", "2019-06-28").astype(str)
+    rng = np.random.default_rng(0)
+    rows = []
+    for place, method in enumerate(METHODS):
+        for task in range(3):
+            gain = 0.001 * (2 - place) * (task == 1) + 0.0001 * rng.normal(size=len(dates))
+            frame = pd.DataFrame({"method": method, "policy": task, "task": 0, "date": dates})
+            deviation = 0.1 + 0.01 * task + 0.01 * rng.random(len(dates))
+            shares = {"share A": 0.5, "share B": 0.5}
+            rows.append(frame.assign(over_equal=gain, deviation=deviation, **shares))
+    return pd.concat(rows, ignore_index=True)
+
+
+def concluded(rows):
+    [figure] = fig5._conclude(rows, {})
+    return figure
+
+
+def test_figure_5_draws_the_task_where_the_multi_task_policy_gains_most(year):
+    table = concluded(year).table
+    assert set(table[table.drawn].policy) == {1}
+
+
+def test_figure_5_says_that_straying_pays_only_where_it_does(year):
+    """The multi-task policy's gains follow its deviation; the single-task one's do not."""
+    days = year.groupby(["method", "policy"]).deviation
+    further = year.deviation - days.transform("mean")
+    led = year.assign(over_equal=year.over_equal + 0.1 * further * (year.method == "pmtl"))
+    found = {v.claim.split(" strays")[0]: v for v in concluded(led).verdicts}
+    assert found["pmtl"].outcome == "holds"
+    expected = 0.1 * further[year.method == "pmtl"].std() * year.date.nunique()
+    assert found["pmtl"].estimate == pytest.approx(expected, rel=0.1)
+    assert found[METHODS[2]].outcome == "not-established"
+
+
+def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
+    by_month = fig5.by_policy_and_month(year, "deviation")
+    for method, values in by_month.items():
+        assert values.shape == (3, 6)
+        days = year[year.method == method].deviation
+        assert values.mean() == pytest.approx(days.mean())
+    verdicts = concluded(year).verdicts
+    assert {verdict.n for verdict in verdicts} == {3}
+    grown = [v.estimate for v in verdicts if "grows more than stl (equal" in v.claim]
+    totals = year.groupby(["method", "policy"]).over_equal.sum().groupby("method").mean()
+    assert grown == pytest.approx([totals["pmtl"] - totals[METHODS[2]]])

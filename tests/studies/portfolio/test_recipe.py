@@ -1,6 +1,7 @@
 """The practical policy walked forward: single seeds, choices that look back only, rewards apart."""
 
 from dataclasses import replace
+from itertools import product
 
 import equinox as eqx
 import jax
@@ -9,17 +10,15 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio.validation import score_variants
-from apportion.studies.cells import share_of
 from apportion.studies.portfolio import recipe
-from apportion.studies.portfolio.recipe import RecipeSize, sized_plan
-from apportion.studies.store import CellStore
+from apportion.studies.portfolio.recipe import RecipeSize
 
 
 @pytest.fixture(scope="module")
-def plan(prices, tiny):
+def plan(prices, tiny, sized):
     settings = replace(tiny, method="mtl", members=2, tracking=15.0, steps=6)
     size = RecipeSize(settings, experiments=1, years=2, held_out=4, shown=2, checkpoints=2)
-    return sized_plan(prices, size)
+    return sized(recipe, size, prices=prices)
 
 
 @pytest.fixture(scope="module")
@@ -73,27 +72,21 @@ def test_a_cell_alone_is_the_same_as_among_others(plan, cells, compute):
     pd.testing.assert_frame_equal(alone, cells[name], rtol=0, atol=3e-5)
 
 
-def test_both_rewards_share_parameters_draws_and_tasks(plan, prices, monkeypatch):
-    seen: dict = {}
-
-    def take_down(market, tasks, settings, **others):
-        seen[float(market.tracking)] = (tasks, others)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recipe, "train_policies", take_down)
+def test_both_rewards_share_parameters_draws_and_tasks(plan, prices, given):
+    seen = {}
     for cells in (plan.cells[:2], plan.cells[2:]):
-        with pytest.raises(KeyboardInterrupt):
-            list(plan.compute(cells, lambda what, fraction: None))
+        found = given(recipe, plan, cells)
+        seen[float(found["market"].tracking)] = (found["tasks"], found)
     assert set(seen) == {15.0, 0.0}
-    (tasks, given), (others, plain) = seen[15.0], seen[0.0]
+    (tasks, tracked), (others, plain) = seen[15.0], seen[0.0]
     np.testing.assert_array_equal(tasks.members, others.members)
     assert tasks.members.shape == (2 * 2, 4, 3)  # 2 years with 2 members each
     for name in ("policy_keys", "run_keys"):
-        keys = jax.random.key_data(given[name])
+        keys = jax.random.key_data(tracked[name])
         assert len(np.unique(keys, axis=0)) == 4
         np.testing.assert_array_equal(keys, jax.random.key_data(plain[name]))
     years = [prices.row(f"{year}-01-01") - 6 for year in prices.years()[-2:]]
-    assert np.asarray(given["lengths"]).tolist() == np.repeat(years, 2).tolist()
+    assert np.asarray(tracked["lengths"]).tolist() == np.repeat(years, 2).tolist()
 
 
 def test_choices_never_look_at_the_year_they_are_made_for(table):
@@ -110,26 +103,30 @@ def test_choices_never_look_at_the_year_they_are_made_for(table):
     pd.testing.assert_frame_equal(*picks)
     assert set(recipe.chosen(table).query("year < 2013").k) == {0.0}
     # Rows of the paper's reward take no part in a choice.
-    plain = table.reward == "paper"
     assert set(recipe.chosen(table).reward) == {"tracking"}
-    assert len(recipe.conclude(table, {}).verdicts) == 18
-    assert len(recipe.conclude(table[~plain], {}).verdicts) == 16
-    claims = [verdict.claim for verdict in recipe.conclude(table[plain], {}).verdicts]
-    assert len(claims) == 6
-    assert sum("a single seed of it" in claim for claim in claims) == 2
+    [figure] = recipe._conclude(table, {})
+    assert len(figure.verdicts) == 18
+    assert len(figure.table) == 2 * len(recipe.strategies(table))
+    assert len(figure.plot().axes) == 2
 
 
-def test_rewards_computed_in_several_goes_are_concluded_together(plan, cells, table, tmp_path):
-    store = CellStore(plan, tmp_path).open()
-    for share, reward in (("1/2", "tracking"), ("2/2", "paper")):
-        assert store.missing()
-        for cell in share_of(plan.cells, share):
-            assert cell["reward"] == reward
-            store.save(cell, cells[cell.name])
-    study = plan.conclude(store.rows(), plan.settings)
-    assert len(study.table) == 2 * len(recipe.strategies(table))
-    assert set(study.settings["rewards"]) == {"tracking", "paper"}
-    assert study.settings["held_out"] == 4
-    study.save(tmp_path)
-    assert (tmp_path / "verdict.json").exists()
-    assert len(study.plot().axes) == 2
+def test_the_recipes_strategies_are_the_variants_they_are_called():
+    columns = ["reward", "experiment", "year", "tested", "members", "steps", "k", "eta"]
+    rows = [
+        [reward, e, y, tested, members, 6, k, eta, 0.0, 0.0]
+        for reward, e, y, tested, members, (k, eta) in product(
+            recipe.REWARDS, range(2), (2001, 2002), ("own", "held-out"), (2, 1), recipe.VARIANTS
+        )
+    ]
+    found = recipe.strategies(pd.DataFrame(rows, columns=[*columns, "log_gain", "sharpe_gain"]))
+    said = {
+        recipe.LAZY: (0.0, 0.1, 2),
+        recipe.PRACTICAL: (0.5, 0.1, 2),
+        recipe.TEAM: (1.0, 1.0, 2),
+        recipe.SEED: (1.0, 1.0, 1),
+        recipe.PAPER_TEAM: (1.0, 1.0, 2),
+    }
+    for name, (k, eta, members) in said.items():
+        rows = found[name]
+        assert set(zip(rows.k, rows.eta, rows.members, strict=True)) == {(k, eta, members)}
+        assert set(rows.reward) == {"paper" if name == recipe.PAPER_TEAM else "tracking"}

@@ -6,14 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.studies.theory import corollary2, subsets
+from apportion.studies.theory import corollary2
 from apportion.theory import corollary_2
+
+ENTITIES = corollary2.ENTITIES["paper"]
+
+
+def concluded(rows):
+    [figure] = corollary2._conclude(rows, {})
+    return figure
 
 
 def made_up(worth_of_all, ordering=1.0, runs=4):
     """Rows in which regret is one over the number of independent tasks, or of real examples."""
     rows = []
-    for m in corollary2.ENTITIES:
+    for m in ENTITIES:
         drawn = corollary2.OVERLAPPING[-1]
         number = worth_of_all(m)
         known = [("independent", n, 1 / n) for n in corollary2.INDEPENDENT]
@@ -29,28 +36,28 @@ def made_up(worth_of_all, ordering=1.0, runs=4):
 
 def test_effective_numbers_are_read_off_the_independent_tasks():
     rows = made_up(lambda m: 12.0)
-    for m in corollary2.ENTITIES:
+    for m in ENTITIES:
         assert np.exp(corollary2.of_all(rows, m).value) == pytest.approx(12, rel=1e-6)
         assert np.exp(corollary2.worth(rows, m).value) == pytest.approx(m, rel=1e-6)
 
 
 def test_a_gain_of_a_dozen_at_every_m_is_not_exponential_and_one_that_is_would_be_seen():
-    exponential, least, most, orderings = corollary2.conclude(made_up(lambda m: 12.0), {}).verdicts
+    exponential, least, most, orderings = concluded(made_up(lambda m: 12.0)).verdicts
     assert exponential.outcome == "does-not-hold"
     assert exponential.estimate == pytest.approx(0, abs=1e-9)
     assert least.outcome == most.outcome == orderings.outcome == "holds"
     few = made_up(lambda m: 2.0, ordering=1 / 2)
-    assert corollary2.conclude(few, {}).verdicts[1].outcome == "does-not-hold"
+    assert concluded(few).verdicts[1].outcome == "does-not-hold"
     many = made_up(lambda m: 40.0)
-    assert corollary2.conclude(many, {}).verdicts[2].outcome == "does-not-hold"
+    assert concluded(many).verdicts[2].outcome == "does-not-hold"
     growing = made_up(lambda m: {4: 2.0, 10: 8.0, 20: 20.0, 40: 50.0}[m])
-    assert corollary2.conclude(growing, {}).verdicts[0].estimate > 0.05
+    assert concluded(growing).verdicts[0].estimate > 0.05
 
 
 def test_overlapping_tasks_share_their_entities_luck_and_weights():
-    record = subsets.draw_record(8, jax.random.key(0))
+    record = corollary2.draw_record(8, jax.random.key(0))
     tasks = jnp.array([[0, 1, 2], [2, 1, 5]])
-    examples = subsets.examples_of(record, tasks)
+    examples = corollary2.examples_of(record, tasks)
     first, second = examples[:50], examples[50:]
     np.testing.assert_array_equal(first.states[:, 2], second.states[:, 0])
     np.testing.assert_allclose(examples.allocations.sum(-1), 1, rtol=1e-5)
@@ -63,7 +70,7 @@ def test_overlapping_tasks_share_their_entities_luck_and_weights():
 
 
 def test_the_picture_has_both_panels_and_the_table_both_counts():
-    study = corollary2.conclude(made_up(lambda m: 12.0), {})
-    assert len(study.plot().axes) == 2
-    counted = study.table[study.table.arm == "all subsets"].number
-    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in corollary2.ENTITIES]
+    figure = concluded(made_up(lambda m: 12.0))
+    assert len(figure.plot().axes) == 2
+    counted = figure.table[figure.table.arm == "all subsets"].number
+    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in ENTITIES]

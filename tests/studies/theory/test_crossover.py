@@ -1,4 +1,4 @@
-"""Multi-task against single-task LSPI."""
+"""Multi-task against single-task LSPI: over N, and over the number of tasks and their distance."""
 
 import numpy as np
 import pandas as pd
@@ -8,13 +8,13 @@ from apportion.studies.theory import crossover
 from apportion.theory.mdp import random_family
 
 
-def check(study, open_at_this_size=()):
-    verdicts = {verdict.claim.split(" (")[0]: verdict for verdict in study.verdicts}
+def check(figure, open_at_this_size=()):
+    verdicts = {verdict.claim.split(" (")[0]: verdict for verdict in figure.verdicts}
     for claim, verdict in verdicts.items():
         allowed = ("holds", "not-established") if claim in open_at_this_size else ("holds",)
-        assert verdict.outcome in allowed, study.summary()
+        assert verdict.outcome in allowed, figure.summary()
     assert -0.65 <= verdicts["the pool's Q error falls like 1/sqrt(NT)"].estimate <= -0.40
-    table = study.table.set_index(["spread", "samples"])
+    table = figure.table.set_index(["spread", "samples"])
     late = table.multi.loc[[(s, 9216) for s in (0.1, 0.2, 0.4, 0.8)]]
     assert (np.diff(late) > 0).all()
     assert table.multi[0.0, 144] < table.single[0.0, 144] / 4
@@ -22,12 +22,13 @@ def check(study, open_at_this_size=()):
 
 
 def test_pooling_wins_early_and_near_and_loses_late_and_far():
-    study = crossover.plan(families=20).run()
+    rows = pd.concat([crossover.measure_sizes(spread, 20, 0) for spread in crossover.SPREADS])
+    figure = crossover._conclude_crossover(rows)
     # With long samples a few families lose anything at all: 20 of them do not settle that slope.
     average = "suboptimality on the average MDP falls at least like 1/sqrt(NT)"
-    check(study, open_at_this_size=(average,))
-    assert {v.claim.split(" (")[0]: v.estimate for v in study.verdicts}[average] <= -0.5
-    assert len(study.plot().axes) == 3
+    check(figure, open_at_this_size=(average,))
+    assert {v.claim.split(" (")[0]: v.estimate for v in figure.verdicts}[average] <= -0.5
+    assert len(figure.plot().axes) == 3
 
 
 def test_families_that_lose_nothing_at_all_are_drawn_too():
@@ -40,14 +41,13 @@ def test_families_that_lose_nothing_at_all_are_drawn_too():
         rows[name] = (1 + 0.1 * rows["run"]) / rows["samples"]
     rows["multi"] = rows["spread"] / 300
     rows.loc[(rows["samples"] == 9216) & (rows["spread"] == 0.8), "single"] = 0.0
-    study = crossover.conclude(rows, {})
-    mesh = study.plot().axes[1].collections[0]
+    mesh = crossover._conclude_crossover(rows).plot().axes[1].collections[0]
     assert np.isfinite(mesh.get_array()).all()
 
 
 @pytest.mark.slow
 def test_the_crossover_holds_over_a_hundred_families():
-    check(crossover.plan(scale="paper").run())
+    check(crossover.crossover(scale="paper").run().figure("crossover"))
 
 
 def test_the_crossing_is_read_between_sizes():
@@ -78,3 +78,41 @@ def test_the_predicted_crossover_is_plain_arithmetic():
     # A task alone has N / 6 samples of each pair; the pool of 8 takes 7/8 of its noise away.
     expected = 6 * noise * (7 / 8) / distance
     assert crossover.predicted_crossover(family) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def far():
+    return crossover.measure_counts(0.4, 12, seed=1)
+
+
+def test_the_floor_is_what_the_best_policy_of_the_average_loses(far):
+    family = random_family(states=6, actions=3, tasks=64, spread=0.4, gamma=0.7, runs=12, seed=1)
+    kernel, reward = family.kernel[0, :4].mean(0), family.reward[0, :4].mean(0)
+
+    def evaluate(kernel, reward, policy=None):
+        value = np.zeros(6)
+        for _ in range(300):
+            backup = reward + 0.7 * kernel @ value
+            value = backup.max(-1) if policy is None else backup[np.arange(6), policy]
+        return value, (reward + 0.7 * kernel @ value).argmax(-1)
+
+    policy = evaluate(kernel, reward)[1]
+    tasks = [(family.kernel[0, t], family.reward[0, t]) for t in range(4)]
+    lost = [(evaluate(*task)[0] - evaluate(*task, policy)[0]).mean() for task in tasks]
+    found = far[(far.tasks == 4) & (far.run == 0)].floor.item()
+    assert found == pytest.approx(np.mean(lost), abs=1e-9)
+
+
+def test_distant_tasks_meet_a_floor_and_one_task_has_none(far):
+    mean = far.groupby("tasks")[["loss", "floor"]].mean()
+    assert mean.floor[1] == pytest.approx(0, abs=1e-12)
+    assert mean.loss[64] == pytest.approx(mean.floor[64], rel=0.1)
+    assert 0 < far.share.max() < 1
+
+
+def test_equal_tasks_have_no_floor_and_sixteen_times_the_tasks_lose_far_less():
+    near = crossover.measure_counts(0.0, 12, seed=1)
+    mean = near.groupby("tasks")[["loss", "floor", "error"]].mean()
+    assert mean.floor.max() == pytest.approx(0, abs=1e-12)
+    assert mean.loss[64] < mean.loss[4] / 4
+    assert 0.5 < mean.error[64] / (mean.error[16] / 2) < 2

@@ -13,7 +13,7 @@ def test_one_network_is_equivariant_and_the_other_is_not():
     x = jax.random.uniform(jax.random.key(0), (equivariance.ENTITIES,))
     order = jnp.arange(equivariance.ENTITIES)[::-1]
     for name, same in (("equivariant", True), ("plain", False)):
-        policy = equivariance.make(name, jax.random.key(1))
+        policy = equivariance.make_network(name, jax.random.key(1))
         assert policy(x).sum() == pytest.approx(1, abs=1e-5)
         assert np.allclose(policy(x[order]), policy(x)[order], atol=1e-6) == same
 
@@ -45,8 +45,8 @@ def made_up(shared, plain):
     ("shared", "plain", "outcome"), [(0.1, 0.2, "holds"), (0.2, 0.1, "does-not-hold")]
 )
 def test_whoever_regrets_less_is_said_to(shared, plain, outcome):
-    study = equivariance.conclude(made_up(shared, plain), {})
-    savings = [verdict for verdict in study.verdicts if "saving" in verdict.claim]
+    [figure] = equivariance._conclude(made_up(shared, plain), {})
+    savings = [verdict for verdict in figure.verdicts if "saving" in verdict.claim]
     assert len(savings) == 4
     assert all(verdict.outcome == outcome for verdict in savings)
-    assert len(study.plot().axes) == 2
+    assert len(figure.plot().axes) == 2

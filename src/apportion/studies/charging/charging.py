@@ -5,19 +5,34 @@ Trained on 70 % of two sites' stations in 2019, tested on the others and on 2021
 garages use, multi-task learning more than single-task learning at equal updates, and a policy that
 recalls earlier days more than a plain one; it serves a site and numbers of stations it was not trained
 on; PPO, which needs no gradient of the garage, learns too.
+
+A cell is a way to train; a row is the kWh of a schedule on a day or at a station. Points are of the need:
+100 x (kWh drawn by one - by the other) / kWh needed. Intervals are by clusters of days, as the days of one
+test share their weather and their week; the table also has those by days and stations together, which are
+wider.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
-from apportion.domains.charging.backtest import OPTIMUM, POLICY, ChargingBacktest, backtest
+from apportion.domains.charging.backtest import (
+    CLAIRVOYANT,
+    HINDSIGHT,
+    OPTIMUM,
+    POLICY,
+    ChargingBacktest,
+    backtest,
+)
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
@@ -30,57 +45,63 @@ from apportion.domains.charging.training import (
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
-from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.charging.findings import conclude
+from apportion.statistics import Estimate, clustered_ratio
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.tasks import Task, single_tasks
+from apportion.studies.study import FigureResult, Verdict
+from apportion.tasks import single_tasks
 from apportion.training import train_runs
 from apportion.trees import take
 
-SITES = ("caltech", "jpl")
+TRAINING = {
+    "quick": {"tasks": 20, "steps": 40, "days": 8, "members": 1, "hidden": 16},
+    "paper": {"tasks": 200, "steps": 4000, "days": 64, "members": 3, "hidden": 48},
+}
+TESTING: dict[str, dict[str, Any]] = {
+    "quick": {"garages": 3, "sized_garages": 1, "days_tested": 15},
+    "paper": {"garages": 24, "sized_garages": 6, "days_tested": None},
+}
+"""Garages of ten stations, and of other numbers; the first days of each test, or all of them."""
+OTHERS = {
+    "quick": {"single_tasks": 2, "ppo_steps": 10},
+    "paper": {"single_tasks": 12, "ppo_steps": 1000},
+}
+"""Policies that learn from one task each, and the updates of PPO."""
+SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 TRAINED_UNTIL, TESTED_FROM = "2019-12-31", "2021-01-01"
 CAPACITIES = (0.1, 0.15, 0.2)
-SIZES = (5, 20, 50)
-_SIZED_CAPACITY = 0.15
-_QUICK_DAYS = 15
+SIZES, _SIZED_CAPACITY = (5, 20, 50), 0.15
+RECALLED = "llf-recalled"
+"""Reads the recollections that the policy does; the seven others go by statements or a regression."""
+LEARNED = {
+    "mtl": "MTL",
+    "pmtl": "P-MTL",
+    "stl": "STL",
+    "ppo": "PPO",
+    "only-caltech": "Caltech only",
+    "only-jpl": "JPL only",
+    "plain": "MTL without recall",
+}
+"""Every way to train, and its name in the table."""
+
+Name = tuple[str, str]
+"""A schedule by the cell that computed it and its name there."""
+Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
+"""Of each cell, schedule and unit: what was drawn and needed, (places, policies)."""
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """A cell for each way to train, and one for the schedulers that learn nothing."""
-    few = scale == "quick"
-    settings = ChargingSettings(
-        until=TRAINED_UNTIL,
-        tasks=20 if few else 200,
-        steps=40 if few else 4000,
-        days=8 if few else 64,
-        members=1 if few else 3,
-        hidden=16 if few else 48,
-        seed=seed,
-    )
+    settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
+    training = {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")}
     about = {
-        "training": {
-            name: value
-            for name, value in asdict(settings).items()
-            if name not in ("method", "sessions")
-        },
-        "garages": 3 if few else 24,
-        "sized_garages": 1 if few else 6,
-        "single_tasks": 2 if few else 12,
-        "ppo_steps": 10 if few else 1000,
-        "days_tested": _QUICK_DAYS if few else None,
+        "training": training,
+        **TESTING[scale],
+        **OTHERS[scale],
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
-    names = [
-        "schedulers",
-        "mtl",
-        "pmtl",
-        "stl",
-        "ppo",
-        *(f"only-{site}" for site in SITES),
-        "plain",
-    ]
-    cells = tuple(Cell.alone(name, {"trained": name}) for name in names)
-    return Plan("charging", cells, partial(_compute, settings, about), conclude, about)
+    cells = tuple(Cell.alone(name, {"trained": name}) for name in ("schedulers", *LEARNED))
+    return Plan("charging", cells, partial(_compute, settings, about), _conclude, about)
 
 
 def _compute(
@@ -127,7 +148,9 @@ def _train(
         steps, trained_on = about["ppo_steps"], tasks
     else:
         learner, steps = direct_learner(settings), settings.steps
-        trained_on = single_tasks(_spread(tasks, count))
+        # Evenly out of all, so that every site has its share.
+        spread = [(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]
+        trained_on = single_tasks(tasks[spread])
     done = train_runs(
         problem,
         trained_on,
@@ -143,18 +166,13 @@ def _train(
     return [take(done.policy, run) for run in range(count)]
 
 
-def _spread(tasks: Task, count: int) -> Task:
-    """So many tasks out of all, evenly, so that every site has its share."""
-    return tasks[[(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]]
-
-
 def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) -> pd.DataFrame:
     """What a policy, or the schedulers, deliver in every test."""
     tables = []
     schedulers = kind == "schedulers"
     few = about["days_tested"]
     sizes = SIZES if few is None else SIZES[:1]
-    for site in SITES:
+    for site in SITE_NAMES:
         new = garages.unseen_stations(site)
         later = garages.all_days[site].between(TESTED_FROM)
         tests = [
@@ -181,15 +199,15 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
 
 def _rows(result: ChargingBacktest, schedulers: bool) -> pd.DataFrame:
     """KWh by day and by station, and how the cars left, of each schedule."""
-    names = [name for name in result.served if (name == POLICY) != schedulers]
     dates = [str(day) for day in result.dates]
     places = [str(place) for place in range(result.stations)]
     tables = []
-    for name in names:
-        one = name != OPTIMUM
+    for name in result.served:
+        if (name == POLICY) == schedulers:
+            continue
         by_day = {"unit": "day", "place": dates, "drawn_kwh": result.by_day(name)}
         tables.append(pd.DataFrame(by_day | {"need_kwh": result.by_day()}).assign(schedule=name))
-        if one:
+        if name != OPTIMUM:
             by_station = {"unit": "station", "place": places, "drawn_kwh": result.by_station(name)}
             by_station |= {"need_kwh": result.by_station()}
             tables.append(pd.DataFrame(by_station).assign(schedule=name))
@@ -197,3 +215,180 @@ def _rows(result: ChargingBacktest, schedulers: bool) -> pd.DataFrame:
             row = {"unit": "all", "place": "", "schedule": name} | left
             tables.append(pd.DataFrame([row]))
     return pd.concat(tables, ignore_index=True)
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study from the rows of all cells."""
+    table = _summarise(rows)
+    title = "Charging: one policy for every garage, at stations and in a year it never saw"
+    found = (table, _verdicts(rows, table), lambda: _plot(table), _notes(table))
+    return [FigureResult("charging", title, *found)]
+
+
+def kwh_of(rows: Any) -> Kwh:
+    """The rows of one test as arrays; a cell's policies come one after the other, places in order."""
+    found: Kwh = {}
+    some = rows[rows.unit != "all"]
+    for key, group in some.groupby(["trained", "schedule", "unit"], sort=False):
+        policies = group.policy.nunique()
+        arrays = [group[name].to_numpy() for name in ("drawn_kwh", "need_kwh")]
+        found[key] = tuple(x.reshape(policies, -1).T for x in arrays)
+    return found
+
+
+def lead(kwh: Kwh, first: Name, second: Name, *, both: bool = False) -> Estimate:
+    """What one schedule serves more than another in one test, in points of the need.
+
+    Where one side has several policies, their mean is meant, and the policies are a clustering of their
+    own.
+    """
+    clusterings = []
+    for unit in ("day", "station") if both else ("day",):
+        (one, need), (other, _) = kwh[(*first, unit)], kwh[(*second, unit)]
+        clusterings.append((100 * (one.mean(1) - other.mean(1)), need.mean(1)))
+    (one, need), (other, _) = kwh[(*first, "day")], kwh[(*second, "day")]
+    policies = max(one.shape[1], other.shape[1])
+    if policies > 1:
+        gains = (one.sum(0) - other.sum(0)) / policies
+        sizes = np.broadcast_to(need.sum(0), gains.shape) / policies
+        clusterings.append((100 * gains, sizes))
+    return clustered_ratio(*clusterings)
+
+
+def _summarise(rows: Any) -> pd.DataFrame:
+    """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
+    found = []
+    for key, test in rows.groupby(["site", "test", "capacity", "stations"], sort=False):
+        about = dict(zip(("site", "test", "capacity", "stations"), key, strict=True))
+        schedulers = test[test.trained == "schedulers"].schedule.unique()
+        names = [(kind, POLICY) for kind in LEARNED]
+        names += [("schedulers", scheduler) for scheduler in schedulers]
+        kwh = kwh_of(test)
+        found += [about | _row(test, kwh, name) for name in names]
+    return pd.DataFrame(found)
+
+
+def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
+    drawn, need = kwh[(*name, "day")]
+    some = test[(test.trained == name[0]) & (test.schedule == name[1]) & (test.unit == "all")]
+    row: dict[str, Any] = {
+        "schedule": LEARNED[name[0]] if name[1] == POLICY else name[1],
+        "served": float(drawn.sum() / need.sum()),
+        "left_short": some.left_short.mean(),
+        "fairness": some.fairness.mean(),
+        "days": len(drawn),
+    }
+    if name != ("mtl", POLICY):
+        ahead = lead(kwh, ("mtl", POLICY), name)
+        row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
+        if name[1] != OPTIMUM:
+            wide = lead(kwh, ("mtl", POLICY), name, both=True)
+            row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
+    return row
+
+
+def _best_scheduler(table: Any, key: Any) -> str:
+    site, test, capacity = key
+    here = table[(table.site == site) & (table.test == test) & (table.capacity == capacity)]
+    others = [*HINDSIGHT, RECALLED, *LEARNED.values()]
+    schedulers = here[(here.stations == 10) & ~here.schedule.isin(others)]
+    return str(schedulers.loc[schedulers.served.idxmax(), "schedule"])
+
+
+def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
+    of_ten = rows[rows.stations == 10]
+    for key, test in of_ten.groupby(["site", "test", "capacity"], sort=False):
+        where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
+        best, kwh = _best_scheduler(table, key), kwh_of(test)
+        for other in dict.fromkeys((best, "llf", RECALLED)):
+            ahead = lead(kwh, ("mtl", POLICY), ("schedulers", other))
+            named = f"{other}, the best scheduler there" if other == best else other
+            yield Verdict.of(f"MTL serves more than {named} ({where})", ahead, paper=False)
+    for site, test in of_ten.groupby("site", sort=False):
+        # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
+        keys = ["trained", "schedule", "unit", "policy", "place"]
+        sums = test.groupby(keys, sort=False)[["drawn_kwh", "need_kwh"]].sum()
+        kwh = kwh_of(sums.reset_index())
+        other_site = next(f"only-{one}" for one in SITE_NAMES if one != site)
+        policy = {kind: (kind, POLICY) for kind in LEARNED}
+        llf = ("schedulers", "llf")
+        for claim, one, other in (
+            ("MTL serves more than STL at equal updates", policy["mtl"], policy["stl"]),
+            ("P-MTL serves more than MTL", policy["pmtl"], policy["mtl"]),
+            ("MTL serves more than without recalling earlier days", policy["mtl"], policy["plain"]),
+            ("PPO serves more than llf", policy["ppo"], llf),
+            ("Trained at the other site alone it serves more than llf", policy[other_site], llf),
+        ):
+            claim = f"{claim} ({SITE_NAMES[site]})"
+            yield Verdict.of(claim, lead(kwh, one, other), paper=False)
+    sized = rows[rows.stations != 10]
+    for (site, stations), test in sized.groupby(["site", "stations"], sort=False):
+        ahead = lead(kwh_of(test), ("mtl", POLICY), ("schedulers", "llf"))
+        claim = f"Trained on 10 stations it serves more than llf on {stations}"
+        yield Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False)
+
+
+def _notes(table: pd.DataFrame) -> tuple[str, ...]:
+    closed, leads = [], []
+    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
+        served = here.set_index("schedule").served
+        best = served[_best_scheduler(table, key)]
+        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
+        leads.append(100 * (served["MTL"] - best))
+    return (
+        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
+        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
+        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
+        "clairvoyant one.",
+        "The best scheduler is chosen for each test in hindsight, of the seven that go by statements or "
+        f"a regression; no single one is best in all. {RECALLED}, which reads the recollections that "
+        "the policy reads, is claimed apart.",
+        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
+        "for other seeds and other splits of the stations.",
+    )
+
+
+def _leads(axes: Axes, x: Any, rows: Any, **style: Any) -> None:
+    ends = [rows.mtl_ahead - rows.low, rows.high - rows.mtl_ahead]
+    axes.errorbar(x, rows.mtl_ahead, ends, **style)
+
+
+def _plot(table: Any) -> Figure:
+    """MTL's lead over every scheduler in the 12 tests, what each way to learn adds, and other sizes."""
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    (a, b), (c, d) = figure.subplots(2, 2)
+    tens = table[table.stations == 10]
+    labels = []
+    colours = {"llf": "C0", "edf": "C1", "equal": "C2", "llf-predicted": "C4", CLAIRVOYANT: "0.6"}
+    for place, (key, here) in enumerate(tens.groupby(["site", "test", "capacity"], sort=False)):
+        labels.append(f"{SITE_NAMES[key[0]]}\n{key[1][:4]}\n{key[2]:.0%}")
+        rows = here.set_index("schedule")
+        for number, (name, colour) in enumerate(colours.items()):
+            style = {"fmt": "o", "ms": 4, "color": colour, "label": name if place == 0 else None}
+            _leads(a, [place + 0.14 * (number - 2)], rows.loc[[name]], **style)
+        for number, name in enumerate(("STL", "P-MTL", "PPO")):
+            style = {"fmt": "s", "ms": 4, "color": f"C{number + 5}"}
+            label = name if place == 0 else None
+            _leads(b, [place + 0.2 * (number - 1)], rows.loc[[name]], label=label, **style)
+        for number, name in enumerate(("MTL", "llf", "edf", "equal")):
+            colour = {"MTL": "k"}.get(name, colours.get(name))
+            c.bar(place + 0.2 * (number - 1.5), 100 * rows.loc[name].left_short, 0.2, color=colour,
+                  label=name if place == 0 else None)  # fmt: skip
+    for axes, title in (
+        (a, "MTL's lead in energy, points of the need"),
+        (b, "MTL's lead over other ways to learn, points of the need"),
+        (c, "cars that left with less than 80 % of their need, %"),
+    ):
+        axes.set_xticks(range(len(labels)), labels, fontsize=7)
+        axes.axhline(0, color="k", linewidth=0.8)
+        axes.set_title(title, fontsize=10)
+        axes.legend(fontsize=7, ncols=3)
+    sized = table[(table.test == "2021") & (table.capacity == 0.15)]
+    for site, here in sized.groupby("site", sort=False):
+        llf = here[here.schedule == "llf"].sort_values("stations")
+        _leads(d, llf.stations, llf, fmt="o-", capsize=3, label=SITE_NAMES[site])
+    d.axhline(0, color="k", linewidth=0.8)
+    d.set_xlabel("stations behind the feeder; trained on 10")
+    d.set_title("MTL's lead over llf in 2021, feeder 15 %", fontsize=10)
+    d.legend(fontsize=8)
+    return figure

@@ -3,8 +3,8 @@
 Claims, all ours: on no kind of federation is the learned aggregation below FedAvg by more than .3
 points; on average over the kinds it is ahead of FedAvgM and of shares by gradient on the server's loss;
 among attackers it is within half a point of the best defence. A cell is one federation: a kind, a
-circumstance (model, server's samples, clients), an aggregator and a seed, which deals the clients.
-Cells of one circumstance and aggregator are one program.
+scenario (model, server's samples, clients), an aggregator and a seed, which deals the clients. Cells of
+one scenario and aggregator are one program.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,10 @@ from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.shipped import shipped_fingerprint, shipped_policy
 from apportion.domains.federated.training import read_digits
 from apportion.errors import InputError
-from apportion.statistics import Estimate, compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.statistics import compare
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.trees import take
 
 PEERS: dict[str, Aggregator] = {
@@ -58,14 +58,21 @@ among some on digits, FedAvg's step is one of two tried."""
 LEARNED = "learned"
 DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
 FEW = 5
-"""Seeds below which a bootstrap interval over them is no evidence."""
+"""Seeds below which an interval over them is no evidence."""
+SCALES = {
+    "quick": FederatedSettings(rounds=10, samples=60, test=500),
+    "paper": FederatedSettings(
+        pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000
+    ),
+}
+"""`paper` has whole images, more of them, and more rounds."""
 
 Found = dict[str, dict[str, np.ndarray]]
-"""Test accuracy (kinds, seeds) after the last round, by circumstance and method."""
+"""Test accuracy (kinds, seeds) after the last round, by scenario and method."""
 
 
 @dataclass(frozen=True)
-class Circumstance:
+class Scenario:
     """What federations of all kinds have in common."""
 
     model: str = "perceptron"
@@ -79,61 +86,47 @@ class Circumstance:
 SHORT = ("FedAvg", "FedAvgM", "gradient shares, momentum", LEARNED)
 WITH_SAMPLES = (*SHORT, "gradient shares", "server as a client", "fine-tuned")
 """Those that look at the server's samples, beside FedAvg and FedAvgM."""
-CIRCUMSTANCES = {
-    "perceptron, 200 samples": Circumstance(),
-    "perceptron, 20 samples": Circumstance(samples=20, methods=WITH_SAMPLES),
-    "convolutional, 200 samples": Circumstance("convolutional"),
-    "convolutional, 20 samples": Circumstance("convolutional", samples=20, methods=WITH_SAMPLES),
-    "5 clients": Circumstance(clients=5, methods=SHORT),
-    "20 clients": Circumstance(clients=20, methods=SHORT),
-    "50 clients": Circumstance(clients=50, methods=SHORT),
-    "100 clients, a tenth a round": Circumstance(clients=100, participation=0.1, methods=SHORT),
+SCENARIOS = {
+    "perceptron, 200 samples": Scenario(),
+    "perceptron, 20 samples": Scenario(samples=20, methods=WITH_SAMPLES),
+    "convolutional, 200 samples": Scenario("convolutional"),
+    "convolutional, 20 samples": Scenario("convolutional", samples=20, methods=WITH_SAMPLES),
+    "5 clients": Scenario(clients=5, methods=SHORT),
+    "20 clients": Scenario(clients=20, methods=SHORT),
+    "50 clients": Scenario(clients=50, methods=SHORT),
+    "100 clients, a tenth a round": Scenario(clients=100, participation=0.1, methods=SHORT),
 }
+"""By the name that rows and table have under `circumstance`."""
 
 
-def sizes(scale: Scale, *, seed: int = 0) -> FederatedSettings:
-    """Settings of the federations; `paper` has whole images, more of them, and more rounds."""
-    if scale == "paper":
-        return FederatedSettings(
-            pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000, seed=seed
-        )
-    return FederatedSettings(rounds=10, samples=60, test=500, seed=seed)
+def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+    """All kinds, aggregators and scenarios; `paper` needs all of MNIST, and a GPU.
 
-
-def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
-    """All kinds, aggregators and circumstances; `paper` needs all of MNIST, and a GPU.
-
-    `quick` tries four kinds and methods in one circumstance.
+    `quick` tries four kinds and methods in one scenario.
     """
     if scale == "paper" and digits is None:
         raise InputError("federations at paper size need the whole of MNIST: give --mnist FILE")
-    kinds, circumstances, seeds = tuple(KINDS), CIRCUMSTANCES, range(seed, seed + 8)
+    kinds, scenarios, seeds = tuple(KINDS), SCENARIOS, range(seed, seed + 8)
     if scale == "quick":
         kinds, seeds = ("equal", "dirichlet-0.1", "flipped-3", "paper"), range(seed, seed + 2)
         usual = "perceptron, 200 samples"
-        circumstances = {usual: replace(CIRCUMSTANCES[usual], methods=SHORT)}
-    settings = sizes(scale, seed=seed)
-    data = (embedded_digits() if digits is None else digits).summary()
+        scenarios = {usual: replace(SCENARIOS[usual], methods=SHORT)}
+    cells = []
+    for scenario, own in scenarios.items():
+        for method, kind, number in product(own.methods, kinds, seeds):
+            values = {"circumstance": scenario, "method": method, "kind": kind, "seed": number}
+            name = _joined(scenario, method, kind, str(number))
+            cells.append(Cell(name, values, program=_joined(scenario, method)))
+    settings = replace(SCALES[scale], seed=seed)
     about = {
-        "data": data,
+        "data": (embedded_digits() if digits is None else digits).summary(),
         "policy": shipped_fingerprint(),
         **settings.to_dict(),
         "seeds": list(seeds),
         "all_kinds": list(kinds),
     }
-    computing = partial(compute, settings=settings, digits=digits)
-    cells = tuple(_cells(circumstances, kinds, seeds))
-    return Plan("federations", cells, computing, conclude, about)
-
-
-def _cells(
-    circumstances: dict[str, Circumstance], kinds: Sequence[str], seeds: Sequence[int]
-) -> Iterator[Cell]:
-    for circumstance, own in circumstances.items():
-        for method, kind, seed in product(own.methods, kinds, seeds):
-            values = {"circumstance": circumstance, "method": method, "kind": kind, "seed": seed}
-            name = _joined(circumstance, method, kind, str(seed))
-            yield Cell(name, values, program=_joined(circumstance, method))
+    computing = partial(compute_federations, settings=settings, digits=digits)
+    return Plan("federations", tuple(cells), computing, _conclude, about)
 
 
 def _joined(*words: str) -> str:
@@ -144,11 +137,11 @@ def _joined(*words: str) -> str:
     >>> _joined("20 clients", "FedAvg, step 1.5", "dirichlet-0.1")
     '20-clients-fedavg-step-15-dirichlet-01'
     """
-    plain = "-".join(filter(None, words)).lower().replace(" ", "-")
+    plain = "-".join(words).lower().replace(" ", "-")
     return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
 
 
-def compute(
+def compute_federations(
     cells: Sequence[Cell],
     progress: Progress,
     *,
@@ -157,14 +150,18 @@ def compute(
 ) -> Rows:
     """Every cell's federation under the cells' aggregator, all in one `vmap`."""
     first = cells[0]
-    own = CIRCUMSTANCES[first["circumstance"]]
+    own = SCENARIOS[first["circumstance"]]
     here = replace(settings, model=own.model, width=8 if own.model == "convolutional" else 32)
     digits = read_digits(settings) if digits is None else digits
     wanted = [(cell["kind"], own.clients, cell["seed"]) for cell in cells]
     federation, dealt = unseen_world(
         here, digits, wanted, samples=own.samples, participation=own.participation
     )
-    keys = [_key(cell) for cell in cells]
+    # A cell's first model, batches and server's samples: the same for every aggregator.
+    keys = [
+        jax.random.fold_in(jax.random.key(1000 + cell["seed"]), list(KINDS).index(cell["kind"]))
+        for cell in cells
+    ]
     method = first["method"]
     aggregator = Learned(shipped_policy()) if method == LEARNED else PEERS[method]
     record = _run(federation, aggregator, dealt.tasks, jnp.stack(keys))
@@ -178,65 +175,50 @@ def compute(
 _run = eqx.filter_jit(run_each)
 
 
-def _key(cell: Cell) -> jax.Array:
-    """A cell's first model, batches and server's samples: the same for every aggregator."""
-    kind = list(KINDS).index(cell["kind"])
-    return jax.random.fold_in(jax.random.key(1000 + cell["seed"]), kind)
-
-
-@concludes("federations", "Every kind of federation: the shipped policy beside its peers")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows; a seed is an experiment."""
     kinds = list(dict.fromkeys(rows["kind"]))
-    found = _finals(rows, kinds)
-    table = _table(found, kinds)
-    return table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds)
-
-
-def _finals(rows: Any, kinds: list[str]) -> Found:
     last = rows[rows["round"] == rows["round"].max()]
     found: Found = {}
-    for (circumstance, method), own in last.groupby(["circumstance", "method"], sort=False):
-        table = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
-        found.setdefault(circumstance, {})[method] = table.to_numpy(float)
-    return found
+    for (scenario, method), own in last.groupby(["circumstance", "method"], sort=False):
+        finals = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
+        found.setdefault(scenario, {})[method] = finals.to_numpy(float)
+    table = _table(found, kinds)
+    title = "Every kind of federation: the shipped policy beside its peers"
+    concluded = (table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds))
+    return [FigureResult("federations", title, *concluded)]
 
 
 def _table(found: Found, kinds: list[str]) -> pd.DataFrame:
+    """Final accuracy and gain over FedAvg of each method, kind by kind and on average."""
     rows = []
-    for circumstance, methods in found.items():
+    for scenario, methods in found.items():
         for method, tested in methods.items():
-            for place, kind in enumerate(kinds):
-                gain = compare(tested[place], methods["FedAvg"][place])
+            by_kind = zip(kinds, tested, methods["FedAvg"], strict=True)
+            for kind, *both in (*by_kind, ("mean of kinds", tested, methods["FedAvg"])):
+                own, plain = (np.atleast_2d(one) for one in both)
+                gain = compare(own.mean(0), plain.mean(0))
                 rows.append(
-                    {"circumstance": circumstance, "kind": kind, "method": method}
-                    | _numbers(tested[place], gain)
+                    {"circumstance": scenario, "kind": kind, "method": method}
+                    | {"seeds": gain.n, "final": float(own.mean())}
+                    | {"gain": gain.value, "gain low": gain.low, "gain high": gain.high}
                 )
-            gain = compare(tested.mean(0), methods["FedAvg"].mean(0))
-            own = {"circumstance": circumstance, "kind": "mean of kinds", "method": method}
-            rows.append(own | _numbers(tested, gain))
     return pd.DataFrame(rows)
 
 
-def _numbers(tested: np.ndarray, gain: Estimate) -> dict[str, Any]:
-    return {
-        "seeds": gain.n, "final": float(tested.mean()),
-        "gain": gain.value, "gain low": gain.low, "gain high": gain.high,
-    }  # fmt: skip
-
-
-def _verdicts(found: Found, kinds: list[str]):
-    for circumstance, methods in found.items():
+def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
+    for scenario, methods in found.items():
         ours, plain = methods[LEARNED], methods["FedAvg"]
         gains = [compare(ours[place], plain[place]) for place in range(len(kinds))]
         nearest = min(range(len(kinds)), key=lambda place: gains[place].low)
-        claim = (
-            f"{circumstance}: on no kind below FedAvg by more than .003 (nearest: {kinds[nearest]})"
-        )
-        yield _none_below(Verdict.of_all(claim, gains, above=-0.003, paper=False), gains)
+        claim = f"{scenario}: on no kind below FedAvg by more than .003 (nearest: {kinds[nearest]})"
+        within = Verdict.of_all(claim, gains, above=-0.003, paper=False)
+        # A kind that is below for sure, if by little, is enough to deny that none is.
+        harmed = any(gain.high < 0 for gain in gains)
+        yield replace(within, holds=within.holds and not harmed)
         for rival in ("FedAvgM", "gradient shares, momentum"):
             gain = compare(ours.mean(0), methods[rival].mean(0))
-            claim = f"{circumstance}: ahead of {rival}, mean of kinds"
+            claim = f"{scenario}: ahead of {rival}, mean of kinds"
             yield Verdict.of(claim, gain, paper=False)
         attacked = [place for place, kind in enumerate(kinds) if kind in ATTACKED]
         defences = [name for name in DEFENCES if name in methods]
@@ -247,28 +229,22 @@ def _verdicts(found: Found, kinds: list[str]):
                 compare(ours[attacked].mean(0), methods[name][attacked].mean(0))
                 for name in defences
             ]
-            claim = f"{circumstance}: among attackers within .005 of the best defence, {best}"
+            claim = f"{scenario}: among attackers within .005 of the best defence, {best}"
             yield Verdict.of_all(claim, gaps, above=-0.005, paper=False)
 
 
-def _none_below(within: Verdict, gains: Sequence[Estimate]) -> Verdict:
-    """A kind that is below for sure, if by little, is enough to deny that none is."""
-    harmed = any(gain.high < 0 for gain in gains)
-    return replace(within, holds=within.holds and not harmed)
-
-
-def _notes(found: Found, kinds: list[str]):
-    for circumstance, methods in found.items():
+def _notes(found: Found, kinds: list[str]) -> Iterator[str]:
+    for scenario, methods in found.items():
         order = sorted(methods, key=lambda name: -float(methods[name].mean()))
         shown = ", ".join(f"{name} {methods[name].mean():.3f}" for name in order)
-        yield f"{circumstance}, mean of {len(kinds)} kinds: {shown}"
+        yield f"{scenario}, mean of {len(kinds)} kinds: {shown}"
     seeds = min(tested.shape[1] for methods in found.values() for tested in methods.values())
     if seeds < FEW:
         yield f"{seeds} seeds show that it runs; their intervals mean little."
 
 
 def _plot(table: pd.DataFrame) -> Figure:
-    """For each circumstance the points over FedAvg of the learned aggregation, kind by kind, and how
+    """For each scenario the points over FedAvg of the learned aggregation, kind by kind, and how
     the other methods stand.
     """
     names = list(dict.fromkeys(table["circumstance"]))

@@ -6,26 +6,20 @@ single-task learning, and, ours, what prioritisation and a richer client state a
 trained policy, or one fixed share on the minority, of one seed; a seed deals the clients anew.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.domains.federated.aggregators import (
-    Aggregator,
-    Fixed,
-    PolicyAggregator,
-    run_episode_sets,
-)
+from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
 from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.partitions import Partition, paper_split, side_by_side
 from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
 from apportion.domains.federated.training import (
@@ -38,11 +32,11 @@ from apportion.domains.federated.training import (
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Task
-from apportion.trees import stack, take
+from apportion.studies.study import FigureResult, Verdict
+from apportion.tasks import Tasks, TaskSets
+from apportion.trees import take
 
 METHODS = ("stl", "mtl", "pmtl")
 RICHER = "rich"
@@ -56,7 +50,7 @@ Curves = dict[str, np.ndarray]
 """Test accuracy (experiments, rounds) of each method; an experiment is a seed and a task."""
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
     """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
     if scale == "paper":
         if digits is None:
@@ -68,26 +62,21 @@ def plan(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
             state="accuracy", rounds=12, steps=10, learning_rate=2e-2, unseen=6, seed=seed
         )
         seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
+    cells = []
+    for total, own in product(totals, seeds):
+        values = {"method": "fixed", "total": total, "state": settings.state, "seed": own}
+        cells.append(Cell(f"fixed-{total:g}-{own}", values, program="fixed"))
     runs = [(settings.state, method) for method in METHODS] + [(RICHER, "mtl")]
-    cells = [_fixed_cell(total, settings.state, own) for total in totals for own in seeds]
-    cells += [_learned_cell(state, method, own) for state, method in runs for own in seeds]
+    for (state, method), own in product(runs, seeds):
+        values = {"method": method, "total": float("nan"), "state": state, "seed": own}
+        cells.append(Cell(f"{state}-{method}-{own}", values, program=f"{state}-{method}"))
     data = (embedded_digits() if digits is None else digits).summary()
     about = {"data": data, **settings.to_dict(), "seeds": list(seeds)}
-    computing = partial(compute, settings=settings, digits=digits)
-    return Plan("fig6", tuple(cells), computing, conclude, about)
+    computing = partial(compute_fig6, settings=settings, digits=digits)
+    return Plan("fig6", tuple(cells), computing, _conclude, about)
 
 
-def _fixed_cell(total: float, state: str, seed: int) -> Cell:
-    values = {"method": "fixed", "total": total, "state": state, "seed": seed}
-    return Cell(f"fixed-{total:g}-{seed}", values, program="fixed")
-
-
-def _learned_cell(state: str, method: str, seed: int) -> Cell:
-    values = {"method": method, "total": float("nan"), "state": state, "seed": seed}
-    return Cell(f"{state}-{method}-{seed}", values, program=f"{state}-{method}")
-
-
-def compute(
+def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
     *,
@@ -104,8 +93,15 @@ def compute(
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
     else:
-        aggregators = _trained(here, federation, cells, [own for own, _ in tasks], progress)
-    unseen = stack([own for _, own in tasks])
+
+        def report_progress(chunk):
+            what = f"{here.state} state: {chunk.step} of {chunk.steps} updates"
+            progress(what, 0.9 * chunk.step / chunk.steps)
+
+        methods, own = [cell["method"] for cell in cells], [own for own, _ in tasks]
+        trained = train_policies(here, federation, own, methods, seeds, on_chunk=report_progress)
+        aggregators = PolicyAggregator(trained.policy)
+    unseen = TaskSets.of([own for _, own in tasks])
     keys = evaluation_keys(seeds, here.unseen)
     record = run_episode_sets(federation, aggregators, unseen, keys)
     for run, cell in enumerate(cells):
@@ -115,76 +111,60 @@ def compute(
 
 def _deal(
     settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[Partition, list[tuple[Task]]]:
+) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
     for place, seed in enumerate(dict.fromkeys(seeds)):
         deals.append(paper_split(digits, settings.clients, settings.samples, seed=seed))
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
-        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
+        tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
     return side_by_side(deals), [tasks[seed] for seed in seeds]
 
 
-def _trained(
-    settings: FederatedSettings,
-    federation: Federation,
-    cells: Sequence[Cell],
-    tasks: Sequence[Task],
-    progress: Progress,
-) -> Aggregator:
-    def report_progress(chunk):
-        what = f"{settings.state} state: {chunk.step} of {chunk.steps} updates"
-        progress(what, 0.9 * chunk.step / chunk.steps)
-
-    trained = train_policies(
-        settings,
-        federation,
-        tasks,
-        [cell["method"] for cell in cells],
-        [cell["seed"] for cell in cells],
-        on_chunk=report_progress,
-    )
-    return PolicyAggregator(trained.policy)
-
-
-@concludes("fig6", "Figure 6: aggregation of federated models, unseen tasks")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study of the cells' rows."""
-    rows = rows.assign(label=_labels(rows, settings["state"]))
-    methods = {str(name): own for name, own in rows.groupby("label", sort=False)}
-    curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in _ordered(methods)}
-    shares = {name: _shares(methods[name]) for name in curves if _is_learned(name)}
-    table = _table(curves)
-    verdicts = _verdicts(curves, len(set(rows["seed"])))
-    return table, verdicts, lambda: _plot(curves, shares), _notes(table, shares)
 
-
-def _labels(rows: pd.DataFrame, state: str) -> list[str]:
-    """What each row's method is called; the client state is named where it is not the usual one."""
-
-    def label(method: str, total: float, own_state: str) -> str:
+    def label(method: str, total: float, state: str) -> str:
+        """The client state is named where it is not the usual one."""
         if method == "fixed":
             return "FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}"
-        return METHOD_NAMES[method] + ("" if own_state == state else f", {own_state} state")
+        return METHOD_NAMES[method] + ("" if state == settings["state"] else f", {state} state")
 
-    columns = zip(rows["method"], rows["total"], rows["state"], strict=True)
-    return [label(*values) for values in columns]
+    labels = [label(*values) for values in rows[["method", "total", "state"]].to_numpy()]
+    methods = {str(name): own for name, own in rows.groupby(labels, sort=False)}
+    # FedAvg, the learned ones, the fixed shares.
+    order = sorted(methods, key=lambda name: (name != "FedAvg", not _is_learned(name)))
+    curves = {name: _by_round(methods[name], ["tested"])[..., 0] for name in order}
+    clients = [str(column) for column in rows if str(column).startswith("share ")]
+    # Mean share of each client by round (rounds, clients); the minority comes last.
+    shares = {
+        name: _by_round(methods[name], clients).mean(0) for name in curves if _is_learned(name)
+    }
+    table = pd.DataFrame(
+        [
+            {"method": name, "experiments": len(own)} | _landmarks(own.mean(0))
+            for name, own in curves.items()
+        ]
+    ).astype({"first round above .90": "Int64"})
+    verdicts = _verdicts(curves, len(set(rows["seed"])))
+    title, draw = "Figure 6: aggregation of federated models, unseen tasks", partial(_plot, curves)
+    found = (table, verdicts, partial(draw, shares), _notes(table, shares))
+    return [FigureResult("fig6", title, *found)]
+
+
+def _landmarks(mean: np.ndarray) -> dict[str, Any]:
+    """A method's mean accuracy at some rounds, and when it comes above .90."""
+    above = np.flatnonzero(mean > 0.9)
+    return {f"round {n}": mean[n - 1] for n in (1, 5, 10, 15, 20, 50) if n <= len(mean)} | {
+        "final": mean[-1],
+        "mean over rounds": mean.mean(),
+        "first round above .90": int(above[0]) + 1 if len(above) else None,
+    }
 
 
 def _is_learned(name: str) -> bool:
     return name != "FedAvg" and not name.startswith("fixed")
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    """FedAvg, the learned ones, the fixed shares."""
-    return sorted(names, key=lambda name: (name != "FedAvg", not _is_learned(name)))
-
-
-def _shares(rows: pd.DataFrame) -> np.ndarray:
-    """Mean share of each client by round (rounds, clients); the minority comes last."""
-    clients = [str(column) for column in rows if str(column).startswith("share ")]
-    return _by_round(rows, clients).mean(0)
 
 
 def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
@@ -194,32 +174,12 @@ def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
     return ordered.to_numpy(float).reshape(-1, rounds, len(columns))
 
 
-def _table(curves: Curves) -> pd.DataFrame:
-    rounds = next(iter(curves.values())).shape[-1]
-    shown = [n for n in (1, 5, 10, 15, 20, 50) if n <= rounds]
-    rows = []
-    for name, accuracy in curves.items():
-        mean = accuracy.mean(0)
-        above = np.flatnonzero(mean > 0.9)
-        rows.append(
-            {"method": name, "experiments": len(accuracy)}
-            | {f"round {n}": mean[n - 1] for n in shown}
-            | {
-                "final": mean[-1],
-                "mean over rounds": mean.mean(),
-                "first round above .90": int(above[0]) + 1 if len(above) else None,
-            }
-        )
-    table = pd.DataFrame(rows)
-    return table.astype({"first round above .90": "Int64"})
-
-
 def gain_over(first: np.ndarray, second: np.ndarray, seeds: int) -> Estimate:
     """The mean of first - second, over seeds: the tasks of a seed share its policy and are one unit."""
     return compare(first.reshape(seeds, -1).mean(1), second.reshape(seeds, -1).mean(1))
 
 
-def _verdicts(curves: Curves, seeds: int):
+def _verdicts(curves: Curves, seeds: int) -> Iterator[Verdict]:
     last = {name: curve[:, -1] for name, curve in curves.items()}
     mean = {name: curve.mean(1) for name, curve in curves.items()}
     for name in map(METHOD_NAMES.__getitem__, METHODS):
@@ -241,7 +201,7 @@ def _verdicts(curves: Curves, seeds: int):
         yield Verdict.of(claim, gap, below=0.005, paper=False)
 
 
-def _notes(table: pd.DataFrame, shares: Curves):
+def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
     rows = table.set_index("method")
     fixed = [name for name in rows.index if name.startswith("fixed")]
     best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))
@@ -261,44 +221,33 @@ def _notes(table: pd.DataFrame, shares: Curves):
 
 
 def _plot(curves: Curves, shares: Curves) -> Figure:
+    """Test accuracy by round, then each client's share under STL and under MTL."""
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     left, *right = figure.subplots(1, 3)
-    _plot_accuracy(left, curves)
-    for axes, name in zip(right, ("STL", "MTL"), strict=True):
-        _plot_shares(axes, name, shares[name])
+    rounds = np.arange(1, curves["FedAvg"].shape[1] + 1)
+    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
+    styles |= {name: (f"C{place}", "-") for place, name in enumerate(shares)}
+    for name, (color, style) in styles.items():
+        left.plot(rounds, curves[name].mean(0), style, color=color, linewidth=1.6, label=name)
+        if name in ("FedAvg", "MTL"):
+            low, high = np.quantile(curves[name], (0.1, 0.9), axis=0)
+            left.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
+    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
+    left.set_ylim(max(floor - 0.05, 0), None)
+    left.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
+    left.legend(fontsize=8, frameon=False, loc="lower right")
     top = max(shares[name].max() for name in ("STL", "MTL"))
-    for axes in right:
+    for axes, name in zip(right, ("STL", "MTL"), strict=True):
+        clients = shares[name].shape[1]
+        for client in range(clients):
+            color, width = ("C3", 1.8) if client >= clients - 2 else ("0.7", 0.9)
+            axes.plot(rounds, shares[name][:, client], color=color, linewidth=width)
+        axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
+        title = f"{name}: share of each client (minority red; dashed 1/{clients})"
+        axes.set_title(title, fontsize=9, loc="left")
         axes.set_ylim(0, 1.1 * top)
     for axes in (left, *right):
         axes.set_xlabel("round", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     return figure
-
-
-def _plot_accuracy(axes: Axes, curves: Curves) -> None:
-    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
-    learned = [name for name in curves if _is_learned(name)]
-    styles |= {name: (f"C{place}", "-") for place, name in enumerate(learned)}
-    for name, (color, style) in styles.items():
-        accuracy = curves[name]
-        rounds = np.arange(1, accuracy.shape[1] + 1)
-        axes.plot(rounds, accuracy.mean(0), style, color=color, linewidth=1.6, label=name)
-        if name in ("FedAvg", "MTL"):
-            low, high = np.quantile(accuracy, (0.1, 0.9), axis=0)
-            axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
-    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
-    axes.set_ylim(max(floor - 0.05, 0), None)
-    axes.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
-
-
-def _plot_shares(axes: Axes, name: str, shares: np.ndarray) -> None:
-    rounds, clients = np.arange(1, len(shares) + 1), shares.shape[1]
-    for client in range(clients):
-        minority = client >= clients - 2
-        color, width = ("C3", 1.8) if minority else ("0.7", 0.9)
-        axes.plot(rounds, shares[:, client], color=color, linewidth=width)
-    axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
-    title = f"{name}: share of each client (minority red; dashed 1/{clients})"
-    axes.set_title(title, fontsize=9, loc="left")

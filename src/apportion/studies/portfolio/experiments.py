@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from jaxtyping import Array, Int
 
 from apportion.domains.portfolio.costs import Costs
@@ -18,9 +19,9 @@ from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.walk_forward import Years
-from apportion.studies.cells import Cell
-from apportion.tasks import Task, draw_tasks, split_entities
-from apportion.trees import stack
+from apportion.statistics import over_rows_and_columns
+from apportion.studies.engine import Cell, Rows
+from apportion.tasks import TaskSets, draw_tasks, split_entities
 
 SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
 SMALL |= {"learning_rate": 3e-3}
@@ -29,47 +30,6 @@ SURVIVORSHIP = (
     "The instruments are those that were large when the data was gathered (survivorship), and each "
     "year of a market is one draw: intervals are over experiments and years of this market only."
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """For each experiment the instruments it trains on and those it holds out, with tasks of both."""
-
-    seen: list[np.ndarray]
-    unseen: list[np.ndarray]
-    own: Task
-    held_out: Task
-
-    @classmethod
-    def draw(
-        cls,
-        universe: int,
-        settings: PortfolioSettings,
-        experiments: int,
-        *,
-        held_out: int,
-        own: int,
-        shown: int,
-    ) -> "Splits":
-        """Each experiment has `own` tasks to train on, and `shown` of held-out instruments.
-
-        Examples
-        --------
-        >>> settings = PortfolioSettings(task_size=3)
-        >>> splits = Splits.draw(10, settings, 2, held_out=4, own=5, shown=2)
-        >>> len(splits.own[0]), len(splits.held_out[1]), len(splits.unseen[1])
-        (5, 2, 4)
-        """
-        seeds = range(settings.seed, settings.seed + experiments)
-        halves = [split_entities(universe, held_out, seed=seed) for seed in seeds]
-
-        def tasks(half: int, count: int) -> Task:
-            pairs = zip(halves, seeds, strict=True)
-            m = settings.task_size
-            return stack([draw_tasks(both[half], m, count, seed=own) for both, own in pairs])
-
-        seen, unseen = ([both[half] for both in halves] for half in range(2))
-        return cls(seen, unseen, tasks(0, own), tasks(1, shown))
 
 
 class Runs(NamedTuple):
@@ -88,9 +48,12 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Experiments:
-    """Experiments by test years on one market."""
+    """Experiments by test years on one market, each with instruments of its own held out."""
 
-    splits: Splits
+    own: TaskSets
+    """Each experiment's tasks to train on."""
+    held_out: TaskSets
+    """Each experiment's tasks of instruments it never trains on."""
     years: Years
     training: Market
     testing: Market
@@ -98,21 +61,42 @@ class Experiments:
 
     @classmethod
     def of(
-        cls, prices: Prices, settings: PortfolioSettings, years: Sequence[int], splits: Splits
+        cls,
+        prices: Prices,
+        settings: PortfolioSettings,
+        years: Sequence[int],
+        experiments: int,
+        *,
+        held_out: int,
+        own: int,
+        shown: int,
     ) -> "Experiments":
-        """Training on all days before the last test year, testing with exact costs."""
+        """Training on all days before the last test year, testing with exact costs.
+
+        Each experiment has `own` tasks to train on, and `shown` of the held-out instruments.
+        """
+        seeds = range(settings.seed, settings.seed + experiments)
+        halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
+        tasks = (
+            TaskSets.of(
+                [
+                    draw_tasks(both[half], settings.task_size, count, seed=seed)
+                    for both, seed in zip(halves, seeds, strict=True)
+                ]
+            )
+            for half, count in enumerate((own, shown))
+        )
         spans = Years.of(prices, years, before=settings.window + settings.batch)
         known = prices.until(prices.dates[max(spans.firsts)])
         costs = Costs.of(settings.cost, prices.tickers, exact=True)
         whole = Market.of(prices, window=settings.window, costs=costs)
-        return cls(
-            splits, spans, training_market(known, settings), replace(whole, horizon=max(spans.days))
-        )
+        longest = replace(whole, horizon=max(spans.days))
+        return cls(*tasks, spans, training_market(known, settings), longest)
 
     @property
     def pairs(self) -> int:
         """Number of (experiment, year) pairs."""
-        return len(self.splits.seen) * len(self.years.years)
+        return len(self.own) * len(self.years.years)
 
     def runs(self, cells: Sequence[Cell], each: int = 1) -> Runs:
         """The places of cells with `each` runs, in their order."""
@@ -125,3 +109,20 @@ class Experiments:
             jnp.asarray(self.years.firsts, jnp.int32)[year],
             jnp.asarray(self.years.days, jnp.int32)[year],
         )
+
+
+def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
+    """A batch's table taken apart: each cell with what it is and its rows.
+
+    `table` has a column `place`, the number of the cell in the batch.
+    """
+    for place, rows in table.groupby("place"):
+        cell = cells[int(place)]  # pyright: ignore[reportArgumentType]
+        own = rows.drop(columns="place").reset_index(drop=True)
+        yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
+
+
+def note(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:
+    """A value, experiments by years, with its interval as a plain sentence."""
+    e = over_rows_and_columns(values.to_numpy())
+    return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

@@ -6,7 +6,7 @@ All three move with training time, so each correlation is also given at equal tr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,54 +26,44 @@ from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_policy
 from apportion.policy import Policy
 from apportion.statistics import mean_over
-from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import SMALL
-from apportion.studies.portfolio.tables import by_cell
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import SMALL, by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Task, draw_tasks, single_tasks
+from apportion.studies.study import FigureResult, Verdict
+from apportion.tasks import Tasks, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
 EVERY = 50
-COLUMNS = ["run", "step", "score", "reward_change", "gradient_norm"]
 
 
-@dataclass(frozen=True)
-class WatchedRuns:
-    """How the watched runs are trained, and how many there are."""
-
-    settings: PortfolioSettings
-    runs: int
-
-
-PAPER = WatchedRuns(PortfolioSettings.paper(method="stl"), 10)
-QUICK = WatchedRuns(PortfolioSettings.paper(method="stl", steps=2000, **SMALL), 6)
+SCALES = {
+    "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, **SMALL)),
+    "paper": (10, PortfolioSettings.paper(method="stl")),
+}
+"""Watched runs, and how they are trained."""
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A cell for each watched run."""
     prices = embedded_prices() if prices is None else prices
-    size = PAPER if scale == "paper" else QUICK
+    count, settings = SCALES[scale]
+    settings = replace(settings, seed=seed)
     if scale == "quick":
         # The last eight years show the same as all of them in a third of the time.
         prices = prices.since(f"{prices.years()[-1] - 7}-01-01")
-    return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
+    cells = tuple(Cell(f"run-{run}", {"run": run}) for run in range(count))
+    about = {"data": prices.summary(), "runs": count, **vars(settings)}
+    return Plan("fig2", cells, partial(_compute, prices, settings, count), _conclude, about)
 
 
-def sized_plan(prices: Prices, size: WatchedRuns) -> Plan:
-    """The plan with any number of runs."""
-    cells = tuple(Cell(f"run-{run}", {"run": run}) for run in range(size.runs))
-    settings = {"data": prices.summary(), "runs": size.runs, **vars(size.settings)}
-    return Plan("fig2", cells, partial(compute, prices, size), conclude, settings)
-
-
-def compute(prices: Prices, size: WatchedRuns, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(
+    prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: Progress
+) -> Rows:
     """A row for every 50 steps of every run: step, score, reward_change, gradient_norm."""
-    s = size.settings
     market = training_market(prices, s)
     runs = [cell["run"] for cell in cells]
-    tasks = draw_tasks(len(prices.tickers), s.task_size, size.runs, seed=s.seed)[runs]
-    keys = jax.random.split(jax.random.key(s.seed), size.runs)[np.asarray(runs)]
+    tasks = draw_tasks(len(prices.tickers), s.task_size, count, seed=s.seed)[runs]
+    keys = jax.random.split(jax.random.key(s.seed), count)[np.asarray(runs)]
     policies = untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
 
@@ -111,7 +101,7 @@ def highest(metrics: Any) -> pd.DataFrame:
 
 
 @eqx.filter_jit
-def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> jax.Array:
+def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Array:
     """Mean reward over the whole training episode, each policy on its own task, a year's worth."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
 
@@ -120,7 +110,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> jax.Array
         walk = walk_policy(eqx.combine(arrays, rest), market, task, chunk=512)
         return walk.log_return.mean() * TRADING_DAYS
 
-    return jax.lax.map(one, (arrays, tasks), batch_size=10)
+    return jax.lax.map(one, (arrays, tasks.each), batch_size=10)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
@@ -152,10 +142,9 @@ def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
     return BSpline.design_matrix(time, knots, 3).toarray()
 
 
-@concludes("fig2", "Figure 2: scores against reward changes and gradient norms")
-def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the watched runs."""
-    table = rows[COLUMNS]
+    table = rows[["run", "step", "score", "reward_change", "gradient_norm"]]
     pairs = {
         "score and |reward change|": table.reward_change.abs(),
         "score and gradient norm": table.gradient_norm,
@@ -179,10 +168,11 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
         "training time (ranks less a smooth curve in time) is what a score says about a task beyond "
         "how long it was trained.",
     )
-    return table, verdicts, lambda: plot(table), notes
+    title = "Figure 2: scores against reward changes and gradient norms"
+    return [FigureResult("fig2", title, table, verdicts, lambda: _plot(table), notes)]
 
 
-def plot(table: Any) -> Figure:
+def _plot(table: Any) -> Figure:
     """Two scatter plots, coloured by training time."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -7,7 +7,7 @@ equal shares only where it pays.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -27,70 +27,64 @@ from apportion.domains.portfolio.training import choose_tasks, train_policies, t
 from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.cells import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.tasks import Task, single_tasks
+from apportion.studies.study import FigureResult, Verdict
+from apportion.tasks import Tasks, TaskSets, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import stack, take
 
-
-@dataclass(frozen=True)
-class WatchedTasks:
-    """How policies are trained, how many, and how many tasks of each have a policy of their own."""
-
-    settings: PortfolioSettings
-    policies: int
-    """Multi-task policies, each with instruments, tasks and a seed of its own."""
-    watched: int
-
-    def of(self, policy: int) -> PortfolioSettings:
-        """The settings of one multi-task policy."""
-        return replace(self.settings, seed=self.settings.seed + policy)
-
-
-PAPER = WatchedTasks(PortfolioSettings.paper(tasks=30, held_out=18), 10, 3)
-QUICK = WatchedTasks(PortfolioSettings.paper(tasks=12, steps=1800, held_out=7, **SMALL), 3, 2)
+SCALES = {
+    "quick": (3, 2, PortfolioSettings.paper(tasks=12, steps=1800, held_out=7, **SMALL)),
+    "paper": (10, 3, PortfolioSettings.paper(tasks=30, held_out=18)),
+}
+"""Multi-task policies, each with instruments, tasks and a seed of its own; how many tasks of each have a
+policy of their own; and how all are trained."""
 METHODS = ("pmtl", "stl (paper's protocol)", "stl (equal updates)")
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
     """A cell for each multi-task policy, and one for each single-task policy."""
     prices = embedded_prices() if prices is None else prices
-    size = PAPER if scale == "paper" else QUICK
-    return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
-
-
-def sized_plan(prices: Prices, size: WatchedTasks) -> Plan:
-    """The plan with any number of policies and watched tasks."""
-    watched = list(range(size.watched))
+    policies, watched, settings = SCALES[scale]
+    settings = replace(settings, seed=seed)
+    tasks = list(range(watched))
     cells = [
-        Cell(f"multi-task-{p}", {"method": "pmtl", "policy": p, "tasks": watched}, "multi-task")
-        for p in range(size.policies)
+        Cell(f"multi-task-{p}", {"method": "pmtl", "policy": p, "tasks": tasks}, "multi-task")
+        for p in range(policies)
     ]
     cells += [
         Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
-        for p, t in product(range(size.policies), watched)
+        for p, t in product(range(policies), tasks)
     ]
-    own = {"policies": size.policies, "watched": size.watched}
-    settings = {"data": prices.summary(), **own, **vars(size.settings)}
-    return Plan("fig5", tuple(cells), partial(compute, prices, size), conclude, settings)
+    own = {"policies": policies, "watched": watched}
+    about = {"data": prices.summary(), **own, **vars(settings)}
+    compute = partial(_compute, prices, settings, watched)
+    return Plan("fig5", tuple(cells), compute, _conclude, about)
 
 
-def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(
+    prices: Prices,
+    settings: PortfolioSettings,
+    per_policy: int,
+    cells: Sequence[Cell],
+    progress: Progress,
+) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day."""
-    settings = replace(size.settings, method=cells[0]["method"])
+    settings = replace(settings, method=cells[0]["method"])
+    seeds = [settings.seed + cell["policy"] for cell in cells]
     year = f"{prices.years()[-1]}-01-01"
     costs = Costs.of(settings.cost, prices.tickers, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
-    tasks = stack([choose_tasks(len(prices.tickers), size.of(c["policy"]))[2] for c in cells])
+    universe = len(prices.tickers)
+    tasks = TaskSets.of([choose_tasks(universe, replace(settings, seed=own))[2] for own in seeds])
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
     watched = [(run, t) for run, cell in enumerate(cells) for t in cell["tasks"]]
     runs, numbers = (np.array(column) for column in zip(*watched, strict=True))
-    shown = Task(tasks.members[runs, numbers], tasks.mask[runs, numbers])
+    shown = Tasks(tasks.members[runs, numbers], tasks.mask[runs, numbers])
     single = settings.method == "stl"
     stages = {METHODS[1]: epoch, METHODS[2]: whole} if single else {METHODS[0]: whole}
     walks: dict[str, Walk] = {}
@@ -101,7 +95,14 @@ def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress:
                 walks[method] = _walk_each(take(chunk.policy, runs), test, shown)
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
-    keys = stack([_key(size, cell) for cell in cells])
+    # What a policy begins with, and its randomness: a single-task policy's differ by task.
+    firsts = [jax.random.key(own) for own in seeds]
+    if single:
+        firsts = [
+            jax.random.split(first, per_policy)[cell["tasks"][0]]
+            for first, cell in zip(firsts, cells, strict=True)
+        ]
+    keys = stack(firsts)
     train_policies(
         training_market(prices.until(year), settings),
         single_tasks(shown) if single else tasks,
@@ -117,25 +118,18 @@ def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress:
         yield cell, named.drop(columns="place").reset_index(drop=True)
 
 
-def _key(size: WatchedTasks, cell: Cell) -> jax.Array:
-    """What a policy begins with, and its randomness: a single-task policy's differ by task."""
-    first = jax.random.key(size.of(cell["policy"]).seed)
-    single = cell["method"] == "stl"
-    return jax.random.split(first, size.watched)[cell["tasks"][0]] if single else first
-
-
 @eqx.filter_jit
-def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
+def _walk_each(policies: Policy, market: Market, tasks: Tasks) -> Walk:
     """Each task under its own policy."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
     return jax.lax.map(
         lambda run: walk_policy(eqx.combine(run[0], rest), market, run[1]),
-        (arrays, tasks),
+        (arrays, tasks.each),
         batch_size=8,
     )
 
 
-def _rows(prices: Prices, test: Market, tasks: Task, walks: dict[str, Walk]) -> pd.DataFrame:
+def _rows(prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk]) -> pd.DataFrame:
     """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker, for
     each method, place among the tasks, and day.
     """
@@ -157,8 +151,7 @@ def _rows(prices: Prices, test: Market, tasks: Task, walks: dict[str, Walk]) -> 
     return pd.concat(frames, ignore_index=True)
 
 
-@concludes("fig5", "Figure 5: a test year under a multi-task and a single-task policy")
-def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the walks."""
     table = mark_drawn(rows.drop(columns="cell", errors="ignore"))
     deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
@@ -173,7 +166,11 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
         *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
         *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
     )
-    return _summary(table), verdicts, lambda: plot(table), notes
+    # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
+    kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
+    years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
+    title = "Figure 5: a test year under a multi-task and a single-task policy"
+    return [FigureResult("fig5", title, years, verdicts, lambda: _plot(table), notes)]
 
 
 def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
@@ -187,13 +184,6 @@ def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
     tasks = table.task.groupby([table.method, table.policy]).nunique().max()
     days = table.date.nunique() / sums.shape[1]
     return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
-
-
-def _summary(table: Any) -> pd.DataFrame:
-    """The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed."""
-    year = table.groupby(["method", "policy", "task"], sort=False)
-    kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
-    return year.agg(kept).reset_index()
 
 
 def _where_it_pays(table: Any, name: str) -> Verdict:
@@ -234,7 +224,7 @@ def _verdicts(
     yield Verdict.of(claim, ahead, paper=False)
 
 
-def plot(table: Any) -> Figure:
+def _plot(table: Any) -> Figure:
     """Gain over Equal CRP, then the allocations of both policies."""
     rows = table[table.drawn]
     figure = Figure(figsize=(14, 4.2), layout="constrained")

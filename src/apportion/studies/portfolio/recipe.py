@@ -8,7 +8,7 @@ earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -26,11 +26,16 @@ from apportion.domains.portfolio.training import train_policies
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
-from apportion.studies.cells import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, Splits
-from apportion.studies.portfolio.tables import by_cell, note
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.portfolio.experiments import (
+    SMALL,
+    SURVIVORSHIP,
+    Experiments,
+    by_cell,
+    note,
+)
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
+from apportion.studies.study import FigureResult, Verdict
 from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
 
@@ -43,8 +48,6 @@ VALIDATION = 3
 LAZY, PRACTICAL, CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
 TEAM, SEED = "ensemble, daily", "one seed, daily"
 PAPER_TEAM, PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
-COLUMNS = ["reward", "experiment", "year", "tested", "members", "steps", "k", "eta"]
-COLUMNS += ["log_gain", "sharpe_gain"]
 
 
 @dataclass(frozen=True)
@@ -60,29 +63,23 @@ class RecipeSize:
     checkpoints: int
 
 
-PAPER = RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3)
-SECOND = RecipeSize(PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3)
-"""For the 20 embedded stocks, 2001 to 2022."""
-QUICK = RecipeSize(
-    PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL),
-    experiments=2,
-    years=6,
-    held_out=6,
-    shown=4,
-    checkpoints=3,
-)
+_QUICK = PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL)
+SCALES = {
+    "quick": RecipeSize(_QUICK, 2, 6, 6, 4, 3),
+    "paper": RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3),
+    "paper, few stocks": RecipeSize(
+        PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3
+    ),
+}
+"""Few stocks, such as the 20 embedded ones from 2001 to 2022, have a paper scale of their own."""
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
-    """A cell for each reward, experiment and year; few stocks have a paper scale of their own."""
+def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for each reward, experiment and year."""
     prices = embedded_prices() if prices is None else prices
-    large = PAPER if len(prices.tickers) > 30 else SECOND
-    size = large if scale == "paper" else QUICK
-    return sized_plan(prices, replace(size, settings=replace(size.settings, seed=seed)))
-
-
-def sized_plan(prices: Prices, size: RecipeSize) -> Plan:
-    """The plan of any size."""
+    few = scale == "paper" and len(prices.tickers) <= 30
+    size = SCALES["paper, few stocks" if few else scale]
+    size = replace(size, settings=replace(size.settings, seed=seed))
     years = prices.years()[-size.years :]
     cells = []
     for reward, experiment, year in product(REWARDS, range(size.experiments), years):
@@ -90,10 +87,10 @@ def sized_plan(prices: Prices, size: RecipeSize) -> Plan:
         cells.append(Cell(f"{reward}-{experiment}-{year}", values, reward))
     own = {name: value for name, value in vars(size).items() if name != "settings"}
     settings = {"data": prices.summary(), **vars(size.settings), **own, "rewards": list(REWARDS)}
-    return Plan("recipe", tuple(cells), partial(compute, prices, size), conclude, settings)
+    return Plan("recipe", tuple(cells), partial(_compute, prices, size), _conclude, settings)
 
 
-def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: Progress) -> Rows:
     """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
 
     log_gain is in log percentage points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
@@ -101,18 +98,18 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
     """
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
-    splits = Splits.draw(len(prices.tickers), s, size.experiments, **counts)
     s = s if reward == TRACKING else replace(s, tracking=0.0)
-    experiments = Experiments.of(prices, s, prices.years()[-size.years :], splits)
-    runs = experiments.runs(cells)
-    own = take(splits.own, runs.experiment)
-    tested = {"own": own.first(size.shown), "held-out": take(splits.held_out, runs.experiment)}
+    years = prices.years()[-size.years :]
+    known = Experiments.of(prices, s, years, size.experiments, **counts)
+    runs = known.runs(cells)
+    own = take(known.own, runs.experiment)
+    tested = {"own": own.first(size.shown), "held-out": take(known.held_out, runs.experiment)}
     frames = []
 
     def on_chunk(chunk: Chunk) -> None:
         teams = grouped(chunk.policy, s.members)
         for members, kind in product(sorted({s.members, 1}, reverse=True), tested):
-            where = (experiments.testing, runs.starts, runs.days, tested[kind])
+            where = (known.testing, runs.starts, runs.days, tested[kind])
             frame = _gains(teams, s.members, members, where)
             frames.append(frame.assign(tested=kind, members=members, steps=chunk.step))
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
@@ -120,14 +117,12 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
 
     # The same first parameters and batches for both rewards: they differ in nothing else.
     policy_keys, run_keys = (
-        jax.random.split(key, experiments.pairs * s.members)
-        .reshape(-1, s.members)[runs.pair]
-        .ravel()
+        jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
         for key in jax.random.split(jax.random.key(s.seed))
     )
     every = s.updates // size.checkpoints
     train_policies(
-        experiments.training,
+        known.training,
         repeat(own, s.members),
         s,
         policy_keys=policy_keys,
@@ -177,12 +172,10 @@ def chosen(table: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@concludes("recipe", "The practical policy: walk-forward over years, net of costs")
-def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
-    """The study from its rows, of both rewards or of one alone."""
-    table = rows[COLUMNS]
+def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study from its rows."""
     by_strategy = strategies(table)
-    verdicts, notes = [], []
+    verdicts, notes, summary = [], [], []
     for kind in ("own", "held-out"):
         verdicts += _verdicts(by_strategy, kind)
         notes += [
@@ -192,7 +185,6 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
                 "log points a year",
             )
             for name in (SEED, TEAM, PAPER_SEED, PAPER_TEAM)
-            if name in by_strategy
         ]
     variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
     notes += [
@@ -201,79 +193,63 @@ def conclude(rows: Any, settings: dict[str, Any]) -> Conclusion:
         "A single seed is the mean over all seeds of the ensemble, each taken alone.",
         SURVIVORSHIP,
     ]
-    return _summary(by_strategy), verdicts, lambda: plot(table), notes
-
-
-def _summary(by_strategy: dict[str, Any]) -> pd.DataFrame:
-    """Each strategy's gains over Equal CRP with their intervals."""
-    found = []
     for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
         row = {"strategy": name, "tested": kind}
         for column in ("log_gain", "sharpe_gain"):
             e = over_rows_and_columns(_pivot(rows, kind, column).to_numpy())
             row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
-        found.append(row)
-    return pd.DataFrame(found)
+        summary.append(row)
+    title = "The practical policy: walk-forward over years, net of costs"
+    found = (pd.DataFrame(summary), verdicts, lambda: _plot(by_strategy), notes)
+    return [FigureResult("recipe", title, *found)]
 
 
-def _verdicts(by_strategy: dict[str, Any], kind: str) -> list[Verdict]:
+def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     """Each strategy against Equal CRP, and those that are compared with one another."""
-    claims = []
     for name in (LAZY, PRACTICAL, CHOSEN):
         for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
-            if name in by_strategy:
-                gains = _pivot(by_strategy[name], kind, column)
-                claims.append((f"{name} beats Equal CRP on {kind} tasks ({unit})", gains))
+            gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column).to_numpy())
+            claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
+            yield Verdict.of(claim, gains, paper=False)
     for ahead, behind, claim in (
         (PRACTICAL, LAZY, "the practical policy beats lazy Equal CRP"),
         (TEAM, SEED, "the ensemble beats a single seed"),
         (PAPER_TEAM, PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
     ):
-        if ahead in by_strategy:
-            gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
-            claims.append((f"{claim} on {kind} tasks (log points a year)", gap))
-    return [
-        Verdict.of(claim, over_rows_and_columns(gap.to_numpy()), paper=False)
-        for claim, gap in claims
-    ]
+        gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
+        claim = f"{claim} on {kind} tasks (log points a year)"
+        yield Verdict.of(claim, over_rows_and_columns(gap.to_numpy()), paper=False)
 
 
 def strategies(table: Any) -> dict[str, Any]:
-    """The rows of each strategy that is compared, of the rewards that are in the table."""
-    steps, team = int(table.steps.max()), int(table.members.max())
-    last = table[table.steps == steps]
-    rewards = [reward for reward in REWARDS if (last.reward == reward).any()]
+    """The rows of each strategy that is compared."""
+    team = int(table.members.max())
+    last = table[table.steps == table.steps.max()]
 
     def rows(reward: str, k: float, eta: float, members: int):
         here = last[last.reward == reward]
         return here[(here.k == k) & (here.eta == eta) & (here.members == members)]
 
-    found = {LAZY: rows(rewards[0], 0.0, 0.1, team)}
-    if TRACKING in rewards:
-        found |= {
-            PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
-            CHOSEN: chosen(table),
-            TEAM: rows(TRACKING, 1.0, 1.0, team),
-            SEED: rows(TRACKING, 1.0, 1.0, 1),
-            "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
-        }
-    if PLAIN in rewards:
-        found |= {
-            PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
-            PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
-        }
-    return found
+    return {
+        LAZY: rows(TRACKING, 0.0, 0.1, team),
+        PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
+        CHOSEN: chosen(table),
+        TEAM: rows(TRACKING, 1.0, 1.0, team),
+        SEED: rows(TRACKING, 1.0, 1.0, 1),
+        "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
+        PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
+        PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
+    }
 
 
 def _pivot(rows: Any, kind: str, column: str = "log_gain") -> pd.DataFrame:
     return rows[rows.tested == kind].pivot(index="experiment", columns="year", values=column)
 
 
-def plot(table: Any) -> Figure:
+def _plot(compared: dict[str, Any]) -> Figure:
     """Each strategy's gain over Equal CRP with its interval, in log points and in Sharpe ratio."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    compared = strategies(table)
     for axes, column, label in zip(
         panels, ("log_gain", "sharpe_gain"), ("log points a year", "Sharpe ratio"), strict=True
     ):

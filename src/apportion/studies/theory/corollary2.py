@@ -10,48 +10,130 @@ A cell is an m; a row is the regret of one run, arm and number of tasks or examp
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from apportion.domains.synthetic import (
+    Examples,
+    draw_examples,
+    entropic_allocation,
+    lspi_simplex,
+    reward,
+    separate_basis,
+    simplex_greedy,
+    tied_basis,
+)
+from apportion.precision import in_float64
 from apportion.statistics import Estimate, mean_over, of_means
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import ends_of, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.studies.theory.families import one_by_one
+from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.theory.common import by_run, one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
-from apportion.studies.theory.subsets import (
-    ENTITIES,
-    INDEPENDENT,
-    OVERLAPPING,
-    RATIO,
-    REAL,
-    ordering_regrets,
-    sizes_of,
-    subset_regrets,
-)
-from apportion.theory.bound import corollary_2
+from apportion.theory.theorem import corollary_2
+
+ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
+RUNS = {"quick": 6, "paper": 64}
+RATIO = 4
+"""M / m."""
+OVERLAPPING = (16, 256)
+INDEPENDENT = (1, 4, 16, 64)
+REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
+# Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
+_RIDGE = 1e-7
+_MULTIPLES = (0.5, 1, 2, 4)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Orderings and subsets: m = 4 and 10 and 6 universes at quick scale, to 40 and 64 at the paper's."""
-    count = {"quick": 6, "paper": 64}[scale]
-    known = ENTITIES[:2] if scale == "quick" else ENTITIES
-    cells = Cell.each("entities", "entities", known)
-    compute = one_by_one("{entities} entities", measure, runs=count, seed=seed)
-    settings = {"runs": count, "scale": scale, "seed": seed}
-    return Plan("corollary2", cells, compute, conclude, settings)
+def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Orderings and subsets of every number of entities."""
+    runs = RUNS[scale]
+    cells = Cell.each("entities", "entities", ENTITIES[scale])
+    compute = one_by_one(_measure, runs=runs, seed=seed)
+    return Plan("corollary2", cells, compute, _conclude, {"runs": runs})
 
 
-def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
+def sizes_of(m: int) -> tuple[int, ...]:
+    """Numbers of real examples to hold 20 tied ones against: around 20 m."""
+    return tuple(int(REAL * m * multiple) for multiple in _MULTIPLES)
+
+
+@in_float64
+def _subset_regrets(m: int, runs: int, key_data):
+    """Regret of the tied model, runs by arms: overlapping tasks, then independent ones."""
+    fresh, best = _fresh(m)
+    basis = jnp.asarray(tied_basis(m))
+
+    def one(key):
+        keys = jax.random.split(key, 3)
+        record, others = draw_record(RATIO * m, keys[0]), draw_record(INDEPENDENT[-1] * m, keys[2])
+        order = jax.random.uniform(keys[1], (OVERLAPPING[-1], RATIO * m))
+        drawn = jnp.argsort(order, -1)[:, :m]
+        alone = jnp.arange(INDEPENDENT[-1] * m).reshape(-1, m)
+        tasks = [(record, drawn[:number]) for number in OVERLAPPING]
+        tasks += [(others, alone[:number]) for number in INDEPENDENT]
+        learned = [lspi_simplex(examples_of(*pair), basis, _GAMMA, ridge=_RIDGE) for pair in tasks]
+        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
+
+    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
+
+
+@in_float64
+def _ordering_regrets(m: int, runs: int, key_data):
+    """Regret of the tied model on 20 real examples, then of separate parameters on more and more."""
+    fresh, best = _fresh(m)
+    betas, sizes = jnp.full(m, _BETA), sizes_of(m)
+
+    def one(key):
+        real = draw_examples((sizes[-1],), betas, noise=_NOISE, key=key)
+        learned = [lspi_simplex(real[:REAL], jnp.asarray(tied_basis(m)), _GAMMA, ridge=_RIDGE)]
+        separate = jnp.asarray(separate_basis(m))
+        learned += [lspi_simplex(real[:number], separate, _GAMMA, ridge=_RIDGE) for number in sizes]
+        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
+
+    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
+
+
+def _fresh(m: int):
+    fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
+    betas = jnp.full(m, _BETA)
+    return fresh, reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas)
+
+
+def _regret(theta, fresh, best):
+    chosen = jax.vmap(simplex_greedy, (None, 0))(theta, fresh)
+    return (best - reward(fresh, chosen, jnp.full(fresh.shape[1], _BETA))).mean()
+
+
+def draw_record(universe: int, key):
+    """Each entity's state, next state, weight and luck in every period: all there is to know."""
+    draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
+    return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
+
+
+def examples_of(record, tasks) -> Examples:
+    """Every period of every task; entities bring their own weight and luck into each task they are in.
+
+    Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
+    is noisy by its entities' luck.
+    """
+    x, following, weight, luck = (
+        part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
+    )
+    shares = weight / weight.sum(-1, keepdims=True)
+    gained = reward(x, shares, jnp.full(x.shape[1], _BETA)) + (shares * luck).sum(-1)
+    return Examples(x, shares, gained, following)
+
+
+def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     """The regret of every run, arm and number."""
     key_data = jax.random.key_data(jax.random.key(seed))
     columns = [
@@ -60,7 +142,7 @@ def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
         ("tied", REAL),
         *(("real", number) for number in sizes_of(entities)),
     ]
-    both = [f(entities, runs, key_data) for f in (subset_regrets, ordering_regrets)]
+    both = [f(entities, runs, key_data) for f in (_subset_regrets, _ordering_regrets)]
     arms, numbers = zip(*columns, strict=True)
     return pd.DataFrame(
         {
@@ -73,18 +155,39 @@ def measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     )
 
 
-@concludes(
-    "corollary2", "Corollary 2: what all orderings and all subsets of the entities are worth"
-)
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
-    verdicts = (*_subset_verdicts(rows), *_ordering_verdicts(rows))
-    return _table(rows), verdicts, lambda: _plot(rows), _notes(rows)
+    records, notes = [], []
+    for m in entities_in(rows):
+        for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
+            mean = mean_over(part.regret.to_numpy())
+            ends = (mean.value, mean.low, mean.high)
+            records.append((m, arm, float(number), "regret", *ends, mean.n))
+        subsets, orderings = corollary_2(RATIO * m, m).tasks, math.factorial(m)
+        of_subsets, of_orderings = of_all(rows, m), worth(rows, m)
+        for arm, counted, found in (
+            ("all subsets", subsets, of_subsets),
+            ("all orderings", orderings, of_orderings),
+        ):
+            ends = np.exp([found.value, found.low, found.high])
+            records.append((m, arm, float(counted), "worth", *ends, found.n))
+        notes.append(
+            f"m = {m}: the {subsets:.3g} subsets of {RATIO * m} entities are "
+            f"worth {math.exp(of_subsets.value):.1f} independent tasks; all {orderings:.3g} orderings "
+            f"are worth {math.exp(of_orderings.value):.1f} times as many examples."
+        )
+    notes.append(
+        "Hoeffding's floor(M/m) is what entities allow to one mean; a regression's noise is a product of "
+        "two such means, for which overlapping subsets can count up to about (M/m)^2."
+    )
+    columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
+    table = pd.DataFrame(records, columns=columns)
+    title = "Corollary 2: what all orderings and all subsets of the entities are worth"
+    return [FigureResult("corollary2", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
-    chosen = rows[(rows.entities == m) & (rows.arm == arm) & (rows.number == number)]
-    return chosen.sort_values("run").regret.to_numpy()
+    return by_run(rows, "regret", entities=m, arm=arm, number=number)
 
 
 def log_effective(means: np.ndarray, drawn: int) -> np.ndarray:
@@ -130,127 +233,66 @@ def worth(rows: Any, m: int) -> Estimate:
     return of_means(values, ratio)
 
 
-def _table(rows: Any) -> pd.DataFrame:
-    records = []
-    for m in entities_in(rows):
-        for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
-            mean = mean_over(part.regret.to_numpy())
-            records.append(
-                (m, arm, float(number), "regret", mean.value, mean.low, mean.high, mean.n)
-            )
-        for arm, counted, found in (
-            ("all subsets", corollary_2(RATIO * m, m).tasks, of_all(rows, m)),
-            ("all orderings", math.factorial(m), worth(rows, m)),
-        ):
-            ends = np.exp([found.value, found.low, found.high])
-            records.append((m, arm, float(counted), "worth", *ends, found.n))
-    columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
-    return pd.DataFrame(records, columns=columns)
-
-
-def _growth(rows: Any) -> Estimate:
-    """By how much the log of the gain from all subsets grows with each further entity."""
+def _verdicts(rows: Any) -> Iterator[Verdict]:
     known = entities_in(rows)
     values = np.stack([_beside_independent(rows, m) for m in known], 1)
     x = np.asarray(known, float) - np.mean(known)
 
     def growth(means):
+        """By how much the log of the gain from all subsets grows with each further entity."""
         return (log_effective(means, OVERLAPPING[-1]) * x).sum(-1) / (x**2).sum()
 
-    return of_means(values, growth)
-
-
-def _within(
-    logs: Sequence[Estimate], numbers: Sequence[float], factor: float, claim: str
-) -> Verdict:
-    """Whether each number is what it should be, to a factor; the worst ratio is shown."""
-    ratios = [
-        replace(e, **{end: getattr(e, end) - math.log(number) for end in ("value", "low", "high")})
-        for e, number in zip(logs, numbers, strict=True)
-    ]
-    bounds = {"above": -math.log(factor), "below": math.log(factor)}
-    return Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
-
-
-def _subset_verdicts(rows: Any) -> Iterator[Verdict]:
-    everyone = [of_all(rows, m) for m in entities_in(rows)]
     claim = (
         "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
     )
-    yield Verdict.of(claim, _growth(rows), above=math.log(RATIO))
+    yield Verdict.of(claim, of_means(values, growth), above=math.log(RATIO))
+    everyone = [of_all(rows, m) for m in known]
     claim = "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)"
     yield Verdict.of_all(claim, everyone, above=math.log(RATIO), paper=False).scaled(math.exp)
     claim = "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)"
-    yield Verdict.of_all(claim, everyone, below=math.log(2 * RATIO**2), paper=False).scaled(
-        math.exp
-    )
-
-
-def _ordering_verdicts(rows: Any) -> list[Verdict]:
+    most = math.log(2 * RATIO**2)
+    yield Verdict.of_all(claim, everyone, below=most, paper=False).scaled(math.exp)
+    ratios = []
+    for m in known:
+        found = worth(rows, m)
+        ends = {end: getattr(found, end) - math.log(m) for end in ("value", "low", "high")}
+        ratios.append(replace(found, **ends))
     claim = (
         "all m! orderings are worth m times as many examples, to a factor of 4 (worst ratio to m)"
     )
-    known = entities_in(rows)
-    return [_within([worth(rows, m) for m in known], known, 4, claim)]
-
-
-def _notes(rows: Any) -> tuple[str, ...]:
-    lines = []
-    for m in entities_in(rows):
-        everyone, orders = math.exp(of_all(rows, m).value), math.exp(worth(rows, m).value)
-        lines.append(
-            f"m = {m}: the {corollary_2(RATIO * m, m).tasks:.3g} subsets of {RATIO * m} entities are "
-            f"worth {everyone:.1f} independent tasks; all {math.factorial(m):.3g} orderings are worth "
-            f"{orders:.1f} times as many examples."
-        )
-    return (
-        *lines,
-        "Hoeffding's floor(M/m) is what entities allow to one mean; a regression's noise is a product of "
-        "two such means, for which overlapping subsets can count up to about (M/m)^2.",
-    )
+    bounds = {"above": -math.log(4), "below": math.log(4)}
+    yield Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
 
 
 def _plot(rows: Any) -> Figure:
+    """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
     figure, (left, right) = panels(13, 4.6)
-    _plot_tasks(left, rows)
-    _plot_entities(right, rows)
-    return figure
-
-
-def _plot_tasks(axis: Axes, rows: Any) -> None:
-    shades: dict[int, str] = dict(
-        zip(ENTITIES, ("#fdae6b", "#6baed6", "#2171b5", "#08306b"), strict=True)
-    )
-    for m in entities_in(rows):
+    known = entities_in(rows)
+    for m, shade in zip(known, ("#fdae6b", "#6baed6", "#2171b5", "#08306b"), strict=False):
         for arm, numbers, style in (
             ("independent", INDEPENDENT, "o--"),
             ("overlapping", OVERLAPPING, "D-"),
         ):
             means = [_regrets(rows, m, arm, number).mean() for number in numbers]
-            axis.plot(numbers, means, style, color=shades[m], markersize=4, label=f"{arm}, m = {m}")
-    axis.set(xscale="log", yscale="log", xlabel="tasks", ylabel="regret on fresh states")
-    axis.set_title("overlapping tasks of 4m entities saturate")
-    axis.legend(frameon=False, fontsize=8, ncols=2)
-
-
-def _plot_entities(axis: Axes, rows: Any) -> None:
-    known = entities_in(rows)
+            left.plot(numbers, means, style, color=shade, markersize=4, label=f"{arm}, m = {m}")
+    left.set(xscale="log", yscale="log", xlabel="tasks", ylabel="regret on fresh states")
+    left.set_title("overlapping tasks of 4m entities saturate")
+    left.legend(frameon=False, fontsize=8, ncols=2)
     counted = [float(corollary_2(RATIO * m, m).tasks) for m in known]
-    axis.plot(known, counted, "k--", linewidth=1, label="counted: C(4m, m)")
-    _bars(axis, known, [of_all(rows, m) for m in known], "#2b7bba", "all subsets: tasks")
-    orders = [worth(rows, m) for m in known]
-    _bars(axis, known, orders, "#e6550d", "all orderings: examples, times")
-    axis.plot(known, known, ":", color="#e6550d", label="m")
-    axis.axhline(RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
-    axis.axhline(RATIO**2, color="0.5", linestyle="-.", label="(M/m)² = 16")
-    axis.set(xscale="log", yscale="log", ylim=(1, 1e6), xlabel="entities m of a task, M = 4m")
-    axis.set(ylabel="worth", title="the gain is not exponential in m")
-    axis.set_xticks(known, [str(m) for m in known])
-    axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=8.5)
-
-
-def _bars(axis: Axes, x, logs: list[Estimate], colour: str, label: str | None) -> None:
-    middle, low, high = np.exp(ends_of(logs))
-    ends = [middle - low, high - middle]
-    axis.errorbar(x, middle, ends, fmt="o-", color=colour, label=label, markersize=4)
+    right.plot(known, counted, "k--", linewidth=1, label="counted: C(4m, m)")
+    for found, colour, label in (
+        (of_all, "#2b7bba", "all subsets: tasks"),
+        (worth, "#e6550d", "all orderings: examples, times"),
+    ):
+        middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
+        style = {"fmt": "o-", "color": colour, "label": label, "markersize": 4}
+        right.errorbar(known, middle, [middle - low, high - middle], **style)
+    right.plot(known, known, ":", color="#e6550d", label="m")
+    right.axhline(RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
+    right.axhline(RATIO**2, color="0.5", linestyle="-.", label="(M/m)² = 16")
+    right.set(xscale="log", yscale="log", ylim=(1, 1e6), xlabel="entities m of a task, M = 4m")
+    right.set(ylabel="worth", title="the gain is not exponential in m")
+    right.set_xticks(known, [str(m) for m in known])
+    right.minorticks_off()
+    right.legend(frameon=False, fontsize=8.5)
+    return figure

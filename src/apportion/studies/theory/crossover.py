@@ -1,14 +1,18 @@
-"""When to pool: multi-task against single-task LSPI over N and the distance of the tasks.
+"""When to pool: multi-task against single-task LSPI over N, the number of tasks and their distance.
 
-Data: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
+Crossover: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
 state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: Corollary 1's
 1/sqrt(NT) and its eps; and the line, which the paper does not draw, where one overtakes the other.
 A cell is a distance; a row is a family at one N.
+
+Corollary 1 in the number of tasks: families of 64 tasks (6 states), N = 36 samples of each. LSPI learns
+from the pool of the first T tasks and is held against the optimum of each of them; the floor is what the
+average MDP's own optimum loses there, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are
+upper bounds: each is tried as a bound, and as a rate. A cell is a distance; a row is a family at one T.
 """
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,37 +20,84 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
-from apportion.statistics import compare, of_means
-from apportion.studies.cells import Cell, Plan
+from apportion.statistics import compare, mean_over, of_means
+from apportion.studies.engine import Cell, Plan
+from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.studies.theory.families import log_slope, one_by_one
+from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.theory.common import by_run, log_slope, never_broken, one_by_one
+from apportion.theory.concentrability import concentrability
+from apportion.theory.distance import distance_by_enumeration
 from apportion.theory.lspi import lspi_finite
-from apportion.theory.mdp import MDP, random_family
-from apportion.theory.pooling import draw_counts
+from apportion.theory.mdp import MDP, norm, random_family
+from apportion.theory.samples import Counts, draw_counts
 
-STATES, ACTIONS, TASKS, GAMMA, NOISE = 12, 3, 8, 0.7, 0.1
+FAMILIES = {
+    "quick": {"crossover": 20, "corollary1": 40},
+    "paper": {"crossover": 100, "corollary1": 400},
+}
+"""Random families at every distance."""
+ACTIONS, GAMMA, NOISE = 3, 0.7, 0.1
+
+STATES, TASKS = 12, 8
 SIZES = (72, 144, 288, 576, 1152, 2304, 4608, 9216)
 SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
-
 MEASURES = ("single", "multi", "error", "average")
 
+FEW_STATES, SAMPLES = 6, 36
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of tasks T."""
+LATE = COUNTS.index(8)
+"""From here on every state-action pair has 16 samples or more, and rates are rates."""
+DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
+_UNIFORM = np.full(FEW_STATES, 1 / FEW_STATES)
+_SHADES = ("#08519c", "#6baed6", "#fdae6b", "#e6550d", "#a63603")
+
 Grid = Float[np.ndarray, "spreads sizes runs"]
-draw_family = partial(random_family, states=STATES, actions=ACTIONS, tasks=TASKS, gamma=GAMMA)
-"""Random tasks of the study's size, at a given distance."""
+Curves = Float[np.ndarray, "runs tasks"]
 
 
-def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
+def crossover(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Multi-task against single-task LSPI: over N, and Corollary 1 over T."""
+    spreads = {"crossover": SPREADS, "corollary1": DISTANCES}
+    cells = tuple(
+        Cell.alone(f"{figure}-distance-{spread:g}", {"figure": figure, "spread": spread})
+        for figure, own in spreads.items()
+        for spread in own
+    )
+    families = FAMILIES[scale]
+    settings = {
+        "crossover": {"families": families["crossover"]},
+        "corollary1": {"families": families["corollary1"], "samples": SAMPLES},
+    }
+    compute = one_by_one(_measure, families=families, seed=seed)
+    return Plan("crossover", cells, compute, _conclude, settings)
+
+
+def _measure(figure: str, spread: float, families: dict[str, int], seed: int) -> pd.DataFrame:
+    measure = {"crossover": measure_sizes, "corollary1": measure_counts}[figure]
+    return measure(spread, families[figure], seed).assign(figure=figure)
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    own = dict(iter(rows.groupby("figure")))
+    return [_conclude_crossover(own["crossover"]), _conclude_corollary1(own["corollary1"])]
+
+
+def _features(states: int) -> np.ndarray:
+    return np.eye(states * ACTIONS).reshape(states, ACTIONS, -1)
+
+
+def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
     average MDP, and the crossover predicted for all families of this distance.
     """
-    family = draw_family(spread=spread, runs=runs, seed=seed)
+    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS}
+    family = random_family(**shape, gamma=GAMMA, spread=spread, runs=runs, seed=seed)
     average = family.average()
     best = average.backup(average.optimal()[1])
-    features = np.eye(STATES * ACTIONS).reshape(STATES, ACTIONS, -1)
     rng = np.random.default_rng(seed)
     frames = []
     counts, drawn = None, 0
@@ -54,8 +105,10 @@ def measure(spread: float, runs: int, seed: int) -> pd.DataFrame:
         more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
         counts, drawn = more if counts is None else counts + more, size
         pool = counts.pooled()
-        single = lspi_finite(counts.visits, counts.moves, counts.rewards, features, GAMMA)
-        multi = lspi_finite(pool.visits, pool.moves, pool.rewards, features, GAMMA)
+        single, multi = (
+            lspi_finite(own.visits, own.moves, own.rewards, _features(STATES), GAMMA)
+            for own in (counts, pool)
+        )
         columns = {
             "single": family.suboptimality(single.policy).mean((-1, -2)),
             "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
@@ -103,116 +156,106 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
     return np.where(lead[..., 0] <= 0, grid[0], late)
 
 
-def _slope(curves: Float[np.ndarray, "*resamples sizes"]) -> Float[np.ndarray, "*resamples"]:
-    """Least-squares slope of the log of a curve against log N."""
-    return log_slope(_above_zero(curves), np.array(SIZES))
-
-
 def _above_zero(curves: np.ndarray) -> np.ndarray:
     """Curves that have logarithms; long samples may leave no suboptimality at all in a few families."""
     return np.maximum(curves, 1e-7)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, families: int | None = None) -> Plan:
-    """Multi-task against single-task LSPI: 20 families at quick scale, 100 at the paper's.
-
-    Parameters
-    ----------
-    families
-        Random families at every distance, in place of the scale's number.
-    """
-    runs = families if families is not None else {"quick": 20, "paper": 100}[scale]
-    cells = Cell.each("distance", "spread", SPREADS)
-    compute = one_by_one("distance {spread:g}", measure, runs=runs, seed=seed)
-    settings = {"families": runs, "scale": scale, "seed": seed}
-    return Plan("crossover", cells, compute, conclude, settings)
-
-
-@concludes("crossover", "When to pool: multi-task against single-task LSPI")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude_crossover(rows: Any) -> FigureResult:
     """Table, verdicts and figure from every family at every N."""
-    grids = {name: _grid(rows, name) for name in MEASURES}
+    ordered = rows.astype({"samples": int}).sort_values(["spread", "samples", "run"])
+    grids = {
+        name: ordered[name].to_numpy().reshape(len(SPREADS), len(SIZES), -1) for name in MEASURES
+    }
     measured = [crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)]
     predicted = rows.groupby("spread").predicted.first().to_numpy()
     lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
-    verdicts = (*_verdicts(grids), _prediction_verdict(grids, lines))
-    return _table(rows, lines), verdicts, lambda: _plot(grids, lines), _notes(grids, lines)
-
-
-def _grid(rows: pd.DataFrame, name: str) -> Grid:
-    ordered = rows.sort_values(["spread", "samples", "run"])[name].to_numpy()
-    return ordered.reshape(len(SPREADS), len(SIZES), -1)
-
-
-def _table(rows: Any, lines: pd.DataFrame) -> pd.DataFrame:
-    means = rows.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
-    return means.assign(families=rows.run.nunique()).merge(lines, on="spread")
-
-
-def _verdicts(grids: dict[str, Grid]) -> Iterator[Verdict]:
-    single, multi = grids["single"], grids["multi"]
-    error, average = (of_means(grids[name][0].T, _slope) for name in ("error", "average"))
-    small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
-    late = multi[near:, -1]
-    steps = [compare(further, closer) for closer, further in pairwise(late)]
-    gain, loss = (
-        compare(single[0, small], multi[0, small]),
-        compare(multi[far, -1], single[far, -1]),
+    means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
+    return FigureResult(
+        "crossover",
+        "When to pool: multi-task against single-task LSPI",
+        means.assign(families=rows.run.nunique()).merge(lines, on="spread"),
+        _crossover_verdicts(grids, lines),
+        lambda: _plot_crossover(grids, lines),
+        _crossover_notes(grids, lines),
     )
+
+
+def _crossover_verdicts(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator[Verdict]:
+    single, multi = grids["single"], grids["multi"]
+    error, average = (
+        of_means(grids[name][0].T, lambda mean: log_slope(_above_zero(mean), np.array(SIZES)))
+        for name in ("error", "average")
+    )
+    small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
     claim = "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])"
     yield Verdict.of(claim, error, above=-0.65, below=-0.40)
     claim = "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)"
     yield Verdict.of(claim, average, below=-0.5)
+    steps = [compare(further, closer) for closer, further in pairwise(multi[near:, -1])]
     claim = "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)"
     yield Verdict.of_all(claim, steps)
     claim = "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)"
-    yield Verdict.of(claim, gain)
+    yield Verdict.of(claim, compare(single[0, small], multi[0, small]))
     claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
-    yield Verdict.of(claim, loss, paper=False)
-
-
-def _prediction_verdict(grids: dict[str, Grid], lines: pd.DataFrame) -> Verdict:
-    crossover, predicted = lines.crossover.to_numpy(), lines.predicted.to_numpy()
-    inside = np.flatnonzero((crossover >= SIZES[0]) & (crossover <= SIZES[-1]))
+    yield Verdict.of(claim, compare(multi[far, -1], single[far, -1]), paper=False)
+    crossed, predicted = lines.crossover.to_numpy(), lines.predicted.to_numpy()
     ratios = []
-    for s in inside:
-        curves = np.stack([grids[arm][s] for arm in ("single", "multi")]).transpose(2, 0, 1)
+    for s in np.flatnonzero((crossed >= SIZES[0]) & (crossed <= SIZES[-1])):
+        curves = np.stack([single[s], multi[s]]).transpose(2, 0, 1)
         said = math.log(predicted[s])
         ratios.append(of_means(curves, lambda c, said=said: said - log_crossings(c)))
     claim = (
         "the rule behind should_pool predicts every crossover to a factor of 3 (the worst ratio)"
     )
     third = math.log(3)
-    return Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
+    yield Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
 
 
-def _notes(grids: dict[str, Grid], lines: pd.DataFrame) -> tuple[str, ...]:
+def _crossover_notes(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator[str]:
     small, far = SIZES.index(144), SPREADS.index(0.4)
     single, multi = grids["single"].mean(-1), grids["multi"].mean(-1)
-    return (
-        f"Equal tasks at N = 144: {multi[0, small]:.4f} pooled against {single[0, small]:.4f} alone.",
-        f"Distance .4 at N = 9216: {multi[far, -1]:.4f} pooled against {single[far, -1]:.4f} alone.",
-        *(
-            f"Distance {spread:g}: {_won(measured)} (predicted crossover {predicted:,.0f})."
-            for spread, measured, predicted in lines.to_numpy()
-        ),
-    )
+    yield f"Equal tasks at N = 144: {multi[0, small]:.4f} pooled against {single[0, small]:.4f} alone."
+    yield f"Distance .4 at N = 9216: {multi[far, -1]:.4f} pooled against {single[far, -1]:.4f} alone."
+    for spread, measured, predicted in lines.to_numpy():
+        won = f"alone wins from N = {measured:,.0f} a task"
+        if measured == 0:
+            won = f"alone wins already at N = {SIZES[0]}"
+        if np.isinf(measured):
+            won = f"pooling still wins at N = {SIZES[-1]:,}"
+        yield f"Distance {spread:g}: {won} (predicted crossover {predicted:,.0f})."
 
 
-def _won(crossover: float) -> str:
-    if crossover == 0:
-        return f"alone wins already at N = {SIZES[0]}"
-    if np.isinf(crossover):
-        return f"pooling still wins at N = {SIZES[-1]:,}"
-    return f"alone wins from N = {crossover:,.0f} a task"
-
-
-def _plot(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
+def _plot_crossover(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
+    """Left: mean suboptimality against N; right: who is better at every N and distance."""
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
-    _plot_curves(left, grids)
-    mesh = _plot_map(right, grids, lines)
-    for axis, ticks in ((left, SIZES), (right, np.arange(len(SIZES)))):
+    alone = grids["single"].mean(-1)
+    left.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
+    left.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
+    for spread, colour in zip((0.0, 0.05, 0.1, 0.2, 0.4), _SHADES, strict=True):
+        curve, label = (
+            grids["multi"][SPREADS.index(spread)].mean(-1),
+            f"pooled, distance {spread:g}",
+        )
+        left.plot(SIZES, curve, "o-", color=colour, markersize=4, label=label)
+    left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
+    left.set_title("pooling starts lower and stops at its distance")
+    left.legend(frameon=False, fontsize=8.5, loc="lower left")
+    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
+    x, y = np.arange(len(SIZES)), np.arange(len(SPREADS))
+    style = {"cmap": "RdBu_r", "vmin": -2.0, "vmax": 2.0, "shading": "nearest"}
+    mesh = right.pcolormesh(x, y, np.log10(multi / single), **style)
+    for name, line, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
+        inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
+        # Neighbouring sizes are a factor of two apart.
+        across = np.log2(lines[name][inside] / SIZES[0])
+        right.plot(across, np.flatnonzero(inside), line, markersize=5, label=f"{label} crossover")
+    right.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
+    right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
+    right.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))
+    right.legend(frameon=True, framealpha=0.9, fontsize=9, loc="lower left")
+    for axis, ticks in ((left, SIZES), (right, x)):
         axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)
@@ -222,34 +265,166 @@ def _plot(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
     return figure
 
 
-def _plot_curves(axis: Axes, grids: dict[str, Grid]) -> None:
-    shades = ("#08519c", "#6baed6", "#fdae6b", "#e6550d", "#a63603")
-    chosen = (0.0, 0.05, 0.1, 0.2, 0.4)
-    alone = grids["single"].mean(-1)
-    axis.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
-    axis.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
-    for spread, colour in zip(chosen, shades, strict=True):
-        curve = grids["multi"][SPREADS.index(spread)].mean(-1)
-        axis.plot(
-            SIZES, curve, "o-", color=colour, markersize=4, label=f"pooled, distance {spread:g}"
+def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
+    """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
+
+    The distance eps and its term in Theorem 1' are those of all 64 tasks.
+    """
+    shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1]}
+    family = random_family(**shape, gamma=GAMMA, spread=spread, runs=runs, seed=seed)
+    counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
+    best = family.optimal()[1]
+    epsilon, share = _distances(family, best)
+    frames = []
+    for number in COUNTS:
+        part = family[:, :number]
+        average = part.average()
+        top, value = average.optimal()
+        pool = Counts(
+            counts.visits[:, :number], counts.moves[:, :number], counts.rewards[:, :number]
+        ).pooled()
+        learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(FEW_STATES), GAMMA)
+        off = learned.action_values - average.backup(value)
+        columns = {
+            "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
+            "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
+            "error": np.sqrt((off**2).mean((-1, -2))),
+            "epsilon": epsilon,
+            "share": share,
+        }
+        frames.append(
+            pd.DataFrame({"spread": spread, "tasks": number, "run": np.arange(runs), **columns})
         )
-    axis.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
-    axis.set_title("pooling starts lower and stops at its distance")
-    axis.legend(frameon=False, fontsize=8.5, loc="lower left")
+    return pd.concat(frames, ignore_index=True)
 
 
-def _plot_map(axis: Axes, grids: dict[str, Grid], lines: pd.DataFrame) -> QuadMesh:
-    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
-    x, y, limit = np.arange(len(SIZES)), np.arange(len(SPREADS)), 2.0
-    style = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit, "shading": "nearest"}
-    mesh = axis.pcolormesh(x, y, np.log10(multi / single), **style)
-    for name, line, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
-        inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
-        # Neighbouring sizes are a factor of two apart.
-        across = np.log2(lines[name][inside] / SIZES[0])
-        axis.plot(across, np.flatnonzero(inside), line, markersize=5, label=f"{label} crossover")
-    axis.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
-    axis.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
-    axis.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))
-    axis.legend(frameon=True, framealpha=0.9, fontsize=9, loc="lower left")
-    return mesh
+def _distances(family: MDP, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean eps of a family's tasks, and the largest share a task's floor takes of its eps term."""
+    average = family.average()
+    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
+    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
+    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
+    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
+    with np.errstate(invalid="ignore"):
+        share = np.where(distance > 1e-12, floor / term, 0.0)
+    return distance.mean(-1), share.max(-1)
+
+
+def _conclude_corollary1(rows: Any) -> FigureResult:
+    """Table, verdicts and figure from every family at every T."""
+    curves = {
+        name: {
+            spread: np.stack(
+                [by_run(rows, name, spread=spread, tasks=count) for count in COUNTS], 1
+            )
+            for spread in DISTANCES
+        }
+        for name in ("loss", "floor", "error", "epsilon", "share")
+    }
+    records = []
+    for spread in DISTANCES:
+        for t, number in enumerate(COUNTS):
+            loss = mean_over(curves["loss"][spread][:, t])
+            rest = {
+                name: curves[name][spread][:, t].mean() for name in ("floor", "error", "epsilon")
+            }
+            ends = {"loss": loss.value, "low": loss.low, "high": loss.high}
+            records.append({"spread": spread, "tasks": number, **ends, **rest, "n": loss.n})
+    loss, floor = ({s: curves[name][s].mean(0) for s in DISTANCES} for name in ("loss", "floor"))
+    shares = np.concatenate([curves["share"][spread][:, -1] for spread in DISTANCES[1:]])
+    notes = (
+        f"Equal tasks lose {loss[0.0][0]:.4f} alone and {loss[0.0][-1]:.5f} in a pool of 64: the value's "
+        "error falls like 1/sqrt(T), and what the policy loses falls like its square, about 1/T.",
+        "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
+        "its action, which is the rarer the smaller the error is.",
+        *(
+            f"Distance {s:g}: alone {loss[s][0]:.4f}, 64 pooled {loss[s][-1]:.4f}, floor "
+            f"{floor[s][-1]:.4f} at eps {curves['epsilon'][s].mean():.4f}."
+            for s in DISTANCES[1:]
+        ),
+        f"A task's floor is at most {shares.max():.2f} of its eps term in Theorem 1'.",
+    )
+    # The same families at several distances are one unit.
+    claim = (
+        "the floor exceeds the eps term of Theorem 1' on a task of no family (share of families)"
+    )
+    inside = never_broken(rows, "share", claim, by=["run"])
+    return FigureResult(
+        "corollary1",
+        "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
+        pd.DataFrame(records).round(9),
+        (*_corollary1_verdicts(curves), inside),
+        lambda: _plot_corollary1(curves),
+        notes,
+    )
+
+
+def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs two spreads"]:
+    """The floor and eps of all 64 tasks, in the families of every distance above 0."""
+    found = (
+        np.stack([curves[name][spread][:, -1] for spread in DISTANCES[1:]], -1)
+        for name in ("floor", "epsilon")
+    )
+    return np.stack([*found], 1)
+
+
+def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Verdict]:
+    late = np.asarray(COUNTS[LATE:], float)
+    loss, error = (
+        of_means(curves[name][0.0][:, LATE:], lambda mean: log_slope(mean, late))
+        for name in ("loss", "error")
+    )
+    claim = "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])"
+    yield Verdict.of(claim, error, above=-0.6, below=-0.4)
+    claim = "equal tasks: suboptimality falls at least like 1/sqrt(T) (slope, T >= 8, <= -.5)"
+    yield Verdict.of(claim, loss, below=-0.5)
+    claim = "equal tasks: and no faster, as a rate would have it (slope, T >= 8, >= -.6)"
+    yield Verdict.of(claim, loss, above=-0.6, paper=False)
+    claim = "equal tasks: twice the tasks always lose less (least step)"
+    steps = [compare(few, more) for few, more in pairwise(curves["loss"][0.0].T)]
+    yield Verdict.of_all(claim, steps)
+    slope = of_means(_floors(curves), lambda m: log_slope(m[..., 0, :], m[..., 1, :]))
+    far = np.stack([curves[name][DISTANCES[-1]][:, -1] for name in ("loss", "floor")], -1)
+    met = of_means(far, lambda m: np.log(m[..., 0] / m[..., 1]))
+    claim = "distance .4: 64 tasks lose what the floor says, to a tenth (loss / floor)"
+    tenth = math.log(1.1)
+    yield Verdict.of(claim, met, above=-tenth, below=tenth).scaled(math.exp)
+    claim = "the floor grows no slower than eps (slope in eps, >= 1)"
+    yield Verdict.of(claim, slope, above=1.0)
+    claim = "the floor is proportional to eps (slope in eps, <= 1.2)"
+    yield Verdict.of(claim, slope, below=1.2, paper=False)
+
+
+def _plot_corollary1(curves: dict[str, dict[float, Curves]]) -> Figure:
+    """Left: mean suboptimality against T; right: the floor against eps."""
+    figure, (left, right) = panels(13, 4.6)
+    for spread, colour in zip(DISTANCES, _SHADES, strict=True):
+        ends = [mean_over(column) for column in curves["loss"][spread].T]
+        label = f"distance {spread:g}" if spread else "equal tasks"
+        left.plot(COUNTS, [e.value for e in ends], "o-", color=colour, label=label, markersize=4)
+        low = [max(e.low, 1e-5) for e in ends]
+        left.fill_between(COUNTS, low, [e.high for e in ends], color=colour, alpha=0.2, linewidth=0)
+        if spread:
+            left.plot(COUNTS[1:], curves["floor"][spread].mean(0)[1:], ":", color=colour)
+    late = np.asarray(COUNTS[LATE:], float)
+    _slopes(left, late, curves["loss"][0.0][:, LATE].mean(), (-0.5, -1.0))
+    left.set(xscale="log", yscale="log", xlabel="tasks T, 36 samples each")
+    left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
+    left.set_xticks(COUNTS, [str(t) for t in COUNTS])
+    left.minorticks_off()
+    left.legend(frameon=False, fontsize=8.5, loc="lower left")
+    floor, epsilon = _floors(curves).mean(0)
+    ends = [mean_over(column) for column in _floors(curves)[:, 0].T]
+    error_bars(right, epsilon, ends, fmt="o-", color="#e6550d", label="floor of 64 tasks")
+    _slopes(right, epsilon, floor[0], (1.0, 2.0))
+    right.set(xscale="log", yscale="log", xlabel="distance ε of a task from the average (mean)")
+    right.set(ylabel="floor: suboptimality without sampling", title="the floor against ε")
+    right.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _slopes(axis: Axes, x: np.ndarray, start: float, powers: tuple[float, float]) -> None:
+    """Two powers to compare a curve with, from its first point on."""
+    for power, style in zip(powers, ("--", "-."), strict=True):
+        line = start * (x / x[0]) ** power
+        axis.plot(x, line, style, color="0.35", linewidth=1, label=f"slope {power:g}")

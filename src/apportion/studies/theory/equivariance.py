@@ -24,50 +24,42 @@ from matplotlib.figure import Figure
 
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.studies.theory.families import means_by, one_by_one
+from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.theory.common import by_run, means_by, one_by_one
 
+SCALES = {"quick": {"seeds": 5, "steps": 200}, "paper": {"seeds": 12, "steps": 600}}
 ENTITIES, NOISE, FRESH, RATE = 10, 0.5, 1000, 3e-3
 EPSILONS = (0.0, 0.8)
 SIZES = (20, 100, 500)
 NETWORKS = ("equivariant", "plain")
-_HIDDEN = {"equivariant": 16, "plain": 15}
 
 
-class Shared(eqx.Module):
-    """One network of a scalar, applied to each entity."""
-
-    network: eqx.nn.MLP
-
-    def __call__(self, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
-        return jax.nn.softmax(jax.vmap(self.network)(x[:, None])[:, 0])
-
-
-class Plain(eqx.Module):
-    """One network from all entities to all scores."""
+class Network(eqx.Module):
+    """Shares from one network of a scalar, applied to each entity, or from one of all entities."""
 
     network: eqx.nn.MLP
+    shared: bool = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, " entities"]) -> Float[Array, " entities"]:
-        return jax.nn.softmax(self.network(x))
+        scores = jax.vmap(self.network)(x[:, None])[:, 0] if self.shared else self.network(x)
+        return jax.nn.softmax(scores)
 
 
-def make(name: str, key: PRNGKeyArray) -> Shared | Plain:
+def make_network(name: str, key: PRNGKeyArray) -> Network:
     """A fresh network, by name.
 
     >>> def count(name):
-    ...     arrays = eqx.filter(make(name, jax.random.key(0)), eqx.is_array)
+    ...     arrays = eqx.filter(make_network(name, jax.random.key(0)), eqx.is_array)
     ...     return sum(leaf.size for leaf in jax.tree.leaves(arrays))
     >>> [count(name) for name in NETWORKS]
     [321, 325]
     """
-    h = _HIDDEN[name]
     if name == "equivariant":
-        return Shared(eqx.nn.MLP(1, 1, h, 2, jnp.tanh, key=key))
-    return Plain(eqx.nn.MLP(ENTITIES, ENTITIES, h, 1, jnp.tanh, key=key))
+        return Network(eqx.nn.MLP(1, 1, 16, 2, jnp.tanh, key=key), True)
+    return Network(eqx.nn.MLP(ENTITIES, ENTITIES, 15, 1, jnp.tanh, key=key), False)
 
 
 def _returns(policy, x, noise, betas) -> Float[Array, " batch"]:
@@ -83,7 +75,7 @@ def regrets(name: str, betas, size: int, steps: int, keys) -> Float[Array, "runs
         network_key, state_key, noise_key, fresh_key = jax.random.split(key, 4)
         x = jax.random.uniform(state_key, (size, ENTITIES))
         noise = NOISE * jax.random.normal(noise_key, (size, ENTITIES))
-        policy = _train(make(name, network_key), x, noise, betas, steps)
+        policy = _train(make_network(name, network_key), x, noise, betas, steps)
         fresh = jax.random.uniform(fresh_key, (FRESH, ENTITIES))
         found = []
         for own in (betas, jnp.roll(betas, ENTITIES // 2)):
@@ -112,21 +104,18 @@ def _train(policy, x, noise, betas, steps: int):
     return eqx.combine(parameters, fixed)
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0) -> Plan:
-    """Both networks at every eps and size: 5 seeds of 200 updates (quick), 12 of 600 (paper)."""
-    runs, steps = {"quick": (5, 200), "paper": (12, 600)}[scale]
-    cells = (
+def equivariance(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Both networks at every eps and number of states."""
+    cells = tuple(
         Cell.alone(f"eps-{epsilon:g}-{size}", {"epsilon": epsilon, "size": size})
         for epsilon, size in product(EPSILONS, SIZES)
     )
-    compute = one_by_one(
-        "eps = {epsilon:g}, {size} states", measure, runs=runs, steps=steps, seed=seed
-    )
-    settings = {"seeds": runs, "steps": steps, "scale": scale, "seed": seed}
-    return Plan("equivariance", tuple(cells), compute, conclude, settings)
+    size = SCALES[scale]
+    compute = one_by_one(_measure, runs=size["seeds"], steps=size["steps"], seed=seed)
+    return Plan("equivariance", cells, compute, _conclude, dict(size))
 
 
-def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
+def _measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> pd.DataFrame:
     """Both networks on the same records, seeds as one vmap."""
     keys = jax.random.split(jax.random.key(seed), runs)
     betas = jnp.asarray(spaced_betas(ENTITIES, epsilon), jnp.float32)
@@ -138,23 +127,33 @@ def measure(epsilon: float, size: int, *, runs: int, steps: int, seed: int) -> p
     return pd.concat(frames, ignore_index=True)
 
 
-@concludes("equivariance", "An equivariant network against a plain one of as many parameters")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every seed."""
-    return _table(rows), _verdicts(rows), lambda: _plot(rows), _notes(rows)
-
-
-def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
-    chosen = rows[(rows.network == network) & (rows.epsilon == epsilon) & (rows["size"] == size)]
-    return chosen.sort_values("run")[order].to_numpy()
-
-
-def _table(rows: Any) -> pd.DataFrame:
     by = ["epsilon", "size", "network"]
     orders = ["own_order", "other_order"]
     long = rows.melt([*by, "run"], orders, var_name="order", value_name="regret")
     means = means_by(long, [*by, "order"], "regret", "seeds").round(6)
-    return means.sort_values(by, kind="stable", ignore_index=True)
+    table = means.sort_values(by, kind="stable", ignore_index=True)
+
+    def mean(network, epsilon, size, order="own_order"):
+        return _of(rows, network, epsilon, size, order).mean()
+
+    notes = (
+        *(
+            f"eps = {epsilon:g}, {size} states: regret {mean('equivariant', epsilon, size):.4f} "
+            f"equivariant, {mean('plain', epsilon, size):.4f} plain."
+            for epsilon, size in product(EPSILONS, SIZES)
+        ),
+        "eps = .8, 500 states, entities in another order: "
+        f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
+        f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
+    )
+    title = "An equivariant network against a plain one of as many parameters"
+    return [FigureResult("equivariance", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
+
+
+def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
+    return by_run(rows, order, network=network, epsilon=epsilon, size=size)
 
 
 def _verdicts(rows: Any) -> Iterator[Verdict]:
@@ -184,22 +183,6 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     yield Verdict.of(claim, moved)
     claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
     yield Verdict.of(claim, saved(far, most, "own_order"))
-
-
-def _notes(rows: Any) -> tuple[str, ...]:
-    def mean(network, epsilon, size, order="own_order"):
-        return _of(rows, network, epsilon, size, order).mean()
-
-    return (
-        *(
-            f"eps = {epsilon:g}, {size} states: regret {mean('equivariant', epsilon, size):.4f} "
-            f"equivariant, {mean('plain', epsilon, size):.4f} plain."
-            for epsilon, size in product(EPSILONS, SIZES)
-        ),
-        "eps = .8, 500 states, entities in another order: "
-        f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
-        f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
-    )
 
 
 _COLOURS = {"equivariant": "#31a354", "plain": "#e6550d"}

@@ -28,25 +28,26 @@ from apportion.domains.synthetic import (
     spaced_betas,
     tied_basis,
 )
+from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
-from apportion.studies.cells import Cell, Plan
+from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import Conclusion, Verdict, concludes
-from apportion.studies.theory.families import log_slope, means_by, one_by_one
-from apportion.theory.lspi import in_float64
+from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.theory.common import log_slope, means_by, one_by_one
 
+SEEDS = {"quick": 20, "paper": 40}
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
 EPSILONS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)
 ARMS = ("real", "permuted", "tied")
 _REAL = SIZES[0]
-_FRESH = 1000
+_FRESH, _GAMMA = 1000, 0.5
 
 Regrets = Float[np.ndarray, "runs arms sizes"]
 
 
 @in_float64
-def regrets_of(betas, fresh, gamma, runs: int, key_data):
+def _regrets_of(betas, fresh, runs: int, key_data):
     """Mean regret on fresh states: runs, by arm (real, permuted, tied), by number of examples.
 
     The fresh states, and each run's states, allocations and noise, are the same for every arm and
@@ -60,7 +61,7 @@ def regrets_of(betas, fresh, gamma, runs: int, key_data):
     best = reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas).mean()
 
     def regret(examples, basis):
-        theta = lspi_simplex(examples, jnp.asarray(basis), gamma)
+        theta = lspi_simplex(examples, jnp.asarray(basis), _GAMMA)
         chosen = jax.vmap(simplex_greedy, (None, 0))(theta, fresh)
         return best - reward(fresh, chosen, betas).mean()
 
@@ -99,109 +100,47 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     return float(-(above * shares * np.log(shares)).sum())
 
 
-def plan(*, scale: Scale = "quick", seed: int = 0, gamma: float = 0.5) -> Plan:
-    """All three panels of Figure 1: 20 seeds at quick scale, 40 at the paper's."""
-    runs = {"quick": 20, "paper": 40}[scale]
+def fig1(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """All three panels of Figure 1."""
+    runs = SEEDS[scale]
     cells = Cell.each("eps", "epsilon", EPSILONS)
-    compute = one_by_one("eps = {epsilon:g}", measure, runs=runs, gamma=gamma, seed=seed)
-    settings = {"seeds": runs, "gamma": gamma, "scale": scale, "seed": seed}
-    return Plan("fig1", cells, compute, conclude, settings)
+    compute = one_by_one(_measure, runs=runs, seed=seed)
+    return Plan("fig1", cells, compute, _conclude, {"seeds": runs, "gamma": _GAMMA})
 
 
-def measure(epsilon: float, *, runs: int, gamma: float, seed: int) -> pd.DataFrame:
-    """The regret of every run, arm and N."""
+def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
+    """The regret of every run, arm and N; the tied model sees the 20 real examples alone."""
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
-    regrets = regrets_of(spaced_betas(10, epsilon), fresh, gamma, runs, key_data)
+    regrets = _regrets_of(spaced_betas(10, epsilon), fresh, runs, key_data)
     return pd.DataFrame(
         [
             (epsilon, run, arm, size, regrets[run, a, n])
             for run in range(runs)
             for a, arm in enumerate(ARMS)
-            for n, size in enumerate(_sizes(arm))
+            for n, size in enumerate(SIZES if arm != "tied" else SIZES[:1])
         ],
         columns=["epsilon", "run", "arm", "samples", "regret"],
     )
 
 
-def _sizes(arm: str) -> tuple[int, ...]:
-    """The tied model sees the 20 real examples alone."""
-    return SIZES if arm != "tied" else SIZES[:1]
-
-
-@concludes("fig1", "Figure 1: what permuting 20 examples is worth on the synthetic problem")
-def conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> Conclusion:
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
-    regrets = {epsilon: _regrets_in(rows[rows.epsilon == epsilon]) for epsilon in EPSILONS}
-    table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
-    verdicts = (*_paper_verdicts(regrets), *_own_verdicts(regrets))
-    return table, verdicts, lambda: _plot(regrets), _notes(regrets)
-
-
-def _regrets_in(rows: Any) -> Regrets:
-    """The rows of one eps as an array; the tied arm has the same value at every N."""
-    by_arm = [
-        rows[rows.arm == arm].pivot(index="run", columns="samples", values="regret").to_numpy()
-        for arm in ARMS
-    ]
-    return np.stack([np.broadcast_to(values, by_arm[0].shape) for values in by_arm], 1)
-
-
-def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
-    """Excess regret of permuted over real examples at N = 2000."""
-    return np.stack([values[:, 1, -1] - values[:, 0, -1] for values in regrets.values()], 1)
-
-
-def _paper_verdicts(regrets: dict[float, Regrets]) -> list[Verdict]:
-    verdicts = []
-    for name, values in (("eps = 0", regrets[0.0]), ("eps = .8", regrets[0.8])):
-        falling = of_means(values, lambda c: log_slope(c[..., 0, 2:], np.array(SIZES[2:])))
-        claim = (
-            f"{name}: regret falls with the number of real examples (slope of log regret, N >= 100)"
+    regrets = {}
+    for epsilon in EPSILONS:
+        # The tied arm has the same value at every N.
+        real, permuted, tied = (
+            rows[(rows.epsilon == epsilon) & (rows.arm == arm)]
+            .pivot(index="run", columns="samples", values="regret")
+            .to_numpy()
+            for arm in ARMS
         )
-        verdicts.append(Verdict.of(claim, falling, below=0.0))
-        claim = f"{name}: permuting 20 examples up to 2000 lowers their regret (by)"
-        verdicts.append(Verdict.of(claim, compare(values[:, 1, 0], values[:, 1, -1])))
-    gaps = _gaps(regrets)
-    claim = "eps = .8: a gap is left between 20 permuted and 2000 real examples"
-    verdicts.append(Verdict.of(claim, mean_over(gaps[:, -1])))
-    steps = [mean_over(step) for step in np.diff(gaps).T]
-    claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
-    verdicts.append(Verdict.of_all(claim, steps))
-    late = of_means(regrets[0.0], lambda c: log_slope(c[..., 1, 4:], np.array(SIZES[4:])))
-    claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
-    verdicts.append(Verdict.of(claim, late, below=-0.5))
-    return verdicts
-
-
-def _worth(regrets: dict[float, Regrets]) -> Estimate:
-    """The log of the number of real examples that 20 tied ones are worth at eps = 0."""
-    return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
-
-
-def _own_verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
-    ratio = of_means(regrets[0.0], lambda c: np.log(c[..., 2, 0] / c[..., 1, -1]))
-    far = regrets[0.8]
-    harm = [compare(far[:, 1, n], far[:, 0, n]) for n in range(1, len(SIZES))]
-    claim = (
-        "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)"
-    )
-    yield Verdict.of(claim, ratio, below=0.0, paper=False).scaled(math.exp)
-    claim = "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)"
-    yield Verdict.of(claim, _worth(regrets), above=math.log(5 * _REAL), paper=False).scaled(
-        math.exp
-    )
-    claim = (
-        "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)"
-    )
-    yield Verdict.of_all(claim, harm, paper=False)
-
-
-def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:
+        regrets[epsilon] = np.stack([real, permuted, np.broadcast_to(tied, real.shape)], 1)
+    table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
     worth = math.exp(_worth(regrets).value)
     same, far = (regrets[epsilon].mean(0) for epsilon in (0.0, 0.8))
     gaps = _gaps(regrets).mean(0)
-    return (
+    notes = (
         f"At eps = 0 the 20 tied examples are worth about {worth:.0f} real ones "
         f"({worth / _REAL:.0f}x): the order of m, not exponential.",
         f"Permuting saturates at the tied model's level: {same[1, -1]:.4f} at N = 2000 against "
@@ -214,6 +153,52 @@ def _notes(regrets: dict[float, Regrets]) -> tuple[str, ...]:
         + ", ".join(f"{gap:.4f} at eps {e:g}" for e, gap in zip(regrets, gaps, strict=True))
         + ".",
     )
+    title = "Figure 1: what permuting 20 examples is worth on the synthetic problem"
+    found = (table, _verdicts(regrets), lambda: _plot(regrets), notes)
+    return [FigureResult("fig1", title, *found)]
+
+
+def _gaps(regrets: dict[float, Regrets]) -> Float[np.ndarray, "runs epsilons"]:
+    """Excess regret of permuted over real examples at N = 2000."""
+    return np.stack([values[:, 1, -1] - values[:, 0, -1] for values in regrets.values()], 1)
+
+
+def _worth(regrets: dict[float, Regrets]) -> Estimate:
+    """The log of the number of real examples that 20 tied ones are worth at eps = 0."""
+    return of_means(regrets[0.0], lambda c: np.log(equivalent_samples(c[..., 0, :], c[..., 2, 0])))
+
+
+def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
+    same, far = regrets[0.0], regrets[0.8]
+    for name, values in (("eps = 0", same), ("eps = .8", far)):
+        falling = of_means(values, lambda c: log_slope(c[..., 0, 2:], np.array(SIZES[2:])))
+        claim = (
+            f"{name}: regret falls with the number of real examples (slope of log regret, N >= 100)"
+        )
+        yield Verdict.of(claim, falling, below=0.0)
+        claim = f"{name}: permuting 20 examples up to 2000 lowers their regret (by)"
+        yield Verdict.of(claim, compare(values[:, 1, 0], values[:, 1, -1]))
+    gaps = _gaps(regrets)
+    claim = "eps = .8: a gap is left between 20 permuted and 2000 real examples"
+    yield Verdict.of(claim, mean_over(gaps[:, -1]))
+    claim = "the gap at N = 2000 grows with eps (least step between neighbouring eps)"
+    yield Verdict.of_all(claim, [mean_over(step) for step in np.diff(gaps).T])
+    late = of_means(same, lambda c: log_slope(c[..., 1, 4:], np.array(SIZES[4:])))
+    claim = "eps = 0: permuted examples gain like 1/sqrt(NT) (slope over N = 500 to 2000 is <= -.5)"
+    yield Verdict.of(claim, late, below=-0.5)
+    ratio = of_means(same, lambda c: np.log(c[..., 2, 0] / c[..., 1, -1]))
+    claim = (
+        "eps = 0: the tied model on the 20 real examples does no worse than 2000 permuted (ratio)"
+    )
+    yield Verdict.of(claim, ratio, below=0.0, paper=False).scaled(math.exp)
+    claim = "eps = 0: 20 tied examples are worth at least m/2 = 5 times as many real ones (number)"
+    least = math.log(5 * _REAL)
+    yield Verdict.of(claim, _worth(regrets), above=least, paper=False).scaled(math.exp)
+    claim = (
+        "eps = .8: permuting hurts against as many real examples, from 50 on (least excess regret)"
+    )
+    harm = [compare(far[:, 1, n], far[:, 0, n]) for n in range(1, len(SIZES))]
+    yield Verdict.of_all(claim, harm, paper=False)
 
 
 _COLOURS = {"real": "#2b7bba", "permuted": "#e6550d", "tied": "#31a354"}

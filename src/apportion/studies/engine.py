@@ -1,0 +1,433 @@
+"""A study as independent cells, each computed once and saved as soon as it is finished, then concluded.
+
+A `Plan` lists its cells (a method, a year, an experiment or a seed), computes those it is handed and
+turns the rows of all of them into a `Study`. An executor computes what is missing; this process alone
+saves. A study that is stopped, or dies, goes on from its saved cells when it is started again with the
+same settings. Its folder holds
+
+cells.json           which plan the cells are of
+cells/NAME.parquet   the rows of a finished cell, while others are missing
+rows.parquet         the rows of all cells
+study.json           how it was computed; once it is concluded, what `Study.save` writes
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+import apportion
+from apportion.errors import InputError, first_line
+from apportion.runs.atomic import read_json, write_atomic, write_json
+from apportion.runs.environment import versions
+from apportion.runs.place import only_writer
+from apportion.runs.runner import Stop, Stopped, interrupts
+from apportion.studies.study import FigureResult, Study, plain
+
+if TYPE_CHECKING:
+    from apportion.studies.executors import Executor
+
+Progress = Callable[[str, float], None]
+"""Called with what was just done and the fraction of all work done so far; it may raise to stop."""
+
+_RECORD_EVERY = 1.0
+"""Seconds between two notes in `study.json` of how long the study has computed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One independent part of a study.
+
+    Examples
+    --------
+    >>> Cell("mtl-2019-0", {"method": "mtl", "year": 2019, "experiment": 0}, program="mtl")["year"]
+    2019
+    """
+
+    name: str
+    """Unique in its study, and fit to be a file's name."""
+    values: dict[str, Any] = field(compare=False)
+    """What the cell is, in plain values."""
+    program: str = ""
+    """Cells of one program are computed together."""
+
+    @classmethod
+    def alone(cls, name: str, values: dict[str, Any]) -> "Cell":
+        """A cell with a program of its own, where nothing is gained by computing several together."""
+        return cls(name, values, program=name)
+
+    @classmethod
+    def each(cls, label: str, name: str, values: Sequence[float]) -> "tuple[Cell, ...]":
+        """A cell with a program of its own for every value.
+
+        Examples
+        --------
+        >>> [cell.name for cell in Cell.each("distance", "spread", (0.0, 0.1))]
+        ['distance-0', 'distance-0.1']
+        """
+        return tuple(cls.alone(f"{label}-{value:g}", {name: value}) for value in values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+Rows = Iterator[tuple[Cell, pd.DataFrame]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study computes, and what it concludes from it.
+
+    Functions are module-level ones or `functools.partial` of them, so that a plan can be sent to
+    another process or machine.
+    """
+
+    study: str
+    cells: tuple[Cell, ...]
+    compute: Callable[[Sequence[Cell], Progress], Rows]
+    """The rows of cells of one program, each as soon as it is finished. A cell's rows depend on the cell
+    alone, not on the others in its batch."""
+    conclude: Callable[[pd.DataFrame, dict[str, Any]], Sequence[FigureResult]]
+    """The figures from the rows of all cells, in the plan's order, and the settings."""
+    settings: dict[str, Any]
+    """Everything needed to run it again, in plain values; cells of other settings are refused. Under
+    `data`, where there is any, what the data is, with its fingerprint."""
+    on_processor: bool = False
+    """Its programs are too small for a GPU, and are computed beside it."""
+
+    @property
+    def digest(self) -> str:
+        """What two plans must agree in for one to go on from the other's cells."""
+        names = [cell.name for cell in self.cells]
+        whole = {"study": self.study, "cells": names, "settings": self.settings}
+        content = json.dumps(whole, sort_keys=True, default=str)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def run(self, progress: Progress = lambda what, fraction: None) -> Study:
+        """Compute all cells in this process and conclude, without a folder."""
+        from apportion.studies.executors import Serial
+
+        found: dict[str, pd.DataFrame] = {}
+        for done in Serial().execute(programs_of(self, self.cells), progress):
+            found[done.cell.name] = done.rows.assign(cell=done.cell.name)
+        rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
+        return Study(self.study, tuple(self.conclude(rows, self.settings)), self.settings)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Cells of a plan that are computed together, in one compiled program."""
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+
+
+def programs_of(plan: Plan, cells: Sequence[Cell]) -> list[Program]:
+    """These cells of a plan by their programs, in the order of each program's first cell."""
+    together: dict[str, list[Cell]] = {}
+    for cell in cells:
+        together.setdefault(cell.program, []).append(cell)
+    return [Program(plan, tuple(members)) for members in together.values()]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A finished cell: its rows, and how long it took on which device."""
+
+    study: str
+    cell: Cell
+    rows: pd.DataFrame
+    seconds: float
+    device: str
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """A study that is to be performed: its plan, its folder, and the command that computes it alone."""
+
+    plan: Plan
+    folder: Path
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study that is concluded, and the seconds that its cells took, added up."""
+
+    name: str
+    folder: Path
+    study: Study
+    seconds: float
+
+
+def perform_plans(
+    requests: Sequence[StudyRequest],
+    *,
+    executor: "Executor | None" = None,
+    draw: bool = False,
+    progress: Progress = lambda what, fraction: None,
+) -> Iterator[StudyResult]:
+    """Compute what is missing of these studies side by side, and conclude each once its cells are there.
+
+    Parameters
+    ----------
+    requests
+        The studies; the programs of the first come first.
+    executor
+        Who computes; this process unless given.
+    draw
+        Compute nothing: conclude from the cells that are there.
+    progress
+        Called with what is being done and the fraction done.
+
+    Raises
+    ------
+    InputError
+        A folder holds cells of other settings, another process writes in it, or with `draw` cells are
+        missing.
+    Stopped
+        The user asked to stop; finished cells are saved.
+    """
+    from apportion.studies.executors import Serial
+
+    stores = {one.plan.study: CellStore(one) for one in requests}
+    for store in stores.values():
+        store.check()
+    missing = {name: store.missing() for name, store in stores.items()}
+    if draw:
+        for store in stores.values():
+            store.require_all()
+    total = sum(len(one.plan.cells) for one in requests)
+    with ExitStack() as held, interrupts() as stop:
+        for store in stores.values():
+            held.enter_context(only_writer(store.folder))
+            held.callback(store.record)
+        waiting = {name: len(cells) for name, cells in missing.items()}
+
+        def on_event(what: str, done: float) -> None:
+            there = total - sum(waiting.values())
+            progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
+            raise_if_stopped()
+
+        def raise_if_stopped() -> None:
+            _raise_if_stopped(stop, list(stores.values()), sum(waiting.values()), total)
+
+        for name in [name for name, count in waiting.items() if not count]:
+            yield stores[name].conclude()
+            raise_if_stopped()
+        programs = [
+            program
+            for name, store in stores.items()
+            for program in programs_of(store.plan, missing[name])
+        ]
+        if not programs:
+            return
+        for store in stores.values():
+            store.open()
+        results = (executor or Serial()).execute(programs, on_event)
+        held.callback(results.close)
+        for done in results:
+            stores[done.study].save(done)
+            waiting[done.study] -= 1
+            if not waiting[done.study]:
+                yield stores[done.study].conclude()
+            on_event("", 0.0)
+
+
+def _raise_if_stopped(stop: Stop, stores: Sequence["CellStore"], missing: int, total: int) -> None:
+    """Stop where the user has asked to."""
+    if stop.requested:
+        names = [store.plan.study for store in stores]
+        studies = " and ".join(names) if len(names) < 3 else f"{len(names)} studies"
+        folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
+        raise Stopped(
+            f"stopped: {total - missing} of {total} cells of {studies} are saved in {folder}; the same "
+            "command goes on from there"
+        )
+
+
+class CellStore:
+    """A study in its folder: the cells that are there, where the next one goes, and how long they took.
+
+    Parameters
+    ----------
+    request
+        The study's plan, its folder and its command.
+    """
+
+    def __init__(self, request: StudyRequest) -> None:
+        self.plan, self.folder, self.command = request.plan, Path(request.folder), request.command
+        self._seconds, self._devices = 0.0, dict[str, None]()
+        self._changed, self._recorded = False, 0.0
+
+    def check(self) -> None:
+        """Refuse a folder that holds cells of other settings, or says nothing sensible of its cells."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: is a file; choose a folder")
+        mark = self.folder / "cells.json"
+        content = read_json(mark) if mark.exists() else {"digest": self.plan.digest}
+        if not isinstance(content, dict) or not isinstance(content.get("digest"), str):
+            raise InputError(f"{mark}: is damaged; put it back from a copy")
+        if content["digest"] != self.plan.digest:
+            raise InputError(
+                f"{self.folder}: holds cells of a study with other settings or data; choose another "
+                "folder, or give the settings it was begun with"
+            )
+        self._seconds, devices = computed_before(self.folder)
+        self._devices = dict.fromkeys(devices)
+
+    def open(self) -> None:
+        """Make the folder this plan's."""
+        mark = {"study": self.plan.study, "digest": self.plan.digest}
+        write_json(self.folder / "cells.json", mark)
+
+    def missing(self) -> list[Cell]:
+        """Cells whose rows are not there yet, in their order."""
+        if (self.folder / "rows.parquet").exists():
+            return []
+        return [cell for cell in self.plan.cells if not self._file(cell).exists()]
+
+    def require_all(self) -> None:
+        """Refuse a folder in which cells are missing."""
+        if missing := self.missing():
+            raise InputError(
+                f"{self.folder}: {len(missing)} of {len(self.plan.cells)} cells are missing "
+                f"(first: {missing[0].name}); compute them with the same command without --draw"
+            )
+
+    def save(self, done: CellResult) -> None:
+        """Keep a finished cell's rows, atomically, and the seconds it took."""
+        content = done.rows.assign(cell=done.cell.name).to_parquet(index=False, compression="zstd")
+        write_atomic(self._file(done.cell), content)
+        self._seconds += done.seconds
+        self._devices[done.device] = None
+        self._changed = True
+        # A program may end with a hundred cells at once.
+        if time.monotonic() - self._recorded > _RECORD_EVERY:
+            self.record()
+
+    def rows(self) -> pd.DataFrame:
+        """The rows of all cells, in the plan's order; once all are there they are one file."""
+        self.require_all()
+        whole = self.folder / "rows.parquet"
+        if not whole.exists():
+            frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
+            try:
+                content = pd.concat(frames, ignore_index=True)
+                write_atomic(whole, content.to_parquet(index=False, compression="zstd"))
+            except (ValueError, TypeError) as error:
+                raise InputError(
+                    f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "
+                    "remove the one that was changed, and the same command computes it again"
+                ) from None
+        shutil.rmtree(self.folder / "cells", ignore_errors=True)
+        return _read_rows(whole, self.plan.cells)
+
+    def conclude(self) -> StudyResult:
+        """Tables, figures and verdicts from the rows of all cells, written to the folder.
+
+        Raises
+        ------
+        InputError
+            Cells are missing, or a file in the folder is not what the study wrote.
+        """
+        rows, plan = self.rows(), self.plan
+        try:
+            study = Study(plan.study, tuple(plan.conclude(rows, plan.settings)), plan.settings)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise InputError(
+                f"{self.folder / 'rows.parquet'}: nothing can be concluded from it "
+                f"({type(error).__name__}: {error}); put back what the study wrote, and if this is what "
+                "it wrote, please report a bug in apportion"
+            ) from error
+        study.save(self.folder, self._facts())
+        self._changed = False
+        return StudyResult(plan.study, self.folder, study, round(self._seconds, 1))
+
+    def record(self) -> None:
+        """Write to `study.json` how the cells that are there were computed, if that is not known yet."""
+        if self._changed:
+            about = {"name": self.plan.study, "settings": self.plan.settings}
+            write_json(self.folder / "study.json", plain(about | self._facts()))
+            self._changed, self._recorded = False, time.monotonic()
+
+    def _facts(self) -> dict[str, Any]:
+        """Command, commit, versions, devices, seed, data, and the seconds of all cells, added up."""
+        settings = self.plan.settings
+        return {
+            "command": self.command,
+            "commit": _commit(),
+            "versions": versions(),
+            "device": ", ".join(self._devices) or None,
+            "seed": settings.get("seed"),
+            "data": settings.get("data"),
+            "seconds": round(self._seconds, 1),
+        }
+
+    def _file(self, cell: Cell) -> Path:
+        return self.folder / "cells" / f"{cell.name}.parquet"
+
+
+def computed_before(folder: Path) -> tuple[float, list[str]]:
+    """The seconds and the devices that a study's folder tells of."""
+    path = folder / "study.json"
+    content = read_json(path) if path.exists() else {}
+    seconds = content.get("seconds", 0.0) if isinstance(content, dict) else None
+    device = content.get("device") or "" if isinstance(content, dict) else None
+    if not isinstance(seconds, int | float) or not isinstance(device, str):
+        raise InputError(
+            f"{path}: does not say how the study was computed; put it back from a copy"
+        )
+    return float(seconds), device.split(", ") if device else []
+
+
+def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
+    """The rows of these cells, in their order; a file of anything else is refused."""
+    try:
+        rows = pd.read_parquet(path)
+        names = list(dict.fromkeys(rows["cell"]))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        names, rows, reason = [], pd.DataFrame(), first_line(error)
+    else:
+        reason = "it holds rows of other cells"
+    if names != [cell.name for cell in cells]:
+        raise InputError(
+            f"{path}: is not what the study wrote ({reason}); put it back, or remove it, and the same "
+            "command computes it again"
+        )
+    return rows
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of the package's source, marked where files were changed; None outside a checkout."""
+    folder = Path(apportion.__file__).parent
+    # A package installed inside somebody's repository is no part of that repository.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    found = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
+    return f"{found} with changes" if found and changed else found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
