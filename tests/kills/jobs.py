@@ -11,7 +11,7 @@ import pandas as pd
 
 from apportion.cli import main
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.runs.atomic import read_arrays, read_json
+from apportion.runs.files import read_arrays, read_json
 
 BUDGET = "--universe 12 --held-out 4 --periods 24 --tasks 6 --task-size 3 --batch 8 --hidden 4"
 MARKET = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from apportion.errors import InputError
-from apportion.runs.atomic import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
+from apportion.runs.files import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
 
 ARRAYS = {
     "parameters/of_held": np.array(0.5, np.float32),

@@ -19,10 +19,10 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
-from apportion.runs.atomic import read_arrays
 from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.runs.files import read_arrays
 from apportion.runs.folder import KEPT, Run, load_run
-from apportion.runs.settings_file import from_mapping, read_settings, to_toml
+from apportion.runs.settings import from_mapping, read_settings, to_toml
 from apportion.studies.portfolio.demo_settings import DemoSettings
 from apportion.tasks import draw_tasks
 
@@ -136,19 +136,19 @@ def _holder(run):
 
 
 def test_one_process_cannot_train_twice_in_one_folder(run):
-    with run.lock(), pytest.raises(InputError, match="another process"), run.lock():
+    with only_writer(run.folder), pytest.raises(InputError, match="another process"), only_writer(run.folder):
         pass
-    with run.lock():
+    with only_writer(run.folder):
         pass
 
 
 def test_a_second_process_is_refused_and_a_killed_holder_lets_go(run):
     with _holder(run) as process:
-        with pytest.raises(InputError, match="another process is writing in it"), run.lock():
+        with pytest.raises(InputError, match="another process is writing in it"), only_writer(run.folder):
             pass
         process.kill()
         process.wait()
-        with run.lock():
+        with only_writer(run.folder):
             pass
 
 
@@ -156,14 +156,14 @@ def test_a_holder_that_ends_lets_go(run):
     with _holder(run) as process:
         process.communicate("\n", timeout=60)
         assert process.returncode == 0
-        with run.lock():
+        with only_writer(run.folder):
             pass
 
 
 def test_an_error_under_the_lock_lets_go(run):
-    with pytest.raises(KeyError), run.lock():
+    with pytest.raises(KeyError), only_writer(run.folder):
         raise KeyError
-    with run.lock():
+    with only_writer(run.folder):
         pass
 
 

@@ -11,10 +11,9 @@ import apportion.runs.runner as runner
 from apportion.cli import main
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.errors import InputError
-from apportion.runs.job import PreparedJob
-from apportion.runs.place import require_free, require_writable
+from apportion.runs.files import require_free, require_writable
 from apportion.runs.progress import open_progress
-from apportion.runs.runner import Stopped, start_run
+from apportion.runs.runner import PreparedJob, Stopped, start_run
 
 
 def started(folder, monkeypatch, error: Exception) -> None:

@@ -16,7 +16,7 @@ from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkT
 from apportion.errors import InputError
 from apportion.policy import Attention, Convolutional, Policy, Recurrent
 from apportion.runs import policy_file
-from apportion.runs.atomic import write_arrays, write_json
+from apportion.runs.files import write_arrays, write_json
 from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
 

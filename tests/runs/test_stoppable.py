@@ -9,12 +9,12 @@ import warnings
 
 import pytest
 
-from apportion.runs.stoppable import stoppable
+from apportion.runs.runner import stoppable
 
 # One compiled loop of hours.
 ENDLESS = """
 import jax, jax.numpy as jnp
-from apportion.runs.stoppable import stoppable
+from apportion.runs.runner import stoppable
 
 def endless():
     print("begun", flush=True)

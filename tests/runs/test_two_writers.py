@@ -14,11 +14,10 @@ import apportion.runs.runner as runner
 from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.errors import InputError
-from apportion.runs.atomic import read_json
+from apportion.runs.files import only_writer, read_json
 from apportion.runs.folder import load_run
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.place import only_writer
 from apportion.runs.progress import Quiet
+from apportion.runs.runner import Outcome, PreparedJob
 
 SETTINGS = BudgetSettings()
 

@@ -27,9 +27,8 @@ import pandas as pd
 
 import apportion
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import read_json, write_atomic, write_json
 from apportion.runs.environment import versions
-from apportion.runs.place import only_writer
+from apportion.runs.files import only_writer, read_json, write_atomic, write_json
 from apportion.runs.runner import Stop, Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
 

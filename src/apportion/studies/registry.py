@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from apportion.studies.engine import Plan, Progress, StudyResult

@@ -34,7 +34,7 @@ from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.training import build, sample_tasks
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 from apportion.tasks import Tasks
 
 BOUND = 0.25

@@ -14,7 +14,7 @@ import numpy as np
 from apportion.domains.federated.digits import CLASSES, Digits
 from apportion.domains.federated.partitions import Partition, sample_images
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 from apportion.tasks import Tasks
 
 

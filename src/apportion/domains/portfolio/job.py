@@ -39,9 +39,8 @@ from apportion.domains.portfolio.validation import (
 )
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.settings_file import suggest
-from apportion.runs.stoppable import tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob, tested_after_training
+from apportion.runs.settings import suggest
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 

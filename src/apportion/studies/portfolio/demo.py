@@ -29,8 +29,8 @@ from apportion.domains.portfolio.training import train_policies, training_market
 from apportion.domains.portfolio.walk import walk_tasks
 from apportion.domains.settings import METHOD_NAMES, Method
 from apportion.policy import Policy
-from apportion.runs.job import Outcome
 from apportion.runs.progress import Progress, TrainingStatus
+from apportion.runs.runner import Outcome
 from apportion.studies.portfolio.demo_settings import DemoSettings
 from apportion.studies.portfolio.experiments import Splits
 from apportion.studies.portfolio.findings import Gains, claims_of, headline_of, sentences
