@@ -239,7 +239,6 @@ def perform_plans(
             waiting[done.study] -= 1
             if not waiting[done.study]:
                 yield stores[done.study].conclude()
-            on_event("", 0.0)
 
 
 def _raise_if_stopped(stop: Stop, stores: Sequence["CellStore"], missing: int, total: int) -> None:

@@ -73,8 +73,10 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
         for cell, rows in plan.compute(program.cells, report):
             now = time.monotonic()
             name = f"{device.platform}: {device.device_kind}"
+            yielded += 1
             yield CellResult(plan.study, cell, rows, now - before, name)
-            before, yielded = now, yielded + 1
+            before = time.monotonic()
+            on_event("", 0.0)
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,15 @@ class Processes(Executor):
                 threading.Thread(target=pool.serve, args=(number,), daemon=True).start()
             left = sum(len(program.cells) for program in programs)
             while left:
-                try:
-                    done = pool.results.get(timeout=POLL_SECONDS)
-                except queue.Empty:
+                # Not before everything that is finished has been saved: it may raise to stop.
+                if pool.results.empty():
                     on_event("", 0.0)
-                    continue
-                if isinstance(done, BaseException):
-                    raise done
-                left -= 1
-                yield done
+                with suppress(queue.Empty):
+                    done = pool.results.get(timeout=POLL_SECONDS)
+                    if isinstance(done, BaseException):
+                        raise done
+                    left -= 1
+                    yield done
         finally:
             pool.close()
 
@@ -151,10 +153,11 @@ class _Pool:
                 )
             except Exception as raised:
                 error = raised
+            left = tuple(cell for cell in program.cells if cell.name not in finished)
             # What a GPU's memory has no room for now, it may have later.
             if attempt == _ATTEMPTS or (connection and isinstance(error, InputError)):
                 self.results.put(error)
-            left = tuple(cell for cell in program.cells if cell.name not in finished)
+                left = ()
             self._give_back((Program(program.plan, left), attempt + 1) if left else None)
 
     def _take(self, number: int) -> tuple[Program, int] | None:
@@ -209,10 +212,15 @@ class _Pool:
 
 
 def _work(connection: Connection, number: int) -> None:
-    """What a worker does: compute the cells it is sent, and send back each one's rows."""
+    """What a worker is: a process that answers, and that ends when the first one does."""
     # Ctrl-C reaches every process of a terminal; the first one hears it for all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
+    _answer(connection, number)
+
+
+def _answer(connection: Connection, number: int) -> None:
+    """Take the plans, then compute whatever cells are sent, until there are no more."""
     with suppress(EOFError):
         plans: dict[str, Plan] = pickle.loads(connection.recv_bytes())
         while True:
