@@ -16,12 +16,12 @@ from apportion import export_policy
 from apportion.composition import (
     Ensemble,
     EqualShares,
-    LimitedGroups,
+    LimitedTurnover,
     PartialTrading,
     ShrunkToEqual,
 )
 from apportion.errors import InputError
-from apportion.policy import Attention, Convolutional, Pooled, Recurrent
+from apportion.policy import Pooled, Recurrent
 from apportion.problem import Observation
 from apportion.runs.numpy_policy import NumpyPolicy
 from apportion.simplex import Head
@@ -55,10 +55,7 @@ IN_NUMPY = {
     "team": team,
     "equal": EqualShares,
 }
-ONLY_STABLEHLO = {
-    "attention": lambda: shaken(Attention(CHANNELS, 12, key=KEYS[0])),
-    "convolutional": lambda: shaken(Convolutional(CHANNELS, WINDOW, 12, key=KEYS[0])),
-}
+ONLY_STABLEHLO = {"limited": lambda: LimitedTurnover(team(), jnp.array(0.3))}
 
 
 def observations(count, seed=0):
@@ -133,9 +130,6 @@ def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(exported):
 def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match="Pooled cannot be exported for histories of 5 periods"):
         export_policy(IN_NUMPY["pooled"](), tmp_path, window=WINDOW, channels=CHANNELS + 1)
-    limited = LimitedGroups(EqualShares(), jnp.array([0.5]))
-    with pytest.raises(InputError, match="names no groups"):
-        export_policy(limited, tmp_path, window=WINDOW, channels=CHANNELS)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -89,12 +89,14 @@ class Processes(Executor):
 
     count: int
 
+    def __post_init__(self) -> None:
+        # Before JAX starts, which would keep three quarters of a GPU's memory for the first process.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
     def execute(
         self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
     ) -> Generator[CellResult]:
         """Compute programs in so many processes at once; they are started once."""
-        # JAX would keep three quarters of a GPU's memory for the first process.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         pool = _Pool(programs)
         try:
             for number in range(min(self.count, len(programs))):
