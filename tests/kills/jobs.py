@@ -65,10 +65,11 @@ def _train(domain: str, options: str) -> Callable[[Path, Path], None]:
 
 
 def _study(data: Path, out: Path) -> None:
-    from apportion.studies.engine import complete
-    from apportion.studies.theory import bound
+    from apportion.studies.engine import StudyRequest, perform_plans
+    from apportion.studies.registry import find_plan
 
-    complete(bound.plan(families=4, samples=20), out)
+    plan = find_plan("bound")(families=4, samples=20)
+    list(perform_plans([StudyRequest(plan, out)]))
 
 
 def _backtest(data: Path, out: Path) -> None:

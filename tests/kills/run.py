@@ -41,7 +41,7 @@ import apportion.domains.portfolio.job  # noqa: E402
 import apportion.report.folders  # noqa: E402
 import apportion.runs.export  # noqa: E402
 import apportion.runs.runner  # noqa: E402
-import apportion.studies.engine  # noqa: E402
+import apportion.studies.executors  # noqa: E402
 import apportion.studies.theory.bound  # noqa: E402, F401
 
 READS_A_RUN = {"backtest --out", "certify --out", "export"}
