@@ -168,7 +168,6 @@ def test_the_registry_gives_plans_their_settings_and_finds_figures():
     with pytest.raises(InputError, match=r"no study 'boun'; .* did you mean bound\?"):
         registry.find_plan("boun")
     assert set(registry.LONGEST) <= set(registry.STUDIES)
-    assert sorted(registry.by_length()) == sorted(registry.STUDIES)
 
 
 @pytest.fixture
@@ -227,7 +226,11 @@ def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeyp
     assert about(tmp_path / "bound")["seed"] == 3
 
 
-def test_data_that_a_study_does_not_read_is_refused():
+def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
+    tmp_path, monkeypatch, toys
+):
+    monkeypatch.setattr(registry, "read_data", lambda request: {"digits": None})
     with pytest.raises(InputError, match="study bound reads no digits; leave --mnist out"):
-        registry.accepted_data("bound", {"digits": None}, strict=True)
-    assert registry.accepted_data("bound", {"digits": None}, strict=False) == {}
+        list(registry.perform("bound", tmp_path / "no", registry.Request()))
+    assert not (tmp_path / "no").exists()
+    assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2

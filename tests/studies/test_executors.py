@@ -38,13 +38,14 @@ def test_what_died_or_found_no_room_is_computed_again_and_the_rows_are_the_same(
 def threads(monkeypatch):
     """Workers that are threads, which start at once; a program is begun twice at most."""
 
-    def start(pool, number):
-        ours, theirs = multiprocessing.Pipe()
-        threading.Thread(target=executors._answer, args=(theirs, number), daemon=True).start()
-        ours.send_bytes(pool._plans)
-        return ours
+    class Thread(threading.Thread):
+        kill = lambda self: None  # noqa: E731
 
-    monkeypatch.setattr(executors._Pool, "_start", start)
+    class Context:
+        Pipe, Process = multiprocessing.Pipe, Thread
+
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: Context)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(executors, "_ATTEMPTS", 2)
     return monkeypatch
 
@@ -61,7 +62,7 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
 
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
-    threads.setattr(executors, "_answer", lambda connection, number: connection.close())
+    threads.setattr(executors, "_work", lambda connection, number, plans: connection.close())
     with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
         perform(toy(), tmp_path / "toy", executor=Processes(1))
 
@@ -87,8 +88,10 @@ def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
         return Plan(name, toy().cells[:1], toy().compute, toy().conclude, {}, on_processor)
 
     plans = [plan("long", False), plan("short", False), plan("beside", True)]
-    pool = executors._Pool([one for plan in plans for one in programs_of(plan, plan.cells)])
-    taken = [pool._take(number)[0].plan.study for number in (2, 0, 1)]
+    waiting = [(one, 1) for plan in plans for one in programs_of(plan, plan.cells)]
+    taken = [
+        executors._take(waiting, beside=beside)[0].plan.study for beside in (True, False, True)
+    ]
     assert taken == ["beside", "long", "short"]
 
 

@@ -201,55 +201,45 @@ def perform_plans(
     stores = {one.plan.study: CellStore(one) for one in requests}
     for store in stores.values():
         store.check()
-    missing = {name: store.missing() for name, store in stores.items()}
-    if draw:
-        for store in stores.values():
+        if draw:
             store.require_all()
-    total = sum(len(one.plan.cells) for one in requests)
+    missing = {name: store.missing() for name, store in stores.items()}
+    programs = [one for name in stores for one in programs_of(stores[name].plan, missing[name])]
+    left = {name: len(cells) for name, cells in missing.items()}
+    total = sum(len(store.plan.cells) for store in stores.values())
     with ExitStack() as held, interrupts() as stop:
+
+        def on_event(what: str, done: float) -> None:
+            there = total - sum(left.values())
+            progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
+            _raise_if_stopped(stop, there, total, list(stores.values()))
+
         for store in stores.values():
             held.enter_context(only_writer(store.folder))
             held.callback(store.record)
-        waiting = {name: len(cells) for name, cells in missing.items()}
-
-        def on_event(what: str, done: float) -> None:
-            there = total - sum(waiting.values())
-            progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
-            raise_if_stopped()
-
-        def raise_if_stopped() -> None:
-            _raise_if_stopped(stop, list(stores.values()), sum(waiting.values()), total)
-
-        for name in [name for name, count in waiting.items() if not count]:
+        for name in [name for name, count in left.items() if not count]:
             yield stores[name].conclude()
-            raise_if_stopped()
-        programs = [
-            program
-            for name, store in stores.items()
-            for program in programs_of(store.plan, missing[name])
-        ]
-        if not programs:
-            return
-        for store in stores.values():
-            store.open()
+            on_event("", 0.0)
+        for name in [name for name, count in left.items() if count]:
+            stores[name].open()
         results = (executor or Serial()).execute(programs, on_event)
         held.callback(results.close)
         for done in results:
             stores[done.study].save(done)
-            waiting[done.study] -= 1
-            if not waiting[done.study]:
+            left[done.study] -= 1
+            if not left[done.study]:
                 yield stores[done.study].conclude()
 
 
-def _raise_if_stopped(stop: Stop, stores: Sequence["CellStore"], missing: int, total: int) -> None:
+def _raise_if_stopped(stop: Stop, there: int, total: int, stores: Sequence["CellStore"]) -> None:
     """Stop where the user has asked to."""
     if stop.requested:
         names = [store.plan.study for store in stores]
         studies = " and ".join(names) if len(names) < 3 else f"{len(names)} studies"
         folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
         raise Stopped(
-            f"stopped: {total - missing} of {total} cells of {studies} are saved in {folder}; the same "
-            "command goes on from there"
+            f"stopped: {there} of {total} cells of {studies} are saved in {folder}; the same command "
+            "goes on from there"
         )
 
 
@@ -408,24 +398,14 @@ def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
 @cache
 def _commit() -> str | None:
     """The commit of the package's source, marked where files were changed; None outside a checkout."""
-    folder = Path(apportion.__file__).parent
     # A package installed inside somebody's repository is no part of that repository.
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+    root = Path(apportion.__file__).parents[2]
+    if not (root / ".git").exists():
         return None
-    found = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
-    return f"{found} with changes" if found and changed else found
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    words = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
