@@ -122,7 +122,8 @@ def test_the_runner_beside_the_arrays_imports_nothing_but_numpy(exported):
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=arrays.parent, check=True, capture_output=True, text=True
     )
-    assert float(done.stdout) == pytest.approx(1)
+    # Caps of .3 leave a tenth unused.
+    assert float(done.stdout) == pytest.approx(0.9)
 
 
 def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_path):

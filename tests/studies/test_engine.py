@@ -150,7 +150,7 @@ def test_studies_side_by_side_are_concluded_as_their_cells_are_there(tmp_path):
     requests = [StudyRequest(plan, tmp_path / plan.study) for plan in plans]
     results = perform_plans(requests, progress=lambda what, fraction: told.append((what, fraction)))
     assert [done.name for done in results] == ["two", "one", "three"]
-    assert told[0] == ("6 of 18 cells, one: cell cell-0", 6 / 18)
+    assert told[1] == ("6 of 18 cells, one: cell cell-0", 6 / 18)
     assert told[-1] == ("18 of 18 cells", 1.0)
     assert len(computed(log)) == 18
     again = [StudyRequest(toy(log, name=n, seed=1), tmp_path / "again" / n) for n in "abc"]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,14 +40,30 @@ def threads(monkeypatch):
     """Workers that are threads, which start at once; a program is begun twice at most."""
 
     class Thread(threading.Thread):
-        kill = lambda self: None  # noqa: E731
+        def kill(self):
+            pass
 
-    class Context:
-        Pipe, Process = multiprocessing.Pipe, Thread
+    class End:
+        """One end of a pipe, which the thread keeps open when the first process closes it."""
 
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: Context)
+        def __init__(self, end):
+            self.recv, self.send, self.end = end.recv, end.send, end
+
+        def close(self):
+            pass
+
+    def pipe():
+        ours, theirs = multiprocessing.Pipe()
+        ends.append(ours)
+        return ours, End(theirs)
+
+    ends = []
+    context = SimpleNamespace(Pipe=pipe, Process=Thread)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     monkeypatch.setattr(executors, "_ATTEMPTS", 2)
+    # A thread cannot be killed, but ends with its pipe.
+    monkeypatch.setattr(Thread, "join", lambda self: [end.close() for end in ends])
     return monkeypatch
 
 
@@ -62,7 +79,7 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
 
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
-    threads.setattr(executors, "_work", lambda connection, number, plans: connection.close())
+    threads.setattr(executors, "_work", lambda connection, number, plans: connection.end.close())
     with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
         perform(toy(), tmp_path / "toy", executor=Processes(1))
 

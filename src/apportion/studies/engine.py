@@ -116,7 +116,11 @@ class Plan:
         from apportion.studies.executors import Serial
 
         found: dict[str, pd.DataFrame] = {}
-        for done in Serial().execute(programs_of(self, self.cells), progress):
+
+        def on_event(what: str, done: float) -> None:
+            progress(what, (len(found) + done) / len(self.cells))
+
+        for done in Serial().execute(programs_of(self, self.cells), on_event):
             found[done.cell.name] = done.rows.assign(cell=done.cell.name)
         rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
         return Study(self.study, tuple(self.conclude(rows, self.settings)), self.settings)
@@ -203,20 +207,20 @@ def perform_plans(
         store.check()
         if draw:
             store.require_all()
-    missing = {name: store.missing() for name, store in stores.items()}
-    programs = [one for name in stores for one in programs_of(stores[name].plan, missing[name])]
-    left = {name: len(cells) for name, cells in missing.items()}
     total = sum(len(store.plan.cells) for store in stores.values())
     with ExitStack() as held, interrupts() as stop:
+        for store in stores.values():
+            held.enter_context(only_writer(store.folder))
+            held.callback(store.record)
+        missing = {name: store.missing() for name, store in stores.items()}
+        programs = [one for name in stores for one in programs_of(stores[name].plan, missing[name])]
+        left = {name: len(cells) for name, cells in missing.items()}
 
         def on_event(what: str, done: float) -> None:
             there = total - sum(left.values())
             progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
             _raise_if_stopped(stop, there, total, list(stores.values()))
 
-        for store in stores.values():
-            held.enter_context(only_writer(store.folder))
-            held.callback(store.record)
         for name in [name for name, count in left.items() if not count]:
             yield stores[name].conclude()
             on_event("", 0.0)
