@@ -66,10 +66,9 @@ def _train(domain: str, options: str) -> Callable[[Path, Path], None]:
 
 def _study(data: Path, out: Path) -> None:
     from apportion.studies.engine import StudyRequest, perform_plans
-    from apportion.studies.registry import find_plan
+    from studies.toys import toy
 
-    plan = find_plan("bound")(families=4, samples=20)
-    list(perform_plans([StudyRequest(plan, out)]))
+    list(perform_plans([StudyRequest(toy(cells=40), out)]))
 
 
 def _backtest(data: Path, out: Path) -> None:
