@@ -20,8 +20,7 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.runs.folder import Run
-from apportion.runs.job import Outcome
-from apportion.runs.runner import finish
+from apportion.runs.runner import Outcome, finish
 
 Content = str | bytes | Callable[[Path], object]
 MARKET = SimulatedMarket.draw(universe=3, days=40).prices

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from refusals import WIDE, assert_refused, cases
 
-from apportion.runs.atomic import read_arrays, to_json, write_arrays
+from apportion.runs.files import read_arrays, to_json, write_arrays
 from apportion.runs.policy_file import _digest
 
 PRICES = {"p.csv": WIDE}

@@ -20,8 +20,7 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import train_portfolio
 from apportion.domains.training import averaged
 from apportion.runs.folder import Run
-from apportion.runs.job import Outcome
-from apportion.runs.runner import finish
+from apportion.runs.runner import Outcome, finish
 from learning import optimised
 
 GARAGE = ChargingSettings(

@@ -13,7 +13,7 @@ import pytest
 
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.federated.settings import FederatedSettings
-from apportion.runs.settings_file import read_settings
+from apportion.runs.settings import read_settings
 from cli.command import apportion, assert_refused, in_own_process, one_object
 
 

@@ -12,7 +12,7 @@ import pytest
 import apportion.runs.runner
 from apportion.cli import COMMANDS, main
 from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings_file import describe_fields
+from apportion.runs.settings import describe_fields
 
 
 def run(arguments: list[str], capfd) -> tuple[int, str, str]:

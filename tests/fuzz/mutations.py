@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.runs.atomic import pack, unpack
+from apportion.runs.files import pack, unpack
 
 DEEP = 3000
 NUMBERS = [0, -1, 1, 2, 7, 0.5, -0.5, 1e-320, 1e308, -1e308, 2**31, 2**63, 10**400, 0.1 + 0.2]

@@ -35,8 +35,8 @@ from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice
 from apportion.policy import Pooled
 from apportion.report import write_report
-from apportion.runs.atomic import pack, read_arrays, to_json
 from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.runs.files import pack, read_arrays, to_json
 from apportion.runs.folder import Run, load_run
 from apportion.runs.policy_file import (
     ARRAYS,
@@ -47,7 +47,7 @@ from apportion.runs.policy_file import (
     save_policy,
 )
 from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings_file import read_settings, to_toml
+from apportion.runs.settings import read_settings, to_toml
 from apportion.studies.engine import Cell, CellStore, Plan, conclude, stretches_in
 from apportion.studies.theory import should_pool
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from apportion.cli import main
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.runs.atomic import read_arrays, read_json
+from apportion.runs.files import read_arrays, read_json
 
 BUDGET = "--universe 12 --held-out 4 --periods 24 --tasks 6 --task-size 3 --batch 8 --hidden 4"
 MARKET = (
@@ -65,10 +65,10 @@ def _train(domain: str, options: str) -> Callable[[Path, Path], None]:
 
 
 def _study(data: Path, out: Path) -> None:
-    from apportion.studies.engine import complete
-    from apportion.studies.theory import bound
+    from apportion.studies.engine import StudyRequest, perform_plans
+    from studies.toys import toy
 
-    complete(bound.plan(families=4, samples=20), out)
+    list(perform_plans([StudyRequest(toy(cells=40), out)]))
 
 
 def _backtest(data: Path, out: Path) -> None:

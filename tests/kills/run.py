@@ -28,21 +28,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+sys.path.append(str(ROOT / "tests"))
 
-# All that the jobs import: every life of a job is a fork of this process, which itself computes nothing.
+# What takes long to import: every life of a job is a fork of this process, which itself computes nothing.
 from jobs import JOBS, Job, clear, make_data, what_is_damaged  # noqa: E402
 
-import apportion.domains.budget.job  # noqa: E402
-import apportion.domains.charging.gains  # noqa: E402
-import apportion.domains.charging.job  # noqa: E402
-import apportion.domains.federated.job  # noqa: E402
-import apportion.domains.portfolio.gains  # noqa: E402
-import apportion.domains.portfolio.job  # noqa: E402
-import apportion.report.folders  # noqa: E402
+import apportion.report  # noqa: E402
 import apportion.runs.export  # noqa: E402
-import apportion.runs.runner  # noqa: E402
-import apportion.studies.engine  # noqa: E402
-import apportion.studies.theory.bound  # noqa: E402, F401
+import apportion.studies.executors  # noqa: E402, F401
 
 READS_A_RUN = {"backtest --out", "certify --out", "export"}
 IN_A_ROW = 8

@@ -1,8 +1,5 @@
 import json
-import subprocess
-import sys
 import warnings
-from contextlib import contextmanager
 from functools import cache
 
 import equinox as eqx
@@ -19,11 +16,9 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
-from apportion.runs.atomic import read_arrays
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.folder import KEPT, Run, load_run
-from apportion.runs.settings_file import from_mapping, read_settings, to_toml
-from apportion.studies.portfolio.demo_settings import DemoSettings
+from apportion.runs.settings import from_mapping, read_settings, to_toml
 from apportion.tasks import draw_tasks
 
 KEY = jax.random.key(7)
@@ -46,19 +41,13 @@ def _state(hidden: int = 4):
     return eqx.filter_jit(begin)(algorithm, policy, KEY)
 
 
-def test_a_folder_holds_one_run_only(run):
+def test_what_is_no_run_or_unfinished_is_refused_in_one_sentence(run, tmp_path):
     with pytest.raises(InputError, match="already holds a run"):
         Run.create(run.folder, "budget", BudgetSettings(), {})
-
-
-def test_what_is_no_run_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         load_run(tmp_path / "nowhere")
     with pytest.raises(InputError, match="holds no run"):
         apportion.load_run(tmp_path)
-
-
-def test_an_unfinished_run_says_how_to_go_on(run):
     with pytest.raises(InputError, match="apportion resume"):
         _ = load_run(run.folder).policy
     assert "not finished" in run.summary()
@@ -85,11 +74,14 @@ def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
     assert not list(run.folder.rglob(".*.part"))
 
 
-def test_only_the_newest_checkpoints_are_kept(run):
+def test_only_the_newest_checkpoints_are_kept_and_read_without_a_warning(run):
     for step in range(1, 8):
         run.write_checkpoint(step, {"x": np.arange(step)}, {})
     assert len(list((run.folder / "checkpoints").iterdir())) == KEPT
-    assert run.newest_checkpoint()[0] == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run.newest_checkpoint()[0] == 7
+    assert json.loads((run.folder / "environment.json").read_text()) == {"seed": 3}
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-1], lambda raw: raw[:90] + b"?" + raw[91:]])
@@ -110,61 +102,6 @@ def test_settings_changed_behind_a_checkpoint_are_noticed(run):
     file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
     with pytest.raises(InputError, match="was changed since"):
         run.newest_checkpoint()
-
-
-HOLD = """
-import sys
-from apportion.runs.folder import load_run
-with load_run(sys.argv[1]).lock():
-    print("locked", flush=True)
-    sys.stdin.readline()
-"""
-
-
-@contextmanager
-def _holder(run):
-    """Another process that holds the run's lock until it reads a line."""
-    command = [sys.executable, "-c", HOLD, str(run.folder)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "locked\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def test_one_process_cannot_train_twice_in_one_folder(run):
-    with run.lock(), pytest.raises(InputError, match="another process"), run.lock():
-        pass
-    with run.lock():
-        pass
-
-
-def test_a_second_process_is_refused_and_a_killed_holder_lets_go(run):
-    with _holder(run) as process:
-        with pytest.raises(InputError, match="another process is writing in it"), run.lock():
-            pass
-        process.kill()
-        process.wait()
-        with run.lock():
-            pass
-
-
-def test_a_holder_that_ends_lets_go(run):
-    with _holder(run) as process:
-        process.communicate("\n", timeout=60)
-        assert process.returncode == 0
-        with run.lock():
-            pass
-
-
-def test_an_error_under_the_lock_lets_go(run):
-    with pytest.raises(KeyError), run.lock():
-        raise KeyError
-    with run.lock():
-        pass
 
 
 def test_a_state_comes_back_to_the_bit_keys_included(run):
@@ -202,7 +139,6 @@ def test_a_checkpoint_of_other_settings_is_refused_by_name():
     [
         ("budget", BudgetSettings(method="mtl", noise=0.25, seed=9)),
         ("portfolio", PortfolioJob(until="2019-01-01", learning_rate=1e-5)),
-        ("demo", DemoSettings(steps=7)),
     ],
 )
 def test_settings_survive_their_file(job, settings, tmp_path):
@@ -233,12 +169,3 @@ def test_a_setting_that_is_a_name_with_odd_characters_survives(tmp_path):
     odd = PortfolioJob(until='quote " back \\ tab \t é \x7f')
     (tmp_path / "s.toml").write_text(to_toml(odd, "portfolio"))
     assert read_settings(tmp_path / "s.toml", "portfolio", PortfolioJob)["until"] == odd.until
-
-
-def test_reading_a_checkpoint_warns_of_nothing_when_all_is_well(run):
-    run.write_checkpoint(1, {"x": np.zeros(3)}, {})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert run.newest_checkpoint()[0] == 1
-    assert read_arrays(run.folder / "checkpoints" / "step-000000001.safetensors")[1]["step"] == 1
-    assert json.loads((run.folder / "environment.json").read_text()) == {"seed": 3}

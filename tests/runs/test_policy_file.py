@@ -14,9 +14,9 @@ from jaxtyping import Array, Float
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.errors import InputError
-from apportion.policy import Attention, Convolutional, Policy, Recurrent
+from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
-from apportion.runs.atomic import write_arrays, write_json
+from apportion.runs.files import write_arrays, write_json
 from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
 
@@ -62,10 +62,7 @@ def _own() -> Own:
 # Made where they are asked for: a policy is a score of small programs, and every worker collects.
 POLICIES = {
     "Recurrent": lambda: Recurrent(3, 5, head=Head(cap=0.5), key=KEY),
-    "Convolutional0": lambda: Convolutional(2, 8, 4, head=Head(floor=0.01, cash=True), key=KEY),
-    "Convolutional1": lambda: Convolutional(2, 2, 4, filters=3, key=KEY),
-    "Attention0": lambda: Attention(3, 8, heads=4, key=KEY),
-    "Attention1": lambda: Attention(3, 7, heads=3, key=KEY),
+    "Pooled": lambda: Pooled(2, 4, reach=3.0, head=Head(floor=0.01, cash=True), key=KEY),
     "EqualShares": EqualShares,
     "PartialTrading": lambda: PartialTrading(ShrunkToEqual(_ensemble(), 0.5), 0.1),
     "Ensemble": lambda: Ensemble(
@@ -90,17 +87,16 @@ def test_a_policy_stacked_over_runs_keeps_its_leading_axis(tmp_path):
 
 
 def test_the_description_holds_every_argument_of_the_constructor(tmp_path):
-    save_policy(PartialTrading(Convolutional(2, 8, 4, filters=3, key=KEY), 0.5), tmp_path)
+    save_policy(PartialTrading(Pooled(2, 4, key=KEY), 0.5), tmp_path)
     assert json.loads((tmp_path / DESCRIPTION).read_text())["policy"] == {
         "class": "apportion.composition.PartialTrading",
         "arguments": {
             "policy": {
-                "class": "apportion.policy.Convolutional",
+                "class": "apportion.policy.Pooled",
                 "arguments": {
                     "channels": 2,
-                    "window": 8,
                     "hidden": 4,
-                    "filters": 3,
+                    "reach": 5.0,
                     "head": {
                         "class": "apportion.simplex.Head",
                         "arguments": {"floor": 0.0, "cap": 1.0, "cash": False},
@@ -119,9 +115,8 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: PartialTrading(p, 0.5)])
-def test_a_users_own_policy_comes_back_where_its_class_is_given(wrap, tmp_path):
-    policy = wrap(_own())
+def test_a_users_own_policy_comes_back_where_its_class_is_given(tmp_path):
+    policy = PartialTrading(_own(), 0.5)
     save_policy(policy, tmp_path, {"x": 1})
     assert eqx.tree_equal(load_policy(tmp_path, kind=Own), policy)
     assert eqx.tree_equal(load_policy(tmp_path, kind=(Own, EqualShares)), policy)
@@ -227,15 +222,6 @@ def test_a_file_made_for_something_else_is_refused_in_one_sentence(tmp_path):
         load_policy(tmp_path)
 
 
-def test_a_file_of_the_older_format_is_named_as_such(tmp_path):
-    older = {"format": "apportion policy 1", "policy": {"class": "EqualShares"}, "about": {}}
-    write_arrays(tmp_path / ARRAYS, {}, older)
-    with pytest.raises(
-        InputError, match="of the older format 'apportion policy 1'.*train it again"
-    ):
-        load_policy(tmp_path)
-
-
 def test_the_two_files_must_be_of_one_save(tmp_path):
     save_policy(Recurrent(1, 4, key=KEY), tmp_path / "one")
     save_policy(Recurrent(1, 5, key=KEY), tmp_path / "two")
@@ -318,7 +304,7 @@ def _recurrent(**changes) -> dict:
         (_recurrent(head=_call("simplex.Head", cash=1)), "cash is 1"),
         (_recurrent(channels=4), r"array recurrence/from_input is float32\[3, 5\], expected"),
         (
-            _call("policy.Convolutional", channels=1, window=8, hidden=5, head=None),
+            _call("policy.Pooled", channels=1, hidden=5, reach=5.0, head=None),
             "array .* is missing|not expected",
         ),
         ({}, "describes nothing"),

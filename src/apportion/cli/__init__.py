@@ -107,7 +107,7 @@ def _run(argv: list[str], out: TextIO) -> None:
     if result is None:
         return
     if not isinstance(result, str):
-        from apportion.runs.atomic import to_json
+        from apportion.runs.files import to_json
 
         result = to_json(result)
     out.write(result if result.endswith("\n") else f"{result}\n")

@@ -79,7 +79,7 @@ def _check_orders(given: MarketOptions) -> None:
             raise InputError(f"{name} is for orders, which need what is held; give --holdings FILE")
     if given.out is None:
         return
-    from apportion.runs.place import require_place
+    from apportion.runs.files import require_place
 
     if given.out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{given.out}: write orders to a .csv or a .json file")
@@ -214,7 +214,7 @@ def _orders(
 
 
 def _write(out: Path, orders: Any, result: dict[str, Any]) -> None:
-    from apportion.runs.atomic import write_atomic, write_json
+    from apportion.runs.files import write_atomic, write_json
 
     if out.suffix.lower() == ".json":
         write_json(out, result)

@@ -86,7 +86,7 @@ def backtest(
     """
     run = finished_run(folder, "portfolio", "charging", "demo")
     if out is not None:
-        from apportion.runs.place import require_free
+        from apportion.runs.files import require_free
 
         require_free(out, unfinished=_UNFINISHED)
     if run.job == "charging":
@@ -109,7 +109,7 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
     from apportion.domains.portfolio.job import backtest_policy
     from apportion.runs.policy_file import load_about
     from apportion.runs.progress import open_progress
-    from apportion.runs.stoppable import stoppable
+    from apportion.runs.runner import stoppable
 
     about = load_about(run.folder)
     with open_progress(quiet=quiet) as progress:
@@ -130,8 +130,13 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
 def _write(result: Any, out: Path) -> None:
     """Results and a table in a new folder, and of portfolios a picture."""
     from apportion.domains.portfolio.record import Backtest
-    from apportion.runs.atomic import write_atomic, write_figure, write_json
-    from apportion.runs.place import only_writer, require_free
+    from apportion.runs.files import (
+        only_writer,
+        require_free,
+        write_atomic,
+        write_figure,
+        write_json,
+    )
 
     with only_writer(out):
         require_free(out, unfinished=_UNFINISHED)

@@ -137,7 +137,7 @@ def _check(alpha: float, block: int, bound: float | None) -> None:
 
 
 def _check_place(out: Path) -> None:
-    from apportion.runs.place import require_place, require_writable
+    from apportion.runs.files import require_place, require_writable
 
     alone = out.suffix == ".png"
     if (out.is_dir() and alone) or (out.is_file() and not alone):
@@ -173,7 +173,7 @@ def _federated(
     from apportion.domains.federated.gains import federation_gains
     from apportion.domains.federated.settings import FederatedSettings
     from apportion.domains.federated.training import read_digits
-    from apportion.runs.settings_file import from_mapping
+    from apportion.runs.settings import from_mapping
 
     source = str(run.folder / "settings.toml")
     settings = from_mapping(run.settings, FederatedSettings, source)
@@ -183,7 +183,7 @@ def _federated(
 
 def _write(made: Any, out: Path) -> Path:
     """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
-    from apportion.runs.atomic import write_atomic, write_figure, write_json
+    from apportion.runs.files import write_atomic, write_figure, write_json
 
     alone = out.suffix == ".png"
     plot = out if alone else out / "certificate.png"
@@ -199,7 +199,7 @@ def _keep(made: Any, folder: Path, plot: Path) -> Path:
     import warnings
     from datetime import UTC, datetime
 
-    from apportion.runs.atomic import write_json
+    from apportion.runs.files import write_json
 
     own = plot.resolve() == (folder / "certificate.png").resolve()
     about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}

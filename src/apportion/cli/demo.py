@@ -101,15 +101,18 @@ def charging(
         _remove_earlier_demo(out)
 
     from apportion.report import write_report
-    from apportion.runs.atomic import write_json
+    from apportion.runs.files import remove, write_json
     from apportion.runs.folder import load_run
-    from apportion.runs.place import remove
+    from apportion.runs.registry import prepare
     from apportion.runs.runner import resume_run, start_run
 
+    prepared = prepare("charging", chosen)
     with open_progress(quiet=quiet) as progress:
         write_json(out / _BEGUN, {"demo": "charging"})
         outcome = (
-            resume_run(out, progress) if begun else start_run(out, "charging", chosen, progress)
+            resume_run(out, prepared, progress)
+            if begun
+            else start_run(out, "charging", chosen, prepared, progress)
         )
         assert outcome is not None, "a finished run is no begun one"
         write_json(out / _MARK, {"demo": "charging"})
@@ -147,10 +150,9 @@ def market(
     _remove_earlier_demo(out)
 
     from apportion.report import write_report
-    from apportion.runs.atomic import write_json
     from apportion.runs.environment import environment
+    from apportion.runs.files import only_writer, write_json
     from apportion.runs.folder import Run
-    from apportion.runs.place import only_writer
     from apportion.runs.runner import finish
     from apportion.studies.portfolio.demo import run_demo
 
@@ -188,7 +190,7 @@ def _other_domains() -> list[dict[str, Any]]:
 def _is_begun(folder: Path, settings: Any) -> bool:
     """Whether a demo of these settings was stopped here before it was done."""
     from apportion.runs.folder import load_run
-    from apportion.runs.settings_file import to_toml
+    from apportion.runs.settings import to_toml
 
     if not (folder / _BEGUN).is_file() or not (folder / "settings.toml").is_file():
         return False
@@ -210,8 +212,8 @@ def _study_card(study: str, label: str, units: str, verdict: dict[str, Any]) -> 
 
 def _remove_earlier_demo(folder: Path) -> None:
     """Make room in a folder that holds a demo and nothing else; refuse one that holds anything else."""
+    from apportion.runs.files import only_writer, remove, require_free, require_writable
     from apportion.runs.folder import UNFINISHED, load_run
-    from apportion.runs.place import only_writer, remove, require_free, require_writable
 
     if not (folder / "settings.toml").is_file():
         require_free(folder, unfinished=UNFINISHED)

@@ -19,7 +19,7 @@ from apportion.cli import COMMANDS
 from apportion.cli.options import refuse_fractions
 from apportion.errors import InputError
 from apportion.runs.compiled import keep_compiled
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 

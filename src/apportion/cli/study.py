@@ -113,8 +113,7 @@ def _study(
 
 def _check_folders(name: str, out: Path) -> None:
     """Refuse folders that cannot be written, or hold anything but the study that goes there."""
-    from apportion.runs.atomic import read_json
-    from apportion.runs.place import require_writable
+    from apportion.runs.files import read_json, require_writable
 
     for folder in [out / study for study in STUDIES] if name == "all" else [out]:
         require_writable(folder)

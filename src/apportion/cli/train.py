@@ -10,9 +10,10 @@ from cyclopts.argument import ArgumentCollection
 from cyclopts.config import Dict
 
 from apportion.cli.options import File, Folder, Json, Out, Quiet, TensorBoard, refuse_fractions
+from apportion.runs.folder import UNFINISHED
 from apportion.runs.progress import open_progress
-from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings_file import read_settings
+from apportion.runs.registry import JOBS, prepare, settings_of
+from apportion.runs.settings import from_mapping, read_settings
 
 _DETAILS = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
 What --config leaves out has the default shown; what the command line gives goes before both.
@@ -47,14 +48,16 @@ def _command(job: str) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.place import require_free
+        from apportion.runs.files import require_free
 
-        require_free(out)
+        require_free(out, unfinished=UNFINISHED)
         _read_early(settings)
+        given = _absolute(settings)
+        prepared = prepare(job, given)
         from apportion.runs.runner import start_run
 
         with open_progress(quiet=quiet) as progress:
-            outcome = start_run(out, job, _absolute(settings), progress, tensorboard=tensorboard)
+            outcome = start_run(out, job, given, prepared, progress, tensorboard=tensorboard)
         return _describe(out, outcome, json)
 
     return command
@@ -103,11 +106,15 @@ def resume(
     """
     from apportion.runs.folder import load_run
 
-    load_run(folder)
-    from apportion.runs.runner import resume_run
+    run = load_run(folder)
+    outcome = None
+    if not run.finished:
+        source = str(run.folder / "settings.toml")
+        prepared = prepare(run.job, from_mapping(run.settings, settings_of(run.job), source))
+        from apportion.runs.runner import resume_run
 
-    with open_progress(quiet=quiet) as progress:
-        outcome = resume_run(folder, progress, tensorboard=tensorboard)
+        with open_progress(quiet=quiet) as progress:
+            outcome = resume_run(folder, prepared, progress, tensorboard=tensorboard)
     return _describe(folder, outcome, json)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from apportion.priority import Priority

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from apportion.errors import InputError
-from apportion.runs import settings_file
+from apportion.runs import settings
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".parquet": pd.read_parquet,
@@ -47,4 +47,4 @@ def read_json(path: Path) -> Any:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none."""
-    return settings_file.read_toml(path) if path.exists() else {}
+    return settings.read_toml(path) if path.exists() else {}

@@ -11,7 +11,7 @@ from apportion.errors import InputError, first_line
 from apportion.report.files import read_json, read_table, table_path
 from apportion.report.page import Headline, Headlines, Picture, Section, Table, Words, number, page
 from apportion.report.run import only_beyond_zero, provenance, run_page
-from apportion.runs.atomic import write_atomic
+from apportion.runs.files import write_atomic
 from apportion.statistics import Outcome, outcome
 
 _COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")

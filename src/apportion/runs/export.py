@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation
 from apportion.runs import numpy_policy
-from apportion.runs.atomic import read_arrays, write_atomic
+from apportion.runs.files import read_arrays, write_atomic
 from apportion.runs.policy_file import DESCRIPTION, save_policy
 
 STABLEHLO = "policy.stablehlo"

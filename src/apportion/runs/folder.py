@@ -17,15 +17,20 @@ its checkpoint, so that none is lost and none is there twice.
 
 import hashlib
 import warnings
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import read_arrays, read_json, write_arrays, write_atomic, write_json
-from apportion.runs.place import only_writer, require_free
-from apportion.runs.settings_file import read_toml, to_toml
+from apportion.runs.files import (
+    read_arrays,
+    read_json,
+    require_free,
+    write_arrays,
+    write_atomic,
+    write_json,
+)
+from apportion.runs.settings import read_toml, to_toml
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +74,7 @@ class Run:
 
     @property
     def job(self) -> str:
-        """What is trained: budget, portfolio or federated."""
+        """What is trained: the name of a domain."""
         return str(read_toml(self.folder / "settings.toml").get("job"))
 
     @property
@@ -232,10 +237,6 @@ class Run:
                 part.unlink()
         for unfinished in self.folder.rglob(".*.part"):
             unfinished.unlink()
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Lock the folder: a second process that trains in it is refused."""
-        return only_writer(self.folder)
 
     @property
     def _checkpoints(self) -> Path:

@@ -24,14 +24,13 @@ from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.atomic import read_arrays, read_json, to_json, write_arrays, write_json
 from apportion.runs.checkpoint import leaf_name
+from apportion.runs.files import read_arrays, read_json, to_json, write_arrays, write_json
 from apportion.simplex import Head
 
 ARRAYS = "policy.safetensors"
 DESCRIPTION = "policy.json"
 _FORMAT = "apportion policy 2"
-_OLDER_FORMAT = "apportion policy 1"
 
 _ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 """What an argument annotated with a plain type may be."""
@@ -100,7 +99,7 @@ def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Po
     Raises
     ------
     InputError
-        The files are missing, damaged, of an older format, or describe no valid policy.
+        The files are missing, damaged, or describe no valid policy.
     """
     content, arrays, source = _read(folder)
     return _load(content, arrays, kind if isinstance(kind, tuple) else (kind,), source)
@@ -121,11 +120,6 @@ def _read(folder: Path | str) -> tuple[dict[str, Any], dict[str, np.ndarray], st
     folder = path.parent if path.name in (ARRAYS, DESCRIPTION) else path
     arrays, header = read_arrays(folder / ARRAYS)
     found = header.get("format")
-    if found == _OLDER_FORMAT:
-        raise InputError(
-            f"{folder / ARRAYS}: is of the older format {found!r}, which this version of apportion "
-            "does not read; train it again, or save it again with this version"
-        )
     if found != _FORMAT:
         raise InputError(
             f"{folder / ARRAYS}: holds {found or 'something'!r}, not a policy; "

@@ -100,25 +100,6 @@ class Quiet(Progress):
     training = stage = note = close = _nothing
 
 
-@dataclass
-class _Speed:
-    """Steps a second, from the first chunk's end: the first chunk also compiles."""
-
-    first: tuple[float, int] | None = None
-    last: tuple[float, int] | None = None
-
-    def update(self, step: int) -> None:
-        now = (time.monotonic(), step)
-        if self.first is None or (self.last is not None and step < self.last[1]):
-            self.first = now
-        self.last = now
-
-    def steps_a_second(self) -> float | None:
-        if self.first is None or self.last is None or self.last[1] == self.first[1]:
-            return None
-        return (self.last[1] - self.first[1]) / max(self.last[0] - self.first[0], 1e-9)
-
-
 def describe(status: TrainingStatus, speed: float | None, compiling: float = 0.0) -> str:
     """One line on how far training is; `compiling` is how many seconds that took.
 
@@ -151,16 +132,20 @@ class Lines(Progress):
     """Plain lines, at most one every `seconds`, for logs and pipes."""
 
     seconds: float = 5.0
-    _speed: _Speed = field(default_factory=_Speed)
+    _first: tuple[float, int] | None = None
+    _step: int = 0
     _clock: CompileClock = field(default_factory=CompileClock)
     _printed: float = -1e9
     _warned: str = ""
 
     def training(self, status: TrainingStatus, title: str = "training") -> None:
-        self._speed.update(status.step)
-        fresh = status.warning != self._warned
-        self._warned = status.warning
-        speed = self._speed.steps_a_second()
+        now, fresh = time.monotonic(), status.warning != self._warned
+        # Counted from the first chunk's end, because the first chunk also compiles.
+        if self._first is None or status.step < self._step:
+            self._first = (now, status.step)
+        begun, first = self._first
+        speed = (status.step - first) / max(now - begun, 1e-9) or None
+        self._step, self._warned = status.step, status.warning
         line = f"{title}: {describe(status, speed, self._clock.seconds)}"
         self._print(line, always=fresh or status.step == status.steps)
 

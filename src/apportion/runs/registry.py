@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apportion.errors import InputError
-from apportion.runs.job import PreparedJob
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
+
+if TYPE_CHECKING:
+    from apportion.runs.runner import PreparedJob
 
 _JOBS = {
     "charging": ("apportion.domains.charging", "ChargingSettings"),
@@ -32,7 +34,7 @@ def settings_of(job: str) -> type:
     return getattr(import_module(f"{domain}.settings"), name)
 
 
-def prepare(job: str, settings: Any) -> PreparedJob:
+def prepare(job: str, settings: Any) -> "PreparedJob":
     """Read and check a job's data; this imports JAX."""
-    preparer: Callable[[Any], PreparedJob] = import_module(f"{_entry(job)[0]}.job").prepare
+    preparer: Callable[[Any], Any] = import_module(f"{_entry(job)[0]}.job").prepare
     return preparer(settings)

@@ -5,39 +5,73 @@ time since the last one is twenty times what that one took, so that saving takes
 of the time. What a job chooses before it trains is saved once the choice is complete.
 """
 
+import contextvars
 import json
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import pandas as pd
 
 from apportion.algorithm import RunState
-from apportion.errors import InputError
-from apportion.runs.atomic import write_json
+from apportion.errors import InputError, needing
+from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
+from apportion.runs.files import LOCK, only_writer, remove, require_free, write_json
 from apportion.runs.folder import UNFINISHED, Run, load_run
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.place import LOCK, only_writer, remove, require_free
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
-from apportion.runs.registry import prepare, settings_of
-from apportion.runs.settings_file import from_mapping
-from apportion.runs.stoppable import listening
-from apportion.runs.tensorboard import Events
 from apportion.training import Chunk, OnChunk
 
 _SAVE_AFTER = 20.0
 """A save is due after this many times the seconds the last one took."""
 _MOST_TASKS = 1000
 """Probabilities over time are saved for no more tasks than a plot can show."""
+_IN_TENSORBOARD = ("reward", "loss", "deviation", "score", "gradient_norm", "weight")
+_LOOK_EVERY = 0.2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained policy, its measured results, and the tables its report shows."""
+
+    policy: Policy
+    results: dict[str, Any]
+    """Plain numbers, for `results.json` and `--json`."""
+    summary: str
+    """The same as text."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """Facts to save with the policy."""
+    headline: dict[str, Any] = field(default_factory=dict)
+    """The first lines of the report: title, subtitle, cards, text."""
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    """Tables for the report, by name."""
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job with its data read and checked, ready to train."""
+
+    data: dict[str, Any]
+    """What the data is, with its fingerprint."""
+    train: Callable[..., Outcome]
+    """Trains: `train(on_chunk, resume)`, or `train(on_chunk, resume, choice)` where there is a choice.
+    `on_chunk` is called at every chunk's end; `resume` turns the first state into the one to start from."""
+    choose: Callable[[OnChunk], dict[str, Any]] | None = None
+    """Makes the choices that precede training, by training of its own: plain values, saved in the run's
+    folder, so that a run chooses once."""
 
 
 class Stopped(InputError):
@@ -49,6 +83,17 @@ class Stop:
     """Whether the user has asked to stop."""
 
     requested: bool = False
+
+
+@contextmanager
+def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM are handled so, until the block's end; the main thread alone can."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -68,10 +113,61 @@ def interrupts() -> Iterator[Stop]:
         yield stop
 
 
+def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
+    """What `work` returns; at a signal the process ends at once, with exit code 2.
+
+    For work that saves nothing, such as a backtest: it runs in a thread of its own while this one
+    listens. What is compiled cannot be called back, so the process goes without waiting for it, and
+    says what is `saved`.
+
+    Examples
+    --------
+    >>> stoppable(lambda: 2 + 3)
+    5
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    found: list[T] = []
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            raised.append(error)
+
+    # The same context: settings of JAX and of warnings hold in the thread too.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
+    with listening(lambda number, frame: _leave(saved)):
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK_EVERY)
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def tested_after_training(work: Callable[[], T]) -> T:
+    """What `work` returns: tests of a policy whose training is saved, which a signal stops at once."""
+    return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")
+
+
+def _leave(saved: str) -> None:
+    print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
+    # Leaving in the ordinary way would wait for the compiled work.
+    os._exit(2)
+
+
 def start_run(
-    folder: Path, job: str, settings: Any, progress: Progress, *, tensorboard: bool = False
+    folder: Path,
+    job: str,
+    settings: Any,
+    prepared: PreparedJob,
+    progress: Progress,
+    *,
+    tensorboard: bool = False,
 ) -> Outcome:
-    """Train a job in a new folder.
+    """Train in a new folder, in which `job` and the settings are kept.
 
     Raises
     ------
@@ -80,7 +176,6 @@ def start_run(
     """
     folder = Path(folder)
     require_free(folder, unfinished=UNFINISHED)
-    prepared = prepare(job, settings)
     facts = environment(seed=settings.seed, data=prepared.data)
     was_there = folder.exists()
     ours = False
@@ -110,24 +205,27 @@ def _take_back(folder: Path, was_there: bool) -> None:
             remove(entry)
 
 
-def resume_run(folder: Path, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:
-    """Continue a run exactly where it stopped; None where it is finished already."""
+def resume_run(
+    folder: Path, prepared: PreparedJob, progress: Progress, *, tensorboard: bool = False
+) -> Outcome | None:
+    """Continue a run exactly where it stopped; None where it is finished already.
+
+    Parameters
+    ----------
+    prepared
+        The run's job, prepared with the settings that its folder keeps.
+    """
     run = load_run(folder)
-    if run.finished:
-        return None
-    source = str(run.folder / "settings.toml")
-    settings = from_mapping(run.settings, settings_of(run.job), source)
-    prepared = prepare(run.job, settings)
     before = run.environment
     if before["data"] != prepared.data:
         raise InputError(
-            f"{folder}: the data is not what the run started with ({before['data']} then, "
+            f"{run.folder}: the data is not what the run started with ({before['data']} then, "
             f"{prepared.data} now); put it back, or train anew in another folder"
         )
     changed = {k: v for k, v in versions().items() if before["versions"].get(k) != v}
     if changed:
         progress.note(f"warning: versions have changed since the run started, to {changed}")
-    with run.lock():
+    with only_writer(run.folder):
         # Another process may have finished it in the meantime.
         return None if run.finished else _train(run, prepared, progress, tensorboard)
 
@@ -153,7 +251,7 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: boo
         def resume(first: RunState) -> RunState:
             return first if saved is None else from_arrays(first, *saved[1:], str(run.folder))
 
-        with closing(Events(run.folder, done)) if tensorboard else nullcontext() as events:
+        with closing(_Events(run.folder, done)) if tensorboard else nullcontext() as events:
             on_chunk = _Recorder(run, progress, stop, events)
             choose = prepared.choose
             chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
@@ -163,6 +261,27 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: boo
     return outcome
 
 
+class _Events:
+    """Writes chunks as scalars under `tensorboard/` in a run's folder."""
+
+    def __init__(self, folder: Path, step: int = 0):
+        otherwise = " or leave --tensorboard out"
+        with needing("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
+            from tensorboardX import SummaryWriter
+        # The reader drops steps after `step` that a killed run had written already.
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+
+    def write(self, chunk: Chunk) -> None:
+        """Add one chunk's means."""
+        for name in _IN_TENSORBOARD:
+            self._writer.add_scalar(name, chunk.metrics[name].to_numpy().mean(), chunk.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
+
 @dataclass
 class _Recorder:
     """Called at every chunk's end: writes its rows, saves the state when due, reports, stops."""
@@ -170,7 +289,7 @@ class _Recorder:
     run: Run
     progress: Progress
     stop: Stop
-    events: Events | None
+    events: _Events | None
     save_due: float = 0.0
 
     def __call__(self, chunk: Chunk) -> bool:

@@ -27,9 +27,8 @@ import pandas as pd
 
 import apportion
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import read_json, write_atomic, write_json
 from apportion.runs.environment import versions
-from apportion.runs.place import only_writer
+from apportion.runs.files import only_writer, read_json, write_atomic, write_json
 from apportion.runs.runner import Stop, Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
 
@@ -117,7 +116,11 @@ class Plan:
         from apportion.studies.executors import Serial
 
         found: dict[str, pd.DataFrame] = {}
-        for done in Serial().execute(programs_of(self, self.cells), progress):
+
+        def on_event(what: str, done: float) -> None:
+            progress(what, (len(found) + done) / len(self.cells))
+
+        for done in Serial().execute(programs_of(self, self.cells), on_event):
             found[done.cell.name] = done.rows.assign(cell=done.cell.name)
         rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
         return Study(self.study, tuple(self.conclude(rows, self.settings)), self.settings)
@@ -202,56 +205,45 @@ def perform_plans(
     stores = {one.plan.study: CellStore(one) for one in requests}
     for store in stores.values():
         store.check()
-    missing = {name: store.missing() for name, store in stores.items()}
-    if draw:
-        for store in stores.values():
+        if draw:
             store.require_all()
-    total = sum(len(one.plan.cells) for one in requests)
+    total = sum(len(store.plan.cells) for store in stores.values())
     with ExitStack() as held, interrupts() as stop:
         for store in stores.values():
             held.enter_context(only_writer(store.folder))
             held.callback(store.record)
-        waiting = {name: len(cells) for name, cells in missing.items()}
+        missing = {name: store.missing() for name, store in stores.items()}
+        programs = [one for name in stores for one in programs_of(stores[name].plan, missing[name])]
+        left = {name: len(cells) for name, cells in missing.items()}
 
         def on_event(what: str, done: float) -> None:
-            there = total - sum(waiting.values())
+            there = total - sum(left.values())
             progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
-            raise_if_stopped()
+            _raise_if_stopped(stop, there, total, list(stores.values()))
 
-        def raise_if_stopped() -> None:
-            _raise_if_stopped(stop, list(stores.values()), sum(waiting.values()), total)
-
-        for name in [name for name, count in waiting.items() if not count]:
+        for name in [name for name, count in left.items() if not count]:
             yield stores[name].conclude()
-            raise_if_stopped()
-        programs = [
-            program
-            for name, store in stores.items()
-            for program in programs_of(store.plan, missing[name])
-        ]
-        if not programs:
-            return
-        for store in stores.values():
-            store.open()
+            on_event("", 0.0)
+        for name in [name for name, count in left.items() if count]:
+            stores[name].open()
         results = (executor or Serial()).execute(programs, on_event)
         held.callback(results.close)
         for done in results:
             stores[done.study].save(done)
-            waiting[done.study] -= 1
-            if not waiting[done.study]:
+            left[done.study] -= 1
+            if not left[done.study]:
                 yield stores[done.study].conclude()
-            on_event("", 0.0)
 
 
-def _raise_if_stopped(stop: Stop, stores: Sequence["CellStore"], missing: int, total: int) -> None:
+def _raise_if_stopped(stop: Stop, there: int, total: int, stores: Sequence["CellStore"]) -> None:
     """Stop where the user has asked to."""
     if stop.requested:
         names = [store.plan.study for store in stores]
         studies = " and ".join(names) if len(names) < 3 else f"{len(names)} studies"
         folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
         raise Stopped(
-            f"stopped: {total - missing} of {total} cells of {studies} are saved in {folder}; the same "
-            "command goes on from there"
+            f"stopped: {there} of {total} cells of {studies} are saved in {folder}; the same command "
+            "goes on from there"
         )
 
 
@@ -410,24 +402,14 @@ def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
 @cache
 def _commit() -> str | None:
     """The commit of the package's source, marked where files were changed; None outside a checkout."""
-    folder = Path(apportion.__file__).parent
     # A package installed inside somebody's repository is no part of that repository.
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+    root = Path(apportion.__file__).parents[2]
+    if not (root / ".git").exists():
         return None
-    found = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")
-    return f"{found} with changes" if found and changed else found
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
+    words = ["describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
+    command = ["git", "--no-optional-locks", "-C", str(root), *words]
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -9,9 +9,9 @@ import logging
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import socket
+import tempfile
 import threading
 import time
 import traceback
@@ -20,7 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,8 +74,11 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
         for cell, rows in plan.compute(program.cells, report):
             now = time.monotonic()
             name = f"{device.platform}: {device.device_kind}"
+            yielded += 1
             yield CellResult(plan.study, cell, rows, now - before, name)
-            before, yielded = now, yielded + 1
+            before = time.monotonic()
+            on_event("", 0.0)
+    assert yielded == len(program.cells), "a plan computes every cell that it is handed"
 
 
 @dataclass(frozen=True)
@@ -87,140 +91,113 @@ class Processes(Executor):
 
     count: int
 
+    def __post_init__(self) -> None:
+        # Before JAX starts, which would keep three quarters of a GPU's memory for the first process.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
     def execute(
         self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
     ) -> Generator[CellResult]:
         """Compute programs in so many processes at once; they are started once."""
-        # JAX would keep three quarters of a GPU's memory for the first process.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        pool = _Pool(programs)
-        try:
-            for number in range(min(self.count, len(programs))):
-                threading.Thread(target=pool.serve, args=(number,), daemon=True).start()
-            left = sum(len(program.cells) for program in programs)
-            while left:
-                try:
-                    done = pool.results.get(timeout=POLL_SECONDS)
-                except queue.Empty:
-                    on_event("", 0.0)
-                    continue
-                if isinstance(done, BaseException):
-                    raise done
-                left -= 1
-                yield done
-        finally:
-            pool.close()
-
-
-class _Pool:
-    """Programs that wait for a worker, and the workers, each looked after by a thread of this process."""
-
-    def __init__(self, programs: Sequence[Program]) -> None:
-        self.results: queue.Queue[CellResult | BaseException] = queue.Queue()
-        # Once for all workers, each of which needs them all.
-        self._plans = pickle.dumps({program.plan.study: program.plan for program in programs})
-        self._waiting = [(program, 1) for program in programs]
-        self._workers: dict[int, multiprocessing.process.BaseProcess] = {}
-        self._changed = threading.Condition()
-        self._busy = 0
-        self._closed = False
-
-    def serve(self, number: int) -> None:
-        """Give a worker one program after the other; a new worker takes the place of one that died."""
-        connection: Connection | None = None
-        while (taken := self._take(number)) is not None:
-            program, attempt = taken
-            finished: set[str] = set()
-            error: BaseException
+        waiting = [(program, 1) for program in programs]
+        workers: list[_Worker] = []
+        with tempfile.TemporaryDirectory() as folder:
+            # Every worker needs all plans, whose data may be large: written once, read by each.
+            plans = Path(folder) / "plans"
+            plans.write_bytes(pickle.dumps({one.plan.study: one.plan for one in programs}))
             try:
-                connection = connection or self._start(number)
-                connection.send((program.plan.study, program.cells))
-                while (answer := connection.recv()) is not None:
-                    if isinstance(answer, BaseException):
-                        raise answer
-                    finished.add(answer.cell.name)
-                    self.results.put(answer)
-                self._give_back(None)
-                continue
-            except (EOFError, OSError):
-                connection = None
-                error = InputError(
-                    f"{program.plan.study}: the process that computed cell {program.cells[0].name} died "
-                    f"{_ATTEMPTS} times, as one does that needs more memory than there is; give fewer "
-                    "--processes, and the same command goes on"
-                )
-            except Exception as raised:
-                error = raised
-            # What a GPU's memory has no room for now, it may have later.
-            if attempt == _ATTEMPTS or (connection and isinstance(error, InputError)):
-                self.results.put(error)
-            left = tuple(cell for cell in program.cells if cell.name not in finished)
-            self._give_back((Program(program.plan, left), attempt + 1) if left else None)
+                for number in range(min(self.count, len(programs))):
+                    workers.append(_Worker(number, plans))
+                while waiting or any(worker.left for worker in workers):
+                    for worker in workers:
+                        if waiting and not worker.left:
+                            worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
+                    busy = {worker.connection: worker for worker in workers if worker.left}
+                    # Not before everything that is finished has been saved: it may raise to stop.
+                    if not wait(list(busy), 0):
+                        on_event("", 0.0)
+                    for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
+                        answer = worker.receive()
+                        if isinstance(answer, CellResult):
+                            yield answer
+                            continue
+                        died = isinstance(answer, _Died)
+                        if worker.attempt == _ATTEMPTS or (
+                            not died and isinstance(answer, InputError)
+                        ):
+                            raise answer
+                        # What a GPU's memory has no room for now, it may have later.
+                        waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
+                        worker.left = ()
+                        if died:
+                            workers[worker.number] = _Worker(worker.number, plans)
+            finally:
+                for worker in workers:
+                    worker.process.kill()
+                for worker in workers:
+                    worker.process.join()
 
-    def _take(self, number: int) -> tuple[Program, int] | None:
-        """The next program for the worker of this number; None once there will be none.
 
-        One worker of three prefers what is computed on the processor, to use it beside the GPU from the
-        start.
-        """
-        with self._changed:
-            while not self._waiting and self._busy and not self._closed:
-                self._changed.wait()
-            if self._closed or not self._waiting:
-                return None
-            beside = number % 3 == 2
-            liked = [one for one in self._waiting if one[0].plan.on_processor == beside]
-            taken = (liked or self._waiting)[0]
-            self._waiting.remove(taken)
-            self._busy += 1
-            return taken
+def _take(waiting: list[tuple[Program, int]], *, beside: bool) -> tuple[Program, int]:
+    """The next program for a worker, and which attempt at it this is.
 
-    def _give_back(self, again: tuple[Program, int] | None) -> None:
-        """A worker is done with a program, of which something is perhaps to be computed again."""
-        with self._changed:
-            self._busy -= 1
-            if again is not None:
-                self._waiting.append(again)
-            self._changed.notify_all()
+    One worker of three prefers what is computed beside the GPU, to use the processor from the start.
+    """
+    liked = [one for one in waiting if one[0].plan.on_processor == beside]
+    taken = (liked or waiting)[0]
+    waiting.remove(taken)
+    return taken
 
-    def _start(self, number: int) -> Connection:
-        """Start the worker of this number, and send it all plans."""
+
+class _Died(InputError):
+    """A worker is gone."""
+
+
+class _Worker:
+    """A process that computes one program after the other, and what it is at."""
+
+    def __init__(self, number: int, plans: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, number), daemon=True)
-        with self._changed:
-            if self._closed:
-                raise EOFError
-            process.start()
-            self._workers[number] = process
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, number, plans), daemon=True)
+        self.process.start()
         theirs.close()
-        ours.send_bytes(self._plans)
-        return ours
+        self.number, self.left, self.attempt = number, (), 1
 
-    def close(self) -> None:
-        """End the workers; what they have finished has been handed over."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            for process in self._workers.values():
-                process.kill()
-            for process in self._workers.values():
-                process.join()
+    def begin(self, program: Program, attempt: int) -> None:
+        """Have it compute a program."""
+        self.plan, self.left, self.attempt = program.plan, program.cells, attempt
+        # That it has died meanwhile is noticed by whoever receives.
+        with suppress(OSError):
+            self.connection.send((self.plan.study, self.left))
+
+    def receive(self) -> CellResult | Exception:
+        """What it sends: a finished cell, or why there are no more."""
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            return _Died(
+                f"{self.plan.study}: the process that computed cell {self.left[0].name} died "
+                f"{self.attempt} times, as one does that needs more memory than there is; give fewer "
+                "--processes, and the same command goes on"
+            )
+        if isinstance(answer, CellResult):
+            self.left = tuple(cell for cell in self.left if cell != answer.cell)
+        return answer
 
 
-def _work(connection: Connection, number: int) -> None:
+def _work(connection: Connection, number: int, plans: Path) -> None:
     """What a worker does: compute the cells it is sent, and send back each one's rows."""
     # Ctrl-C reaches every process of a terminal; the first one hears it for all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
+    known: dict[str, Plan] = pickle.loads(plans.read_bytes())
     with suppress(EOFError):
-        plans: dict[str, Plan] = pickle.loads(connection.recv_bytes())
         while True:
             study, cells = connection.recv()
             try:
-                for done in _compute(Program(plans[study], cells), lambda what, done: None, number):
+                for done in _compute(Program(known[study], cells), lambda what, done: None, number):
                     connection.send(done)
-                connection.send(None)
             except Exception as error:
                 error.add_note(traceback.format_exc())
                 connection.send(error)

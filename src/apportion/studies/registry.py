@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from apportion.studies.engine import Plan, Progress, StudyResult
@@ -160,22 +160,24 @@ def perform(
     from apportion.studies.engine import StudyRequest, perform_plans
 
     everything = name == "all"
+    # The longest first, so that none is begun when all others are at their end.
+    others = [study for study in STUDIES if study not in LONGEST]
     data = read_data(request)
     requests = []
-    for study in by_length() if everything else [find_study(name)]:
-        own = accepted_data(study, data, strict=not everything)
+    for study in [*LONGEST, *others] if everything else [find_study(name)]:
+        known = inspect.signature(find_plan(study)).parameters
+        for kind in data:
+            if kind not in known and not everything:
+                raise InputError(f"study {study} reads no {kind}; leave {_OPTIONS[kind]} out")
+        own = {kind: value for kind, value in data.items() if kind in known}
         plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
         folder = Path(out) / study if everything else Path(out)
         requests.append(StudyRequest(plan, folder, command_of(study, folder, request)))
     yield from perform_plans(requests, executor=executor, draw=draw, progress=progress)
 
 
-def by_length() -> list[str]:
-    """All studies, the longest first, so that none is begun when all others are at their end."""
-    return [*LONGEST, *(study for study in STUDIES if study not in LONGEST)]
-
-
 _OPTIONS = {"prices": "--prices", "digits": "--mnist"}
+"""The option that gives each kind of data."""
 
 
 def read_data(request: Request) -> dict[str, Any]:
@@ -192,34 +194,21 @@ def read_data(request: Request) -> dict[str, Any]:
     return data
 
 
-def accepted_data(name: str, data: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """The data a study reads; with `strict`, data it does not read is refused."""
-    known = inspect.signature(find_plan(name)).parameters
-    for kind in data:
-        if strict and kind not in known:
-            raise InputError(f"study {name} reads no {kind}; leave {_OPTIONS[kind]} out")
-    return {kind: value for kind, value in data.items() if kind in known}
-
-
 def command_of(name: str, folder: Path, request: Request) -> str:
-    """The command that computes a study, or all.
+    """The command that computes a study.
 
     Examples
     --------
     >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
     'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
     """
-    known = _OPTIONS if name == "all" else inspect.signature(find_plan(name)).parameters
-    given = {"scale": request.scale, "seed": request.seed}
-    for kind, option in _OPTIONS.items():
-        if kind in known:
-            given[option.removeprefix("--")] = getattr(request, option.removeprefix("--"))
-    words = [
-        word
-        for option, value in (given | {"out": folder}).items()
-        if value is not None
-        for word in (f"--{option}", str(value))
-    ]
-    if "prices" in known and request.allow_jumps:
+    known = inspect.signature(find_plan(name)).parameters
+    words = ["apportion", "study", name, "--scale", request.scale, "--seed", str(request.seed)]
+    if request.prices is not None and "prices" in known:
+        words += ["--prices", str(request.prices)]
+    if request.mnist is not None and "digits" in known:
+        words += ["--mnist", str(request.mnist)]
+    words += ["--out", str(folder)]
+    if request.allow_jumps and "prices" in known:
         words.append("--allow-jumps")
-    return shlex.join(["apportion", "study", name, *words])
+    return shlex.join(words)

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.errors import InputError
-from apportion.runs.atomic import write_atomic, write_figure, write_json
+from apportion.runs.files import write_atomic, write_figure, write_json
 from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
 
 

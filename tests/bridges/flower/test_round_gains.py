@@ -14,7 +14,7 @@ from apportion.bridges.flower.updates import between, moved, weighted_sum
 from apportion.certificate import Certificate
 from apportion.cli import main
 from apportion.errors import InputError
-from apportion.runs.atomic import write_arrays
+from apportion.runs.files import write_arrays
 from bridges.flower.test_strategy import (
     LABELS,
     TRUTH,

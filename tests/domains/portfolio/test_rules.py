@@ -9,7 +9,7 @@ import pytest
 from apportion.domains.portfolio.rules import Rules, read_groups, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob, PortfolioSettings
 from apportion.errors import InputError
-from apportion.runs.settings_file import read_settings, to_toml
+from apportion.runs.settings import read_settings, to_toml
 
 TICKERS = ("A", "B", "C", "D", "E")
 GROUPED = Rules(members=(("A", 0), ("B", 0), ("C", 1)), groups=(("tech", 0.3), ("oil", 0.1)))

@@ -13,7 +13,7 @@ import numpy as np
 from apportion.bridges.flower.updates import Model
 from apportion.errors import InputError
 from apportion.problem import Observation
-from apportion.runs.atomic import read_arrays, write_arrays
+from apportion.runs.files import read_arrays, write_arrays
 from apportion.simplex import Mask
 
 

@@ -19,7 +19,7 @@ from apportion.learners.direct import Direct
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
 from apportion.problem import evaluate
-from apportion.runs.job import Outcome, PreparedJob
+from apportion.runs.runner import Outcome, PreparedJob
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume

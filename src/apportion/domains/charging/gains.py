@@ -19,7 +19,7 @@ from apportion.domains.charging.peers import PEERS, Schedule
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same

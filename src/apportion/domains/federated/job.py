@@ -40,8 +40,7 @@ from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.stoppable import tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob, tested_after_training
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume

@@ -12,7 +12,7 @@ import numpy as np
 
 from apportion.certificate import Gains
 from apportion.errors import InputError
-from apportion.runs.atomic import read_arrays
+from apportion.runs.files import read_arrays
 
 FEDAVG = "FedAvg"
 BOUND = 0.25

@@ -20,7 +20,7 @@ from apportion.domains.portfolio.rules import Rules
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 BOUND = 0.01
 """A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy

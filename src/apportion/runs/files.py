@@ -1,4 +1,4 @@
-"""Files written atomically: JSON, and named arrays with a description and a checksum.
+"""Files written atomically, in folders that are free, writable and one process's alone.
 
 A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
 or the new one. Files of arrays carry the SHA-256 of the whole file in their header, so that a
@@ -11,12 +11,16 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
@@ -25,6 +29,8 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOCK = ".lock"
+"""The file that says who writes in a folder."""
 _BLANK = b"0" * 64
 # The description is JSON inside the header's JSON, hence the backslashes.
 _DIGEST = rb"{\"sha256\": \""
@@ -47,7 +53,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
-    """Write a figure as PNG, at one stroke; options as for `savefig`."""
+    """Write a figure as PNG, atomically; options as for `savefig`."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", **options)
     write_atomic(path, picture.getvalue())
@@ -181,3 +187,76 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     return unpack(raw, str(path))
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it: a second process that wants to write there is refused.
+
+    The operating system releases the lock when its holder ends, however it ends. The file stays, and
+    says that whatever is unfinished beside it is ours.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(
+            f"{folder}: another process is writing in it; wait for it or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def require_free(folder: Path, *, unfinished: Collection[str] = ()) -> None:
+    """Refuse a folder in which nothing new can be written: others' files are never overwritten.
+
+    Files called as in `unfinished` may be there where our lock is too: a process that was killed left
+    them.
+    """
+    if (folder / "settings.toml").exists():
+        raise InputError(
+            f"{folder}: already holds a run; continue it with `apportion resume {folder}`, or "
+            "choose another folder"
+        )
+    require_writable(folder)
+    ours = unfinished if (folder / LOCK).exists() else ()
+    names = [entry.name for entry in folder.glob("*") if not entry.name.startswith(".")]
+    files = sorted(name for name in names if name not in ours)
+    if files:
+        raise InputError(
+            f"{folder}: holds other files, such as {files[0]}; choose a new or an empty folder"
+        )
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before any work is done for it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; choose a folder")
+    parent = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    if not parent.is_dir():
+        raise InputError(f"{folder}: {parent} is a file; choose a folder that can be made")
+    try:
+        # Tried, for what the system says of rights is not always so; nothing is left behind.
+        tempfile.TemporaryFile(dir=parent).close()
+    except OSError:
+        raise InputError(
+            f"{folder}: {parent} cannot be written to; choose another folder"
+        ) from None
+
+
+def require_place(file: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if file.is_dir():
+        raise InputError(f"{file}: is a folder; choose a file")
+    require_writable(file.absolute().parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

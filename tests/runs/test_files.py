@@ -1,6 +1,12 @@
+"""Files are written whole or not at all, folders are one writer's alone, and what is damaged is noticed."""
+
+import errno
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -9,7 +15,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from apportion.errors import InputError
-from apportion.runs.atomic import pack, read_arrays, unpack, write_arrays, write_atomic, write_json
+from apportion.runs.files import (
+    only_writer,
+    pack,
+    read_arrays,
+    require_free,
+    require_writable,
+    unpack,
+    write_arrays,
+    write_atomic,
+    write_json,
+)
 
 ARRAYS = {
     "parameters/of_held": np.array(0.5, np.float32),
@@ -92,16 +108,77 @@ def test_a_description_that_is_no_object_is_refused(about):
         unpack(save({}, {"apportion": note}), "x")
 
 
-def test_a_folder_that_is_not_there_is_made(tmp_path):
-    write_atomic(tmp_path / "a" / "b" / "c.txt", b"x")
-    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == b"x"
-
-
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
-    write_json(
-        tmp_path / "x.json", {"interval": [float("-inf"), 1.5], "deep": [{"x": float("nan")}]}
-    )
-    assert json.loads((tmp_path / "x.json").read_text()) == {
+    # In a folder that is made for it.
+    path = tmp_path / "a" / "b" / "x.json"
+    write_json(path, {"interval": [float("-inf"), 1.5], "deep": [{"x": float("nan")}]})
+    assert json.loads(path.read_text()) == {
         "interval": [None, 1.5],
         "deep": [{"x": None}],
     }
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from apportion.runs.files import only_writer
+with only_writer(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def _holder(folder):
+    """Another process that writes in the folder until it reads a line."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def _write_in(folder):
+    with only_writer(folder):
+        pass
+
+
+@pytest.mark.parametrize("ends", ["killed", "done"])
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path, ends):
+    with _holder(tmp_path) as process:
+        with pytest.raises(InputError, match="another process is writing in it"):
+            _write_in(tmp_path)
+        if ends == "killed":
+            process.kill()
+            process.wait()
+        else:
+            process.communicate("\n", timeout=60)
+        _write_in(tmp_path)
+
+
+def test_one_process_cannot_write_twice_and_an_error_lets_go(tmp_path):
+    with only_writer(tmp_path), pytest.raises(InputError, match="another process"):
+        _write_in(tmp_path)
+    with pytest.raises(KeyError), only_writer(tmp_path):
+        raise KeyError
+    _write_in(tmp_path)
+
+
+def test_folders_that_cannot_be_written_are_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / ".gitkeep").touch()
+    # An empty folder with hidden files is room enough.
+    require_free(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="is a file; choose a folder that can be made"):
+        require_writable(tmp_path / "file" / "deep" / "run")
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(InputError, match="cannot be written to"):
+        require_free(tmp_path / "run")

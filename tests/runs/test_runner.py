@@ -1,0 +1,247 @@
+"""A job in a folder: what goes wrong leaves nothing half done, one process writes, signals are heard."""
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from apportion.cli import main
+from apportion.composition import EqualShares
+from apportion.domains.budget.settings import BudgetSettings
+from apportion.errors import InputError
+from apportion.runs.files import only_writer, read_json
+from apportion.runs.folder import load_run
+from apportion.runs.progress import Quiet
+from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run, stoppable
+
+SETTINGS = BudgetSettings()
+
+
+def start(folder: Path, train: Callable[..., Outcome]) -> Outcome:
+    return start_run(folder, "budget", SETTINGS, PreparedJob({}, train), Quiet())
+
+
+def raising(error: BaseException) -> Callable[..., Outcome]:
+    def train(on_chunk, resume):
+        raise error
+
+    return train
+
+
+def test_settings_that_are_refused_late_leave_no_folder(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(InputError, match="too late"):
+            start(tmp_path / name, raising(InputError("too late")))
+    assert not (tmp_path / "new").exists()
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_run_that_was_stopped_or_broke_keeps_its_folder(tmp_path):
+    for name, error in (("stopped", Stopped("later")), ("broken", RuntimeError("a bug"))):
+        with pytest.raises(type(error)):
+            start(tmp_path / name, raising(error))
+        assert (tmp_path / name / "settings.toml").exists()
+
+
+def test_who_is_refused_leaves_the_folder_of_the_other_alone(tmp_path):
+    """Before the first checkpoint too, when a run that is refused is taken back."""
+    with only_writer(tmp_path):
+        (tmp_path / "environment.json").write_text("{}")
+        with pytest.raises(InputError, match="another process is writing in it"):
+            start(tmp_path, raising(AssertionError("work was begun")))
+        assert (tmp_path / "environment.json").read_text() == "{}"
+
+
+def test_what_was_killed_before_its_settings_is_begun_again(tmp_path):
+    with only_writer(tmp_path / "run"):
+        (tmp_path / "run" / "environment.json").write_text("{}")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", raising(KeyboardInterrupt()))
+    assert load_run(tmp_path / "run").job == "budget"
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "environment.json").write_text("{}")
+    with pytest.raises(InputError, match=r"holds other files, such as environment\.json"):
+        start(tmp_path / "others", raising(AssertionError("work was begun")))
+
+
+SMALL = "--steps 40 --chunk 2 --universe 6 --held-out 2 --task-size 2 --tasks 2 --hidden 4"
+
+
+@pytest.mark.parametrize("room", [0, 12])
+def test_a_full_disk_is_said_in_a_sentence_and_keeps_every_file_whole(
+    room, tmp_path, monkeypatch, capfd
+):
+    sync, calls = os.fsync, []
+
+    def full_after_some(handle):
+        calls.append(handle)
+        if len(calls) > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    def command(*words):
+        with pytest.raises(SystemExit) as left:
+            main([*words, "--quiet"])
+        return left.value.code, *capfd.readouterr()
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_some)
+        code, out, err = command("train", "budget", "--out", str(folder), *SMALL.split())
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "No space left on device; make room" in err
+    assert "apportion resume" in err
+    assert not list(tmp_path.rglob("*.part"))
+    if not room:
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+        return
+    assert json.loads((folder / "environment.json").read_text())["data"]
+    assert command("resume", str(folder))[0] == 0
+
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.studies.engine"])
+
+
+def train_long_enough(folder: Path) -> None:
+    """Long enough for the other to come."""
+
+    def train(on_chunk, resume) -> Outcome:
+        time.sleep(0.5)
+        return Outcome(EqualShares(), {"done": True}, "")
+
+    start(folder, train)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a backtest found, as far as it is written."""
+
+    number: int = 3
+
+    def to_json(self) -> dict:
+        return {"number": self.number}
+
+    def to_frame(self) -> pd.DataFrame:
+        return pd.DataFrame({"number": [self.number] * 1000})
+
+    def plot(self) -> Figure:
+        return Figure()
+
+
+def backtest(folder: Path) -> None:
+    from apportion.cli.backtest import _write
+
+    _write(Figures(), folder)
+
+
+def certify(folder: Path) -> None:
+    from apportion.certificate import Gains
+    from apportion.cli.certify import _write
+
+    _write(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
+
+
+def _write_at_once(job: Callable[[Path], None], folder: Path, both, found) -> None:
+    both.wait()
+    try:
+        job(folder)
+        found.put("wrote")
+    except InputError as error:
+        found.put(f"refused: {error}")
+    except BaseException as error:
+        found.put(f"{type(error).__name__}: {error}")
+
+
+def write_twice(job: Callable[[Path], None], folder: Path) -> list[str]:
+    """What became of two processes that were let go at the same moment."""
+    both, found = _CONTEXT.Barrier(2), _CONTEXT.Queue()
+    writers = [
+        _CONTEXT.Process(target=_write_at_once, args=(job, folder, both, found)) for _ in range(2)
+    ]
+    for writer in writers:
+        writer.start()
+    told = sorted(found.get(timeout=300) for _ in writers)
+    for writer in writers:
+        writer.join()
+    return told
+
+
+def test_of_two_that_train_in_one_folder_one_is_refused(tmp_path):
+    refused, wrote = write_twice(train_long_enough, tmp_path / "run")
+    assert wrote == "wrote"
+    assert "another process is writing in it" in refused or "already holds a run" in refused
+    run = load_run(tmp_path / "run")
+    assert run.results == {"done": True}
+    assert run.policy == EqualShares()
+
+
+def test_of_two_backtests_into_one_folder_one_is_refused(tmp_path):
+    refused, wrote = write_twice(backtest, tmp_path / "out")
+    assert wrote == "wrote"
+    assert "another process is writing in it" in refused or "holds other files" in refused
+    assert read_json(tmp_path / "out" / "results.json") == {"number": 3}
+    assert len(pd.read_csv(tmp_path / "out" / "table.csv")) == 1000
+
+
+def test_two_certificates_in_one_folder_are_both_whole(tmp_path):
+    assert write_twice(certify, tmp_path / "out") == ["wrote", "wrote"]
+    assert read_json(tmp_path / "out" / "certificate.json")["verdict"] == "not yet"
+    assert len(pd.read_csv(tmp_path / "out" / "certificate.csv")) == 40
+    assert (tmp_path / "out" / "certificate.png").read_bytes()[-8:-4] == b"IEND"
+    assert not list(tmp_path.rglob(".*.part"))
+
+
+# One compiled loop of hours.
+ENDLESS = """
+import jax, jax.numpy as jnp
+from apportion.runs.runner import stoppable
+
+def endless():
+    matrix = jnp.eye(300)
+    loop = jax.jit(lambda x: jax.lax.fori_loop(0, 10**7, lambda i, x: x @ matrix, x))
+    program = loop.lower(matrix).compile()
+    print("begun", flush=True)
+    return program(matrix).block_until_ready()
+
+stoppable(endless)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_compiled_work_at_once(number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "begun\n"
+    # Well into the loop, which takes hours.
+    time.sleep(0.5)
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.endswith("apportion: stopped at once; nothing was to be saved\n")
+
+
+def test_what_work_returns_raises_and_warns_comes_through():
+    before = signal.getsignal(signal.SIGINT)
+    assert stoppable(lambda: "done") == "done"
+    with pytest.raises(ZeroDivisionError):
+        stoppable(lambda: 1 / 0)
+    with pytest.warns(UserWarning, match="careful"):
+        stoppable(lambda: warnings.warn("careful", stacklevel=1))
+    assert signal.getsignal(signal.SIGINT) is before

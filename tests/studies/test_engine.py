@@ -1,0 +1,236 @@
+"""Studies as cells: saved one by one, resumed, drawn, refused, and performed side by side."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import apportion.cli.study  # noqa: F401, before the registry holds toys
+from apportion.cli import main
+from apportion.errors import InputError
+from apportion.runs.files import only_writer
+from apportion.runs.runner import Stopped
+from apportion.studies import registry
+from apportion.studies.engine import StudyRequest, perform_plans
+from studies.toys import computed, toy
+
+FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
+CELLS = [f"cell-{n}" for n in range(6)]
+
+
+def perform(plan, folder, **options):
+    [done] = perform_plans([StudyRequest(plan, folder, "apportion study toy")], **options)
+    return done
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return all((one / file).read_bytes() == (other / file).read_bytes() for file in FILES)
+
+
+def after(log, count, action):
+    """A progress function that acts once so many cells are computed."""
+
+    def progress(what, fraction):
+        if len(computed(log)) == count:
+            action()
+
+    return progress
+
+
+def ask_to_stop():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def about(folder):
+    return json.loads((folder / "study.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The toy's folder, computed undisturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "toy"
+    perform(toy(), folder)
+    return folder
+
+
+def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path):
+    log, cut = tmp_path / "log", tmp_path / "cut"
+    with pytest.raises(Stopped, match=r"2 of 6 cells of toy are saved in .*; the same command"):
+        perform(toy(log), cut, progress=after(log, 2, ask_to_stop))
+    assert len(computed(log)) == 2
+    assert not (cut / "verdict.json").exists()
+    assert (early := about(cut))["device"] == "cpu: cpu"
+    assert "figures" not in early
+    done = perform(toy(log), cut)
+    assert sorted(computed(log)) == CELLS
+    assert same_files(whole, cut)
+    assert done.seconds >= early["seconds"] >= 0
+    perform(toy(log), cut)
+    perform(toy(log), cut, draw=True)
+    assert len(computed(log)) == 6
+    assert not (cut / "cells").exists()
+    told = about(cut)
+    assert (told["seconds"], told["command"]) == (done.seconds, "apportion study toy")
+    assert (told["seed"], told["figures"][0]["notes"]) == (0, ["A note."])
+    assert told["versions"]["jax"]
+    # Forty digits in a checkout, nothing elsewhere.
+    assert told["commit"] is None or len(told["commit"].split()[0]) == 40
+
+
+def test_a_study_that_died_goes_on_from_its_saved_cells(whole, tmp_path):
+    log = tmp_path / "log"
+    plan = toy(log, trouble={"cell-1": ("full", 1)})
+    with pytest.raises(MemoryError):
+        perform(plan, tmp_path / "cut")
+    assert computed(log) == ["cell-0", "cell-2", "cell-4", "cell-1"]
+    perform(plan, tmp_path / "cut")
+    assert computed(log)[4:] == ["cell-1", "cell-3", "cell-5"]
+    assert same_files(whole, tmp_path / "cut")
+
+
+def test_drawing_computes_nothing(whole, tmp_path):
+    with pytest.raises(InputError, match=r"6 of 6 cells are missing \(first: cell-0\)"):
+        perform(toy(), tmp_path / "none", draw=True)
+    assert not (tmp_path / "none").exists()
+    perform(toy(), tmp_path / "toy")
+    for file in FILES[:3]:
+        (tmp_path / "toy" / file).unlink()
+    perform(toy(tmp_path / "log"), tmp_path / "toy", draw=True)
+    assert computed(tmp_path / "log") == []
+    assert same_files(whole, tmp_path / "toy")
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"scale": "paper"}, {"cells": 5}])
+def test_a_folder_with_cells_of_other_settings_is_refused(whole, change):
+    before = {file: file.stat().st_mtime_ns for file in whole.rglob("*") if file.is_file()}
+    with pytest.raises(InputError, match="holds cells of a study with other settings or data"):
+        perform(toy(**change), whole)
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file; choose a folder"):
+        perform(toy(), tmp_path / "file")
+    with only_writer(tmp_path / "busy"), pytest.raises(InputError, match="another process is writ"):
+        perform(toy(), tmp_path / "busy")
+    (tmp_path / "busy" / "cells.json").write_text("[]")
+    with pytest.raises(InputError, match=r"cells\.json: is damaged"):
+        perform(toy(), tmp_path / "busy")
+    (tmp_path / "told").mkdir()
+    (tmp_path / "told" / "study.json").write_text('{"seconds": "long"}')
+    with pytest.raises(InputError, match="does not say how the study was computed"):
+        perform(toy(), tmp_path / "told")
+
+
+def test_a_study_of_several_figures_writes_each_under_its_name(tmp_path):
+    done = perform(toy(name="pair", figures=("one", "two")), tmp_path)
+    names = {file.name for file in tmp_path.iterdir() if not file.name.startswith(".")}
+    assert names == {
+        *("one.csv", "one.png", "two.csv", "two.png"),
+        *("cells.json", "rows.parquet", "study.json", "verdict.json"),
+    }
+    verdicts = json.loads((tmp_path / "verdict.json").read_text())
+    assert [verdict["figure"] for verdict in verdicts] == ["one", "two"]
+    files = [
+        (figure["name"], figure["table"], figure["picture"])
+        for figure in about(tmp_path)["figures"]
+    ]
+    assert files == [("one", "one.csv", "one.png"), ("two", "two.csv", "two.png")]
+    assert done.study.figure("two").name == "two"
+
+
+def test_studies_side_by_side_are_concluded_as_their_cells_are_there(tmp_path):
+    log = tmp_path / "log"
+    plans = [toy(log, name=name) for name in ("one", "two", "three")]
+    perform(plans[1], tmp_path / "two")
+    told = []
+    requests = [StudyRequest(plan, tmp_path / plan.study) for plan in plans]
+    results = perform_plans(requests, progress=lambda what, fraction: told.append((what, fraction)))
+    assert [done.name for done in results] == ["two", "one", "three"]
+    assert told[1] == ("6 of 18 cells, one: cell cell-0", 6 / 18)
+    assert told[-1] == ("18 of 18 cells", 1.0)
+    assert len(computed(log)) == 18
+    again = [StudyRequest(toy(log, name=n, seed=1), tmp_path / "again" / n) for n in "abc"]
+    with pytest.raises(Stopped, match="9 of 18 cells of 3 studies are saved in"):
+        list(perform_plans(again, progress=after(log, 27, ask_to_stop)))
+
+
+def test_the_registry_gives_plans_their_settings_and_finds_figures():
+    plan = registry.make_plan("bound", scale="quick", seed=11)
+    assert (plan.settings["scale"], plan.settings["seed"]) == ("quick", 11)
+    assert plan.digest != registry.make_plan("bound", seed=12).digest
+    assert plan.on_processor
+    for name, study in registry.study_names().items():
+        assert registry.find_plan(name) is registry.find_plan(study)
+    with pytest.raises(InputError, match=r"no study 'boun'; .* did you mean bound\?"):
+        registry.find_plan("boun")
+    assert set(registry.LONGEST) <= set(registry.STUDIES)
+
+
+@pytest.fixture
+def toys(monkeypatch, tmp_path):
+    """The registry with two toy studies; the log of computed cells."""
+    log = tmp_path / "log"
+    plans = {
+        name: lambda *, scale, seed, name=name: toy(log, scale=scale, seed=seed, name=name)
+        for name in ("bound", "fig5")
+    }
+    monkeypatch.setattr(registry, "find_plan", plans.__getitem__)
+    monkeypatch.setattr(registry, "LONGEST", ("fig5",))
+    for name in set(registry.STUDIES) - set(plans):
+        monkeypatch.delitem(registry.STUDIES, name)
+    return log
+
+
+def run_cli(arguments, capfd):
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in [*arguments, "--quiet"]])
+    out, err = capfd.readouterr()
+    return left.value.code, out, err
+
+
+def test_all_studies_go_to_folders_of_their_own(toys, tmp_path, capfd):
+    code, out, _ = run_cli(["study", "all", "--out", tmp_path / "all", "--json"], capfd)
+    assert code == 0
+    assert set(json.loads(out)["studies"]) == {"bound", "fig5"}
+    assert len(computed(toys)) == 12
+    for name in ("bound", "fig5"):
+        folder = tmp_path / "all" / name
+        assert (folder / "report.html").exists()
+        command = f"apportion study {name} --scale quick --seed 0 --out {folder}"
+        assert about(folder)["command"] == command
+
+
+def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeypatch):
+    command = ["study", "bound", "--out", tmp_path / "bound", "--seed", "3"]
+    stopping = after(toys, 1, ask_to_stop)
+    with monkeypatch.context() as patch:
+        patch.setattr("apportion.runs.progress.Quiet.stage", lambda _, *what: stopping(*what))
+        code, out, err = run_cli(command, capfd)
+    assert (code, out) == (2, "")
+    assert err.startswith("apportion: stopped: 1 of 6 cells of bound are saved")
+    assert len(err.splitlines()) == 1
+    code, _, err = run_cli([*command, "--draw"], capfd)
+    assert code == 2
+    assert "5 of 6 cells are missing" in err
+    code, _, err = run_cli(command[:4], capfd)
+    assert code == 2
+    assert "other settings" in err
+    for more in ([], ["--draw"]):
+        code, _, _ = run_cli([*command, *more], capfd)
+        assert code == 0
+    assert len(computed(toys)) == 6
+    assert about(tmp_path / "bound")["seed"] == 3
+
+
+def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
+    tmp_path, monkeypatch, toys
+):
+    monkeypatch.setattr(registry, "read_data", lambda request: {"digits": None})
+    with pytest.raises(InputError, match="study bound reads no digits; leave --mnist out"):
+        list(registry.perform("bound", tmp_path / "no", registry.Request()))
+    assert not (tmp_path / "no").exists()
+    assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2

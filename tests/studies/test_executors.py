@@ -1,0 +1,160 @@
+"""Programs in several processes: the same rows, whoever dies, and a stop that ends every process."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from apportion.errors import InputError
+from apportion.runs.runner import Stopped
+from apportion.studies import executors
+from apportion.studies.engine import Plan, StudyRequest, perform_plans, programs_of
+from apportion.studies.executors import Processes, Serial
+from apportion.studies.registry import make_plan
+from cli.command import apportion, assert_refused
+from studies.test_engine import perform, same_files
+from studies.toys import computed, toy
+
+
+def test_what_died_or_found_no_room_is_computed_again_and_the_rows_are_the_same(tmp_path):
+    log = tmp_path / "log"
+    trouble = {"cell-2": ("die", 1), "cell-1": ("full", 1)}
+    several = perform(toy(log, trouble=trouble), tmp_path / "two", executor=Processes(2))
+    perform(toy(), tmp_path / "one", executor=Serial())
+    assert same_files(tmp_path / "two", tmp_path / "one")
+    # What was finished before a death is not computed again.
+    assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 2, 2, 1, 1, 1]
+    assert several.seconds >= 0
+    assert not multiprocessing.active_children()
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Workers that are threads, which start at once; a program is begun twice at most."""
+
+    class Thread(threading.Thread):
+        def kill(self):
+            pass
+
+    class End:
+        """One end of a pipe, which the thread keeps open when the first process closes it."""
+
+        def __init__(self, end):
+            self.recv, self.send, self.end = end.recv, end.send, end
+
+        def close(self):
+            pass
+
+    def pipe():
+        ours, theirs = multiprocessing.Pipe()
+        ends.append(ours)
+        return ours, End(theirs)
+
+    ends = []
+    context = SimpleNamespace(Pipe=pipe, Process=Thread)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: context)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(executors, "_ATTEMPTS", 2)
+    # A thread cannot be killed, but ends with its pipe.
+    monkeypatch.setattr(Thread, "join", lambda self: [end.close() for end in ends])
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "words", "begun"),
+    [("full", MemoryError, "the GPU is full", 2), ("refuse", InputError, "the data is wrong", 1)],
+)
+def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, error, words, begun):
+    log = tmp_path / "log"
+    with pytest.raises(error, match=words):
+        perform(toy(log, trouble={"cell-0": (what, 9)}), tmp_path / "toy", executor=Processes(1))
+    assert computed(log).count("cell-0") == begun
+
+
+def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
+    threads.setattr(executors, "_work", lambda connection, number, plans: connection.end.close())
+    with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
+        perform(toy(), tmp_path / "toy", executor=Processes(1))
+
+
+def test_a_request_to_stop_ends_every_process_and_the_study_goes_on(tmp_path):
+    log = tmp_path / "log"
+    plan = toy(log, trouble={"cell-4": ("wait", 9), "cell-5": ("wait", 9)})
+
+    def ask(what, fraction):
+        if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; the same command"):
+        perform(plan, tmp_path / "toy", executor=Processes(2), progress=ask)
+    assert not multiprocessing.active_children()
+    (tmp_path / "go").touch()
+    perform(plan, tmp_path / "toy")
+    assert sorted(computed(log)[6:]) == ["cell-4", "cell-5"]
+
+
+def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
+    def plan(name: str, on_processor: bool) -> Plan:
+        return Plan(name, toy().cells[:1], toy().compute, toy().conclude, {}, on_processor)
+
+    plans = [plan("long", False), plan("short", False), plan("beside", True)]
+    waiting = [(one, 1) for plan in plans for one in programs_of(plan, plan.cells)]
+    taken = [
+        executors._take(waiting, beside=beside)[0].plan.study for beside in (True, False, True)
+    ]
+    assert taken == ["beside", "long", "short"]
+
+
+FIRST = """
+import sys
+from pathlib import Path
+from apportion.studies.engine import StudyRequest, perform_plans
+from apportion.studies.executors import Processes
+from studies.toys import toy
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    plan = toy(folder / "log", trouble={"cell-0": ("wait", 9)})
+    list(perform_plans([StudyRequest(plan, folder / "toy")], executor=Processes(1)))
+"""
+
+
+def test_processes_end_with_the_first_when_it_is_killed(tmp_path):
+    (tmp_path / "first.py").write_text(FIRST)
+    tests = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    first = subprocess.Popen(
+        [sys.executable, tmp_path / "first.py", tmp_path],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": tests},
+    )
+    while not (tmp_path / "log").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.1)
+    first.kill()
+    # The pipe is closed by the last process that holds it.
+    first.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_compiled_programs_give_the_same_rows_in_several_processes(tmp_path):
+    for name, executor in (("one", Serial()), ("two", Processes(2))):
+        request = StudyRequest(make_plan("equivariance"), tmp_path / name)
+        assert [done.name for done in perform_plans([request], executor=executor)] == ["equivariance"]
+    assert same_files(tmp_path / "one", tmp_path / "two")
+
+
+def test_processes_are_at_least_one_and_stand_alone(tmp_path):
+    for other in (("--draw",), ("--on", "ray")):
+        done = apportion("study", "bound", "--processes", 2, *other, "--out", tmp_path / "new")
+        assert_refused(done, f"leave {' '.join(other)} out")
+    done = apportion("study", "bound", "--processes", 0, "--out", tmp_path / "new")
+    assert_refused(done, "processes is 0", "at least 1")
+    assert not (tmp_path / "new").exists()

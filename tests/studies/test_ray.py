@@ -1,0 +1,82 @@
+"""Programs on a real Ray cluster: a head without processors of its own, and two workers."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray.cluster_utils import Cluster
+
+from apportion.errors import InputError
+from apportion.studies.engine import programs_of
+from apportion.studies.executors import Ray
+from studies.test_engine import perform, same_files
+from studies.toys import computed, toy
+
+QUICK_DEATHS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers import the toys.
+        tests = str(Path(__file__).parents[1])
+        patch.setenv("PYTHONPATH", os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]))
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": QUICK_DEATHS}
+        )
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        yield cluster
+        cluster.shutdown()
+
+
+def test_what_a_cell_raises_is_raised_here(cluster, tmp_path):
+    plan = toy(tmp_path / "log", trouble={"cell-3": ("refuse", 9)})
+    with pytest.raises(InputError, match="the data is wrong"):
+        perform(plan, tmp_path / "ray", executor=Ray(cluster.address))
+
+
+def test_a_stop_is_heard_while_the_workers_are_busy(cluster, tmp_path):
+    plan = toy(tmp_path / "log", trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
+
+    def stop(what, done):
+        if computed(tmp_path / "log"):
+            raise InputError("stopped")
+
+    with pytest.raises(InputError, match="stopped"):
+        list(Ray(cluster.address).execute(programs_of(plan, plan.cells), stop))
+
+
+def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
+    log = tmp_path / "log"
+    plan = toy(log, trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
+
+    def kill_a_worker_at_work():
+        deadline = time.monotonic() + 120
+        while len(computed(log)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        (tmp_path / "go").touch()
+
+    killer = threading.Thread(target=kill_a_worker_at_work)
+    killer.start()
+    perform(plan, tmp_path / "ray", executor=Ray(cluster.address))
+    killer.join()
+    perform(toy(), tmp_path / "here")
+    assert same_files(tmp_path / "ray", tmp_path / "here")
+    # What the lost worker was at began twice.
+    assert len(computed(log)) > 6
+
+
+def test_where_no_cluster_answers_the_address_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:9"):
+        perform(toy(), tmp_path, executor=Ray("127.0.0.1:9"))
