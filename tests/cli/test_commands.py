@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.settings import GradientSettings
 from apportion.runs.settings_file import read_settings
 from cli.command import apportion, assert_refused, in_own_process, one_object
 
@@ -53,7 +53,7 @@ def test_a_federation_is_trained_and_compared_with_fedavg(tmp_path):
     assert results["gain_final"]["n"] == results["gain_mean_over_rounds"]["n"] == 2
     difference = results["final_accuracy"] - results["final_accuracy_fedavg"]
     assert results["gain_final"]["value"] == pytest.approx(difference, abs=1e-6)
-    again = read_settings(folder / "settings.toml", "federated", FederatedSettings)
+    again = read_settings(folder / "settings.toml", "federated", GradientSettings)
     assert again["task_sizes"] == (3, 1)
 
 

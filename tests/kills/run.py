@@ -35,7 +35,7 @@ from jobs import JOBS, Job, clear, make_data, what_is_damaged  # noqa: E402
 import apportion.domains.budget.job  # noqa: E402
 import apportion.domains.charging.gains  # noqa: E402
 import apportion.domains.charging.job  # noqa: E402
-import apportion.domains.federated.job  # noqa: E402
+import apportion.domains.federated.evaluation  # noqa: E402
 import apportion.domains.portfolio.gains  # noqa: E402
 import apportion.domains.portfolio.job  # noqa: E402
 import apportion.report.folders  # noqa: E402

@@ -119,11 +119,11 @@ def _rounds(
     file: Path, against: str, data: Path | None, bound: float | None, options: _Options
 ) -> Any:
     """The gains that a federation's server has kept; options of runs are refused."""
-    from apportion.domains.federated.round_gains import BOUND, kept_gains
+    from apportion.domains.federated.domain import MAX_ROUND_GAIN, kept_gains
 
     for others in ({"data": data}, *options.values()):
         refuse_options(file, "server's", **others)
-    return kept_gains(file, against, bound=BOUND if bound is None else bound)
+    return kept_gains(file, against, bound=MAX_ROUND_GAIN if bound is None else bound)
 
 
 def _check(alpha: float, block: int, bound: float | None) -> None:
@@ -170,13 +170,13 @@ def _federated(
 ) -> Any:
     from dataclasses import replace
 
-    from apportion.domains.federated.gains import federation_gains
-    from apportion.domains.federated.settings import FederatedSettings
-    from apportion.domains.federated.training import read_digits
+    from apportion.domains.federated.data import read_digits
+    from apportion.domains.federated.evaluation import federation_gains
+    from apportion.domains.federated.settings import GradientSettings
     from apportion.runs.settings_file import from_mapping
 
     source = str(run.folder / "settings.toml")
-    settings = from_mapping(run.settings, FederatedSettings, source)
+    settings = from_mapping(run.settings, GradientSettings, source)
     settings = settings if data is None else replace(settings, mnist=data)
     return federation_gains(run.policy, about, settings, read_digits(settings), against, **options)
 

@@ -9,7 +9,7 @@ import pytest
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
-from apportion.bridges.flower.rounds import partly
+from apportion.bridges.flower.strategy import partly
 from apportion.bridges.flower.updates import between, moved, weighted_sum
 from apportion.certificate import Certificate
 from apportion.cli import main

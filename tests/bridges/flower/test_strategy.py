@@ -30,10 +30,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
-from apportion.domains.federated.digits import CLASSES, Digits
+from apportion.domains.federated.clients import Perceptron
+from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.model import Perceptron
-from apportion.domains.federated.partitions import paper_split
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.states import client_state
 from apportion.errors import InputError

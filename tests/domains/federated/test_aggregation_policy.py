@@ -6,14 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import BySamples, run_episodes
+from apportion.domains.federated.aggregators import BySamples, Learned, passes, run_episodes
+from apportion.domains.federated.clients import ClientModel, Perceptron
+from apportion.domains.federated.data import mixture
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.kinds import mixture
-from apportion.domains.federated.learned import Learned, passes
-from apportion.domains.federated.model import ClientModel, Perceptron
 from apportion.domains.federated.policy import AggregationPolicy, Decision, averaged
 from apportion.domains.federated.states import STATES, client_state
-from apportion.domains.federated.through_rounds import ThroughRounds, shortfall, walk
+from apportion.domains.federated.training import ThroughRounds, shortfall, walk
 from apportion.errors import InputError
 from apportion.memory import Replay
 from apportion.policy import Recurrent

@@ -2,9 +2,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import UNIFORM, BySamples, Fixed, Received
-from apportion.domains.federated.optimisers import Adaptive, ServerStep
-from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
+from apportion.domains.federated.aggregators import (
+    UNIFORM,
+    Adaptive,
+    BySamples,
+    Fixed,
+    Krum,
+    Median,
+    NearestMixing,
+    Received,
+    ServerStep,
+    TrimmedMean,
+)
 from apportion.problem import Observation
 
 

@@ -11,8 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import Received
-from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
+from apportion.domains.federated.aggregators import (
+    Krum,
+    Median,
+    NearestMixing,
+    Received,
+    TrimmedMean,
+)
 from apportion.problem import Observation
 
 pytestmark = pytest.mark.peer

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
+from apportion.domains.federated.data import Digits, embedded_digits, load_mnist
 from apportion.errors import InputError
 
 

@@ -6,18 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import (
-    build,
-    evaluation_keys,
-    sample_tasks,
-    train_mixture,
-    train_policies,
-)
+from apportion.domains.federated.evaluation import evaluation_keys
+from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings
+from apportion.domains.federated.training import train_mixture, train_paper_policies
 from apportion.trees import take
 from domains.federated.made_up import made_up_digits
 
-SETTINGS = FederatedSettings(
+SETTINGS = GradientSettings(
     pooling=1, clients=(18, 8), seen=(10, 5), samples=25, model="perceptron", width=8, rounds=3,
     epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
     steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy", beta=1.0,
@@ -33,7 +29,7 @@ def trained():
     """Every method on the tasks, then on tasks of which the first alone is the same; seeds agree."""
     methods = ("stl", "mtl", "pmtl")
     tasks = [TASKS] * 3 + [MIXED] * 3
-    return train_policies(SETTINGS, FEDERATION, tasks, methods * 2, [7] * 6)
+    return train_paper_policies(SETTINGS, FEDERATION, tasks, methods * 2, [7] * 6)
 
 
 def parameters(policies, run):
@@ -55,7 +51,7 @@ def test_multi_task_learning_learns_from_the_others_too(trained):
 
 def test_single_task_learning_is_training_on_one_task(trained):
     one = replace(SETTINGS, tasks=1)
-    alone = train_policies(one, FEDERATION, [TASKS[:1]], ["mtl"], [7])
+    alone = train_paper_policies(one, FEDERATION, [TASKS[:1]], ["mtl"], [7])
     stl, mtl = (
         np.abs(parameters(trained.policy, run) - parameters(alone.policy, 0)).max()
         for run in (0, 1)
@@ -91,7 +87,7 @@ def test_methods_of_a_seed_are_compared_on_the_same_episodes():
 
 
 def test_a_mixture_of_fewer_tasks_than_go_together_is_trained():
-    settings = FederatedSettings(
+    settings = GradientSettings(
         kinds="sizes+reversed", copies=1, sizes=(3, 3), pooling=1, samples=10, width=4, rounds=1, epochs=1,
         batch=10, server_samples=(5, 10), block=60, hidden=4, steps=1, rollouts=1,
     )  # fmt: skip

@@ -15,9 +15,9 @@ from apportion.domains.federated.aggregators import (
     run_episode,
     run_episodes,
 )
+from apportion.domains.federated.clients import Convolutional, Perceptron
+from apportion.domains.federated.data import paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.model import Convolutional, Perceptron
-from apportion.domains.federated.partitions import paper_split, skewed_tasks
 from apportion.domains.federated.states import STATES, Submission, client_state
 from apportion.errors import InputError
 from apportion.policy import Recurrent

@@ -8,16 +8,15 @@ import pytest
 from made_up import made_up_digits
 
 from apportion.composition import EqualShares
-from apportion.domains.federated import gains
-from apportion.domains.federated.aggregators import BySamples
-from apportion.domains.federated.gains import federation_gains
-from apportion.domains.federated.optimisers import ServerStep
+from apportion.domains.federated import evaluation
+from apportion.domains.federated.aggregators import BySamples, ServerStep
+from apportion.domains.federated.evaluation import federation_gains
 from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.settings import FederatedSettings, reduced_size
+from apportion.domains.federated.settings import GradientSettings, reduced_size
 from apportion.domains.federated.states import client_state
 from apportion.errors import InputError
 
-SETTINGS = FederatedSettings(
+SETTINGS = GradientSettings(
     pooling=1, samples=10, width=4, rounds=2, epochs=1, batch=5, evaluation=40, test=60
 )
 ABOUT = {"job": "federated", "kinds": ["equal", "paper"]}
@@ -46,7 +45,7 @@ def test_a_policy_without_samples_has_no_gate_to_hide_behind(state, gated, monke
         asked.append(aggregator)
         return np.zeros(len(tasks))
 
-    monkeypatch.setattr(gains, "_last_accuracy", untried)
+    monkeypatch.setattr(evaluation, "_last_accuracy", untried)
     policy = AggregationPolicy(client_state(state).channels(1), 2, key=jax.random.key(0))
     settings = replace(SETTINGS, state=state)
     found = federation_gains(policy, ABOUT, settings, made_up_digits(), "FedAvg", federations=1)

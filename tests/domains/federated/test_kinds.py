@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from apportion.domains.federated.kinds import COMBINED, KINDS, kinds_of, mixture
+from apportion.domains.federated.data import COMBINED, KINDS, kinds_of, mixture
 from apportion.errors import InputError
 from domains.federated.made_up import made_up_digits
 

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from apportion.domains.federated.digits import Digits
-from apportion.domains.federated.partitions import paper_split, skewed_tasks
+from apportion.domains.federated.data import Digits, paper_split, skewed_tasks
 from apportion.errors import InputError
 
 LABELS = np.tile(np.arange(10), 100)

@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import BySamples, run_episodes
-from apportion.domains.federated.digits import embedded_digits
-from apportion.domains.federated.kinds import mixture
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import federation_of, halves
-from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.aggregators import BySamples, Learned, run_episodes
+from apportion.domains.federated.data import embedded_digits, halves, mixture
+from apportion.domains.federated.federation import federation_of
+from apportion.domains.federated.policy import AggregationPolicy, shipped_policy
+from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.states import shares_by_samples
 from apportion.problem import Observation
 
@@ -100,7 +97,7 @@ def test_who_understates_its_count_gains_no_more_than_fedavg_gives_for_overstati
 
 
 def test_small_clients_keep_between_half_and_twice_of_fedavgs_share():
-    settings = FederatedSettings(pooling=2, samples=80, rounds=10, epochs=4, client_rate=0.15)
+    settings = GradientSettings(pooling=2, samples=80, rounds=10, epochs=4, client_rate=0.15)
     digits = embedded_digits().pooled(2)
     wanted = [("sizes", 10, seed) for seed in range(3)]
     dealt = mixture(digits, wanted, halves(digits)[1], samples=settings.samples)

@@ -2,4 +2,4 @@
 
 from apportion.bridges.flower.strategy import LearnedAggregation as LearnedAggregation
 
-from apportion.bridges.flower.gradient import ShareGradient as ShareGradient  # isort: skip
+from apportion.bridges.flower.strategy import ShareGradient as ShareGradient  # isort: skip

@@ -18,16 +18,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from jaxtyping import Array, Float
 
-from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.updates import (
-    Update,
+    ClientMemory,
+    ClientUpdate,
     moved,
     read_model,
     sample_counts,
     usable,
     write_model,
 )
-from apportion.domains.federated.server_side import descend_shares
+from apportion.domains.federated.aggregators import descend_shares
 from apportion.errors import InputError
 
 Loss = Callable[[dict[str, Array]], Float[Array, ""]]
@@ -78,14 +78,14 @@ class ShareGradient(FedAvg):
             )
         self.loss, self.steps, self.step_size, self.pull = loss, steps, step_size, pull
         self.momentum, self.largest = momentum, largest
-        self._memory = Memory(1)
+        self._memory = ClientMemory(1)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As in FedAvg, remembering the model sent out."""
         if server_round == 1:
-            self._memory = Memory(1)
+            self._memory = ClientMemory(1)
         self._memory.send(read_model(arrays))
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -107,7 +107,7 @@ class ShareGradient(FedAvg):
         metrics["largest-share"] = float(shares.max())
         return write_model(made), metrics
 
-    def _shares(self, updates: list[Update]) -> np.ndarray:
+    def _shares(self, updates: list[ClientUpdate]) -> np.ndarray:
         counts = sample_counts(updates, self.weighted_by_key, self.largest)
         models = {
             name: jnp.stack([jnp.asarray(update.model[name]) for update in updates])

@@ -13,12 +13,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from apportion.bridges.flower.clients import Memory
 from apportion.bridges.flower.server_data import Judged, ServerData
-from apportion.bridges.flower.updates import Model, Update, between, geometry, moved, weighted_sum
-from apportion.domains.federated.learned import WRONG
+from apportion.bridges.flower.updates import (
+    ClientMemory,
+    ClientUpdate,
+    Model,
+    between,
+    geometry,
+    moved,
+    weighted_sum,
+)
+from apportion.domains.federated.aggregators import WRONG
 from apportion.domains.federated.policy import AggregationPolicy, Decision
-from apportion.domains.federated.states import QUARTER, ClientState, Known, Submission, Tried
+from apportion.domains.federated.states import (
+    QUARTER,
+    ClientState,
+    SampleScores,
+    ServerInfo,
+    Submission,
+)
 from apportion.policy import Policy
 from apportion.problem import Observation
 from apportion.simplex import Mask
@@ -42,10 +55,10 @@ class Aggregated:
 class Round:
     """The usable replies of a round, as the server's samples and its memory show them."""
 
-    updates: list[Update]
+    updates: list[ClientUpdate]
     judged: list[Judged]
     start: Model
-    memory: Memory
+    memory: ClientMemory
     server: ServerData
     counts: np.ndarray
     gated: bool
@@ -81,7 +94,7 @@ class Round:
         """What the policy sees of each client; None where the server's samples fail it."""
         rows = geometry(self.models, self.start, self.memory.move)
         m = len(self.updates)
-        known = Known(
+        known = ServerInfo(
             _array(self.counts),
             _array(self.memory.absent(self.nodes)),
             _array(rows[m]),
@@ -101,7 +114,7 @@ class Round:
             submission = replace(submission, tried=tried)
         return np.asarray(_channels(state, submission))
 
-    def _tried(self) -> Tried | None:
+    def _tried(self) -> SampleScores | None:
         before, ahead = self.server.judged(self.start), self.fedavg_judged
         if before is None or ahead is None:
             return None
@@ -109,7 +122,7 @@ class Round:
         for model, own in zip(self.models, self.judged, strict=True):
             found = self.server.judged(between(self.fedavg, model, QUARTER))
             towards.append(own.chances if found is None else found.chances)
-        return Tried(
+        return SampleScores(
             _array(np.stack([own.chances for own in self.judged])),
             _array(np.stack(towards)),
             _array(ahead.chances),
@@ -175,8 +188,8 @@ def _mean(chances: np.ndarray | None) -> float:
 
 
 def split_scored(
-    updates: list[Update], server: ServerData
-) -> tuple[list[Update], list[Judged], list[int]]:
+    updates: list[ClientUpdate], server: ServerData
+) -> tuple[list[ClientUpdate], list[Judged], list[int]]:
     """The replies that can be scored, how they do, and the nodes whose cannot."""
     judged = [(update, server.judged(update.model)) for update in updates]
     scored = [(update, own) for update, own in judged if own is not None]

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from apportion.certificate import Gains
-from apportion.domains.federated.round_gains import BOUND, round_gains
-from apportion.domains.federated.shipped import shipped_blind_policy, shipped_policy
+from apportion.domains.federated.domain import MAX_ROUND_GAIN, round_gains
+from apportion.domains.federated.policy import shipped_blind_policy, shipped_policy
 from apportion.domains.federated.states import client_state
 from apportion.errors import InputError, needing
 from apportion.policy import Policy
@@ -29,12 +29,11 @@ with needing("LearnedAggregation needs Flower", "federated"):
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg
 
-from apportion.bridges.flower.clients import Memory
-from apportion.bridges.flower.fitting import require_fit
-from apportion.bridges.flower.rounds import Aggregated, Round, split_scored
 from apportion.bridges.flower.server_data import Answers, ServerData
+from apportion.bridges.flower.strategy import Aggregated, Round, require_fit, split_scored
 from apportion.bridges.flower.updates import (
-    Update,
+    ClientMemory,
+    ClientUpdate,
     read_model,
     sample_counts,
     usable,
@@ -110,7 +109,7 @@ class LearnedAggregation(FedAvg):
         largest: float = 10.0,
         gate: bool = True,
         alpha: float | None = None,
-        bound: float = BOUND,
+        bound: float = MAX_ROUND_GAIN,
         keep: Path | str | None = None,
         stop_when_all_fail: bool = False,
         **options: Any,
@@ -251,9 +250,9 @@ class LearnedAggregation(FedAvg):
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run; go on from a file that is there."""
-        self._memory, self._made = Memory(self.window), None
+        self._memory, self._made = ClientMemory(self.window), None
         if self.keep is not None and self.keep.exists():
-            self._memory, self._made = Memory.restored(self.keep, self.window)
+            self._memory, self._made = ClientMemory.restored(self.keep, self.window)
         self._resumed = self._memory.rounds
         self._asked: set[int] = set()
         self._norms: deque[list[float]] = deque(maxlen=self.window)
@@ -293,14 +292,14 @@ class LearnedAggregation(FedAvg):
         self._memory.keep(here.nodes, shown, made.shares)
         return made
 
-    def _fedavg(self, n: int, updates: list[Update]) -> Aggregated:
+    def _fedavg(self, n: int, updates: list[ClientUpdate]) -> Aggregated:
         _log.warning("round %d: no model can be scored; FedAvg instead of learned shares", n)
         counts = sample_counts(updates, self.weighted_by_key, self.largest)
         shares = counts / counts.sum()
         model = weighted_sum(shares, [update.model for update in updates])
         return Aggregated(model, shares, learned=False)
 
-    def _metrics(self, kept: list[Update], made: Aggregated, refused: int) -> MetricRecord:
+    def _metrics(self, kept: list[ClientUpdate], made: Aggregated, refused: int) -> MetricRecord:
         try:
             contents = [update.content for update in kept]
             metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)

@@ -24,17 +24,18 @@ from apportion.domains.federated.aggregators import (
     PolicyAggregator,
     run_episode_sets,
 )
-from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.partitions import Partition, paper_split, side_by_side
-from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
-from apportion.domains.federated.training import (
-    build,
-    evaluation_keys,
+from apportion.domains.federated.data import (
+    Digits,
+    Partition,
+    embedded_digits,
+    join_partitions,
+    paper_split,
     read_digits,
-    sample_tasks,
-    train_policies,
 )
+from apportion.domains.federated.evaluation import evaluation_keys
+from apportion.domains.federated.federation import Federation, build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings, paper_size, reduced_size
+from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
@@ -91,7 +92,7 @@ def compute(
     cells: Sequence[Cell],
     progress: Progress,
     *,
-    settings: FederatedSettings,
+    settings: GradientSettings,
     digits: Digits | None = None,
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
@@ -114,7 +115,7 @@ def compute(
 
 
 def _deal(
-    settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
+    settings: GradientSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
@@ -123,11 +124,11 @@ def _deal(
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
         tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
-    return side_by_side(deals), [tasks[seed] for seed in seeds]
+    return join_partitions(deals), [tasks[seed] for seed in seeds]
 
 
 def _trained(
-    settings: FederatedSettings,
+    settings: GradientSettings,
     federation: Federation,
     cells: Sequence[Cell],
     tasks: Sequence[Tasks],
@@ -137,7 +138,7 @@ def _trained(
         what = f"{settings.state} state: {chunk.step} of {chunk.steps} updates"
         progress(what, 0.9 * chunk.step / chunk.steps)
 
-    trained = train_policies(
+    trained = train_paper_policies(
         settings,
         federation,
         tasks,
