@@ -274,15 +274,10 @@ def federation_gains(
         world, partition = build(settings, digits)
         tasks = sample_tasks(replace(settings, unseen=federations), partition, settings.seed)[1]
     else:
-        first = _SEEDS * (1 + settings.seed)
-        wanted = [
-            (
-                str(np.random.default_rng([settings.seed, n]).choice(about["kinds"])),
-                UNSEEN_CLIENTS,
-                first + n,
-            )
-            for n in range(federations)
-        ]
+        first, wanted = _SEEDS * (1 + settings.seed), []
+        for n in range(federations):
+            kind = np.random.default_rng([settings.seed, n]).choice(about["kinds"])
+            wanted.append((str(kind), UNSEEN_CLIENTS, first + n))
         world, dealt = unseen_world(settings, digits, wanted)
         tasks = dealt.tasks
     key = jax.random.key(settings.seed + _SEEDS)

@@ -3,7 +3,7 @@
 Nothing here starts JAX.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,13 +110,12 @@ class GradientSettings(FederationSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "copies", "together")
-        for field in fields(TrainingSettings):
-            if field.name in ("tasks", "scorer", "members"):
-                if getattr(self, field.name) != field.default:
-                    raise InputError(
-                        f"{field.name} is {getattr(self, field.name)}, which the learner gradient does "
-                        "not read; leave it out, or choose the learner ppo"
-                    )
+        for name in ("tasks", "scorer", "members"):
+            if (given := getattr(self, name)) != getattr(TrainingSettings, name):
+                raise InputError(
+                    f"{name} is {given}, which the learner gradient does not read; leave it out, or choose "
+                    "the learner ppo"
+                )
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ class Accuracy(ClientState):
 
 
 class Rich(ClientState):
-    """`Accuracy`; the accuracy on each class less its mean over the clients; and the log norm of each update
-    and its cosine with the mean update, centred.
+    """`Accuracy`; the accuracy on each class less its mean over the clients; and the log norm of each
+    update and its cosine with the mean update, centred.
     """
 
     def channels(self, classes: int) -> int:
