@@ -26,7 +26,7 @@ INSIDE = (
     ),
     *("simplex", "tasks", "training", "trees", "domains.training", "domains.probes"),
     *("domains.charging.garage", "domains.charging.peers", "domains.charging.problem"),
-    *("domains.budget.problem", "domains.federated.federation", "domains.federated.model"),
+    *("domains.budget.problem", "domains.federated.federation", "domains.federated.clients"),
     *("domains.federated.training", "domains.portfolio.costs", "domains.portfolio.market"),
     *("domains.portfolio.training", "domains.portfolio.walk"),
 )
