@@ -50,7 +50,7 @@ def values_and_gradients(through, layers, images, weights):
 @pytest.mark.parametrize("sizes", [(12, 5, 32, 10, 64), (9, 3, 20, 7, 5), (6, 2, 3, 2, 130)])
 def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
-    found = values_and_gradients(clients.by_kernels, layers, images, weights)
+    found = values_and_gradients(convolution_gpu.fused_layers, layers, images, weights)
     exact = images.astype(jnp.float32)
     expected = values_and_gradients(clients.by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
@@ -63,8 +63,8 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     images = jnp.ones((2, 6, 6), jnp.bfloat16)
     asked = []
     monkeypatch.setattr(
-        clients,
-        "by_kernels",
+        convolution_gpu,
+        "fused_layers",
         lambda *layers: asked.append(True) or clients.by_products(*layers),
     )
     plain = client.logits(parameters, images)
@@ -87,7 +87,7 @@ def test_the_images_have_their_gradient_too(interpreted):
 
     found, expected = (
         jax.jit(jax.grad(partial(total, each)))(images[0])
-        for each in (clients.by_kernels, clients.by_products)
+        for each in (convolution_gpu.fused_layers, clients.by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1

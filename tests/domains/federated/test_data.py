@@ -236,7 +236,13 @@ def test_what_cannot_be_dealt_is_refused():
         kinds_of("equall")
     with pytest.raises(InputError, match="ask for fewer"):
         dealt("equal", clients=30)
-    for wrong in ("flipped-3+paper", "paper+paper", "paper+", "+flipped-3", "paper+flipped-1+scaled"):
+    for wrong in (
+        "flipped-3+paper",
+        "paper+paper",
+        "paper+",
+        "+flipped-3",
+        "paper+flipped-1+scaled",
+    ):
         with pytest.raises(InputError, match="a skew and a fault such as"):
             kinds_of(wrong)
     assert kinds_of("all") == KINDS + COMBINED

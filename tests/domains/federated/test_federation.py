@@ -78,7 +78,8 @@ def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
 
 def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_every_row():
     informed, fedavg = (
-        run_episodes(federation(), Fixed.minority(total), TRAINING, key=KEY) for total in (0.45, 0.2)
+        run_episodes(federation(), Fixed.minority(total), TRAINING, key=KEY)
+        for total in (0.45, 0.2)
     )
     assert float(informed.tested[:, -1].mean()) > float(fedavg.tested[:, -1].mean()) + 0.02
     rows = informed.to_frame()
