@@ -220,7 +220,7 @@ DOMAINS = (
           "return _by_rank(received, (m - 1) // 2, m // 2 + 1)",
           "return _by_rank(received, jnp.zeros_like(m), m)", _ROBUST),
     Fault("reversed clients are honest", "domains/federated/data.py",
-          "split.factors[pool.some(split, 2)] = -1.0", "split.factors[pool.some(split, 2)] = 1.0",
+          "split.factors[some] = -1.0", "split.factors[some] = 1.0",
           "tests/domains/federated/test_data.py -k attack"),
     Fault("the minority's share is the majority's", "domains/federated/aggregators.py",
           "jnp.full(first, (1 - total) / first), jnp.full(last, total / last)",

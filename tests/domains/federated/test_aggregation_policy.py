@@ -20,7 +20,7 @@ from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy, save_policy
 from apportion.tasks import Tasks
 from domains.federated.made_up import made_up_digits
-from learning import SEED, assert_mean_above, train_seeds
+from learning import SEED, assert_mean_above, optimised, train_seeds
 
 KEY = jax.random.key(0)
 DIGITS = made_up_digits()
@@ -182,6 +182,7 @@ class Harmful(AggregationPolicy):
         return Decision(shares, 1.0 + 2 * self.harm, jnp.zeros(()))
 
 
+@optimised()
 def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
     # Long enough for FedAvg to learn what can be lost.
     problem = Federation(

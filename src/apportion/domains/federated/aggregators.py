@@ -454,6 +454,7 @@ def receive(
     )
 
 
+@eqx.filter_jit
 def run_each(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
@@ -463,11 +464,10 @@ def run_each(
     )
 
 
-@eqx.filter_jit
 def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
 ) -> EpisodeRecord:
-    """One episode of every task, each with its own key: arrays (tasks, time, ...)."""
+    """One episode of every task, each with a key of its own out of one."""
     return run_each(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
 
 

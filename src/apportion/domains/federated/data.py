@@ -11,7 +11,7 @@ images. Reading starts no JAX.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -295,151 +295,21 @@ def _mixed_tasks(
     return Tasks.of(drawn)
 
 
-@dataclass
-class ClientSplit:
-    """The clients of one federation, each with places of images, labels of its own and a factor."""
+SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
+"""Who holds which images, and how many.
 
-    places: list[np.ndarray]
-    labels: list[np.ndarray]
-    factors: np.ndarray
-    noise: np.ndarray
-    """Standard deviation of the noise on each client's images."""
-
-
-Deal = Callable[["Pool", int, int], ClientSplit]
-"""The federation of so many clients with at most so many images each."""
-Fault = Callable[["Pool", ClientSplit], None]
-"""Makes some of a federation's clients faulty."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Images to deal out, and the randomness that decides who gets which."""
-
-    labels: np.ndarray
-    """Of all images."""
-    places: np.ndarray
-    """Of those to deal out."""
-    rng: np.random.Generator
-
-    def by_mix(self, mixes: Sequence[np.ndarray], samples: int) -> ClientSplit:
-        """Clients whose classes are mixed in these proportions, nobody's image being another's too."""
-        order = self.rng.permutation(self.places)
-        left = [order[self.labels[order] == c].tolist() for c in range(CLASSES)]
-        places = []
-        for mix in mixes:
-            taken: list[int] = []
-            while len(taken) < samples:
-                # What one class lacks the others make up for.
-                chance = np.where([len(own) > 0 for own in left], mix + 1e-9, 0.0)
-                wanted = self.rng.multinomial(samples - len(taken), chance / chance.sum())
-                for own, count in zip(left, wanted, strict=True):
-                    taken += own[:count]
-                    del own[:count]
-            places.append(np.array(taken))
-        return ClientSplit(
-            places,
-            [self.labels[own] for own in places],
-            np.ones(len(places), np.float32),
-            np.zeros(len(places), np.float32),
-        )
-
-    def some(self, split: ClientSplit, tenths: int) -> np.ndarray:
-        """So many tenths of the clients, at least one."""
-        clients = len(split.places)
-        count = max(1, round(clients * tenths / 10))
-        return self.rng.choice(clients, count, replace=False)
-
-
-def _equal(pool: Pool, clients: int, samples: int) -> ClientSplit:
-    return pool.by_mix([np.full(CLASSES, 1 / CLASSES)] * clients, samples)
-
-
-def _dirichlet(concentration: float) -> Deal:
-    def deal(pool: Pool, clients: int, samples: int) -> ClientSplit:
-        mixes = pool.rng.dirichlet(np.full(CLASSES, concentration), clients)
-        return pool.by_mix(list(mixes), samples)
-
-    return deal
-
-
-def _two_labels(pool: Pool, clients: int, samples: int) -> ClientSplit:
-    mixes = np.zeros((clients, CLASSES))
-    for mix in mixes:
-        mix[pool.rng.choice(CLASSES, 2, replace=False)] = 0.5
-    return pool.by_mix(list(mixes), samples)
-
-
-def _papers(pool: Pool, clients: int, samples: int) -> ClientSplit:
-    """Most clients see six classes, one in five the other four: the paper's, whichever they are."""
-    order = pool.rng.permutation(CLASSES)
-    mixes = np.zeros((clients, CLASSES))
-    minority = max(1, clients // 5)
-    mixes[: clients - minority, order[:6]] = 1 / 6
-    mixes[clients - minority :, order[6:]] = 1 / 4
-    return pool.by_mix(list(mixes), samples)
-
-
-def _sizes(pool: Pool, clients: int, samples: int) -> ClientSplit:
-    split = _equal(pool, clients, samples)
-    size = 0.6 * samples * np.exp(0.8 * pool.rng.normal(size=clients))
-    counts = np.clip(size, min(10, samples), samples).astype(int)
-    for client, count in enumerate(counts):
-        # Images come class by class: the first ones would be of the first classes alone.
-        kept = pool.rng.permutation(samples)[:count]
-        split.places[client] = split.places[client][kept]
-        split.labels[client] = split.labels[client][kept]
-    return split
-
-
-def _noisy_images(pool: Pool, split: ClientSplit) -> None:
-    split.noise[pool.some(split, 3)] = 0.7
-
-
-def _noisy_labels(pool: Pool, split: ClientSplit) -> None:
-    for client in pool.some(split, 3):
-        own = split.labels[client]
-        hit = pool.rng.random(len(own)) < 0.7
-        split.labels[client] = np.where(hit, pool.rng.integers(0, CLASSES, len(own)), own)
-
-
-def _flipped(tenths: int, factor: float = 1.0) -> Fault:
-    def flip(pool: Pool, split: ClientSplit) -> None:
-        for client in pool.some(split, tenths):
-            split.labels[client] = CLASSES - 1 - split.labels[client]
-            split.factors[client] = factor
-
-    return flip
-
-
-def _reversed(pool: Pool, split: ClientSplit) -> None:
-    split.factors[pool.some(split, 2)] = -1.0
-
-
-SKEWS: dict[str, Deal] = {
-    "equal": _equal,
-    "dirichlet-0.1": _dirichlet(0.1),
-    "dirichlet-0.3": _dirichlet(0.3),
-    "dirichlet-1": _dirichlet(1.0),
-    "two-labels": _two_labels,
-    "sizes": _sizes,
-    "paper": _papers,
-}
-"""Who holds which images, and how many."""
-FAULTS: dict[str, Fault] = {
-    "noisy-images": _noisy_images,
-    "noisy-labels": _noisy_labels,
-    "flipped-1": _flipped(1),
-    "flipped-3": _flipped(3),
-    "reversed": _reversed,
-    "scaled": _flipped(1, factor=4.0),
-}
-"""Clients that are noisy or attack.
+`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two of them, in `sizes`
+clients hold unequally many images, in `paper` most see six classes and one in five the other four.
+"""
+FAULTS = {
+    "noisy-images": 3, "noisy-labels": 3, "flipped-1": 1, "flipped-3": 3, "reversed": 2, "scaled": 1
+}  # fmt: skip
+"""Clients that are noisy or attack, and how many tenths of all they are.
 
 `flipped-1` and `flipped-3` are one and three clients of ten that call every digit d by 9 - d,
 `reversed` two that send their update backwards, `scaled` one that flips and sends it fourfold.
 """
-KINDS = (*list(SKEWS)[:-1], *FAULTS, "paper")
+KINDS = (*SKEWS[:-1], *FAULTS, "paper")
 """Skews and faults, each alone: the kinds of the study."""
 ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
 """Those with clients that attack."""
@@ -471,6 +341,93 @@ def kinds_of(names: str) -> tuple[str, ...]:
                 f"fault such as {COMBINED[-1]}{near}"
             )
     return chosen
+
+
+@dataclass
+class ClientSplit:
+    """The clients of one federation, each with places of images, labels of its own and a factor."""
+
+    places: list[np.ndarray]
+    labels: list[np.ndarray]
+    factors: np.ndarray
+    noise: np.ndarray
+    """Standard deviation of the noise on each client's images."""
+
+
+def _mixes(skew: str, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """In what proportions the classes are mixed at each client."""
+    if skew.startswith("dirichlet-"):
+        concentration = float(skew.removeprefix("dirichlet-"))
+        return rng.dirichlet(np.full(CLASSES, concentration), clients)
+    mixes = np.zeros((clients, CLASSES))
+    if skew == "two-labels":
+        for mix in mixes:
+            mix[rng.choice(CLASSES, 2, replace=False)] = 0.5
+    elif skew == "paper":
+        order, minority = rng.permutation(CLASSES), max(1, clients // 5)
+        mixes[: clients - minority, order[:6]] = 1 / 6
+        mixes[clients - minority :, order[6:]] = 1 / 4
+    else:
+        mixes[:] = 1 / CLASSES
+    return mixes
+
+
+def _deal(
+    skew: str,
+    labels: np.ndarray,
+    places: np.ndarray,
+    clients: int,
+    samples: int,
+    rng: np.random.Generator,
+) -> ClientSplit:
+    """The clients of a skew, nobody's image being another's too."""
+    mixes = _mixes(skew, clients, rng)
+    order = rng.permutation(places)
+    left = [order[labels[order] == c].tolist() for c in range(CLASSES)]
+    held = []
+    for mix in mixes:
+        taken: list[int] = []
+        while len(taken) < samples:
+            # What one class lacks the others make up for.
+            chance = np.where([len(own) > 0 for own in left], mix + 1e-9, 0.0)
+            wanted = rng.multinomial(samples - len(taken), chance / chance.sum())
+            for own, count in zip(left, wanted, strict=True):
+                taken += own[:count]
+                del own[:count]
+        held.append(np.array(taken))
+    if skew == "sizes":
+        sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
+        counts = np.clip(sizes, min(10, samples), samples).astype(int)
+        # Images come class by class: the first ones would be of the first classes alone.
+        held = [
+            own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
+        ]
+    return ClientSplit(
+        held,
+        [labels[own] for own in held],
+        np.ones(clients, np.float32),
+        np.zeros(clients, np.float32),
+    )
+
+
+def _make_faulty(split: ClientSplit, fault: str, rng: np.random.Generator) -> None:
+    """Make some of a federation's clients, at least one, noisy or malicious."""
+    clients = len(split.places)
+    count = max(1, round(clients * FAULTS[fault] / 10))
+    some = rng.choice(clients, count, replace=False)
+    if fault == "noisy-images":
+        split.noise[some] = 0.7
+    elif fault == "noisy-labels":
+        for client in some:
+            own = split.labels[client]
+            hit = rng.random(len(own)) < 0.7
+            split.labels[client] = np.where(hit, rng.integers(0, CLASSES, len(own)), own)
+    elif fault == "reversed":
+        split.factors[some] = -1.0
+    else:
+        for client in some:
+            split.labels[client] = CLASSES - 1 - split.labels[client]
+        split.factors[some] = 4.0 if fault == "scaled" else 1.0
 
 
 @dataclass(frozen=True)
@@ -507,10 +464,10 @@ def mixture(
             )
         parts = kind.split("+")
         rng = np.random.default_rng([*(KINDS.index(part) for part in parts), clients, seed])
-        pool = Pool(digits.labels, places, rng)
-        split = SKEWS.get(parts[0], _equal)(pool, clients, samples)
+        skew = parts[0] if parts[0] in SKEWS else "equal"
+        split = _deal(skew, digits.labels, places, clients, samples, rng)
         if parts[-1] in FAULTS:
-            FAULTS[parts[-1]](pool, split)
+            _make_faulty(split, parts[-1], rng)
         splits.append(split)
         for own, noise in zip(split.places, split.noise, strict=True):
             if noise == 0:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -293,7 +292,4 @@ def _last_accuracy(
 ) -> np.ndarray:
     """Test accuracy after the last round of each task; a task's key is its own, however many there are."""
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
-    return np.asarray(_run(world, aggregator, tasks, keys).tested[:, -1], float)
-
-
-_run = eqx.filter_jit(run_each)
+    return np.asarray(run_each(world, aggregator, tasks, keys).tested[:, -1], float)

@@ -50,9 +50,9 @@ class AdamState(eqx.Module):
 class Walked(eqx.Module):
     """What an episode gave: losses of the aggregate and of FedAvg's, and the shares."""
 
-    losses: Float[Array, "*batch time"]
-    plain: Float[Array, "*batch time"]
-    shares: Float[Array, "*batch time entities"]
+    losses: Float[Array, "*time"]
+    plain: Float[Array, "*time"]
+    shares: Float[Array, "*time entities"]
 
 
 class ThroughRounds(Learner):
@@ -275,10 +275,3 @@ def train_mixture(
     )
     assert isinstance(result.policy, AggregationPolicy)
     return result.policy
-
-
-def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:
-    """Keys of the episodes that methods are compared on: the same first models and
-    batches for every method of a seed.
-    """
-    return stack([jax.random.split(jax.random.key(1000 + seed), tasks) for seed in seeds])
