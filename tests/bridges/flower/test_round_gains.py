@@ -18,18 +18,18 @@ from bridges.flower.test_strategy import (
     begin,
     models,
     opinionated,
-    reply,
+    replies_of,
     strategy_of,
 )
 
 
 def replies(seed):
-    return [reply(i, table) for i, table in enumerate(models(4, seed))]
+    return replies_of(models(4, seed))
 
 
 def one_right(seed):
     """The last client is right on every sample, and the policy of `strategy_of` gives it most."""
-    return [reply(i, table) for i, table in enumerate([*models(3, seed), 4 * TRUTH])]
+    return replies_of([*models(3, seed), 4 * TRUTH])
 
 
 def chance(table):

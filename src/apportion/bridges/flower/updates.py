@@ -7,7 +7,7 @@ its clients, by node id, and how that outlives the server.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -57,17 +57,17 @@ def write_model(model: Model) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
-def weighted_sum(shares: np.ndarray, models: Sequence[Model]) -> Model:
-    """sum_i a_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
+def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
+    """sum_i w_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
     return {
-        name: _filled(models[0][name], _mean_of(shares, [model[name] for model in models]))
+        name: _weighted(weights, [model[name] for model in models], models[0][name])
         for name in models[0]
     }
 
 
-def cast_like(model: Model, like: Model) -> Model:
-    """The model in the types and the order of another; counters are rounded."""
-    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
+def between(one: Model, other: Model, part: float) -> Model:
+    """The model this part of the way from one to another, in the types of the first."""
+    return weighted_sum(np.array([1 - part, part]), [one, other])
 
 
 def moved(
@@ -84,29 +84,29 @@ def moved(
     Counters are averaged, and so is an array whose average has no negative values and that would get
     some, such as the variances of a batch normalisation.
     """
+    weights = np.array([*(step * shares), 1 - step, *([] if move is None else [momentum])])
     made = {}
     for name, first in start.items():
-        mean = _mean_of(shares, [model[name] for model in models])
-        if first.dtype.kind != "f":
-            made[name] = _filled(first, mean)
-            continue
-        last = None if move is None else move[name]
-        made[name] = _filled(first, _moved_mean(mean, first, last, step, momentum))
-        if (made[name] < 0).any() and not _negative(mean, first.size):
-            made[name] = _filled(first, mean)
+        own = [model[name] for model in models]
+        if first.dtype.kind == "f":
+            last = [] if move is None else [move[name]]
+            made[name] = _weighted(weights, [*own, first, *last], first)
+            if not (made[name] < 0).any():
+                continue
+            rows = [array.reshape(-1) for array in own]
+            if any((_block(shares, rows, part) < 0).any() for part in _blocks(first.size)):
+                continue
+        made[name] = _weighted(shares, own, first)
     return made
 
 
-def between(one: Model, other: Model, part: float) -> Model:
-    """The model this part of the way from one to another, in the types of the first."""
-    shares = np.array([1 - part, part])
-    return weighted_sum(shares, [one, other])
+def cast_like(model: Model, like: Model) -> Model:
+    """The model in the types and the order of another; counters are rounded."""
+    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
 
 
-Numbers = Callable[[slice], np.ndarray]
-"""A part of an array's numbers in float64, so that a whole array need never be."""
 BLOCK = 1 << 18
-"""Numbers of an array that are worked on at once."""
+"""Numbers of an array that are worked on at once, so that a whole one need never be in float64."""
 
 
 def _blocks(size: int, rows: int = 1) -> list[slice]:
@@ -115,47 +115,26 @@ def _blocks(size: int, rows: int = 1) -> list[slice]:
     return [slice(first, first + block) for first in range(0, size, block)]
 
 
-def _mean_of(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> Numbers:
-    flat = [array.reshape(-1) for array in arrays]
-
-    def numbers(part: slice) -> np.ndarray:
-        total = np.zeros(len(flat[0][part]))
-        for share, own in zip(shares, flat, strict=True):
-            total += share * own[part].astype(np.float64)
-        return total
-
-    return numbers
+def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.ndarray:
+    """A part of a weighted sum, in float64."""
+    total = np.zeros(len(rows[0][part]))
+    for weight, own in zip(weights, rows, strict=True):
+        total += weight * own[part].astype(np.float64)
+    return total
 
 
-def _moved_mean(
-    mean: Numbers, start: np.ndarray, move: np.ndarray | None, step: float, momentum: float
-) -> Numbers:
-    first, last = start.reshape(-1), None if move is None else move.reshape(-1)
-
-    def numbers(part: slice) -> np.ndarray:
-        before = first[part].astype(np.float64)
-        there = before + step * (mean(part) - before)
-        return there if last is None else there + momentum * last[part].astype(np.float64)
-
-    return numbers
-
-
-def _filled(like: np.ndarray, numbers: Numbers) -> np.ndarray:
-    """An array of another's form and type with these numbers."""
+def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
+    """A weighted sum in the form and type of another array."""
     made = np.empty_like(like, order="C", subok=False)
-    flat = made.reshape(-1)
+    flat, rows = made.reshape(-1), [array.reshape(-1) for array in arrays]
     for part in _blocks(flat.size):
-        flat[part] = _cast(numbers(part), like.dtype)
+        flat[part] = _cast(_block(weights, rows, part), like.dtype)
     return made
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
     rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
     return rounded.astype(kind, copy=False)
-
-
-def _negative(numbers: Numbers, size: int) -> bool:
-    return any(bool((numbers(part) < 0).any()) for part in _blocks(size))
 
 
 def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -> np.ndarray:

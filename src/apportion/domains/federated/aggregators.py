@@ -54,10 +54,10 @@ class Received(eqx.Module):
     """The aggregate that the clients started from."""
     move: Model
     """That aggregate less the one before."""
-    samples: ServerSamples | None = None
-    federation: Federation | None = None
+    samples: ServerSamples
+    federation: Federation
     """Where the server tries models on its samples."""
-    key: PRNGKeyArray | None = None
+    key: PRNGKeyArray
 
     @property
     def by_samples(self) -> Shares:
@@ -151,8 +151,6 @@ class Learned(Memoryless):
         if not self.gated:
             return model, decision.shares
         federation, samples = received.federation, received.samples
-        assert federation is not None
-        assert samples is not None
         plain = fedavg(received.counts.astype(jnp.float32), received.mask)
         other = plain.model(received.models, received.start, received.move)
         chances = federation.chances(jnp.stack([model, other]), samples.places)
@@ -318,8 +316,6 @@ class GradientShares(Memoryless):
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         federation, samples = received.federation, received.samples
-        assert federation is not None
-        assert samples is not None
         plain = received.by_samples
         real = samples.shown | samples.kept
 
@@ -384,9 +380,6 @@ class FineTuned(Memoryless):
 def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]:
     """A model after a client's epochs on the server's samples, and how many those are."""
     federation, samples, key = received.federation, received.samples, received.key
-    assert federation is not None
-    assert samples is not None
-    assert key is not None
     real = samples.shown | samples.kept
     # The real ones first, as clients have theirs.
     places = samples.places[jnp.argsort(~real)]
