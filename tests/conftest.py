@@ -76,7 +76,7 @@ LONG = (
     "test_everything_registered",
     "test_recipe",
     "test_certificate",
-    "test_federation_gains",
+    "test_federated_domain",
     "test_weekly_gains",
     "test_job",
     "test_skfolio",
