@@ -63,12 +63,15 @@ def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode(steep):
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
 
 
-def test_padding_takes_no_part(steep):
-    policy, here = steep
-    padded = Tasks.of([np.asarray(task.members).tolist() for task in TRAINING], width=12)
-    there = episodes(policy, padded)
-    assert (there.shares[..., 10:] == 0).all()
-    assert np.asarray(there.shares[..., :10]) == pytest.approx(np.asarray(here.shares), abs=1e-5)
+def test_padding_takes_no_part():
+    problem = federation()
+    padded = Tasks.of([np.asarray(TRAINING[0].members).tolist()], width=12)[0]
+    here, there = (reset(problem, task) for task in (TRAINING[0], padded))
+    for name in ("models", "history", "held"):
+        own = np.asarray(getattr(there, name))[:10]
+        assert own == pytest.approx(np.asarray(getattr(here, name)), abs=1e-5)
+    assert (there.history[10:] == 0).all()
+    assert (there.held[10:] == 0).all()
 
 
 def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
@@ -93,9 +96,13 @@ def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_ever
     assert shares.sum(1) == pytest.approx(1, abs=1e-6)
 
 
+DRAWN = {"drawn": (20, 60), "gate": True, "model": Convolutional(6, 2, 3)}
+"""A server that draws its samples in every episode, and clients with a convolution."""
+
+
 @pytest.mark.parametrize("name", sorted(STATES))
 def test_every_client_state_keeps_the_interface(name):
-    problem = federation(state=client_state(name), model=Convolutional(6, 2, 3))
+    problem = federation(state=client_state(name), **(DRAWN if name == "invariant" else {}))
     if name == "invariant":
         check_problem(problem, TRAINING)
     state = reset(problem, TRAINING[0])
@@ -202,7 +209,7 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
 
 
 def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_the_policy():
-    problem = federation(drawn=(20, 60), gate=True, state=client_state("invariant"))
+    problem = federation(state=client_state("invariant"), **DRAWN)
     counts = set()
     for key in jax.random.split(KEY, 8):
         server = reset(problem, TRAINING[0], key).server

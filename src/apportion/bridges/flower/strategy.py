@@ -98,7 +98,8 @@ class GuardedFedAvg(FedAvg):
     """
 
     def __init__(self, window: int, max_update_ratio: float, options: dict[str, Any]):
-        super().__init__(**({"fraction_evaluate": 0.0} | options))
+        options.setdefault("fraction_evaluate", 0.0)
+        super().__init__(**options)
         if not max_update_ratio > 1 or window < 1:
             raise InputError(
                 f"{type(self).__name__}: max_update_ratio {max_update_ratio} must be over 1 and window "

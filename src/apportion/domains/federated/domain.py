@@ -77,7 +77,7 @@ class FederatedDomain(Domain):
             bound = MAX_ROUND_GAIN if options.bound is None else options.bound
             return kept_gains(source, against, max_gain=bound)
         values = source.settings
-        kind = self.variants.get(values.get("learner"), self.settings)
+        kind = self.variants[values.get("learner", "gradient")]
         settings = from_mapping(values, kind, str(source.folder / "settings.toml"))
         settings = settings if options.data is None else replace(settings, mnist=options.data)
         from apportion.domains.federated.data import read_digits
