@@ -211,7 +211,7 @@ def test_a_mixture_has_tasks_of_every_kind_and_size_with_clients_of_their_own():
     wanted = [(kind, m, seed) for kind in ("equal", "paper") for m in (4, 7) for seed in (3, 4)]
     found = mixture(MADE_UP, wanted, PLACES, samples=20)
     assert found.kinds == ("equal",) * 4 + ("paper",) * 4
-    assert found.tasks.size.tolist() == [4, 4, 7, 7] * 2
+    assert found.tasks.mask.sum(-1).tolist() == [4, 4, 7, 7] * 2
     members = [client for task in found.tasks for client in task.entities]
     assert sorted(members) == list(range(2 * 22))
     rows = {tuple(found.partition.index[task.entities[0]]) for task in found.tasks}

@@ -261,7 +261,7 @@ def skewed_tasks(
     sizes: tuple[int, int] = (8, 2),
     seen: tuple[int, int] = (40, 25),
     seed: int = 0,
-) -> "tuple[Tasks, Tasks]":
+) -> tuple["Tasks", ...]:
     """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
 
     In every task the majority comes first: clients 8 and 9 are the paper's minority.

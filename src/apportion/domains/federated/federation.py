@@ -417,7 +417,7 @@ def build(
     return federation_of(settings, digits, partition, sets=settings.sets), partition
 
 
-def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Tasks, Tasks]:
+def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Tasks, ...]:
     """Training and unseen tasks of one seed."""
     return skewed_tasks(
         partition,
