@@ -27,20 +27,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import run_each
-from apportion.domains.federated.digits import Digits, load_mnist
-from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.kinds import KINDS, Mixture, mixture
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import federation_of, halves
+from apportion.domains.federated.aggregators import Learned, run_each
+from apportion.domains.federated.data import KINDS, Digits, Mixture, halves, load_mnist, mixture
+from apportion.domains.federated.federation import Federation, federation_of
 from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy, averaged
-from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated.settings import GradientSettings
 from apportion.runs.policy_file import load_policy, save_policy
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "aggregator_training"
-SETTINGS = FederatedSettings(
-    pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, copies=12
-)
+SETTINGS = GradientSettings(pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, copies=12)
 IMAGES, SERVERS, LAST = 12000, 2600, 5
 """To deal out, those of them for the server, and the rounds that count."""
 FIRST = np.array([0.0, np.log(1.2), 0.0, 0.0, 0.0, np.log(0.65 / 0.75)])
@@ -130,7 +125,7 @@ def least_step(theta: jax.Array) -> jax.Array:
     return jnp.clip(0.75 * jnp.exp(theta[5]), LEAST_STEP, 1.0)
 
 
-def training_federations(mnist: Digits, settings: FederatedSettings) -> tuple[Federation, Mixture]:
+def training_federations(mnist: Digits, settings: GradientSettings) -> tuple[Federation, Mixture]:
     """Every kind, some federations of each, and a server with images of its own."""
     places = np.random.default_rng(11).permutation(halves(mnist)[0])[:IMAGES]
     servers = np.arange(len(places)) < SERVERS

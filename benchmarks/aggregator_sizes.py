@@ -27,13 +27,10 @@ import numpy as np
 import pandas as pd
 from aggregator_calibration import FOLDER, IMAGES, LAST, NARROW, SERVERS, SETTINGS, levelled
 
-from apportion.domains.federated.aggregators import BySamples, run_episode
+from apportion.domains.federated.aggregators import BySamples, Learned, run_episode
 from apportion.domains.federated.clients import Owned
-from apportion.domains.federated.digits import Digits, load_mnist
-from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.kinds import KINDS, Mixture, mixture
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import federation_of, halves
+from apportion.domains.federated.data import KINDS, Digits, Mixture, halves, load_mnist, mixture
+from apportion.domains.federated.federation import Federation, federation_of
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.states import LARGEST
 from apportion.runs.policy_file import load_policy, save_policy

@@ -24,17 +24,19 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import Aggregator, BySamples, run_each
-from apportion.domains.federated.digits import embedded_digits
-from apportion.domains.federated.kinds import KINDS
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import training_world, unseen_world
-from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.robust import NearestMixing
-from apportion.domains.federated.server_side import ShareGradient
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_policy
-from apportion.domains.federated.through_rounds import ThroughRounds, shortfall
+from apportion.domains.federated.aggregators import (
+    Aggregator,
+    BySamples,
+    GradientShares,
+    Learned,
+    NearestMixing,
+    run_each,
+)
+from apportion.domains.federated.data import KINDS, embedded_digits
+from apportion.domains.federated.federation import training_world, unseen_world
+from apportion.domains.federated.policy import AggregationPolicy, shipped_policy
+from apportion.domains.federated.settings import GradientSettings
+from apportion.domains.federated.training import ThroughRounds, shortfall
 from apportion.memory import Replay
 from apportion.priority import Priority
 from apportion.runs.environment import devices
@@ -57,7 +59,7 @@ TOGETHER = ", combined"
 """What is added to a circumstance's name for the kinds that are crossed."""
 PEERS: dict[str, Aggregator] = {
     "FedAvg": BySamples(),
-    "gradient shares, momentum": ShareGradient(momentum=0.5),
+    "gradient shares, momentum": GradientShares(momentum=0.5),
     "nearest-neighbour mixing": NearestMixing(0.3),
     "shipped policy": Learned(shipped_policy()),
 }
@@ -109,7 +111,7 @@ def trained(
     """A policy of a variant; the seed decides its first parameters, unless it starts as another, and
     every draw.
     """
-    settings = FederatedSettings(kinds=variant.kinds, rounds=variant.rounds, copies=12, hidden=32)
+    settings = GradientSettings(kinds=variant.kinds, rounds=variant.rounds, copies=12, hidden=32)
     federation, dealt = training_world(settings, embedded_digits())
     policy_key, run_key = jax.random.split(jax.random.key(seed))
     result = train(
@@ -143,7 +145,7 @@ def finals(circumstance: str, aggregator: Aggregator) -> dict[str, list[list[flo
     """Test accuracy after the last round by kind and federation, on the same batches for all: of the
     kinds of the study, and of those that are crossed.
     """
-    settings = FederatedSettings(pooling=1, samples=120, rounds=30, epochs=2, client_rate=0.1)
+    settings = GradientSettings(pooling=1, samples=120, rounds=30, epochs=2, client_rate=0.1)
     seeds = range(FIRST_SEED, FIRST_SEED + FEDERATIONS)
     clients, samples = CIRCUMSTANCES[circumstance]
     wanted = [(kind, clients, seed) for kind in (*KINDS, *CROSSED) for seed in seeds]

@@ -20,15 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import Aggregator, BySamples, run_each
-from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.kinds import KINDS
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import unseen_world
-from apportion.domains.federated.optimisers import ServerStep
-from apportion.domains.federated.robust import Median, NearestMixing
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_blind_policy
+from apportion.domains.federated.aggregators import (
+    Aggregator,
+    BySamples,
+    Learned,
+    Median,
+    NearestMixing,
+    ServerStep,
+    run_each,
+)
+from apportion.domains.federated.data import KINDS, Digits, embedded_digits
+from apportion.domains.federated.federation import unseen_world
+from apportion.domains.federated.policy import shipped_blind_policy
+from apportion.domains.federated.settings import GradientSettings
 from apportion.runs.environment import devices, versions
 from apportion.statistics import compare
 
@@ -63,7 +67,7 @@ _run = eqx.filter_jit(run_each)
 
 def finals(own: Circumstance, digits: Digits, seeds: range) -> dict[str, np.ndarray]:
     """Test accuracy (kinds, seeds) after the last round, by aggregator."""
-    settings = FederatedSettings(state="blind", samples=own.images)
+    settings = GradientSettings(state="blind", samples=own.images)
     width = 8 if own.model == "convolutional" else settings.width
     settings = replace(settings, model=own.model, width=width)
     wanted = [(kind, own.clients, seed) for kind in KINDS for seed in seeds]

@@ -16,16 +16,17 @@ from pathlib import Path
 import jax
 from kernels import Trace, by_kernel
 
-from apportion.domains.federated.digits import Digits
-from apportion.domains.federated.settings import FederatedSettings, paper_size
-from apportion.domains.federated.training import build, read_digits, sample_tasks, train_policies
+from apportion.domains.federated.data import Digits, read_digits
+from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings, paper_size
+from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import Method
 from apportion.training import OnChunk
 
 BANDWIDTH, ARITHMETIC = 4.3e12, 7.9e14  # of an H200: copied bytes, bf16 products, a second
 
 
-def limits(settings: FederatedSettings) -> dict[str, float]:
+def limits(settings: GradientSettings) -> dict[str, float]:
     """Operations and bytes of an episode, counted, and the seconds an H200 needs for each.
 
     Operations: the hidden layer is computed once forward, and once more backward. Bytes of the layer: what
@@ -53,15 +54,15 @@ def limits(settings: FederatedSettings) -> dict[str, float]:
     }
 
 
-def train(settings: FederatedSettings, digits: Digits, runs: int, on_chunk: OnChunk) -> None:
+def train(settings: GradientSettings, digits: Digits, runs: int, on_chunk: OnChunk) -> None:
     """Some policies at once, each with tasks of its own."""
     federation, partition = build(settings, digits)
     tasks = [sample_tasks(settings, partition, seed)[0] for seed in range(runs)]
     methods: list[Method] = ["mtl"] * runs
-    train_policies(settings, federation, tasks, methods, range(runs), on_chunk=on_chunk)
+    train_paper_policies(settings, federation, tasks, methods, range(runs), on_chunk=on_chunk)
 
 
-def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, float]:
+def speed(settings: GradientSettings, digits: Digits, runs: int) -> dict[str, float]:
     """Seconds an episode of training takes, updates of the policy included, once it is compiled."""
     times: list[tuple[int, float]] = []
     train(
@@ -78,7 +79,7 @@ def speed(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, f
     }
 
 
-def kernels(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, object]:
+def kernels(settings: GradientSettings, digits: Digits, runs: int) -> dict[str, object]:
     """Which kernels an episode's time goes to: milliseconds and launches an episode, the ten longest."""
     trace, ran = Trace(), []
 

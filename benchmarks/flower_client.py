@@ -14,8 +14,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from jax.flatten_util import ravel_pytree
 
+from apportion.domains.federated.data import read_digits
+from apportion.domains.federated.federation import build, sample_tasks
 from apportion.domains.federated.settings import paper_size, reduced_size
-from apportion.domains.federated.training import build, read_digits, sample_tasks
 
 app = ClientApp()
 

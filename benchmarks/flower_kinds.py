@@ -36,9 +36,7 @@ from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
 
 from apportion.bridges.flower import LearnedAggregation
-from apportion.domains.federated.digits import embedded_digits
-from apportion.domains.federated.kinds import mixture
-from apportion.domains.federated.mixtures import halves
+from apportion.domains.federated.data import embedded_digits, halves, mixture
 from apportion.runs.environment import installed, versions
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results" / "flower"

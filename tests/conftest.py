@@ -24,7 +24,7 @@ INSIDE = (
     ),
     *("simplex", "tasks", "training", "trees", "domains.training", "domains.probes"),
     *("domains.charging.garage", "domains.charging.peers", "domains.charging.problem"),
-    *("domains.budget.problem", "domains.federated.federation", "domains.federated.model"),
+    *("domains.budget.problem", "domains.federated.federation", "domains.federated.clients"),
     *("domains.federated.training", "domains.portfolio.costs", "domains.portfolio.market"),
     *("domains.portfolio.training", "domains.portfolio.walk"),
 )
@@ -74,7 +74,7 @@ LONG = (
     "test_everything_registered",
     "test_recipe",
     "test_certificate",
-    "test_federation_gains",
+    "test_federated_domain",
     "test_weekly_gains",
     "test_job",
     "test_skfolio",

@@ -26,9 +26,9 @@ from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
 from apportion.domains.charging.problem import Charging, FirstChannels
 from apportion.domains.charging.sessions import RATE_KW
+from apportion.domains.federated.clients import Perceptron
+from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.model import Perceptron
-from apportion.domains.federated.partitions import paper_split
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.cash import WithoutCash

@@ -13,8 +13,8 @@ from apportion.domains.charging.job import about
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import Garages, train_charging
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.policy import shipped_policy
+from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.portfolio.prices import embedded_prices
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import train_portfolio
@@ -31,7 +31,7 @@ MARKET = PortfolioJob(
     until="2018-12-31", k=1.0, eta=1.0, members=1, steps=30, window=10, batch=32, hidden=6, tasks=10,
     task_size=8, chunk=30,
 )  # fmt: skip
-FEDERATION = FederatedSettings(
+FEDERATION = GradientSettings(
     kinds="equal,paper", samples=20, width=4, pooling=4, rounds=2, epochs=1, evaluation=40, test=60
 )
 

@@ -24,7 +24,7 @@ from apportion.domains.charging.controller import check_now, read_now
 from apportion.domains.charging.facts import check_facts
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
-from apportion.domains.federated.digits import load_mnist
+from apportion.domains.federated.data import load_mnist
 from apportion.domains.portfolio.commissions import read_commissions
 from apportion.domains.portfolio.holdings import read_holdings
 from apportion.domains.portfolio.job import accepted_data

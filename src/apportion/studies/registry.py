@@ -188,7 +188,7 @@ def read_data(request: Request) -> dict[str, Any]:
 
         data["prices"] = read_prices(request.prices, allow_jumps=request.allow_jumps)
     if request.mnist is not None:
-        from apportion.domains.federated.digits import load_mnist
+        from apportion.domains.federated.data import load_mnist
 
         data["digits"] = load_mnist(request.mnist)
     return data

@@ -1,6 +1,5 @@
 """What the gate of LearnedAggregation saw, round by round, as gains that can be certified."""
 
-import json
 import os
 
 import numpy as np
@@ -9,30 +8,28 @@ import pytest
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
-from apportion.bridges.flower.rounds import partly
+from apportion.bridges.flower.strategy import partly
 from apportion.bridges.flower.updates import between, moved, weighted_sum
 from apportion.certificate import Certificate
-from apportion.cli import main
-from apportion.errors import InputError
-from apportion.runs.files import write_arrays
+from apportion.domains.federated.domain import DOMAIN, CertifyOptions
 from bridges.flower.test_strategy import (
     LABELS,
     TRUTH,
     begin,
     models,
     opinionated,
-    reply,
+    replies_of,
     strategy_of,
 )
 
 
 def replies(seed):
-    return [reply(i, table) for i, table in enumerate(models(4, seed))]
+    return replies_of(models(4, seed))
 
 
 def one_right(seed):
     """The last client is right on every sample, and the policy of `strategy_of` gives it most."""
-    return [reply(i, table) for i, table in enumerate([*models(3, seed), 4 * TRUTH])]
+    return replies_of([*models(3, seed), 4 * TRUTH])
 
 
 def chance(table):
@@ -61,13 +58,13 @@ def test_the_gain_of_a_policy_that_is_turned_away_is_counted_all_the_same():
 
 def test_rounds_without_a_gate_or_a_model_are_missing_and_memory_keeps_the_others(tmp_path):
     file = tmp_path / "memory.safetensors"
-    strategy = begin(strategy_of(keep=file))
+    strategy = begin(strategy_of(checkpoint_path=file))
     strategy.aggregate_train(1, replies(0))
     strategy.aggregate_train(2, [])
     strategy.aggregate_train(3, replies(1))
     found = strategy.gains().values
     assert np.isnan(found).tolist() == [False, True, False]
-    again = strategy_of(keep=file).gains().values
+    again = strategy_of(checkpoint_path=file).gains().values
     np.testing.assert_array_equal(again, found)
     certificate = strategy.gains().certify()
     assert isinstance(certificate, Certificate)
@@ -77,13 +74,17 @@ def test_rounds_without_a_gate_or_a_model_are_missing_and_memory_keeps_the_other
     assert np.isnan(without.gains().values).all()
 
 
-def test_a_policy_that_is_better_in_every_round_is_certified():
-    strategy = begin(strategy_of())
-    for n in range(1, 80):
+def test_a_policy_that_is_better_in_every_round_is_certified_by_the_file_its_server_keeps(tmp_path):
+    file = tmp_path / "memory.safetensors"
+    strategy = begin(strategy_of(checkpoint_path=file))
+    for n in range(1, 40):
         strategy.aggregate_train(n, one_right(n))
     certificate = strategy.gains().certify()
     assert certificate.means.min() > 0
     assert certificate.verdict == "certified"
+    again = DOMAIN.gains(file, "FedAvg", CertifyOptions()).certify(block=3)
+    assert (again.verdict, len(again.means)) == ("certified", 13)
+    assert again.means.mean() == pytest.approx(certificate.means.mean())
 
 
 def test_a_part_of_the_way_to_the_policys_model_is_a_decision_like_any_other():
@@ -99,7 +100,7 @@ def test_a_part_of_the_way_to_the_policys_model_is_a_decision_like_any_other():
 
 def test_a_policy_that_must_earn_its_place_begins_as_fedavg_and_keeps_what_it_has_earned(tmp_path):
     file = tmp_path / "memory.safetensors"
-    strategy = begin(strategy_of(alpha=0.05, keep=file))
+    strategy = begin(strategy_of(alpha=0.05, checkpoint_path=file))
     made, metrics = strategy.aggregate_train(1, replies(0))
     np.testing.assert_allclose(made["scores"].numpy(), np.mean(models(4, 0), axis=0), rtol=1e-5)
     assert metrics["gate-passed"] == 0
@@ -110,59 +111,6 @@ def test_a_policy_that_must_earn_its_place_begins_as_fedavg_and_keeps_what_it_ha
     assert 0 < trusted[1] < trusted[3] < 1
     assert trusted[-1] == 1
     assert strategy.trust == strategy.gains().certify(alpha=0.05).trust
-    assert strategy_of(alpha=0.05, keep=file).trust == 1
+    assert strategy_of(alpha=0.05, checkpoint_path=file).trust == 1
     free = begin(strategy_of())
     assert free.trust == 1
-
-
-def test_trust_without_samples_to_earn_it_on_is_refused():
-    for options in ({"alpha": 0.05, "gate": False}, {"alpha": 1.5}):
-        with pytest.raises(InputError, match="trust is earned on the gate's samples"):
-            strategy_of(**options)
-    with pytest.raises(InputError, match="bound 0 above 0"):
-        strategy_of(bound=0)
-
-
-def certified(capfd, *words):
-    """The command in this process: its exit code, what it printed, and its complaint."""
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(["certify", *map(str, words)])
-    return (ended.value.code, *capfd.readouterr())
-
-
-def test_a_federation_under_way_is_certified_by_the_file_its_server_keeps(tmp_path, capfd):
-    file = tmp_path / "memory.safetensors"
-    strategy = begin(strategy_of(keep=file))
-    for n in range(1, 40):
-        strategy.aggregate_train(n, one_right(n))
-    code, out, _ = certified(capfd, file, "--against", "FedAvg", "--block", 3, "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert (found["verdict"], found["period"], found["bets"]) == ("certified", "round", 13)
-    assert found["mean"] == pytest.approx(strategy.gains().certify(block=3).means.mean())
-    assert (tmp_path / "certificate.png").is_file()
-    assert json.loads((tmp_path / "certificate.json").read_text())["verdict"] == "certified"
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("kept", "--against median", "compares with FedAvg alone, not with 'median'"),
-        ("kept", "--against fedavg --federations 3", "reads no --federations"),
-        ("kept", "--against fedavg --data x.npz", "reads no --data"),
-        ("other", "--against fedavg", "holds no gains of a federation"),
-        ("text", "--against fedavg", "text"),
-    ],
-)
-def test_a_file_that_cannot_be_certified_is_refused_in_a_sentence(
-    name, options, words, tmp_path, capfd
-):
-    write_arrays(tmp_path / "kept", {}, {"gains": [0.1, None]})
-    write_arrays(tmp_path / "other", {}, {"gains": ["much"]})
-    (tmp_path / "text").write_text("no arrays")
-    code, out, complaint = certified(capfd, tmp_path / name, *options.split())
-    assert (code, out) == (2, "")
-    assert len(complaint.strip().splitlines()) == 1
-    assert words in complaint
-    assert not (tmp_path / "certificate.png").exists()

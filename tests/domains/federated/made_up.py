@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.data import Digits
 
 
 def made_up_digits(count=1200, side=6, server=300):

@@ -1,10 +1,21 @@
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import UNIFORM, BySamples, Fixed, Received
-from apportion.domains.federated.optimisers import Adaptive, ServerStep
-from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
+from apportion.domains.federated.aggregators import (
+    UNIFORM,
+    Adaptive,
+    BySamples,
+    Fixed,
+    Krum,
+    Median,
+    NearestMixing,
+    Received,
+    ServerStep,
+    TrimmedMean,
+)
 from apportion.problem import Observation
 
 
@@ -15,7 +26,7 @@ def received(models, mask=None, counts=None):
     counts = jnp.ones(m, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
     observation = Observation(jnp.zeros((m, 1, 1)), jnp.zeros(m))
     zero = jnp.zeros(models.shape[1])
-    return Received(models, observation, counts, mask, zero, zero)
+    return Received(models, observation, counts, mask, zero, zero, None, None, None)
 
 
 MODELS = np.random.default_rng(0).normal(size=(7, 5))
@@ -96,14 +107,7 @@ def walk(aggregator, start, rounds):
     model, move, memory, found = start, np.zeros_like(start), aggregator.begin(start), []
     for _ in range(rounds):
         base = received(MODELS + np.asarray(model))
-        base = Received(
-            base.models,
-            base.observation,
-            base.counts,
-            base.mask,
-            jnp.asarray(model),
-            jnp.asarray(move),
-        )
+        base = replace(base, start=jnp.asarray(model), move=jnp.asarray(move))
         following, _, memory = aggregator.step(base, memory)
         move, model = np.asarray(following) - np.asarray(model), np.asarray(following)
         found.append(model)

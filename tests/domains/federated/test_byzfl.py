@@ -11,8 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import Received
-from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
+from apportion.domains.federated.aggregators import (
+    Krum,
+    Median,
+    NearestMixing,
+    Received,
+    TrimmedMean,
+)
 from apportion.problem import Observation
 
 pytestmark = pytest.mark.peer
@@ -63,6 +68,6 @@ def test_a_defence_makes_the_same_model_as_byzfls(theirs, name, case):
     models = jnp.asarray(updates(clients, byzantine, parameters))
     zero, ones = jnp.zeros(parameters), jnp.ones(clients, jnp.int32)
     observation = Observation(jnp.zeros((clients, 1, 1)), jnp.zeros(clients))
-    given = Received(models, observation, ones, ones.astype(bool), zero, zero)
+    given = Received(models, observation, ones, ones.astype(bool), zero, zero, None, None, None)
     model, _ = aggregators(clients, byzantine)[name](given)
     np.testing.assert_allclose(np.asarray(model), theirs[f"{name}/{case}"], atol=1e-5)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated import convolution, convolution_gpu
-from apportion.domains.federated.model import Convolutional
+from apportion.domains.federated import clients, convolution_gpu
+from apportion.domains.federated.clients import Convolutional
 
 MODELS = 2
 
@@ -50,9 +50,9 @@ def values_and_gradients(through, layers, images, weights):
 @pytest.mark.parametrize("sizes", [(12, 5, 32, 10, 64), (9, 3, 20, 7, 5), (6, 2, 3, 2, 130)])
 def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
-    found = values_and_gradients(convolution.by_kernels, layers, images, weights)
+    found = values_and_gradients(convolution_gpu.fused_layers, layers, images, weights)
     exact = images.astype(jnp.float32)
-    expected = values_and_gradients(convolution.by_products, layers, exact, weights)
+    expected = values_and_gradients(clients.by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -63,13 +63,13 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     images = jnp.ones((2, 6, 6), jnp.bfloat16)
     asked = []
     monkeypatch.setattr(
-        convolution,
-        "by_kernels",
-        lambda *layers: asked.append(True) or convolution.by_products(*layers),
+        convolution_gpu,
+        "fused_layers",
+        lambda *layers: asked.append(True) or clients.by_products(*layers),
     )
     plain = client.logits(parameters, images)
     assert not asked
-    monkeypatch.setattr(convolution, "on_card", lambda: True)
+    monkeypatch.setattr(clients, "on_card", lambda: True)
     np.testing.assert_array_equal(client.logits(parameters, images), plain)
     assert len(asked) == 1
     client.logits(parameters, images.astype(jnp.float32))
@@ -87,7 +87,7 @@ def test_the_images_have_their_gradient_too(interpreted):
 
     found, expected = (
         jax.jit(jax.grad(partial(total, each)))(images[0])
-        for each in (convolution.by_kernels, convolution.by_products)
+        for each in (convolution_gpu.fused_layers, clients.by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1

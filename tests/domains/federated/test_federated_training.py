@@ -1,23 +1,17 @@
-from dataclasses import replace
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.training import (
-    build,
-    evaluation_keys,
-    sample_tasks,
-    train_mixture,
-    train_policies,
-)
+from apportion.domains.federated.evaluation import evaluation_keys
+from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings, PPOSettings
+from apportion.domains.federated.training import train_mixture, train_paper_policies
 from apportion.trees import take
 from domains.federated.made_up import made_up_digits
 
-SETTINGS = FederatedSettings(
+SETTINGS = PPOSettings(
     pooling=1, clients=(18, 8), seen=(10, 5), samples=25, model="perceptron", width=8, rounds=3,
     epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
     steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy", beta=1.0,
@@ -33,7 +27,7 @@ def trained():
     """Every method on the tasks, then on tasks of which the first alone is the same; seeds agree."""
     methods = ("stl", "mtl", "pmtl")
     tasks = [TASKS] * 3 + [MIXED] * 3
-    return train_policies(SETTINGS, FEDERATION, tasks, methods * 2, [7] * 6)
+    return train_paper_policies(SETTINGS, FEDERATION, tasks, methods * 2, [7] * 6)
 
 
 def parameters(policies, run):
@@ -53,18 +47,6 @@ def test_multi_task_learning_learns_from_the_others_too(trained):
         assert (parameters(trained.policy, run) != parameters(trained.policy, run + 3)).any()
 
 
-def test_single_task_learning_is_training_on_one_task(trained):
-    one = replace(SETTINGS, tasks=1)
-    alone = train_policies(one, FEDERATION, [TASKS[:1]], ["mtl"], [7])
-    stl, mtl = (
-        np.abs(parameters(trained.policy, run) - parameters(alone.policy, 0)).max()
-        for run in (0, 1)
-    )
-    # One run of one task is another program, and each of the four updates multiplies the difference
-    # in the last digits: 2e-4 was measured. Other tasks lead elsewhere: 0.7 was.
-    assert stl < 1e-3 < 0.1 < mtl
-
-
 def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
     assert trained.algorithm.selection.alpha.tolist() == [0.0, 0.0, 0.5] * 2
     drawn = trained.metrics.groupby("run")["probability"]
@@ -76,9 +58,6 @@ def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
     weights = trained.metrics.groupby("run")["weight"]
     assert (weights.get_group(1) == 1).all()
     assert weights.get_group(2).min() < 1
-
-
-def test_every_update_of_every_run_is_recorded(trained):
     assert (trained.metrics.groupby("run").size() == SETTINGS.steps).all()
     assert np.isfinite(trained.metrics["reward"]).all()
 
@@ -91,7 +70,7 @@ def test_methods_of_a_seed_are_compared_on_the_same_episodes():
 
 
 def test_a_mixture_of_fewer_tasks_than_go_together_is_trained():
-    settings = FederatedSettings(
+    settings = GradientSettings(
         kinds="sizes+reversed", copies=1, sizes=(3, 3), pooling=1, samples=10, width=4, rounds=1, epochs=1,
         batch=10, server_samples=(5, 10), block=60, hidden=4, steps=1, rollouts=1,
     )  # fmt: skip

@@ -1,3 +1,5 @@
+"""A federation as a problem: who trains on what, what the server sees, and what padding may not change."""
+
 from dataclasses import replace
 
 import equinox as eqx
@@ -7,30 +9,22 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from apportion.domains.federated.aggregators import (
-    UNIFORM,
-    BySamples,
-    Fixed,
-    PolicyAggregator,
-    run_episode,
-    run_episodes,
-)
+from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episodes
+from apportion.domains.federated.clients import Convolutional, Perceptron
+from apportion.domains.federated.data import paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.model import Convolutional, Perceptron
-from apportion.domains.federated.partitions import paper_split, skewed_tasks
-from apportion.domains.federated.states import STATES, Submission, client_state
+from apportion.domains.federated.states import STATES, ServerInfo, Submission, client_state
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
-from apportion.tasks import Task
+from apportion.tasks import Tasks
 from domains.federated.made_up import made_up_digits
 
 KEY = jax.random.key(0)
-
-
 DIGITS = made_up_digits()
 PARTITION = paper_split(DIGITS, (16, 8), 30)
+TRAINING, UNSEEN = skewed_tasks(PARTITION, 3, 2, seen=(8, 5))
 
 
 def federation(**changes):
@@ -38,12 +32,6 @@ def federation(**changes):
                 "evaluation": 100, "test": 150, "block": 40}  # fmt: skip
     model = changes.pop("model", Perceptron(6, 16))
     return Federation(DIGITS, changes.pop("partition", PARTITION), model, **(settings | changes))
-
-
-TRAINING, UNSEEN = skewed_tasks(PARTITION, 3, 2, seen=(8, 5))
-
-
-episode = eqx.filter_jit(run_episode)
 
 
 # Methods compiled by themselves, as `check_problem` compiles them: one program for both.
@@ -55,64 +43,71 @@ def step(problem, task, state):
     return eqx.filter_jit(problem.step)(task, state, equal_shares(task.mask), key=KEY)
 
 
-def steep(key):
-    policy = Recurrent(1, 6, key=key)
-    return jax.tree.map(lambda leaf: 10 * leaf, policy)
+def episodes(policy, tasks):
+    return run_episodes(federation(), PolicyAggregator(policy), tasks, key=KEY)
 
 
-def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode():
-    problem, task = federation(), TRAINING[0]
+@pytest.fixture(scope="module")
+def steep():
+    """A policy whose shares depend strongly on what it sees, and its episodes."""
+    policy = jax.tree.map(lambda leaf: 10 * leaf, Recurrent(1, 6, key=KEY))
+    return policy, episodes(policy, TRAINING)
+
+
+def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode(steep):
+    policy, here = steep
     order = np.random.default_rng(0).permutation(10)
-    aggregator = PolicyAggregator(steep(KEY))
-    moved = Task(task.members[order], task.mask[order])
-    here, there = (episode(problem, aggregator, each, key=KEY) for each in (task, moved))
+    there = episodes(policy, Tasks(TRAINING.members[:, order], TRAINING.mask[:, order]))
     assert float(jnp.ptp(here.shares)) > 0.05
-    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[:, order], abs=1e-5)
+    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[..., order], abs=1e-5)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
 
 
+def test_padding_takes_no_part():
+    problem = federation()
+    padded = Tasks.of([np.asarray(TRAINING[0].members).tolist()], width=12)[0]
+    here, there = (reset(problem, task) for task in (TRAINING[0], padded))
+    for name in ("models", "history", "held"):
+        own = np.asarray(getattr(there, name))[:10]
+        assert own == pytest.approx(np.asarray(getattr(here, name)), abs=1e-5)
+    assert (there.history[10:] == 0).all()
+    assert (there.held[10:] == 0).all()
+
+
 def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
-    untrained = PolicyAggregator(Recurrent(1, 10, key=KEY))
-    record = run_episodes(federation(), untrained, TRAINING, key=KEY)
+    record = episodes(Recurrent(1, 6, key=KEY), TRAINING)
     assert float(jnp.abs(record.shares - 0.1).max()) < 0.01
 
 
-def test_a_record_is_a_row_for_each_task_and_round():
-    record = run_episodes(federation(), Fixed.minority(0.45), TRAINING, key=KEY)
-    rows = record.to_frame()
+def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_every_row():
+    informed, fedavg = (
+        run_episodes(federation(), Fixed.minority(total), TRAINING, key=KEY)
+        for total in (0.45, 0.2)
+    )
+    assert float(informed.tested[:, -1].mean()) > float(fedavg.tested[:, -1].mean()) + 0.02
+    rows = informed.to_frame()
     assert rows[["task", "round"]].to_numpy().tolist() == [
         [task, n] for task in range(3) for n in range(1, 5)
     ]
     last = rows[rows["round"] == 4]
-    assert (last["tested"].to_numpy() == np.asarray(record.tested[:, -1])).all()
+    assert (last["tested"].to_numpy() == np.asarray(informed.tested[:, -1])).all()
     shares = rows[[f"share {i}" for i in range(10)]].to_numpy()
     assert shares[:, 8:].sum(1) == pytest.approx(0.45, abs=1e-6)
     assert shares.sum(1) == pytest.approx(1, abs=1e-6)
 
 
-def test_clients_without_the_digits_of_the_others_gain_from_a_share_for_the_minority():
-    problem = federation()
-    informed = run_episodes(problem, Fixed.minority(0.45), TRAINING, key=KEY).tested[:, -1].mean()
-    averaged = run_episodes(problem, UNIFORM, TRAINING, key=KEY).tested[:, -1].mean()
-    assert float(informed) > float(averaged) + 0.02
-
-
-def test_padding_takes_no_part():
-    problem, task = federation(), TRAINING[0]
-    padded = Task.of([np.asarray(task.members).tolist()], width=12)[0]
-    choose = PolicyAggregator(steep(KEY))
-    here, there = (episode(problem, choose, each, key=KEY) for each in (task, padded))
-    assert (there.shares[:, 10:] == 0).all()
-    assert np.asarray(there.shares[:, :10]) == pytest.approx(np.asarray(here.shares), abs=1e-5)
+DRAWN = {"drawn": (20, 60), "gate": True, "model": Convolutional(6, 2, 3)}
+"""A server that draws its samples in every episode, and clients with a convolution."""
 
 
 @pytest.mark.parametrize("name", sorted(STATES))
 def test_every_client_state_keeps_the_interface(name):
-    problem = federation(state=client_state(name), model=Convolutional(6, 2, 3))
-    check_problem(problem, TRAINING)
-    observation = eqx.filter_jit(problem.observe)(TRAINING[0], reset(problem, TRAINING[0]))
-    assert observation.history.shape == (10, 5, problem.channels)
-    differs = np.ptp(np.asarray(observation.history[:, -1]), axis=0) > 0
+    problem = federation(state=client_state(name), **(DRAWN if name == "invariant" else {}))
+    if name == "invariant":
+        check_problem(problem, TRAINING)
+    state = reset(problem, TRAINING[0])
+    assert state.history.shape == (10, 5, problem.channels)
+    differs = np.ptp(np.asarray(state.history[:, -1]), axis=0) > 0
     # Of the round, the server's samples and the other clients every client is told the same.
     assert differs.sum() >= min(problem.channels, 4 if name == "blind" else 9)
 
@@ -188,11 +183,12 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
         federation(evaluation=250)
 
 
-def test_a_geometry_shows_the_direction_of_the_update():
+def test_the_rich_state_shows_the_length_and_the_direction_of_the_update():
     updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
     ones = jnp.ones((3, 2)) / 2
-    submission = Submission(ones, jnp.ones(2) / 2, updates, jnp.ones(3, bool))
-    norm, cosine = np.asarray(STATES["geometry"](submission))[:, 1:].T
+    info = ServerInfo(jnp.ones(3), jnp.zeros(3), jnp.zeros(2), jnp.zeros(()))
+    submission = Submission(ones, jnp.ones(2) / 2, updates, jnp.ones(3, bool), info)
+    norm, cosine = np.asarray(STATES["rich"](submission))[:, -2:].T
     assert norm[2] > norm[0] == norm[1]
     assert cosine[0] == cosine[1]
     with pytest.raises(InputError, match="choose one of"):
@@ -200,12 +196,11 @@ def test_a_geometry_shows_the_direction_of_the_update():
 
 
 def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
-    problem = federation(participation=0.4, state=client_state("blind"), rounds=6)
-    record = run_episodes(problem, BySamples(), TRAINING, key=KEY)
-    assert ((record.shares > 0).sum(-1) == 4).all()
-    assert ((record.shares > 0).any(1).sum(-1) > 4).all()
+    problem = federation(participation=0.4, state=client_state("blind"))
     state = reset(problem, TRAINING[0])
     following = step(problem, TRAINING[0], state).state
+    assert int(state.present.sum()) == int(following.present.sum()) == 4
+    assert (state.present != following.present).any()
     away = np.asarray(~following.present)
     assert (np.asarray(following.history)[away] == np.asarray(state.history)[away]).all()
     assert (np.asarray(following.absent)[away] >= 1).all()
@@ -214,7 +209,7 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
 
 
 def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_the_policy():
-    problem = federation(drawn=(20, 60), gate=True, state=client_state("invariant"))
+    problem = federation(state=client_state("invariant"), **DRAWN)
     counts = set()
     for key in jax.random.split(KEY, 8):
         server = reset(problem, TRAINING[0], key).server
@@ -231,9 +226,9 @@ def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_
 
 
 def test_an_attacker_sends_its_update_multiplied():
-    multiples = np.ones(PARTITION.universe, np.float32)
-    multiples[3] = -2.0
-    honest, attacked = federation(), federation(partition=replace(PARTITION, multiples=multiples))
+    factors = np.ones(PARTITION.universe, np.float32)
+    factors[3] = -2.0
+    honest, attacked = federation(), federation(partition=replace(PARTITION, factors=factors))
     first, _ = ravel_pytree(honest.model.start(key=KEY))
     here, there = (train(problem, first) - first for problem in (honest, attacked))
     assert np.asarray(there) == pytest.approx(-2 * np.asarray(here), abs=1e-6)

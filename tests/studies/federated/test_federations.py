@@ -2,14 +2,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.federated import shipped
-from apportion.domains.federated.settings import FederatedSettings
+from apportion.domains.federated import policy
+from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
 from apportion.studies.federated import federations
 from domains.federated.made_up import made_up_digits
 
 DIGITS = made_up_digits()
-SMALL = FederatedSettings(
+SMALL = GradientSettings(
     pooling=1, samples=20, width=8, rounds=3, epochs=1, batch=10, client_rate=0.3, evaluation=60,
     test=100, block=60,
 )  # fmt: skip
@@ -115,7 +115,7 @@ def test_paper_size_asks_for_all_of_mnist():
 
 def test_cells_of_another_policy_are_not_gone_on_with(tmp_path, monkeypatch):
     before = PLAN.digest
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(policy, "FOLDER", tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"another")
     assert federations.federations(scale="paper", digits=DIGITS).digest != before
 

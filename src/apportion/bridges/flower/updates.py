@@ -2,24 +2,30 @@
 
 A reply is usable if it holds one record of arrays with the names and shapes of the model v_n that
 was sent out, all of them finite, and an update v_{i,n} - v_n that is not out of all proportion to
-the others'. Nothing a client sends can raise an error here.
+the others'. Nothing a client sends can raise an error here. `ClientMemory` is what the server remembers of
+its clients, by node id, and how that outlives the server.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
+from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from apportion.errors import InputError
+from apportion.problem import Observation
+from apportion.runs.atomic import read_arrays, write_arrays
+from apportion.simplex import Mask
 
 Model = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Update:
+class ClientUpdate:
     """A usable reply: who sent it, the model, and how far it went from the one sent out."""
 
     node: int
@@ -51,17 +57,17 @@ def write_model(model: Model) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
-def weighted_sum(shares: np.ndarray, models: Sequence[Model]) -> Model:
-    """sum_i a_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
+def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
+    """sum_i w_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
     return {
-        name: _filled(models[0][name], _mean_of(shares, [model[name] for model in models]))
+        name: _weighted(weights, [model[name] for model in models], models[0][name])
         for name in models[0]
     }
 
 
-def cast_like(model: Model, like: Model) -> Model:
-    """The model in the types and the order of another; counters are rounded."""
-    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
+def between(one: Model, other: Model, part: float) -> Model:
+    """The model this part of the way from one to another, in the types of the first."""
+    return weighted_sum(np.array([1 - part, part]), [one, other])
 
 
 def moved(
@@ -78,29 +84,29 @@ def moved(
     Counters are averaged, and so is an array whose average has no negative values and that would get
     some, such as the variances of a batch normalisation.
     """
+    weights = np.array([*(step * shares), 1 - step, *([] if move is None else [momentum])])
     made = {}
     for name, first in start.items():
-        mean = _mean_of(shares, [model[name] for model in models])
-        if first.dtype.kind != "f":
-            made[name] = _filled(first, mean)
-            continue
-        last = None if move is None else move[name]
-        made[name] = _filled(first, _moved_mean(mean, first, last, step, momentum))
-        if (made[name] < 0).any() and not _negative(mean, first.size):
-            made[name] = _filled(first, mean)
+        own = [model[name] for model in models]
+        if first.dtype.kind == "f":
+            last = [] if move is None else [move[name]]
+            made[name] = _weighted(weights, [*own, first, *last], first)
+            if not (made[name] < 0).any():
+                continue
+            rows = [array.reshape(-1) for array in own]
+            if any((_block(shares, rows, part) < 0).any() for part in _blocks(first.size)):
+                continue
+        made[name] = _weighted(shares, own, first)
     return made
 
 
-def between(one: Model, other: Model, part: float) -> Model:
-    """The model this part of the way from one to another, in the types of the first."""
-    shares = np.array([1 - part, part])
-    return weighted_sum(shares, [one, other])
+def cast_like(model: Model, like: Model) -> Model:
+    """The model in the types and the order of another; counters are rounded."""
+    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
 
 
-Numbers = Callable[[slice], np.ndarray]
-"""A part of an array's numbers in float64, so that a whole array need never be."""
 BLOCK = 1 << 18
-"""Numbers of an array that are worked on at once."""
+"""Numbers of an array that are worked on at once, so that a whole one need never be in float64."""
 
 
 def _blocks(size: int, rows: int = 1) -> list[slice]:
@@ -109,47 +115,26 @@ def _blocks(size: int, rows: int = 1) -> list[slice]:
     return [slice(first, first + block) for first in range(0, size, block)]
 
 
-def _mean_of(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> Numbers:
-    flat = [array.reshape(-1) for array in arrays]
-
-    def numbers(part: slice) -> np.ndarray:
-        total = np.zeros(len(flat[0][part]))
-        for share, own in zip(shares, flat, strict=True):
-            total += share * own[part].astype(np.float64)
-        return total
-
-    return numbers
+def _block(weights: np.ndarray, rows: Sequence[np.ndarray], part: slice) -> np.ndarray:
+    """A part of a weighted sum, in float64."""
+    total = np.zeros(len(rows[0][part]))
+    for weight, own in zip(weights, rows, strict=True):
+        total += weight * own[part].astype(np.float64)
+    return total
 
 
-def _moved_mean(
-    mean: Numbers, start: np.ndarray, move: np.ndarray | None, step: float, momentum: float
-) -> Numbers:
-    first, last = start.reshape(-1), None if move is None else move.reshape(-1)
-
-    def numbers(part: slice) -> np.ndarray:
-        before = first[part].astype(np.float64)
-        there = before + step * (mean(part) - before)
-        return there if last is None else there + momentum * last[part].astype(np.float64)
-
-    return numbers
-
-
-def _filled(like: np.ndarray, numbers: Numbers) -> np.ndarray:
-    """An array of another's form and type with these numbers."""
+def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
+    """A weighted sum in the form and type of another array."""
     made = np.empty_like(like, order="C", subok=False)
-    flat = made.reshape(-1)
+    flat, rows = made.reshape(-1), [array.reshape(-1) for array in arrays]
     for part in _blocks(flat.size):
-        flat[part] = _cast(numbers(part), like.dtype)
+        flat[part] = _cast(_block(weights, rows, part), like.dtype)
     return made
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
     rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
     return rounded.astype(kind, copy=False)
-
-
-def _negative(numbers: Numbers, size: int) -> bool:
-    return any(bool((numbers(part) < 0).any()) for part in _blocks(size))
 
 
 def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -> np.ndarray:
@@ -176,61 +161,51 @@ def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -
 
 
 def usable(
-    replies: Iterable[Message], start: Model | None, usual: Sequence[float], largest: float
-) -> tuple[list[Update], dict[int, str], Model | None]:
-    """The usable replies by node, why each other one is not, and the model they started from.
+    replies: Iterable[Message], start: Model, usual: Sequence[float], max_ratio: float
+) -> tuple[list[ClientUpdate], dict[int, str]]:
+    """The usable replies by node, and why each other one is not.
 
     Parameters
     ----------
     replies
         A round's replies, in any order.
     start
-        The model sent out. Where it is not known, the form most replies have and the
-        coordinate-wise median of their models stand for it.
+        The model sent out.
     usual
         Norms of the last rounds' updates.
-    largest
+    max_ratio
         Norms more than this many times the median one are out of proportion.
     """
-    models: dict[int, tuple[Model, RecordDict]] = {}
+    updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
         node = message.metadata.src_node_id
         if message.has_error():
             refused[node] = f"failed: {str(message.error.reason)[:200]}"
             continue
-        found = _only_model(message.content)
-        if isinstance(found, str):
-            refused[node] = found
-        else:
-            models[node] = found, message.content
-    if not models:
-        return [], refused, start
-    start = _likely_start([model for model, _ in models.values()]) if start is None else start
-    updates: list[Update] = []
-    for node, (model, content) in models.items():
-        fault = _fault(model, start)
-        if fault:
-            refused[node] = fault
-        else:
-            model = cast_like(model, start)
-            updates.append(Update(node, model, _distance(model, start), content))
-    limit = largest * _lower_median([*usual, *(update.norm for update in updates)])
+        model = _only_model(message.content)
+        fault = model if isinstance(model, str) else _fault(model, start)
+        if isinstance(model, str) or fault is not None:
+            refused[node] = str(fault)
+            continue
+        model = cast_like(model, start)
+        updates.append(ClientUpdate(node, model, _distance(model, start), message.content))
+    limit = max_ratio * _lower_median([*usual, *(update.norm for update in updates)])
     for update in updates:
         if update.norm > limit:
             refused[update.node] = f"huge: its update has norm {update.norm:.3g}, over {limit:.3g}"
-    return [update for update in updates if update.node not in refused], refused, start
+    return [update for update in updates if update.node not in refused], refused
 
 
-def sample_counts(updates: Sequence[Update], key: str, largest: float) -> np.ndarray:
+def sample_counts(updates: Sequence[ClientUpdate], key: str, max_ratio: float) -> np.ndarray:
     """What each client says of its samples; equal where one does not say.
 
-    No claim counts for more than `largest` times the median one: it would be the way to take over.
+    No claim counts for more than `max_ratio` times the median one: it would be the way to take over.
     """
     counts = np.array([_number(update.content, key) for update in updates])
     if not np.isfinite(counts).all() or (counts <= 0).any():
         return np.ones(len(updates))
-    return np.minimum(counts, largest * _lower_median(counts))
+    return np.minimum(counts, max_ratio * _lower_median(counts))
 
 
 def _number(content: RecordDict, key: str) -> float:
@@ -267,21 +242,6 @@ def _fault(model: Model, start: Model) -> str | None:
     return None
 
 
-def _likely_start(models: Sequence[Model]) -> Model:
-    forms = [_form(model) for model in models]
-    common = Counter(forms).most_common(1)[0][0]
-    alike = [model for model, form in zip(models, forms, strict=True) if form == common]
-    middle = {
-        name: np.median(np.stack([np.nan_to_num(model[name]) for model in alike]), axis=0)
-        for name in alike[0]
-    }
-    return cast_like(middle, alike[0])
-
-
-def _form(model: Model) -> tuple[Any, ...]:
-    return tuple(sorted((name, array.shape, array.dtype.str) for name, array in model.items()))
-
-
 def _floats(model: Model) -> list[str]:
     return [name for name, array in model.items() if array.dtype.kind == "f"]
 
@@ -300,3 +260,103 @@ def _lower_median(values: Sequence[float] | np.ndarray) -> float:
     """The middle one of the positive values, the lower of two; infinite where there is none."""
     positive = np.sort([value for value in values if value > 0])
     return float(positive[(len(positive) - 1) // 2]) if len(positive) else float("inf")
+
+
+class ClientMemory:
+    """The last H rounds of every client's state x_{i,n}, its previous share and when it was last seen; with
+    the model sent out and its last move, all that the next round needs.
+    """
+
+    def __init__(self, window: int):
+        self.window = window
+        self.rounds = 0
+        self.start: Model | None = None
+        self.move: Model | None = None
+        self.histories: dict[int, np.ndarray] = {}
+        self.shares: dict[int, float] = {}
+        self.seen: dict[int, int] = {}
+        """The round of each client's last reply, counted over all runs."""
+        self.gains: list[float] = []
+        """What the policy gained over FedAvg in each round; not a number where it was not tried."""
+
+    def send(self, model: Model) -> None:
+        """Take note of the model sent out, and of how it moved."""
+        before, self.move = self.start, None
+        if before is not None and {n: a.shape for n, a in before.items()} == {
+            n: a.shape for n, a in model.items()
+        }:
+            self.move = {name: model[name] - before[name] for name in _floats(model)}
+        self.start = model
+
+    def absent(self, nodes: Sequence[int]) -> np.ndarray:
+        """Rounds that have gone by without each client since it was last seen."""
+        return np.array([self.rounds - self.seen.get(node, 0) for node in nodes], float)
+
+    def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
+        """What the policy sees of these clients; a newcomer has no past and holds an equal share.
+
+        It is padded to a power of two, so that clients who come and go compile nothing anew.
+        """
+        m = len(nodes)
+        width = max(8, 1 << (m - 1).bit_length())
+        mask = np.arange(width) < m
+        history = np.zeros((width, self.window, shown.shape[1]), np.float32)
+        held = np.zeros(width, np.float32)
+        for i, node in enumerate(nodes):
+            history[i] = self._extended(node, shown[i])
+            held[i] = self.shares.get(node, 1 / m)
+        held = held / held.sum() if held.sum() > 0 else mask / np.float32(m)
+        observation = Observation(jnp.asarray(history), jnp.asarray(held, jnp.float32))
+        return observation, jnp.asarray(mask)
+
+    def keep(self, nodes: Sequence[int], shown: np.ndarray, shares: np.ndarray) -> None:
+        """Remember what these clients showed in a round, and what they got."""
+        for i, node in enumerate(nodes):
+            self.histories[node] = self._extended(node, shown[i])
+            self.shares[node] = float(shares[i])
+            self.seen[node] = self.rounds + 1
+
+    def end_round(self, gain: float = np.nan) -> None:
+        """Count a round, and what the policy gained in it."""
+        self.rounds += 1
+        self.gains.append(gain)
+
+    def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
+        past = self.histories.get(node)
+        past = np.zeros((self.window, len(shown)), np.float32) if past is None else past
+        return np.concatenate([past[1:], shown[None, :]])
+
+    def save(self, path: Path, made: Model) -> None:
+        """Write everything, with the model just made, atomically; nothing is pickled."""
+        arrays = {f"history/{node}": own for node, own in self.histories.items()}
+        arrays |= {f"start/{name}": own for name, own in (self.start or {}).items()}
+        arrays |= {f"made/{name}": own for name, own in made.items()}
+        about = {
+            "rounds": self.rounds,
+            "names": list(made),
+            "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
+            "clients": [[node, self.shares[node], self.seen[node]] for node in self.histories],
+        }
+        write_arrays(path, arrays, about)
+
+    @classmethod
+    def restored(cls, path: Path, window: int) -> "tuple[ClientMemory, Model]":
+        """The memory of a file, and the model that was made last."""
+        arrays, about = read_arrays(path)
+        memory = cls(window)
+        try:
+            memory.rounds = about["rounds"]
+            memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
+            for node, share, seen in about["clients"]:
+                memory.histories[node] = arrays[f"history/{node}"]
+                memory.shares[node], memory.seen[node] = share, seen
+            # The file sorts arrays; a model goes by their order.
+            memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
+            made = {name: arrays[f"made/{name}"] for name in about["names"]}
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
+            ) from error
+        if any(own.shape[0] != window for own in memory.histories.values()):
+            raise InputError(f"{path}: its clients' histories are of another length than {window}")
+        return memory, made

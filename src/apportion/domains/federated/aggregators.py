@@ -1,12 +1,17 @@
 """Ways to make one model of many: learned shares, and those they are compared with.
 
 An aggregator turns what the server received into a model and the shares it gave; it may remember
-something from round to round. The usual defences are in `robust.py`, the server's optimisers in
-`optimisers.py`, those that learn from the server's samples in `server_side.py`. An episode under an
-aggregator is an `EpisodeRecord`.
+something from round to round. `Learned` has a gate: it never does worse than FedAvg by more than chance
+explains. Beside it stand the usual defences against byzantine clients (coordinate-wise median and trimmed
+mean, Yin et al. 2018; Krum, Blanchard et al. 2017; nearest-neighbour mixing, Allouah et al. 2023), the
+server's optimisers (FedAvgM, Hsu et al. 2019; FedAdam and FedYogi, Reddi et al. 2021), and those that learn
+from the server's samples in every round, without any policy. An episode under an aggregator is an
+`EpisodeRecord`.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,6 +21,7 @@ import pandas as pd
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.composition import EqualShares
+from apportion.domains.federated.clients import Owned
 from apportion.domains.federated.federation import (
     Federation,
     FederationState,
@@ -24,11 +30,17 @@ from apportion.domains.federated.federation import (
     ServerSamples,
     average,
 )
+from apportion.domains.federated.policy import AggregationPolicy, Decision, fedavg
 from apportion.domains.federated.states import shares_by_samples
 from apportion.problem import Choice, Observation
-from apportion.tasks import Task
+from apportion.simplex import Mask, masked_softmax
+from apportion.tasks import Task, Tasks, TaskSets
 
 Shares = Float[Array, " entities"]
+Remembered = PyTree[Array]
+"""What an aggregator keeps from round to round."""
+WRONG = 0.02
+"""Added to a chance before its logarithm is taken: to be wrong for certain is to be wrong by so much."""
 
 
 class Received(eqx.Module):
@@ -42,10 +54,10 @@ class Received(eqx.Module):
     """The aggregate that the clients started from."""
     move: Model
     """That aggregate less the one before."""
-    samples: ServerSamples | None = None
-    federation: Federation | None = None
+    samples: ServerSamples
+    federation: Federation
     """Where the server tries models on its samples."""
-    key: PRNGKeyArray | None = None
+    key: PRNGKeyArray
 
     @property
     def by_samples(self) -> Shares:
@@ -53,18 +65,15 @@ class Received(eqx.Module):
         return shares_by_samples(self.counts.astype(jnp.float32), self.mask)
 
 
-Memory = PyTree[Array]
-
-
 class Aggregator(eqx.Module):
     """The received models to one model, and the shares that made it."""
 
     @abstractmethod
-    def begin(self, model: Model) -> Memory:
+    def begin(self, model: Model) -> Remembered:
         """What is remembered before the first round."""
 
     @abstractmethod
-    def step(self, received: Received, memory: Memory) -> tuple[Model, Shares, Memory]:
+    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
         """Aggregate one round."""
 
 
@@ -75,10 +84,10 @@ class Memoryless(Aggregator):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         """Aggregate one round."""
 
-    def begin(self, model: Model) -> Memory:
+    def begin(self, model: Model) -> Remembered:
         return ()
 
-    def step(self, received: Received, memory: Memory) -> tuple[Model, Shares, Memory]:
+    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
         return *self(received), memory
 
 
@@ -121,6 +130,262 @@ class Fixed(Memoryless):
         return cls(
             jnp.concatenate([jnp.full(first, (1 - total) / first), jnp.full(last, total / last)])
         )
+
+
+class Learned(Memoryless):
+    """Shares, step and momentum by a policy; with `gated`, FedAvg's where it does worse.
+
+    The aggregate that the policy decides on is compared with FedAvg's on samples that the policy has not
+    seen, and FedAvg's is taken where the policy's is worse by more than the standard error. Worse is by the
+    logarithm of the chance given to the right answer: by the chance itself, a model that is rash and mostly
+    wrong can pass for one that is right and not yet sure. The gate needs a federation that keeps samples
+    for it (`Federation(gate=True)`).
+    """
+
+    policy: AggregationPolicy
+    gated: bool = eqx.field(static=True, default=True)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        decision = self.policy.decide(received.observation, received.mask)
+        model = decision.model(received.models, received.start, received.move)
+        if not self.gated:
+            return model, decision.shares
+        federation, samples = received.federation, received.samples
+        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
+        other = plain.model(received.models, received.start, received.move)
+        chances = federation.chances(jnp.stack([model, other]), samples.places)
+        ours, theirs = jnp.log(chances + WRONG)
+        passed = passes(ours - theirs, samples.kept)
+        return jnp.where(passed, model, other), jnp.where(passed, decision.shares, plain.shares)
+
+
+def passes(gains: Any, kept: Any) -> Any:
+    """Whether the mean gain over the kept samples is no further below 0 than its standard error.
+
+    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+
+    >>> bool(passes(np.array([-0.4, -0.5, -0.6]), np.ones(3, bool)))
+    False
+    """
+    xp = gains.__array_namespace__()
+    count = xp.maximum(kept.sum(), 1)
+    mean = xp.where(kept, gains, 0.0).sum() / count
+    spread = xp.where(kept, (gains - mean) ** 2, 0.0).sum() / xp.maximum(count - 1, 1)
+    return mean >= -xp.sqrt(spread / count)
+
+
+class TrimmedMean(Memoryless):
+    """Coordinate by coordinate, the mean without the `fraction` smallest and largest values."""
+
+    fraction: float = eqx.field(static=True, default=0.2)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        m = received.mask.sum()
+        cut = jnp.minimum((self.fraction * m).astype(jnp.int32), (m - 1) // 2)
+        return _by_rank(received, cut, m - cut)
+
+
+class Median(Memoryless):
+    """Coordinate by coordinate, the median."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        m = received.mask.sum()
+        return _by_rank(received, (m - 1) // 2, m // 2 + 1)
+
+
+def _by_rank(received: Received, first: Array, end: Array) -> tuple[Model, Shares]:
+    """Mean of the values ranked first..end in each coordinate; the share of a client is how much
+    of the model is made of its values.
+    """
+    values = jnp.where(received.mask[:, None], received.models, jnp.inf)
+    ranks = jnp.argsort(jnp.argsort(values, axis=0), axis=0)
+    kept = (ranks >= first) & (ranks < end)
+    model = jnp.where(kept, received.models, 0.0).sum(0) / (end - first)
+    return model, kept.mean(1) / (end - first)
+
+
+class Krum(Memoryless):
+    """The one model nearest to its m - f - 2 nearest neighbours, f being the byzantine clients to
+    withstand.
+    """
+
+    byzantine: int = eqx.field(static=True, default=2)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        mask, models = received.mask, received.models
+        m = mask.sum()
+        distances = _distances(models)
+        apart = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
+        ordered = jnp.sort(jnp.where(apart, distances, jnp.inf), axis=-1)
+        near = jnp.arange(len(mask))[None, :] < jnp.maximum(m - self.byzantine - 2, 1)
+        score = jnp.where(mask, jnp.where(near, ordered, 0.0).sum(-1), jnp.inf)
+        chosen = jnp.argmin(score)
+        return models[chosen], jax.nn.one_hot(chosen, len(mask))
+
+
+class NearestMixing(Memoryless):
+    """Each model replaced by the mean of the m - f nearest to it, itself included, then the trimmed mean
+    without the f smallest and largest values; f is the part `byzantine` of the clients.
+    """
+
+    byzantine: float = eqx.field(static=True, default=0.3)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        mask = received.mask
+        m = mask.sum()
+        distances = jnp.where(mask[None, :], _distances(received.models), jnp.inf)
+        ranks = jnp.argsort(jnp.argsort(distances, axis=-1), axis=-1)
+        kept = jnp.maximum(m - jnp.floor(self.byzantine * m + 1e-6).astype(jnp.int32), 1)
+        near = (ranks < kept) & mask[None, :]
+        mixing = near / near.sum(-1, keepdims=True)
+        mixed = jnp.matmul(mixing, received.models, precision="highest")
+        model, shares = TrimmedMean(self.byzantine)(
+            eqx.tree_at(lambda r: r.models, received, mixed)
+        )
+        return model, shares @ mixing
+
+
+def _distances(models: Models) -> Float[Array, "entities entities"]:
+    squares = (models**2).sum(-1)
+    products = jnp.matmul(models, models.T, precision="highest")
+    return squares[:, None] + squares[None, :] - 2 * products
+
+
+class ServerStep(Memoryless):
+    """FedAvg with the server's own step, and with momentum: FedAvgM."""
+
+    step_size: float = eqx.field(static=True, default=1.0)
+    momentum: float = eqx.field(static=True, default=0.0)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        shares = received.by_samples
+        decision = Decision(shares, jnp.asarray(self.step_size), jnp.asarray(self.momentum))
+        return decision.model(received.models, received.start, received.move), shares
+
+
+class Adaptive(Aggregator):
+    """FedAdam, or FedYogi: the average update's mean over its root mean square, by coordinate.
+
+    The defaults are Flower's.
+    """
+
+    step_size: float = eqx.field(static=True, default=0.1)
+    first_decay: float = eqx.field(static=True, default=0.9)
+    second_decay: float = eqx.field(static=True, default=0.99)
+    floor: float = eqx.field(static=True, default=1e-3)
+    yogi: bool = eqx.field(static=True, default=False)
+
+    def begin(self, model: Model) -> Remembered:
+        return jnp.zeros_like(model), jnp.zeros_like(model), jnp.zeros((), jnp.int32)
+
+    def step(self, received: Received, memory: Remembered) -> tuple[Model, Shares, Remembered]:
+        first, second, n = memory
+        shares = received.by_samples
+        update = average(shares, received.models) - received.start
+        first = self.first_decay * first + (1 - self.first_decay) * update
+        square = update**2
+        if self.yogi:
+            second = second - (1 - self.second_decay) * square * jnp.sign(second - square)
+        else:
+            second = self.second_decay * second + (1 - self.second_decay) * square
+        n = n + 1
+        # Flower corrects the means' bias in the step, and counts one round more than there were.
+        bias = jnp.sqrt(1 - self.second_decay ** (n + 1)) / (1 - self.first_decay ** (n + 1))
+        rate = self.step_size * (1.0 if self.yogi else bias)
+        model = received.start + rate * first / (jnp.sqrt(second) + self.floor)
+        return model, shares, (first, second, n)
+
+
+class GradientShares(Memoryless):
+    """Shares by gradient on the server's loss, from FedAvg's and pulled back to them, with momentum.
+
+    Parameters
+    ----------
+    steps, step_size
+        Steps of gradient descent on the log shares, in units of the gradient's own norm.
+    pull
+        Weight of the divergence from FedAvg's shares beside the loss.
+    momentum
+        How much of its last move the server repeats.
+    """
+
+    steps: int = eqx.field(static=True, default=20)
+    step_size: float = eqx.field(static=True, default=0.5)
+    pull: float = eqx.field(static=True, default=0.05)
+    momentum: float = eqx.field(static=True, default=0.5)
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        federation, samples = received.federation, received.samples
+        plain = received.by_samples
+        real = samples.shown | samples.kept
+
+        def loss(shares: Shares) -> Float[Array, ""]:
+            chances = federation.chances(average(shares, received.models)[None], samples.places)[0]
+            return -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
+
+        shares = descend_shares(
+            loss, plain, received.mask, steps=self.steps, step_size=self.step_size, pull=self.pull
+        )
+        decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
+        return decision.model(received.models, received.start, received.move), shares
+
+
+def descend_shares(
+    loss: Callable[[Shares], Float[Array, ""]],
+    plain: Shares,
+    mask: Mask,
+    *,
+    steps: int,
+    step_size: float,
+    pull: float,
+) -> Shares:
+    """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them.
+
+    A step has the length `step_size` in the log shares, whatever the loss's unit is.
+    """
+    log_plain = jnp.where(mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
+
+    def pulled(change: Shares) -> Float[Array, ""]:
+        shares = masked_softmax(log_plain + change, mask)
+        apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
+        return loss(shares) + pull * apart
+
+    def descend(change, _):
+        slope = jax.grad(pulled)(change)
+        return change - step_size * slope / (jnp.linalg.norm(slope) + 1e-6), None
+
+    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, steps)
+    return masked_softmax(log_plain + change, mask)
+
+
+class ServerClient(Memoryless):
+    """The server trains on its own samples as the clients do, and is averaged with them by samples."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        plain = received.by_samples
+        own, count = _trained(received, received.start)
+        total = jnp.where(received.mask, received.counts, 0).sum()
+        part = count / (count + total)
+        return (1 - part) * average(plain, received.models) + part * own, plain
+
+
+class FineTuned(Memoryless):
+    """FedAvg's aggregate, trained on the server's samples."""
+
+    def __call__(self, received: Received) -> tuple[Model, Shares]:
+        plain = received.by_samples
+        return _trained(received, average(plain, received.models))[0], plain
+
+
+def _trained(received: Received, model: Model) -> tuple[Model, Float[Array, ""]]:
+    """A model after a client's epochs on the server's samples, and how many those are."""
+    federation, samples, key = received.federation, received.samples, received.key
+    real = samples.shown | samples.kept
+    # The real ones first, as clients have theirs.
+    places = samples.places[jnp.argsort(~real)]
+    count = real.sum()
+    owned = Owned(federation.images, places, federation.labels[places], count)
+    return federation.descend(model, owned, key=key), count.astype(jnp.float32)
 
 
 class EpisodeRecord(eqx.Module):
@@ -182,31 +447,31 @@ def receive(
     )
 
 
+@eqx.filter_jit
 def run_each(
-    federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
+    federation: Federation, aggregator: Aggregator, tasks: Tasks, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
     """One episode of every task with its own key: arrays (tasks, time, ...)."""
     return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
-        tasks, keys
+        tasks.each, keys
     )
 
 
-@eqx.filter_jit
 def run_episodes(
-    federation: Federation, aggregator: Aggregator, tasks: Task, *, key: PRNGKeyArray
+    federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
 ) -> EpisodeRecord:
-    """One episode of every task, each with its own key: arrays (tasks, time, ...)."""
+    """One episode of every task, each with a key of its own out of one."""
     return run_each(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
 
 
 @eqx.filter_jit
 def run_episode_sets(
-    federation: Federation, aggregators: Aggregator, tasks: Task, keys: Key[Array, "runs tasks"]
+    federation: Federation, aggregators: Aggregator, tasks: TaskSets, keys: Key[Array, "runs tasks"]
 ) -> EpisodeRecord:
     """Each of stacked aggregators on its own tasks: arrays (runs, tasks, time, ...).
 
     An aggregator without arrays, such as `Median()`, serves every run.
     """
     return eqx.filter_vmap(run_each, in_axes=(None, eqx.if_array(0), 0, 0))(
-        federation, aggregators, tasks, keys
+        federation, aggregators, tasks.each, keys
     )

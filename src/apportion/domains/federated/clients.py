@@ -1,12 +1,141 @@
-"""A client's own training: epochs of SGD from the aggregate on the images it holds."""
+"""What a client does: it trains a small classifier from the aggregate, by SGD on the images it holds.
+
+The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. Both layers are
+computed as products of patches: under `vmap` over clients a convolution would become a grouped one, which
+is slow everywhere, while a product becomes a larger product. On a graphics card one kernel computes both
+(`convolution_gpu`).
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from apportion.domains.federated.model import ClientModel, Parameters
+from apportion.card import on_card
+from apportion.errors import InputError
+
+Parameters = dict[str, Array]
+Filter = Float[Array, "pixels channels"]
+Bias = Float[Array, " channels"]
+Out = Float[Array, "channels places classes"]
+Images = Float[Array, "batch side side"]
+Logits = Float[Array, "batch classes"]
+
+
+class ClientModel(eqx.Module):
+    """A classifier of images; it computes in the images' precision and keeps float32 parameters."""
+
+    @abstractmethod
+    def start(self, *, key: PRNGKeyArray) -> Parameters:
+        """First parameters."""
+
+    @abstractmethod
+    def logits(self, parameters: Parameters, images: Images) -> Logits:
+        """Unnormalised log-probabilities of the classes, in float32."""
+
+
+class Convolutional(ClientModel):
+    """The paper's client: one convolution of `channels` filters, ReLU, softmax."""
+
+    side: int = eqx.field(static=True)
+    channels: int = eqx.field(static=True, default=32)
+    kernel: int = eqx.field(static=True, default=5)
+    classes: int = eqx.field(static=True, default=10)
+
+    def __check_init__(self):
+        if not 1 <= self.kernel <= self.side:
+            raise InputError(f"client model: a kernel of {self.kernel} on {self.side} pixels")
+
+    def start(self, *, key: PRNGKeyArray) -> Parameters:
+        places = (self.side - self.kernel + 1) ** 2
+        filters = (self.kernel**2, self.channels)
+        out = (self.channels, places, self.classes)
+        filter_, out_ = _uniform(
+            ((filters, (6 / self.kernel**2) ** 0.5), (out, (3 / (places * self.channels)) ** 0.5)),
+            key=key,
+        )
+        return {
+            "filter": filter_,
+            "filter_bias": jnp.zeros(self.channels),
+            "out": out_,
+            "out_bias": jnp.zeros(self.classes),
+        }
+
+    def logits(self, parameters: Parameters, images: Images) -> Logits:
+        layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
+        return through_layers(*layers, images) + parameters["out_bias"]
+
+
+class Perceptron(ClientModel):
+    """One hidden layer of `hidden` ReLU units."""
+
+    side: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True, default=64)
+    classes: int = eqx.field(static=True, default=10)
+
+    def start(self, *, key: PRNGKeyArray) -> Parameters:
+        first, second = (self.side**2, self.hidden), (self.hidden, self.classes)
+        hidden, out = _uniform(
+            ((first, (6 / self.side**2) ** 0.5), (second, (3 / self.hidden) ** 0.5)), key=key
+        )
+        return {
+            "hidden": hidden,
+            "hidden_bias": jnp.zeros(self.hidden),
+            "out": out,
+            "out_bias": jnp.zeros(self.classes),
+        }
+
+    def logits(self, parameters: Parameters, images: Images) -> Logits:
+        p = {name: leaf.astype(images.dtype) for name, leaf in parameters.items()}
+        flat = images.reshape(images.shape[0], -1)
+        hidden = jax.nn.relu(flat @ p["hidden"] + p["hidden_bias"])
+        out = jnp.matmul(hidden, p["out"], preferred_element_type=jnp.float32)
+        return out + parameters["out_bias"]
+
+
+def _uniform(
+    wanted: Sequence[tuple[tuple[int, ...], float]], *, key: PRNGKeyArray
+) -> list[Float[Array, "..."]]:
+    """Arrays uniform within their bounds, cut from one sample: each more takes seconds to compile."""
+    sizes = [math.prod(shape) for shape, _ in wanted]
+    sample = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
+    pieces = jnp.split(sample, np.cumsum(sizes)[:-1])
+    return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]
+
+
+def through_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
+    """The logits, less the bias of the softmax layer; by kernels on a card, where their sizes suit."""
+    if on_card():
+        # Pallas takes long to import, and only a program for a graphics card needs it.
+        from apportion.domains.federated import convolution_gpu
+
+        if convolution_gpu.suits_kernels(filter_, images):
+            return convolution_gpu.fused_layers(filter_, bias, out, images)
+    return by_products(filter_, bias, out, images)
+
+
+def by_products(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
+    """Both layers as products, in the images' precision."""
+    filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
+    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+    hidden = jax.nn.relu(filter_.T @ _patches(images, filter_.shape[0]) + bias[:, None])
+    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
+    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
+
+
+def _patches(images: Images, pixels: int) -> Float[Array, "pixels places"]:
+    """Every place of every image as a column of the pixels under the filter."""
+    kernel = math.isqrt(pixels)
+    places = images.shape[1] - kernel + 1
+    rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
+    patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
+    return patches.reshape(pixels, -1)
 
 
 class Owned(eqx.Module):

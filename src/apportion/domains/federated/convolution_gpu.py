@@ -1,4 +1,4 @@
-"""The paper's client on a graphics card: convolution, ReLU and dense layer in one kernel, there and back.
+"""The paper's client on a graphics card: convolution, ReLU and dense layer in one kernel, both ways.
 
 The hidden layer, 36 KB an image, is what the card would spend its time moving. Here it never leaves the
 registers: a program of the grid goes over some places of the images, has a block of images' hidden units
@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float
+from jaxtyping import Array
+
+from apportion.domains.federated.clients import Bias, Filter, Images, Logits, Out, by_products
 
 BLOCK = 64
 """Images of a program."""
@@ -24,11 +26,6 @@ LARGEST = 64
 """Of the channels and of the pixels under the filter: larger matrices do not fit in registers."""
 INTERPRET = False
 """Whether kernels are run by the interpreter, as tests do on machines without a card."""
-
-Filter = Float[Array, "pixels channels"]
-Out = Float[Array, "channels places classes"]
-Images = Float[Array, "batch side side"]
-Logits = Float[Array, "batch classes"]
 
 
 @dataclass(frozen=True)
@@ -79,36 +76,45 @@ class _Sizes:
         return _padded(self.classes)
 
 
-def suits(filter_: Filter, images: Images) -> bool:
+def suits_kernels(filter_: Filter, images: Images) -> bool:
     """Whether the kernels take these sizes in this precision."""
     pixels, channels = filter_.shape
     return max(channels, pixels + 1) <= LARGEST and images.dtype == jnp.bfloat16
 
 
-def forward(filter_: Filter, bias: Float[Array, " channels"], out: Out, images: Images) -> Logits:
+@jax.custom_vjp
+def fused_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
     """The logits, less the bias of the dense layer."""
     sizes = _Sizes.of(out, images)
     shape = jax.ShapeDtypeStruct((sizes.parts, sizes.kinds, sizes.blocks * BLOCK), jnp.float32)
-    found = _call(partial(_forward, sizes), (sizes.blocks, sizes.parts), shape)(
+    found = _call(partial(_forward_kernel, sizes), (sizes.blocks, sizes.parts), shape)(
         _columns(images, sizes), _with_bias(filter_, bias, sizes), out
     )
     return found.sum(0)[: sizes.classes, : sizes.batch].T
 
 
-def backward(
-    filter_: Filter, bias: Array, out: Out, images: Images, cotangent: Logits
-) -> tuple[Array, Array, Array]:
-    """Gradients with respect to the filter, its bias and the dense layer."""
+def _forward(filter_: Filter, bias: Bias, out: Out, images: Images) -> tuple[Logits, Any]:
+    return fused_layers(filter_, bias, out, images), (filter_, bias, out, images)
+
+
+def _backward(kept: Any, cotangent: Logits) -> tuple[Array, ...]:
+    """Gradients with respect to the filter, its bias, the dense layer and the images."""
+    filter_, bias, out, images = kept
     sizes = _Sizes.of(out, images)
     exact = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     shapes = [exact(out.shape), exact((sizes.parts, sizes.units, sizes.pixels))]
     of_logits = _pad(cotangent.T, sizes.kinds, sizes.blocks * BLOCK).astype(images.dtype)
-    by_out, by_filter = _call(partial(_backward, sizes), (1, sizes.parts), shapes)(
+    by_out, by_filter = _call(partial(_backward_kernel, sizes), (1, sizes.parts), shapes)(
         _columns(images, sizes), _with_bias(filter_, bias, sizes), out, of_logits
     )
     by_filter = by_filter.sum(0)[: sizes.channels].T
     pixels = sizes.kernel**2
-    return by_filter[:pixels], by_filter[pixels], by_out
+    # Nobody asks for the images' own gradient in training, and what nobody asks for is not computed.
+    _, pull = jax.vjp(partial(by_products, filter_, bias, out), images)
+    return by_filter[:pixels], by_filter[pixels], by_out, *pull(cotangent)
+
+
+fused_layers.defvjp(_forward, _backward)
 
 
 class _Tile:
@@ -151,7 +157,7 @@ def _columns_of(block: Any) -> Array:
     return block * BLOCK + jnp.arange(BLOCK)
 
 
-def _forward(sizes: _Sizes, images: Any, filter_: Any, out: Any, found: Any) -> None:
+def _forward_kernel(sizes: _Sizes, images: Any, filter_: Any, out: Any, found: Any) -> None:
     tile, block = _Tile(sizes, images, filter_, out), pl.program_id(0)
 
     def add(i: Any, total: Array) -> Array:
@@ -163,7 +169,7 @@ def _forward(sizes: _Sizes, images: Any, filter_: Any, out: Any, found: Any) -> 
     triton.store(tile.logits_at(found, block, pl.program_id(1)), total)
 
 
-def _backward(
+def _backward_kernel(
     sizes: _Sizes, images: Any, filter_: Any, out: Any, of_logits: Any, by_out: Any, by_filter: Any
 ) -> None:
     tile = _Tile(sizes, images, filter_, out)

@@ -4,11 +4,16 @@ A round: every client trains from the aggregate, the server scores the submitted
 evaluation set, the policy sees the last H scores of each, and R_t = L(sum_i a_i v_i), the accuracy
 of the aggregate. The state holds the models just submitted, so that nothing is trained twice; an
 episode is one scan, and many of them one `vmap`. What clients train is in `clients.py`.
+
+Settings ask for the paper's federation (`build`), or for federations of many kinds: those that a policy
+learns from (`training_world`), and those of other clients that it is tried in (`unseen_world`).
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -17,27 +22,49 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from apportion.domains.federated.clients import Owned, descend
-from apportion.domains.federated.digits import CLASSES, Digits
-from apportion.domains.federated.model import ClientModel
-from apportion.domains.federated.partitions import Partition
-from apportion.domains.federated.scoring import by_block, chance, right
+from apportion.domains.federated.clients import (
+    ClientModel,
+    Convolutional,
+    Logits,
+    Owned,
+    Perceptron,
+    descend,
+    unravelled,
+)
+from apportion.domains.federated.data import (
+    CLASSES,
+    Digits,
+    Mixture,
+    Partition,
+    Wanted,
+    halves,
+    kinds_of,
+    mixture,
+    paper_split,
+    skewed_tasks,
+)
+from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.domains.federated.states import (
     QUARTER,
     Accuracy,
     ClientState,
-    Known,
+    SampleScores,
+    ServerInfo,
     Submission,
-    Tried,
+    client_state,
     shares_by_samples,
 )
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import equal_shares
-from apportion.tasks import Task
+from apportion.tasks import Task, Tasks
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
+Judge = Callable[[Logits, Int[Array, " batch"], Bool[Array, " batch"]], Array]
+"""From a model's logits, the labels, and which of the images are no padding, to how it does."""
+HELD = 0.35
+"""The part of the training federations' images for their server."""
 
 
 class ServerSamples(eqx.Module):
@@ -152,8 +179,15 @@ class Federation(Problem):
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         self.factors = jnp.asarray(partition.factors, jnp.float32)
         self.identities = jnp.asarray(partition.identities, jnp.int32)
-        chosen = _server_sets(digits, evaluation, test, sets, seed)
-        self.evaluation, self.test = (jnp.asarray(part, jnp.int32) for part in chosen)
+        pool = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
+        needed = evaluation + (test if sets == "disjoint" else 0)
+        if evaluation < 1 or test < 1 or needed > len(pool):
+            raise InputError(
+                f"federation: {evaluation} images to score models and {test} to test them were asked "
+                f"for, but the server has {len(pool)}; ask for fewer"
+            )
+        self.evaluation = jnp.asarray(pool[:evaluation], jnp.int32)
+        self.test = jnp.asarray(pool[evaluation:needed] if sets == "disjoint" else pool, jnp.int32)
         self.learning_rate = jnp.asarray(learning_rate, float)
         self.state = Accuracy() if state is None else state
         self.model = model
@@ -243,7 +277,7 @@ class Federation(Problem):
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
         move, n = aggregate - last.aggregate, last.n + 1
-        known = Known(
+        info = ServerInfo(
             self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
         )
         submission = Submission(
@@ -251,7 +285,7 @@ class Federation(Problem):
             jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0),
             models - aggregate[None, :],
             present,
-            known=known,
+            info,
         )
         submission = self._scored(submission, models, aggregate, last.server)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
@@ -280,14 +314,14 @@ class Federation(Problem):
             case "classes":
                 return replace(submission, correct=self.correct(models, self.evaluation))
             case "samples":
-                assert submission.known is not None
-                shares = shares_by_samples(submission.known.counts, submission.mask)
+                shares = shares_by_samples(submission.info.counts, submission.mask)
                 fedavg = average(shares, models)
                 towards = fedavg + QUARTER * (models - fedavg)
                 both = jnp.stack([fedavg, aggregate])
                 found = self.chances(jnp.concatenate([models, towards, both]), server.places)
                 own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
-                return replace(submission, tried=Tried(own, near, rest[0], rest[1], server.shown))
+                scores = SampleScores(own, near, rest[0], rest[1], server.shown)
+                return replace(submission, scores=scores)
             case _:
                 return submission
 
@@ -308,7 +342,12 @@ class Federation(Problem):
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
         """The chance that each model gives to the right class of each of the chosen images."""
-        found = by_block(self.model, models, self.images, self.labels, chosen, self.block, chance)
+
+        def chance(logits, labels, real):
+            own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+            return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
+
+        found = self._by_block(models, chosen, chance)
         return jnp.moveaxis(found, 0, 1).reshape(len(models), -1)[:, : len(chosen)]
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
@@ -317,8 +356,35 @@ class Federation(Problem):
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
         """The part of the chosen images that is of a class and that each model gets right."""
-        found = by_block(self.model, models, self.images, self.labels, chosen, self.block, right)
-        return found.sum(0) / chosen.shape[0]
+
+        def right(logits, labels, real):
+            classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
+            return (logits.argmax(-1) == labels).astype(jnp.float32) @ classes
+
+        return self._by_block(models, chosen, right).sum(0) / chosen.shape[0]
+
+    def _by_block(
+        self, models: Models, chosen: Int[Array, " chosen"], judge: Judge
+    ) -> Float[Array, "blocks entities _"]:
+        """What `judge` says of each model and block of the chosen images: memory is bounded by a block,
+        however many models there are.
+        """
+        size = chosen.shape[0]
+        blocks = -(-size // min(self.block, size))
+        length = -(-size // blocks)
+        padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
+        real = (jnp.arange(blocks * length) < size).reshape(blocks, length)
+
+        def judge_block(block):
+            places, real = block
+
+            def of_model(flat):
+                logits = self.model.logits(unravelled(self.model, flat), self.images[places])
+                return judge(logits, self.labels[places], real)
+
+            return jax.vmap(of_model)(models)
+
+        return jax.lax.map(judge_block, (padded, real))
 
 
 def average(shares: Float[Array, " entities"], models: Models) -> Model:
@@ -326,12 +392,100 @@ def average(shares: Float[Array, " entities"], models: Models) -> Model:
     return jnp.matmul(shares, models, precision="highest")
 
 
-def _server_sets(digits: Digits, evaluation: int, test: int, sets: str, seed: int):
-    pool = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
-    needed = evaluation + (test if sets == "disjoint" else 0)
-    if evaluation < 1 or test < 1 or needed > len(pool):
+def federation_of(
+    settings: FederationSettings, digits: Digits, partition: Partition, **changes: Any
+) -> Federation:
+    """The federation of these clients as the settings say, but for `changes` of its arguments."""
+    kinds = {"convolutional": Convolutional, "perceptron": Perceptron}
+    model = kinds[settings.model](digits.images.shape[1], settings.width)
+    options = {
+        "rounds": settings.rounds, "epochs": settings.epochs, "batch": settings.batch,
+        "learning_rate": settings.client_rate, "evaluation": settings.evaluation, "test": settings.test,
+        "window": settings.window, "state": client_state(settings.state),
+        "precision": settings.precision, "block": settings.block, "seed": settings.seed,
+    }  # fmt: skip
+    return Federation(digits, partition, model, **(options | changes))
+
+
+def build(
+    settings: PPOSettings, digits: Digits, partition: Partition | None = None
+) -> tuple[Federation, Partition]:
+    """The paper's federation out of full-size digits, with the partition behind it."""
+    digits = digits.pooled(settings.pooling)
+    if partition is None:
+        partition = paper_split(digits, settings.clients, settings.samples, seed=settings.seed)
+    return federation_of(settings, digits, partition, sets=settings.sets), partition
+
+
+def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Tasks, ...]:
+    """Training and unseen tasks of one seed."""
+    return skewed_tasks(
+        partition,
+        settings.tasks,
+        settings.unseen,
+        sizes=settings.task_sizes,
+        seen=settings.seen,
+        seed=2 * seed,
+    )
+
+
+def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federation, Mixture]:
+    """Federations of all kinds asked for, small ones and large ones.
+
+    Training and unseen federations share no image. The training world has a server of its own, whose
+    images are clients' images too; the server's images proper are for the unseen world alone.
+    """
+    digits = digits.pooled(settings.pooling)
+    places, _ = halves(digits)
+    held = places[len(places) - int(HELD * len(places)) :]
+    server = np.zeros(len(digits.labels), bool)
+    server[held] = True
+    fewest, most = settings.server_samples
+    if not 1 <= fewest <= most <= len(held) // 2:
         raise InputError(
-            f"federation: {evaluation} images to score models and {test} to test them were asked "
-            f"for, but the server has {len(pool)}; ask for fewer"
+            f"server_samples {fewest} {most}: between 1 and {len(held) // 2} images can be the server's"
         )
-    return pool[:evaluation], pool[evaluation:needed] if sets == "disjoint" else pool
+    seeds = range(1000 * settings.seed, 1000 * settings.seed + settings.copies)
+    wanted = list(product(kinds_of(settings.kinds), dict.fromkeys(settings.sizes), seeds))
+    dealt = mixture(
+        replace(digits, server=server),
+        wanted,
+        places[: len(places) - len(held)],
+        samples=settings.samples,
+    )
+    half = min(len(held) // 2, 2 * most)
+    sets = {"evaluation": half, "test": half, "drawn": (fewest, most), "gate": True}
+    return federation_of(settings, dealt.digits, dealt.partition, **sets), dealt
+
+
+def unseen_world(
+    settings: FederationSettings,
+    digits: Digits,
+    wanted: Sequence[Wanted],
+    *,
+    samples: int | None = None,
+    participation: float = 1.0,
+) -> tuple[Federation, Mixture]:
+    """Federations of clients and images that training never sees.
+
+    Parameters
+    ----------
+    wanted
+        The kind, number of clients and seed of each.
+    samples
+        Images of the server's own, `settings.evaluation` unless given; each episode draws others out of
+        half as many more.
+    participation
+        The part of a federation's clients that takes part in a round.
+    """
+    digits = digits.pooled(settings.pooling)
+    _, places = halves(digits)
+    dealt = mixture(digits, wanted, places, samples=settings.samples)
+    count = settings.evaluation if samples is None else samples
+    available = int(digits.server.sum()) - settings.test
+    pool = max(count, min(3 * settings.evaluation // 2, available))
+    sets = {"evaluation": pool, "drawn": (count, count), "gate": True}
+    federation = federation_of(
+        settings, dealt.digits, dealt.partition, participation=participation, **sets
+    )
+    return federation, dealt

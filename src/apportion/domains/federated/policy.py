@@ -3,9 +3,14 @@
 Pooled over the clients, the same network also decides how far the server goes along the average
 update, eta in [least, 3], and how much of its last move it repeats, mu in [0, .9]: at first 1 and 0, so
 that v_{n+1} = v_n + eta (sum_i a_i v_{i,n} - v_n) + mu (v_n - v_{n-1}) is FedAvg's model.
+
+Two such policies come with the package, kilobytes each, trained on every kind of federation as `apportion
+train federated` does; docs/tutorials/flower.md has their cards.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from functools import cache
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -17,6 +22,7 @@ from apportion.errors import InputError
 from apportion.policy import ScoringPolicy
 from apportion.problem import Observation
 from apportion.recurrence import Features, History, Recurrence
+from apportion.runs.policy_file import load_policy
 from apportion.simplex import Allocation, Head, Mask, Scores
 
 LEAST_STEP, MOST_STEP = 0.5, 3.0
@@ -62,8 +68,7 @@ class AggregationPolicy(ScoringPolicy):
         Units of each layer.
     relative
         Whether clients are also read relative to each other: every channel a second time by the client's
-        standing, and all of them pooled by their spread beside their mean. Policies saved before there
-        was a choice say nothing of it, and are not.
+        standing, and all of them pooled by their spread beside their mean.
     least_step
         The shortest step of the server's. Learning sees one round ahead, and there short steps look well:
         they average the clients' noise away, and cost speed in later rounds only.
@@ -150,72 +155,6 @@ class AggregationPolicy(ScoringPolicy):
         )
 
 
-def averaged(policies: Sequence[AggregationPolicy]) -> AggregationPolicy:
-    """One policy whose scores, log step and momentum are the means of several policies'.
-
-    It is a policy like any other, as wide as all of them together, in which nobody's units see another's.
-    Policies that differ in where they began differ in the kinds that they are weak on.
-
-    Examples
-    --------
-    >>> pair = [AggregationPolicy(channels=17, hidden=8, key=jax.random.key(n)) for n in range(2)]
-    >>> averaged(pair).hidden
-    16
-    """
-    first = policies[0]
-    if len({(p.channels, p.relative, p.least_step, p.head) for p in policies}) > 1:
-        raise InputError("averaged: the policies differ in what they read or in their bounds")
-    blank = AggregationPolicy(
-        first.channels,
-        sum(p.hidden for p in policies),
-        relative=first.relative,
-        least_step=first.least_step,
-        head=first.head,
-        key=jax.random.key(0),
-    )
-
-    def beside(part: Callable[[AggregationPolicy], Array]) -> Array:
-        return jnp.concatenate([part(p) for p in policies], -1)
-
-    def apart(part: Callable[[AggregationPolicy], Array]) -> Array:
-        return jax.scipy.linalg.block_diag(*[part(p) for p in policies])
-
-    # What is pooled comes section by section: the mean over the clients, then the spread.
-    def section(n: int) -> Callable[[AggregationPolicy], Array]:
-        return lambda p: p.joint.weight[:, n * p.hidden : (n + 1) * p.hidden]
-
-    def outputs(n: int) -> Callable[[AggregationPolicy], Array]:
-        return lambda p: p.server[n * p.hidden : (n + 1) * p.hidden].T
-
-    pooled = 1 + first.relative
-    return eqx.tree_at(
-        lambda p: (
-            p.recurrence.from_input,
-            p.recurrence.from_state,
-            p.recurrence.bias,
-            p.joint.weight,
-            p.joint.bias,
-            p.score,
-            p.server,
-        ),
-        blank,
-        (
-            beside(lambda p: p.recurrence.from_input),
-            apart(lambda p: p.recurrence.from_state),
-            beside(lambda p: p.recurrence.bias),
-            jnp.concatenate([apart(section(n)) for n in range(1 + pooled)], 1),
-            beside(lambda p: _bias(p.joint)),
-            beside(lambda p: p.score) / len(policies),
-            jnp.concatenate([beside(outputs(n)).T for n in range(pooled)]) / len(policies),
-        ),
-    )
-
-
-def _bias(layer: eqx.nn.Linear) -> Array:
-    assert layer.bias is not None
-    return layer.bias
-
-
 def _mean(values: Array, mask: Mask) -> Array:
     """Over the real clients."""
     real = mask.reshape(-1, *[1] * (values.ndim - 1))
@@ -237,3 +176,29 @@ def _within(value: Array, low: Array | float, high: Array | float) -> Array:
 def fedavg(counts: Float[Array, " entities"], mask: Mask) -> Decision:
     """FedAvg as a decision."""
     return Decision(shares_by_samples(counts, mask), jnp.ones(()), jnp.zeros(()))
+
+
+FOLDER = Path(__file__).parent / "policy_files"
+
+
+@cache
+def shipped_policy() -> AggregationPolicy:
+    """The shipped policy, for the state `invariant` over five rounds."""
+    return _load(FOLDER)
+
+
+def shipped_fingerprint() -> str:
+    """A short digest of the shipped policy, to tell results of one from those of another."""
+    return hashlib.sha256((FOLDER / "policy.safetensors").read_bytes()).hexdigest()[:16]
+
+
+@cache
+def shipped_blind_policy() -> AggregationPolicy:
+    """The one for servers without samples, for the state `blind` over five rounds."""
+    return _load(FOLDER / "blind")
+
+
+def _load(folder: Path) -> AggregationPolicy:
+    policy = load_policy(folder)
+    assert isinstance(policy, AggregationPolicy)
+    return policy

@@ -1,4 +1,7 @@
-"""The settings of a federation to train on, as one frozen dataclass; nothing here starts JAX."""
+"""The settings of a federation to train on: one frozen dataclass a learner, over a common base.
+
+Nothing here starts JAX.
+"""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,46 +12,21 @@ from apportion.errors import InputError
 
 
 @dataclass(frozen=True)
-class FederatedSettings(TrainingSettings):
-    """Learn to aggregate clients' models, in federations of many kinds.
+class FederationSettings(TrainingSettings):
+    """What both learners read: the clients, what they train, and what the server shows the policy.
 
-    The defaults suit two cores and small digits; `reduced_size` and `paper_size` are the paper's own
-    federation.
-
-    Examples
-    --------
-    >>> FederatedSettings(kinds="equal,paper").rounds
-    20
+    The defaults suit two cores and small digits.
     """
 
     mnist: Path | None = None
     """The usual mnist.npz; the embedded 5,000 digits where there is none."""
-    learner: Literal["gradient", "ppo"] = "gradient"
-    """gradient: direct gradient through the aggregation, over federations of all kinds, for shares
-    around FedAvg's with the server's step and momentum; ppo: the paper's policy, on its own split."""
-    kinds: str = "all"
-    """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3 (gradient)."""
-    sizes: tuple[int, int] = (10, 10)
-    """Clients in the smaller and in the larger federations to learn from (gradient)."""
     method: Method = "mtl"
     """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
     first task alone."""
-    copies: int = 3
-    """Federations of each kind and size, each with clients of its own (gradient)."""
-    server_samples: tuple[int, int] = (20, 200)
-    """Fewest and most images of the server's own in an episode (gradient)."""
     pooling: int = 2
     """Side of the squares of pixels that are averaged; 1 keeps 28 x 28."""
-    clients: tuple[int, int] = (28, 18)
-    """Clients of the universe that see the digits 0-5, and 6-9 (ppo)."""
-    seen: tuple[int, int] = (18, 11)
-    """Of each, those that training tasks are made of; unseen tasks are made of the others (ppo)."""
     samples: int = 80
     """Images a client holds."""
-    task_sizes: tuple[int, int] = (8, 2)
-    """Clients of each kind in a task (ppo)."""
-    tasks: int = 10
-    """Number of training tasks T (ppo)."""
     unseen: int = 2
     """Tasks to test on, of each kind."""
     model: Literal["convolutional", "perceptron"] = "perceptron"
@@ -67,8 +45,6 @@ class FederatedSettings(TrainingSettings):
     """Images the server scores models on."""
     test: int = 1000
     """Images the aggregate is tested on."""
-    sets: Literal["disjoint", "paper"] = "disjoint"
-    """Whether the test set leaves the evaluation set out, or contains it as in the paper."""
     state: str = "invariant"
     """What the policy sees of a client: one of apportion.domains.federated.states.STATES. blind needs no
     images of the server's; accuracy is the paper's."""
@@ -80,20 +56,10 @@ class FederatedSettings(TrainingSettings):
     """Updates of the policy."""
     rollouts: int = 2
     """Episodes of a task in an update."""
-    together: int = 4
-    """Tasks in an update: the one drawn, and others beside it as far as there are (gradient)."""
-    relative: bool = True
-    """Whether the policy also reads clients relative to each other (gradient)."""
-    logarithm: bool = True
-    """Whether the loss counts by its logarithm, late rounds as much as early ones (gradient)."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
-    gamma: float = 0.9
-    """Discount (ppo)."""
     beta: float = 0.0
     """Correction of the sampling bias (pmtl): none, so that what is drawn more often weighs more."""
-    scorer: ScorerName = "reward-variance"
-    """What a task is scored by (ppo); with the gradient, by how little it gains over FedAvg."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """In which the clients compute."""
     block: int = 400
@@ -103,31 +69,92 @@ class FederatedSettings(TrainingSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(
-            1, "samples", "unseen", "width", "hidden", "chunk", "copies", "together"
-        )
-        if self.learner == "gradient" and self.members > 1:
-            raise InputError(
-                f"members is {self.members}; steps and momenta of several policies are not averaged: "
-                "leave it 1, or choose the learner ppo"
-            )
+        self.check_at_least(1, "samples", "unseen", "width", "hidden", "chunk")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self) | {"mnist": None if self.mnist is None else self.mnist.name}
 
 
-def reduced_size(**changes: Any) -> FederatedSettings:
+@dataclass(frozen=True)
+class GradientSettings(FederationSettings):
+    """Learn to aggregate clients' models, in federations of many kinds.
+
+    Direct gradient through the aggregation, for shares around FedAvg's with the server's step and
+    momentum.
+
+    Examples
+    --------
+    >>> GradientSettings(kinds="equal,paper").rounds
+    20
+    """
+
+    learner: Literal["gradient"] = "gradient"
+    """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the paper's
+    policy, on its own split."""
+    kinds: str = "all"
+    """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3."""
+    sizes: tuple[int, int] = (10, 10)
+    """Clients in the smaller and in the larger federations to learn from."""
+    copies: int = 3
+    """Federations of each kind and size, each with clients of its own."""
+    server_samples: tuple[int, int] = (20, 200)
+    """Fewest and most images of the server's own in an episode."""
+    together: int = 4
+    """Tasks in an update: the one drawn, and others beside it as far as there are."""
+    relative: bool = True
+    """Whether the policy also reads clients relative to each other."""
+    logarithm: bool = True
+    """Whether the loss counts by its logarithm, late rounds as much as early ones."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "copies", "together")
+        for name in ("tasks", "scorer", "members"):
+            if (given := getattr(self, name)) != getattr(TrainingSettings, name):
+                raise InputError(
+                    f"{name} is {given}, which the learner gradient does not read; leave it out, or choose "
+                    "the learner ppo"
+                )
+
+
+@dataclass(frozen=True)
+class PPOSettings(FederationSettings):
+    """Learn to aggregate clients' models as the paper does: PPO, on its own split of the digits.
+
+    `reduced_size` and `paper_size` are the paper's own federation.
+    """
+
+    learner: Literal["ppo"] = "ppo"
+    """ppo: the paper's policy, on its own split; gradient: direct gradient through the aggregation, over
+    federations of all kinds."""
+    clients: tuple[int, int] = (28, 18)
+    """Clients of the universe that see the digits 0-5, and 6-9."""
+    seen: tuple[int, int] = (18, 11)
+    """Of each, those that training tasks are made of; unseen tasks are made of the others."""
+    task_sizes: tuple[int, int] = (8, 2)
+    """Clients of each kind in a task."""
+    tasks: int = 10
+    """Number of training tasks T."""
+    sets: Literal["disjoint", "paper"] = "disjoint"
+    """Whether the test set leaves the evaluation set out, or contains it as in the paper."""
+    gamma: float = 0.9
+    """Discount."""
+    scorer: ScorerName = "reward-variance"
+    """What a task is scored by."""
+
+
+def reduced_size(**changes: Any) -> PPOSettings:
     """The paper's federation and learner, small enough for two cores."""
     sizes = {
-        "learner": "ppo", "method": "pmtl", "state": "rich", "model": "convolutional", "width": 8,
-        "rounds": 15, "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "beta": 1.0,
-        "block": 100, "chunk": 4,
+        "method": "pmtl", "state": "rich", "model": "convolutional", "width": 8, "rounds": 15,
+        "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "beta": 1.0, "block": 100,
+        "chunk": 4,
     }  # fmt: skip
-    return FederatedSettings(**(sizes | changes))
+    return PPOSettings(**(sizes | changes))
 
 
-def paper_size(mnist: Path | None, **changes: Any) -> FederatedSettings:
+def paper_size(mnist: Path | None, **changes: Any) -> PPOSettings:
     """The paper's own sizes, for a GPU: 28 x 28 pixels, 600 images a client, 50 rounds."""
     sizes = {
         "mnist": mnist, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,

