@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from apportion.domains.portfolio.commissions import read_commissions
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
@@ -25,11 +26,9 @@ from apportion.domains.charging.facts import check_facts
 from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.federated.digits import load_mnist
-from apportion.domains.portfolio.commissions import read_commissions
-from apportion.domains.portfolio.holdings import read_holdings
-from apportion.domains.portfolio.job import accepted_data
-from apportion.domains.portfolio.jumps import find_jumps
-from apportion.domains.portfolio.prices import load_prices
+from apportion.domains.portfolio.backtest import with_trained_series
+from apportion.domains.portfolio.orders import read_holdings
+from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.rules import read_groups
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice
@@ -276,7 +275,7 @@ def _policy(job: str, folder: Path) -> None:
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             assert np.isfinite(np.asarray(leaf)).all()
     if job == "portfolio":
-        accepted_data(MARKET.prices, load_about(folder))
+        with_trained_series(MARKET.prices, load_about(folder))
     else:
         about = load_about(folder)
         check_facts(about)

@@ -34,5 +34,8 @@ def settings_of(job: str) -> type:
 
 def prepare(job: str, settings: Any) -> PreparedJob:
     """Read and check a job's data; this imports JAX."""
+    _entry(job)
+    if job == "portfolio":
+        return import_module("apportion.domains.portfolio.domain").DOMAIN.prepare(settings)
     preparer: Callable[[Any], PreparedJob] = import_module(f"{_entry(job)[0]}.job").prepare
     return preparer(settings)

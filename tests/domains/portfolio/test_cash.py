@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from apportion.domains.portfolio.commissions import rates_of, read_commissions
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -13,8 +14,7 @@ from scipy.optimize import brentq
 from apportion.cli import main
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import Costs, SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest
-from apportion.domains.portfolio.commissions import rates_of, read_commissions
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
@@ -92,7 +92,7 @@ class AllCash(Policy):
 
 
 def test_cash_is_kept_whole_and_the_others_hold_none_of_it():
-    result = backtest(
+    result = backtest_strategies(
         PRICES, {"policy": AllCash(), "free": EqualShares()}, window=8, rules={"policy": Rules(cash=True)}
     )  # fmt: skip
     assert result.tickers == ("cash", *PRICES.tickers)
@@ -101,7 +101,7 @@ def test_cash_is_kept_whole_and_the_others_hold_none_of_it():
     np.testing.assert_allclose(result.net["policy"][1:], 0, atol=1e-7)
     for name in ("free", "equal-crp"):
         np.testing.assert_allclose(result.allocations[name][:, 0], 0, atol=1e-6)
-    plain = backtest(PRICES, {}, window=8)
+    plain = backtest_strategies(PRICES, {}, window=8)
     np.testing.assert_allclose(result.gross["equal-crp"], plain.gross["equal-crp"], atol=1e-6)
     np.testing.assert_allclose(result.net["equal-crp"][1:], plain.net["equal-crp"][1:], atol=1e-6)
 
@@ -109,14 +109,14 @@ def test_cash_is_kept_whole_and_the_others_hold_none_of_it():
 def test_what_is_dear_to_trade_costs_more_in_a_backtest():
     cheap = {ticker: [0.0, 0.0] for ticker in PRICES.tickers}
     dear = cheap | {PRICES.tickers[0]: [0.01, 0.01]}
-    free, paid = (backtest(PRICES, {}, window=8, cost=cost) for cost in (cheap, dear))
+    free, paid = (backtest_strategies(PRICES, {}, window=8, cost=cost) for cost in (cheap, dear))
     np.testing.assert_allclose(free.net["equal-crp"], free.gross["equal-crp"], atol=1e-12)
     traded = np.abs(np.diff(paid.allocations["equal-crp"], axis=0)).sum()
     assert traded < 1e-4  # Equal shares again each day: only drift is traded back.
     lost = np.log1p(free.net["equal-crp"]).sum() - np.log1p(paid.net["equal-crp"]).sum()
     assert 0 < lost < 0.01 * paid.turnover["equal-crp"].sum()
     with pytest.raises(InputError, match="4 of 5 tickers have no cost"):
-        backtest(PRICES, {}, window=8, cost={PRICES.tickers[0]: [0.0, 0.0]})
+        backtest_strategies(PRICES, {}, window=8, cost={PRICES.tickers[0]: [0.0, 0.0]})
 
 
 def test_a_policy_is_trained_with_cash_and_asked_for_its_next_allocation():
@@ -128,7 +128,7 @@ def test_a_policy_is_trained_with_cash_and_asked_for_its_next_allocation():
     assert shares.sum() == pytest.approx(1, abs=1e-6)
     # Five instruments of at most a fifth would leave no cash; the policy starts near equal shares.
     assert 0.05 < shares[0] < 0.5
-    result = backtest(PRICES, {"policy": done.policy}, window=8, rules={"policy": rules})
+    result = backtest_strategies(PRICES, {"policy": done.policy}, window=8, rules={"policy": rules})
     assert (result.allocations["policy"][:, 1:] <= 0.2 + 1e-5).all()
     with pytest.raises(InputError, match='"cash" is among the prices'):
         rules.check(("cash", "A"))

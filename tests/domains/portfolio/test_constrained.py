@@ -13,12 +13,12 @@ import pytest
 from apportion.cli import main
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import Constrained, constrain
+from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.walk import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
@@ -127,7 +127,7 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
 
 def test_a_held_portfolio_grows_as_buy_and_hold_does():
     rules = Rules(rebalance="monthly")
-    result = backtest(PRICES, {"policy": INSIDE}, window=8, rules={"policy": rules})
+    result = backtest_strategies(PRICES, {"policy": INSIDE}, window=8, rules={"policy": rules})
     decided = rebalancing_days(PRICES.dates, "monthly")[7:-1]
     decided[0] = True
     y = PRICES.relatives()[8:]
@@ -139,14 +139,16 @@ def test_a_held_portfolio_grows_as_buy_and_hold_does():
         wealth = worth.sum()
     assert np.prod(1 + result.gross["policy"]) == pytest.approx(wealth, rel=1e-5)
     assert "rebalanced monthly; all other strategies are unconstrained" in result.summary()
-    assert "unconstrained" not in backtest(PRICES, {"policy": INSIDE}, window=8).summary()
+    assert (
+        "unconstrained" not in backtest_strategies(PRICES, {"policy": INSIDE}, window=8).summary()
+    )
 
 
 def test_other_strategies_are_as_without_rules():
     rules = {"policy": replace(CASES["all"], rebalance="weekly")}
     policy = constrain(INSIDE, rules["policy"])
-    ruled = backtest(PRICES, {"policy": policy, "free": INSIDE}, window=8, rules=rules)
-    free = backtest(PRICES, {"free": INSIDE}, window=8)
+    ruled = backtest_strategies(PRICES, {"policy": policy, "free": INSIDE}, window=8, rules=rules)
+    free = backtest_strategies(PRICES, {"free": INSIDE}, window=8)
     for name in ("free", "equal-crp"):
         np.testing.assert_array_equal(ruled.net[name], free.net[name])
 
@@ -216,7 +218,7 @@ def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
         assert np.allclose(shares, held, atol=1e-7) == (not starts[row])
     fresh = np.asarray(next_allocation(policy, cut, window=8, rules=rules))
     day = PRICES.dates[106]
-    ahead = backtest(
+    ahead = backtest_strategies(
         PRICES, {"policy": policy}, start=day, end=day, window=8, rules={"policy": rules}
     )
     np.testing.assert_allclose(fresh, ahead.allocations["policy"][0], atol=1e-6)
@@ -229,7 +231,7 @@ def test_rules_are_refused_before_any_work(group_file):
         train_portfolio(PRICES.select(NAMES[1:]), replace(TINY, group=group_file))
     few = PRICES.select(NAMES[:3])
     with pytest.raises(InputError, match="max_weight 0.25: 3 instruments"):
-        backtest(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
+        backtest_strategies(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
     with pytest.raises(InputError, match="names no groups; build the market with the same rules"):
         walk_policy(constrain(INSIDE, CASES["groups"]), market(Rules()), EVERYONE)
 

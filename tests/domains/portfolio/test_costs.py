@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.domains.portfolio.costs import Costs
+from apportion.domains.portfolio.market import Costs
 from apportion.errors import InputError
 
 SHARES = st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(lambda x: sum(x) > 0.1)

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from apportion.domains.portfolio.holdings import read_holdings
+from apportion.domains.portfolio.orders import read_holdings
 from apportion.errors import InputError
 
 TICKERS = ("A", "B", "C")

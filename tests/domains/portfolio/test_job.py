@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio import SimulatedMarket, job, validation
-from apportion.domains.portfolio.job import prepare
+from apportion.domains.portfolio import SimulatedMarket, domain, validation
+from apportion.domains.portfolio.domain import prepare
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.validation import (
     ETA_GRID,
@@ -196,7 +196,7 @@ def test_without_a_validation_year_settings_are_taken_as_given(place):
     assert prepare(short).choose is None
     assert prepare(replace(TINY, prices=place / "prices.csv", validation=0)).choose is None
     known = PRICES.until("2001-03-01")
-    assert "k = 0.5, eta = 0.1 and 6 updates as given; the prices, " in job._describe_choice(
+    assert "k = 0.5, eta = 0.1 and 6 updates as given; the prices, " in domain._describe_choice(
         known, short, None, None
     )
 
@@ -227,7 +227,7 @@ def test_a_signal_in_the_backtest_ends_it_at_once_and_the_run_is_resumed(
         raise Left
 
     with monkeypatch.context() as patched:
-        patched.setattr(job, "backtest_policy", endless)
+        patched.setattr(domain, "backtest_policy", endless)
         patched.setattr(os, "_exit", leave)
         with pytest.raises(Left):
             start_run(folder, "portfolio", replace(TINY, prices=place / "prices.csv"), Quiet())

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from apportion.domains.portfolio import Prices, SimulatedMarket
-from apportion.domains.portfolio.job import prepare, read_prices
-from apportion.domains.portfolio.jumps import find_jumps, refuse_jumps
+from apportion.domains.portfolio.domain import prepare, read_prices
+from apportion.domains.portfolio.prices import find_jumps, refuse_jumps
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 from apportion.studies.registry import Request, command_of, read_data

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from apportion.domains.portfolio.listings import fill, outside, tradable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket, load_prices
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import constrain
-from apportion.domains.portfolio.listings import fill, outside, tradable
+from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.walk import walk_policy
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
@@ -84,7 +84,7 @@ def by_hand(prices: Prices, targets: np.ndarray, eta: float, cost: float):
 @given(spans(), st.sampled_from([1.0, 0.3, 0.0]))
 def test_wealth_is_that_of_a_plain_loop(late, eta):
     prices = cut(late)
-    result = backtest(
+    result = backtest_strategies(
         prices, {"policy": PartialTrading(EqualShares(), eta)}, window=WINDOW, cost=0.0025
     )
     wealth = np.cumprod(1 + result.net["policy"])
@@ -98,7 +98,7 @@ def test_wealth_is_that_of_a_plain_loop(late, eta):
 def test_what_is_not_listed_is_never_held(late):
     prices = cut(late)
     targets = {"first": lambda y: jnp.tile(jnp.array([0.1, 0.6, 0.1, 0.1, 0.1]), (len(y), 1))}
-    result = backtest(prices, {"policy": POLICY}, baselines=targets, window=WINDOW)
+    result = backtest_strategies(prices, {"policy": POLICY}, baselines=targets, window=WINDOW)
     there = ~np.isnan(prices.close)
     listed = (there[1:] & there[:-1])[WINDOW - 1 :]
     for name, shares in result.allocations.items():
@@ -110,8 +110,8 @@ def test_what_is_not_listed_is_never_held(late):
 def test_an_absent_instrument_changes_nobodys_share():
     """Before its listing a file with the instrument is a file without it."""
     few = PARTLY.select([PARTLY.tickers[i] for i in (0, 2, 3, 4)])
-    with_it = backtest(PARTLY, {"policy": POLICY}, window=WINDOW)
-    without = backtest(few, {"policy": POLICY}, window=WINDOW)
+    with_it = backtest_strategies(PARTLY, {"policy": POLICY}, window=WINDOW)
+    without = backtest_strategies(few, {"policy": POLICY}, window=WINDOW)
     days = 30 - WINDOW + 1  # the period after its first close, on row 30, is the first to hold it
     np.testing.assert_allclose(
         with_it.allocations["policy"][:days][:, [0, 2, 3, 4]],

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.cli import main
-from apportion.domains.portfolio.backtest import backtest
-from apportion.domains.portfolio.holdings import Holdings
-from apportion.domains.portfolio.lots import Sides, whole_lots
-from apportion.domains.portfolio.orders import plan_orders
+from apportion.domains.portfolio.backtest import backtest_strategies
+from apportion.domains.portfolio.orders import Holdings, Sides, plan_orders, whole_lots
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
@@ -128,7 +126,7 @@ def test_sales_that_fall_short_cut_all_purchases_alike():
     "cost", [0.0025, {t: [0.001 * i, 0.002] for i, t in enumerate(PRICES.tickers)}]
 )
 def test_orders_cost_what_a_backtest_deducts_for_the_same_trade(cost, policy):
-    result = backtest(PRICES, {"policy": policy}, window=8, cost=cost)
+    result = backtest_strategies(PRICES, {"policy": policy}, window=8, cost=cost)
     close = PRICES.close[PRICES.row(result.dates[0]) - 1]
     # Backtests begin with equal shares.
     held = Holdings(1000 / close, 0.0, counted=True)

@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.validation import best_variant
-from apportion.domains.portfolio.walk_forward import Years
+from apportion.domains.portfolio.validation import Years, best_variant
 from apportion.errors import InputError
 
 PRICES = SimulatedMarket.draw(universe=5, days=1000, seed=2).prices
@@ -103,7 +102,7 @@ def test_the_next_allocation_is_what_a_backtest_does_next(trained):
     """Tomorrow's shares from a file cut today are those of a backtest that has tomorrow."""
     day = PRICES.dates[700]
     cut = PRICES.until(day)
-    ahead = backtest(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
+    ahead = backtest_strategies(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
     np.testing.assert_allclose(
         next_allocation(trained.policy, cut, window=6), ahead.allocations["policy"][0], atol=1e-6
     )

@@ -15,18 +15,15 @@ import numpy as np
 import pandas as pd
 
 from apportion.composition import EqualShares, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
+from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.job import data_of, next_table, tables
-from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.domain import data_of, next_table, tables
+from apportion.domains.portfolio.market import Costs, Market, walk_tasks
 from apportion.domains.portfolio.prices import Prices, embedded_prices
-from apportion.domains.portfolio.record import LAZY, Backtest
+from apportion.domains.portfolio.record import LAZY, TRADING_DAYS, Backtest
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies, training_market
-from apportion.domains.portfolio.walk import walk_tasks
+from apportion.domains.portfolio.training import train_portfolio_runs, training_market
 from apportion.domains.settings import METHOD_NAMES, Method
 from apportion.policy import Policy
 from apportion.runs.job import Outcome
@@ -133,7 +130,7 @@ def _train(
     selections = [replace(s, method=methods[run % len(methods)]).selection() for run in range(runs)]
     # Methods of one experiment start from the same parameters and differ by method alone.
     starts = jax.random.split(jax.random.key(s.seed), experiments)
-    training = train_policies(
+    training = train_portfolio_runs(
         training_market(known, s),
         tasks,
         s,
@@ -153,7 +150,7 @@ def _gains(
     progress: Progress,
 ) -> Gains:
     """Log growth a year over Equal CRP in points, the mean over tasks."""
-    costs = Costs.of(s.cost, prices.tickers, exact=True)
+    costs = Costs(s.cost, exact=True)
     market = Market.of(prices, start=TEST, window=s.window, costs=costs)
     years = prices.dates[prices.row(TEST) :].astype("datetime64[Y]")
     experiments = len(splits.seen)
@@ -190,7 +187,7 @@ def _backtest(
 ) -> Backtest:
     """The first experiment's policies on the stocks it held out."""
     unseen = prices.select([prices.tickers[i] for i in splits.unseen[0]])
-    return backtest(
+    return backtest_strategies(
         unseen,
         {
             "policy": take(policies["careful"], 0),

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
-from apportion.domains.portfolio.walk_forward import Years
+from apportion.domains.portfolio.validation import Years
 from apportion.studies.cells import Cell
 from apportion.tasks import TaskSets, draw_tasks, split_entities
 
@@ -102,7 +101,7 @@ class Experiments:
         """Training on all days before the last test year, testing with exact costs."""
         spans = Years.of(prices, years, before=settings.window + settings.batch)
         known = prices.until(prices.dates[max(spans.firsts)])
-        costs = Costs.of(settings.cost, prices.tickers, exact=True)
+        costs = Costs(settings.cost, exact=True)
         whole = Market.of(prices, window=settings.window, costs=costs)
         return cls(
             splits, spans, training_market(known, settings), replace(whole, horizon=max(spans.days))

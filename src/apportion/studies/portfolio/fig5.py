@@ -19,12 +19,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_tasks
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import choose_tasks, train_policies, training_market
-from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
+from apportion.domains.portfolio.training import (
+    draw_portfolio_tasks,
+    train_portfolio_runs,
+    training_market,
+)
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.cells import Cell, Plan, Progress, Rows
@@ -82,9 +84,11 @@ def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day."""
     settings = replace(size.settings, method=cells[0]["method"])
     year = f"{prices.years()[-1]}-01-01"
-    costs = Costs.of(settings.cost, prices.tickers, exact=True)
+    costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
-    tasks = TaskSets.of([choose_tasks(len(prices.tickers), size.of(c["policy"]))[2] for c in cells])
+    tasks = TaskSets.of(
+        [draw_portfolio_tasks(len(prices.tickers), size.of(c["policy"]))[2] for c in cells]
+    )
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
@@ -102,7 +106,7 @@ def compute(prices: Prices, size: WatchedTasks, cells: Sequence[Cell], progress:
         progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
 
     keys = stack([_key(size, cell) for cell in cells])
-    train_policies(
+    train_portfolio_runs(
         training_market(prices.until(year), settings),
         single_tasks(shown) if single else tasks,
         replace(settings, steps=whole),

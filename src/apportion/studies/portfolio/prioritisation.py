@@ -20,13 +20,11 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.market import Costs, Market, walk_tasks
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.domains.portfolio.training import train_policies
-from apportion.domains.portfolio.walk import walk_tasks
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
@@ -169,7 +167,9 @@ def train_in(markets: Market, tasks: TaskSets, settings: PortfolioSettings, **ru
     """Policies that each learn in a market of its own; `runs` as for `train_policies`."""
     axes = jax.tree.map(lambda _: 0, markets)
     chunks = Chunks(settings.steps, settings.steps)
-    return train_policies(markets, tasks, settings, market_axes=axes, chunks=chunks, **runs).policy
+    return train_portfolio_runs(
+        markets, tasks, settings, market_axes=axes, chunks=chunks, **runs
+    ).policy
 
 
 def make_world(
@@ -204,7 +204,7 @@ def make_world(
 def split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Market, Market]:
     """The market of the first days, to learn from, and that of the later ones."""
     first = truth.prices.dates[TRAIN_DAYS]
-    costs = Costs.of(settings.cost, truth.prices.tickers)
+    costs = Costs(settings.cost)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
     return train, Market.of(truth.prices, start=first, window=settings.window, costs=costs)
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
@@ -102,7 +102,7 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
     splits = Splits.draw(len(prices.tickers), s, size.experiments, **counts)
-    s = s if reward == TRACKING else replace(s, tracking=0.0)
+    s = s if reward == TRACKING else replace(s, tracking_error_weight=0.0)
     experiments = Experiments.of(prices, s, prices.years()[-size.years :], splits)
     runs = experiments.runs(cells)
     own = take(splits.own, runs.experiment)
@@ -126,7 +126,7 @@ def compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: P
         for key in jax.random.split(jax.random.key(s.seed))
     )
     every = s.updates // size.checkpoints
-    train_policies(
+    train_portfolio_runs(
         experiments.training,
         repeat(own, s.members),
         s,

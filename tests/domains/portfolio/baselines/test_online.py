@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import minimize
 
-from apportion.domains.portfolio.baselines.interior import minimise_on_simplex
 from apportion.domains.portfolio.baselines.online import (
     exponentiated_gradient,
+    minimise_on_simplex,
     ons,
     simplex_lattice,
     universal,
