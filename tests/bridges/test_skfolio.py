@@ -24,13 +24,13 @@ from apportion.errors import InputError
 
 SMALL = {
     "tasks": 3, "task_size": 4, "steps": 6, "members": 1, "window": 6, "batch": 16, "hidden": 4,
-    "learning_rate": 0.05, "tracking": 0.0, "k": 1.0, "eta": 1.0,
+    "learning_rate": 0.05, "tracking_error_weight": 0.0, "trust": 1.0, "trade_fraction": 1.0,
 }  # fmt: skip
 
 
-def some_policy(eta=1.0):
+def some_policy(trade_fraction=1.0):
     """An untrained policy with a strong opinion: what it decides depends on what it sees."""
-    settings = PortfolioSettings(members=1, hidden=4, k=1.0, eta=eta)
+    settings = PortfolioSettings(members=1, hidden=4, trust=1.0, trade_fraction=trade_fraction)
     keys = jax.random.split(jax.random.key(0), 1)
     policy = compose(untrained_policies(1, settings, keys), settings)
     return jax.tree.map(lambda leaf: 30 * leaf if leaf.shape == (1, 4) else leaf, policy)
@@ -110,7 +110,7 @@ def test_assets_that_were_not_fitted_get_shares_from_their_own_history(trained, 
 
 def test_what_is_held_enters_the_decision(returns):
     held = {returns.columns[0]: 0.6, returns.columns[1]: 0.4}
-    lazy = MultiTaskPortfolio(policy=some_policy(eta=0.1), window=6)
+    lazy = MultiTaskPortfolio(policy=some_policy(trade_fraction=0.1), window=6)
     free = lazy.fit(returns).weights_
     bound = lazy.set_params(previous_weights=held).fit(returns).weights_
     assert lazy.needs_previous_weights

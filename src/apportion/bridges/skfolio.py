@@ -7,20 +7,15 @@ allocation of the period after the last row. A trained policy serves any set of 
 from dataclasses import fields
 from typing import Any, Literal, cast
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_portfolio
+from apportion.domains.portfolio.training import next_allocation, train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError, needing
 from apportion.policy import Policy
-from apportion.simplex import Allocation
-from apportion.tasks import Task
 
 with needing("MultiTaskPortfolio needs skfolio", "market"):
     from skfolio.optimization import BaseOptimization
@@ -41,9 +36,11 @@ class MultiTaskPortfolio(BaseOptimization):
     policy
         A trained policy (another estimator's `policy_`) to use as it is: `fit` then trains nothing
         and only decides, which makes daily walk-forwards cheap. With None, `fit` trains.
-    method, tasks, task_size, steps, members, k, eta, tracking, window, batch, hidden, learning_rate
+    method, tasks, task_size, steps, members, window, batch, hidden, learning_rate
         As in `PortfolioSettings`. Tasks are as large as the assets allow, `task_size` at most, and
         a batch as long as the periods allow, `batch` at most.
+    trust, trade_fraction, tracking_error_weight
+        The same: how far the policy is followed, how fast, and how far it may stray from equal shares.
     cost
         Commission the policy is trained with, a fraction of the value traded.
     seed
@@ -82,9 +79,9 @@ class MultiTaskPortfolio(BaseOptimization):
         task_size: int = 10,
         steps: int = 6000,
         members: int = 4,
-        k: float = 0.5,
-        eta: float = 0.1,
-        tracking: float = 15.0,
+        trust: float = 0.5,
+        trade_fraction: float = 0.1,
+        tracking_error_weight: float = 15.0,
         window: int = 31,
         batch: int = 109,
         hidden: int = 25,
@@ -109,9 +106,9 @@ class MultiTaskPortfolio(BaseOptimization):
         self.task_size = task_size
         self.steps = steps
         self.members = members
-        self.k = k
-        self.eta = eta
-        self.tracking = tracking
+        self.trust = trust
+        self.trade_fraction = trade_fraction
+        self.tracking_error_weight = tracking_error_weight
         self.window = window
         self.batch = batch
         self.hidden = hidden
@@ -201,9 +198,8 @@ class MultiTaskPortfolio(BaseOptimization):
         # Prices enter relative to the last one: dividing first keeps them in float32's range.
         recent = Prices(prices.dates, prices.tickers, prices.close / prices.close[-1])
         shares = np.full(assets, 1 / assets) if held is None else held
-        market = Market.ending(recent, window=self.window)
-        decided = np.asarray(_allocation(self.policy_, market, jnp.asarray(shares, jnp.float32)))
-        decided = np.maximum(decided.astype(float), 0.0)
+        decided = next_allocation(self.policy_, recent, window=self.window, held=shares)
+        decided = np.maximum(np.asarray(decided, float), 0.0)
         return decided / decided.sum()
 
     def _held(self, assets: int) -> np.ndarray | None:
@@ -254,13 +250,6 @@ class MultiTaskPortfolio(BaseOptimization):
             return X.pct_change().iloc[1:]
         values = np.asarray(X, float)
         return values[1:] / values[:-1] - 1
-
-
-@eqx.filter_jit
-def _allocation(policy: Policy, market: Market, held: Allocation) -> Allocation:
-    everyone = Task(jnp.arange(market.universe), jnp.ones(market.universe, bool))
-    history = market.windows(everyone, jnp.zeros((), jnp.int32))
-    return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)
 
 
 def _rows(X: Any, which: slice) -> Any:

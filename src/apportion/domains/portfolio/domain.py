@@ -40,7 +40,7 @@ class PriceOptions:
     """The prices that a command reads."""
 
     prices: Path | None = None
-    """CSV or Parquet file of daily prices; without it, what the run was trained on."""
+    """CSV or Parquet file of daily prices; by default a run's own, which it was trained on."""
     allow_jumps: bool = False
     """Take prices that move too far in one day, as where a split is not adjusted for."""
 
@@ -92,16 +92,6 @@ class PortfolioCertifyOptions:
     """Prices with days newer than those it was trained on; without it, the run's own file."""
     bound: float | None = None
     """What a week's gain counts at most, 0.01 of log growth by default. Decide on it before you look."""
-    allow_jumps: bool = False
-    """Take prices that move too far in one day, as where a split is not adjusted for."""
-
-
-@dataclass(frozen=True)
-class PortfolioCheckOptions:
-    """Daily prices."""
-
-    prices: Path | None = None
-    """CSV or Parquet file of daily prices."""
     allow_jumps: bool = False
     """Take prices that move too far in one day, as where a split is not adjusted for."""
 
@@ -196,7 +186,7 @@ class PortfolioDomain(Domain):
     backtest_options = PortfolioBacktestOptions
     allocate_options = PortfolioAllocateOptions
     certify_options = PortfolioCertifyOptions
-    check_options = PortfolioCheckOptions
+    check_options = PriceOptions
     examples = (
         "train portfolio --prices prices.csv --out runs/first",
         "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar ons",
@@ -360,7 +350,7 @@ class PortfolioDomain(Domain):
         bound = BOUND if options.bound is None else options.bound
         return weekly_gains(source.policy, load_about(source.folder), prices, against, bound=bound)
 
-    def check(self, options: PortfolioCheckOptions) -> CheckedPrices:
+    def check(self, options: PriceOptions) -> CheckedPrices:
         """What a price file holds."""
         if options.prices is None:
             raise InputError("--allow-jumps is for a file of prices; give --prices FILE")

@@ -33,6 +33,8 @@ _FIELDS = {
     *("capital gains", "repaired?"),
 }
 """What a file may say of an instrument on a day."""
+_CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
+"""What stands above the days where the names have two levels."""
 _READ = ("close", "adj close", "high", "low")
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{1,2}:\d{2}.*)?"
@@ -287,7 +289,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
     rows = pd.read_csv(path, nrows=3, dtype=str, **plain).fillna("").to_numpy().tolist()
     names: list[Any] = rows[0]
     headers = 1
-    if len(rows) > 1 and _fields_first(rows[0][1:], rows[1][1:]) is not None:
+    corners = {row[0].strip().lower() for row in rows[:2]}
+    if corners <= _CORNER and _fields_first(*(row[1:] for row in rows[:2])) is not None:
         names = [("date", ""), *zip(rows[0][1:], rows[1][1:], strict=True)]
         # pandas writes the name of the index in a row of its own.
         labelled = len(rows) > 2 and not any(rows[2][1:]) and not re.fullmatch(_ISO, rows[2][0])
@@ -343,7 +346,7 @@ def _field(name: object) -> str:
     return "adj close" if plain in ("adjclose", "adjusted close") else plain
 
 
-def _fields_first(above: Sequence[Any], below: Sequence[Any]) -> bool | None:
+def _fields_first(above: Sequence[Any], below: Sequence[Any] = ()) -> bool | None:
     """Of two levels of names, whether the fields stand above; None where no level holds fields."""
     for first, fields, names in ((True, above, below), (False, below, above)):
         found = {_field(field) for field in fields}

@@ -55,14 +55,10 @@ def volatility(returns: np.ndarray) -> np.ndarray:
 
 
 def sharpe(returns: np.ndarray) -> np.ndarray:
-    """Mean return over its standard deviation, a year's, with no interest on cash."""
-    return _ratio(returns.mean(-1) * TRADING_DAYS, volatility(returns))
-
-
-def sortino(returns: np.ndarray) -> np.ndarray:
-    """Mean return over the root mean square of the losses, a year's."""
-    downside = np.sqrt((np.minimum(returns, 0) ** 2).mean(-1) * TRADING_DAYS)
-    return _ratio(returns.mean(-1) * TRADING_DAYS, downside)
+    """Mean return over its standard deviation, a year's, with no interest on cash; NaN if nothing varies."""
+    risk = np.asarray(volatility(returns), float)
+    mean = returns.mean(-1) * TRADING_DAYS
+    return np.where(risk > 0, mean / np.where(risk > 0, risk, 1.0), np.nan)
 
 
 def max_drawdown(returns: np.ndarray) -> np.ndarray:
@@ -76,39 +72,27 @@ def max_drawdown(returns: np.ndarray) -> np.ndarray:
     return 1 - (path / np.maximum.accumulate(path, -1)).min(-1)
 
 
-def calmar(returns: np.ndarray) -> np.ndarray:
-    """Annual return over the maximal drawdown."""
-    return _ratio(annual_return(returns), max_drawdown(returns))
-
-
 METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "wealth": wealth,
     "annual_return": annual_return,
     "log_growth": log_growth,
     "volatility": volatility,
     "sharpe": sharpe,
-    "sortino": sortino,
     "max_drawdown": max_drawdown,
-    "calmar": calmar,
 }
 
 
-def measures_of(
-    returns: np.ndarray, turnover: np.ndarray, benchmark: np.ndarray
-) -> dict[str, float]:
-    """All metrics of one strategy; `benchmark` are Equal CRP's returns, for the hit rate.
+def measures_of(returns: np.ndarray, turnover: np.ndarray) -> dict[str, float]:
+    """All metrics of one strategy.
 
     `turnover` is sum |a_n - w_{n-1}| of each period, bought and sold counted both; the metric is
     its mean over periods.
     """
     values = {name: float(metric(returns)) for name, metric in METRICS.items()}
-    hits = float((returns > benchmark).mean())
-    return {**values, "turnover": float(turnover.mean()), "hit_rate": hits}
+    return {**values, "turnover": float(turnover.mean())}
 
 
-def intervals(
-    returns: np.ndarray, turnover: np.ndarray, benchmark: np.ndarray
-) -> dict[str, Estimate]:
+def intervals(returns: np.ndarray, turnover: np.ndarray) -> dict[str, Estimate]:
     """The metrics that estimate what days to come are drawn from, each with its 95 % interval.
 
     Volatility and drawdowns are not among them: calm and wild times last longer than a block, so that
@@ -121,9 +105,7 @@ def intervals(
         "annual_return": _ends(growth, np.expm1),
         "log_growth": growth,
         "sharpe": over_blocks(sharpe, returns),
-        "sortino": over_blocks(sortino, returns),
         "turnover": over_blocks(np.mean, turnover),
-        "hit_rate": over_blocks(np.mean, returns > benchmark),
     }
 
 
@@ -132,12 +114,6 @@ def _ends(found: Estimate, turned: Callable[[float], float]) -> Estimate:
     with np.errstate(over="ignore"):  # what a few days compound to
         value, low, high = (float(turned(end)) for end in (found.value, found.low, found.high))
     return Estimate(value, low, high, found.n)
-
-
-def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """A quotient that is not a number where nothing varies."""
-    below = np.asarray(below, float)
-    return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,15 +150,14 @@ class Backtest:
         """Side -> strategy -> metric -> value."""
         return {
             side: {
-                name: measures_of(returns, self.turnover[name], records[EQUAL])
-                for name, returns in records.items()
+                name: measures_of(returns, self.turnover[name]) for name, returns in records.items()
             }
             for side, records in (("net", self.net), ("gross", self.gross))
         }
 
     def intervals(self, name: str) -> dict[str, Estimate]:
         """A strategy's net metrics with intervals by blocks of days; drawdowns have none."""
-        return intervals(self.net[name], self.turnover[name], self.net[EQUAL])
+        return intervals(self.net[name], self.turnover[name])
 
     def against(self, name: str, other: str = EQUAL) -> Estimate:
         """Difference of two strategies' net log growth a year, with its interval by blocks of days."""

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
+from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance, check_weights
 from apportion.errors import InputError, reading
 
 CASH = "cash"
@@ -109,23 +109,9 @@ class Rules:
                 f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename '
                 "or drop it"
             )
-        # Cash takes what no instrument can.
-        if not self.cash and m * self.max_weight < 1 - _ROUNDING:
-            raise InputError(
-                f"max_weight {self.max_weight:g}: {m} instruments can then hold only "
-                f"{m * self.max_weight:.4g} of the wealth; choose at least {1 / m:.4g}, or give more "
-                "instruments"
-            )
-        if m * self.min_weight > 1 + _ROUNDING:
-            raise InputError(
-                f"min_weight {self.min_weight:g}: {m} instruments would need "
-                f"{m * self.min_weight:.4g} of the wealth; choose at most {1 / m:.4g}, or give fewer "
-                "instruments"
-            )
-        if self.groups:
-            self._check_groups(tickers)
-
-    def _check_groups(self, tickers: Sequence[str]) -> None:
+        check_weights(self, m, f"{m} instruments", "a {} number of instruments")
+        if not self.groups:
+            return
         numbers = self.numbers(tickers)
         sizes = [int((numbers == number).sum()) for number in range(len(self.groups))]
         for (name, limit), size in zip(self.groups, sizes, strict=True):

@@ -86,7 +86,7 @@ def _values(
     if strategies is not None:
         strategies["strategy"] = strategies["strategy"].replace(later)
         note = "In brackets: 95 % intervals by blocks of days."
-        parts.append(Table("Strategies side by side", side_by_side(strategies), note))
+        parts.append(Table("Strategies side by side", _side_by_side(strategies), note))
     lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
     if set(later.values()) & set(wealth.columns):
         lead += " What is marked as hindsight was chosen when all was known, and is no rival."
@@ -98,13 +98,13 @@ def _values(
     return Section("Value against baselines", parts, lead)
 
 
-def side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
+def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
     """Each strategy's main metrics as text, `x [low, high]` where it has an interval.
 
     Examples
     --------
     >>> frame = pd.DataFrame({"strategy": ["a"], "wealth": [1.5], "wealth_low": [1], "wealth_high": [2]})
-    >>> side_by_side(frame)["wealth"].tolist()
+    >>> _side_by_side(frame)["wealth"].tolist()
     ['1.50 [1.00, 2.00]']
     """
 

@@ -8,7 +8,7 @@ starts JAX.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
@@ -94,16 +94,7 @@ class PortfolioSettings(TrainingSettings):
                 f"min_weight {low:g} and max_weight {high:g}: they must satisfy "
                 "0 <= min_weight < max_weight <= 1"
             )
-        if not self.cash and m * high < 1 - 1e-9:
-            raise InputError(
-                f"max_weight {high:g}: the {m} instruments of a task can then hold only "
-                f"{m * high:.4g} of the wealth; choose at least {1 / m:.4g}, or a larger task_size"
-            )
-        if m * low > 1 + 1e-9:
-            raise InputError(
-                f"min_weight {low:g}: the {m} instruments of a task would need {m * low:.4g} of the "
-                f"wealth; choose at most {1 / m:.4g}, or a smaller task_size"
-            )
+        check_weights(self, m, f"the {m} instruments of a task", "a {} task_size")
         if not 0 < self.max_turnover <= 2:
             raise InputError(
                 f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
@@ -164,3 +155,18 @@ def check_cost(cost: float) -> None:
     """Refuse a commission that nobody takes."""
     if not 0 <= cost < 0.5:
         raise InputError(f"cost is {cost}; it must be a fraction of at least 0 and below 0.5")
+
+
+def check_weights(rules: Any, m: int, whose: str, way_out: str) -> None:
+    """Refuse weights that so many instruments together cannot meet; cash takes what no instrument can."""
+    low, high = rules.min_weight, rules.max_weight
+    if not rules.cash and m * high < 1 - 1e-9:
+        raise InputError(
+            f"max_weight {high:g}: {whose} can then hold only {m * high:.4g} of the wealth; choose at "
+            f"least {1 / m:.4g}, or {way_out.format('larger')}"
+        )
+    if m * low > 1 + 1e-9:
+        raise InputError(
+            f"min_weight {low:g}: {whose} would need {m * low:.4g} of the wealth; choose at most "
+            f"{1 / m:.4g}, or {way_out.format('smaller')}"
+        )
