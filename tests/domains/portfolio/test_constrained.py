@@ -1,17 +1,14 @@
 """Portfolios within rules: every day of a walk, in training, from the command line."""
 
-import json
 from dataclasses import replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
-from apportion.cli import main
-from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
+from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import Constrained, constrain
@@ -22,7 +19,7 @@ from apportion.domains.portfolio.training import next_allocation, train_portfoli
 from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
-from apportion.runs.policy_file import load_about, load_policy, save_policy
+from apportion.runs.policy_file import load_policy, save_policy
 from apportion.tasks import Tasks
 from apportion.training import Chunks
 
@@ -236,47 +233,39 @@ def test_rules_are_refused_before_any_work(group_file):
         walk_policy(constrain(INSIDE, CASES["groups"]), market(Rules()), EVERYONE)
 
 
-def command(capfd, *arguments: object) -> str:
-    with pytest.raises(SystemExit) as left:
-        main([str(argument) for argument in arguments])
-    out, err = capfd.readouterr()
-    assert left.value.code == 0, err
-    return out
+class AllCash(Policy):
+    def encode(self, history, mask):
+        return ()
+
+    def allocate(self, features, held, mask, bounds=None):
+        return jnp.zeros_like(held).at[0].set(1.0)
 
 
-def test_the_command_line_trains_backtests_and_allocates_within_rules(group_file, tmp_path, capfd):
-    file, folder = tmp_path / "prices.csv", tmp_path / "run"
-    prices = SimulatedMarket.draw(universe=6, days=700, seed=5).prices
-    assert prices.tickers == NAMES
-    prices.to_frame().to_csv(file)
-    out = command(
-        capfd, "train", "portfolio", "--prices", file, "--out", folder, "--until", "2001-07-01",
-        "--steps", 4, "--chunk", 2, "--members", 2, "--tasks", 4, "--task-size", 4, "--window", 8,
-        "--batch", 16, "--hidden", 4, "--validation", 1, "--max-weight", 0.4, "--min-weight", 0.02,
-        "--group", group_file, "--max-turnover", 0.3, "--rebalance", "weekly",
+def test_cash_is_kept_whole_and_the_others_hold_none_of_it():
+    result = backtest_strategies(
+        PRICES, {"policy": AllCash(), "free": EqualShares()}, window=8, rules={"policy": Rules(cash=True)}
     )  # fmt: skip
-    words = "policy keeps to at most 40% each, at least 2% each, at most 30% in tech"
-    assert words in out
-    assert "all other strategies are unconstrained" in out
-    about = load_about(folder)
-    assert about["rules"]["rebalance"] == "weekly"
-    assert isinstance(load_policy(folder), Constrained)
+    assert result.tickers == ("cash", *PRICES.tickers)
+    # Six sevenths are sold on the first day, and nothing moves after it.
+    assert result.net["policy"][0] == pytest.approx(-0.0025 * 6 / 7, abs=1e-7)
+    np.testing.assert_allclose(result.net["policy"][1:], 0, atol=1e-7)
+    for name in ("free", "equal-crp"):
+        np.testing.assert_allclose(result.allocations[name][:, 0], 0, atol=1e-6)
+    plain = backtest_strategies(PRICES, {}, window=8)
+    np.testing.assert_allclose(result.gross["equal-crp"], plain.gross["equal-crp"], atol=1e-6)
+    np.testing.assert_allclose(result.net["equal-crp"][1:], plain.net["equal-crp"][1:], atol=1e-6)
 
-    shares = pd.read_csv(folder / "allocations.csv", index_col=0)
-    assert list(shares) == list(NAMES)
-    dates = prices.dates[prices.row("2001-07-01") - 1 :]
-    traded = np.append(True, rebalancing_days(dates, "weekly")[1:-1])
-    first = shares[traded]
-    assert first.max().max() <= 0.4 + 1e-6
-    assert first.min().min() >= 0.02 - 1e-6
-    assert first[list(NAMES[:3])].sum(axis=1).max() <= 0.3 + 1e-6
 
-    assert words in command(capfd, "backtest", folder, "--prices", file)
-    told = json.loads(command(capfd, "allocate", folder, "--prices", file, "--json"))
-    assert sum(told["allocation"][name] for name in NAMES[:3]) <= 0.3 + 1e-6
-    assert max(told["allocation"].values()) <= 0.4 + 1e-6
-    with pytest.raises(SystemExit) as left:
-        main(["train", "portfolio", "--out", str(tmp_path / "no"), "--max-weight", "0.01"])
-    assert left.value.code == 2
-    assert "max_weight 0.01: the 10 instruments" in capfd.readouterr().err
-    assert not (tmp_path / "no").exists()
+def test_a_policy_is_trained_with_cash_and_asked_for_its_next_allocation():
+    settings = replace(TINY, task_size=3, cash=True, max_weight=0.2)
+    done = train_portfolio(PRICES, settings)
+    rules = Rules.of(settings)
+    shares = np.asarray(next_allocation(done.policy, PRICES, window=8, rules=rules))
+    assert shares.shape == (7,)
+    assert shares.sum() == pytest.approx(1, abs=1e-6)
+    # Three instruments of at most a fifth need cash; the policy starts near equal shares.
+    assert 0.05 < shares[0] < 0.5
+    result = backtest_strategies(PRICES, {"policy": done.policy}, window=8, rules={"policy": rules})
+    assert (result.allocations["policy"][:, 1:] <= 0.2 + 1e-5).all()
+    with pytest.raises(InputError, match='"cash" is among the prices'):
+        rules.check(("cash", "A"))

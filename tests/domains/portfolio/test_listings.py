@@ -6,21 +6,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
-from apportion.domains.portfolio.listings import fill, outside, tradable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket, load_prices
+from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import constrain
 from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.tasks import Tasks
@@ -172,55 +169,3 @@ def test_the_next_allocation_leaves_out_who_is_gone():
     # On its first day an instrument can be bought at the close, and it says so.
     early = PARTLY.until(PARTLY.dates[31])
     assert np.asarray(next_allocation(POLICY, early, window=WINDOW))[1] > 0
-
-
-def test_files_may_begin_late_and_end_early_but_have_no_gaps(tmp_path):
-    path = tmp_path / "prices.csv"
-    wide = PARTLY.to_frame()
-    wide.to_csv(path)
-    read = load_prices(path)
-    np.testing.assert_allclose(read.close, PARTLY.close)
-    long = wide.reset_index().melt("date", var_name="ticker", value_name="close")
-    long.dropna().to_csv(path, index=False)
-    np.testing.assert_allclose(load_prices(path).select(PARTLY.tickers).close, PARTLY.close)
-    long.to_csv(path, index=False)
-    np.testing.assert_allclose(load_prices(path).close, PARTLY.close)
-    gap = wide.copy()
-    gap.iloc[40, 1] = np.nan
-    gap.to_csv(path)
-    with pytest.raises(InputError, match=r"has 1 missing values, first at .* \(line 42\)"):
-        load_prices(path)
-    rows = long.dropna().drop(index=80 + 40)
-    rows.to_csv(path, index=False)
-    with pytest.raises(InputError, match="has no row on 1 of 80 days"):
-        load_prices(path)
-
-
-def test_files_with_too_little_to_hold_are_refused(tmp_path):
-    path = tmp_path / "prices.csv"
-    wide = PARTLY.to_frame()
-    wide.assign(NEVER=np.nan).to_csv(path)
-    with pytest.raises(InputError, match='ticker "NEVER" has no price at all; drop it'):
-        load_prices(path)
-    alone = wide.iloc[:, [0, 1]]
-    alone.to_csv(path)
-    with pytest.raises(InputError, match="1 tickers have a price on 2000-01-03; at least 2"):
-        load_prices(path)
-
-
-def test_prices_stand_still_where_there_are_none():
-    closes = np.array([[np.nan, 1.0, np.nan], [2.0, 3.0, np.nan], [4.0, np.nan, np.nan]])
-    np.testing.assert_array_equal(fill(closes), [[2, 1, 1], [2, 3, 1], [4, 3, 1]])
-    assert outside(closes).tolist() == [
-        [True, False, True],
-        [False, False, True],
-        [False, True, True],
-    ]
-    assert tradable(closes[:, :2]).tolist() == [  # pyright: ignore[reportOptionalMemberAccess]
-        [False, True],
-        [False, True],
-        [True, False],
-        [True, False],
-    ]
-    assert tradable(np.ones((3, 2))) is None
-    assert pd.notna(PARTLY.relatives()).all()

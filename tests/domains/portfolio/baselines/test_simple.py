@@ -14,7 +14,6 @@ from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HIST
 CONTRACT = {
     "equal-crp", "buy-and-hold", "best-crp", "universal", "exponentiated-gradient", "ons", "pamr",
     "cwmr", "olmar", "rmr", "anticor", "momentum", "inverse-volatility", "volatility-tilt",
-    "minimum-variance", "risk-parity",
 }  # fmt: skip
 # Short windows, so that 60 rows see every branch.
 SHORT = {
@@ -22,8 +21,6 @@ SHORT = {
     "momentum": lambda y: baselines.momentum(y, 20, 3),
     "inverse-volatility": lambda y: baselines.inverse_volatility(y, 9),
     "volatility-tilt": lambda y: baselines.volatility_tilt(y, 9),
-    "minimum-variance": lambda y: baselines.minimum_variance(y, 30, 20),
-    "risk-parity": lambda y: baselines.risk_parity(y, 30, 20),
 }
 RUN = {name: jax.jit(SHORT.get(name, function)) for name, function in BASELINES.items()}
 seeds = st.integers(0, 10_000)
@@ -151,52 +148,9 @@ def test_shares_follow_or_oppose_trailing_volatility():
     np.testing.assert_allclose(run("volatility-tilt", relatives)[4], early / early.sum(), rtol=1e-9)
 
 
-def test_minimum_variance_and_risk_parity_do_what_their_names_say():
-    relatives = draw(6) ** np.linspace(0.5, 2, 5)
-    seen = relatives[25:55] - 1
-    covariance = np.cov(seen.T)
-    least = run("minimum-variance", relatives)[55]
-    gradient = covariance @ least
-    assert (gradient >= least @ gradient - 1e-7).all()
-    parity = run("risk-parity", relatives)[55]
-    contribution = parity * (covariance @ parity)
-    np.testing.assert_allclose(contribution / contribution.sum(), 0.2, atol=1e-9)
-
-
-def test_fits_agree_with_skfolio():
-    optimization = pytest.importorskip("skfolio.optimization")
-    relatives = draw(7, entities=8) ** np.linspace(0.5, 2, 8)
-    seen = relatives[25:55] - 1
-    for name, peer in (
-        ("minimum-variance", optimization.MeanRisk()),
-        ("risk-parity", optimization.RiskBudgeting()),
-    ):
-        # skfolio's solver stops about 1e-4 short of the optimum.
-        np.testing.assert_allclose(
-            run(name, relatives)[55], peer.fit(seen).weights_, atol=2e-3, err_msg=name
-        )
-
-
-def test_fits_hold_with_more_entities_than_periods_and_when_a_price_stands_still():
-    relatives = draw(8, rows=130, entities=200)
-    for name, fitted in (
-        ("minimum-variance", baselines.minimum_variance),
-        ("risk-parity", baselines.risk_parity),
-    ):
-        shares = np.asarray(fitted(jnp.asarray(relatives, jnp.float32), 40, 30))
-        assert np.isfinite(shares).all(), name
-        recent = relatives[70:110] - 1
-        least = (recent @ shares[115]).std()
-        assert least < (0.2 if name == "minimum-variance" else 1) * recent.mean(1).std(), name
-    still = draw(9)
-    still[20:, 0] = 1
-    held = run("minimum-variance", still)
-    np.testing.assert_array_equal(held[55], held[35])
-
-
 def test_baselines_run_under_vmap():
     both = np.stack([draw(0), draw(1)])
-    for name in ("olmar", "ons", "minimum-variance"):
+    for name in ("olmar", "ons"):
         with jax.enable_x64(True):
             together = np.asarray(jax.vmap(RUN[name])(jnp.asarray(both)))
         np.testing.assert_allclose(together[1], run(name, both[1]), atol=1e-9)

@@ -23,8 +23,8 @@ TINY = PortfolioSettings(
     batch=12,
     hidden=4,
     learning_rate=1e-2,
-    k=1.0,
-    eta=0.5,
+    trust=1.0,
+    trade_fraction=0.5,
 )
 
 
@@ -109,8 +109,8 @@ def test_the_next_allocation_is_what_a_backtest_does_next(trained):
 
 
 def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(InputError, match="k is 1.5"):
-        PortfolioSettings(k=1.5)
+    with pytest.raises(InputError, match="trust is 1.5"):
+        PortfolioSettings(trust=1.5)
     with pytest.raises(InputError, match="method 'sgd'"):
         PortfolioSettings(method="sgd")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="task_size 9: only 5 instruments"):
