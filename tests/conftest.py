@@ -27,8 +27,8 @@ INSIDE = (
     *("simplex", "tasks", "training", "trees", "domains.training", "domains.probes"),
     *("domains.charging.garage", "domains.charging.peers", "domains.charging.problem"),
     *("domains.budget.problem", "domains.federated.federation", "domains.federated.model"),
-    *("domains.federated.training", "domains.portfolio.costs", "domains.portfolio.market"),
-    *("domains.portfolio.training", "domains.portfolio.walk"),
+    *("domains.federated.training", "domains.portfolio.market"),
+    "domains.portfolio.training",
 )
 install_import_hook([f"apportion.{room}" for room in INSIDE], "typecheck.check")
 
@@ -78,7 +78,7 @@ LONG = (
     "test_certificate",
     "test_federation_gains",
     "test_weekly_gains",
-    "test_job",
+    "test_portfolio_domain",
     "test_skfolio",
     "test_federations",
     "test_two_writers",

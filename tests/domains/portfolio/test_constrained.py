@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
