@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from apportion.domains.portfolio.commissions import read_commissions
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
@@ -180,10 +179,6 @@ def _settings(job: str, folder: Path) -> None:
     kind = settings_of(job)
     made = kind(**read_settings(folder / "settings.toml", job, kind))
     assert_finite([getattr(made, field.name) for field in fields(made)])
-
-
-def _rates(folder: Path) -> None:
-    assert_finite(read_commissions(folder / "costs.csv"))
 
 
 def _groups(folder: Path) -> None:
@@ -413,9 +408,6 @@ READERS: dict[str, Reader] = {
     ),
     "groups": Reader(
         _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"), _groups, share=QUICK
-    ),
-    "costs": Reader(
-        _text("costs.csv", "ticker,buy,sell\nA,0.001,0.002\nB,0,0.0025\n"), _rates, share=QUICK
     ),
     "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
     "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),

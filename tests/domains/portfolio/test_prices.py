@@ -128,56 +128,25 @@ def test_frames_of_yfinance_that_are_incomplete_are_refused(frame, words, tmp_pa
         from_frame(frame.drop(columns="Close", level=0))
 
 
-def spoil(row: int, column: str, value) -> pd.DataFrame:
-    frame = LONG.astype({column: object})
-    frame.loc[row, column] = value
-    return frame
-
-
-BAD = {
-    "text": (spoil(5, "close", "n/k"), '"close" has 1 values that are not numbers, first "n/k" at line 7'),
-    "negative": (spoil(41, "close", -2.0), "1 negative values of close, first at 2019-01-02 IBM (line 43)"),
-    "zero": (spoil(3, "low", 0.0), "1 zero values of low, first at 2019-01-04 AMD (line 5)"),
-    "missing value": (spoil(2, "close", np.nan), "1 missing values of close"),
-    "infinite": (spoil(2, "close", np.inf), "infinite values"),
-    "duplicate day": (pd.concat([LONG.iloc[:1], LONG]), "occurs twice for AMD at line 3"),
-    "high below low": (spoil(9, "high", 1.0), '1 values of "high" below "low"'),
-    "no close": (LONG.drop(columns="close"), 'column "close" is missing'),
-    "no date": (LONG.drop(columns="date"), 'column "date" is missing'),
-    "no ticker": (LONG.drop(columns="ticker"), 'column "ticker" is missing'),
-    "high alone": (LONG.drop(columns="low"), '"low" is missing beside "high"'),
-    "only adjusted": (LONG.rename(columns={"close": "adj close"}), 'missing beside "adj close" and "high"'),
-    "a day left out": (LONG.drop(index=44), "IBM has no row on 1 of 40 days, first 2019-01-07"),
-    "too short": (LONG[LONG.date < "2019-01-20"], "14 days found"),
-    "too few tickers": (LONG[LONG.ticker == "KO"], "1 ticker found; at least 2"),
-    "unnamed row": (spoil(4, "ticker", None), '"ticker" is empty at line 6'),
-    "two spellings": (LONG.replace({"IBM": " AMD"}), '" AMD" at line 42 and "AMD" differ by spaces only'),
-    "thousands": (spoil(5, "close", "1,010.5"), "such as 1234.5, without commas: pd.read_csv"),
-    "no rows": (LONG[:0], "has names but no rows"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_a_bad_long_file_gets_one_sentence_with_file_place_and_way_out(fault, tmp_path):
-    frame, words = BAD[fault]
-    assert words in refusal(frame, tmp_path / "prices.csv")
-
-
 @pytest.mark.parametrize(
-    ("names", "words"),
+    ("fault", "words"),
     [
-        (("AAA", " AAA", "CCC"), 'columns 2 ("AAA") and 3 (" AAA") are both called AAA'),
-        (("AAA", "BBB", "AAA"), 'columns 2 ("AAA") and 4 ("AAA") are both called AAA'),
-        (("AAA", "", "CCC"), "column 3 has no name"),
-        (("AAA", "Unnamed: 2", "CCC"), "column 3 has no name"),
-        (("Close", "High", "Low"), '"ticker" is missing beside "close"'),
-        (("Adj Close", "BBB", "CCC"), '"ticker" is missing beside "adj close"'),
-        (("Open", "High", "Low"), '"ticker" is missing beside "high"'),
+        ({"close": -2.0}, "1 negative values of close, first at 2019-01-02 IBM (line 43)"),
+        ({"low": 0.0}, "1 zero values of low, first at 2019-01-02 IBM (line 43)"),
+        ({"high": 1.0}, '1 values of "high" below "low"'),
+        ({"close": "1,010.5"}, '"close" has 1 values that are not numbers, first "1,010.5" at line 43'),
+        ({"ticker": None}, '"ticker" is empty at line 43'),
+        ({"ticker": " IBM"}, '"IBM" at line 44 and " IBM" differ by spaces only'),
+        ({"ticker": "AMD"}, "2019-01-02 occurs twice for AMD at line 43"),
+        ({"date": "2018-12-31"}, "AMD has no row on 1 of 41 days, first 2018-12-31"),
     ],
-)
-def test_names_that_leave_doubt_are_refused(names, words, tmp_path):
-    wide = CLOSES.set_axis(list(names), axis=1)
-    assert words in refusal(wide, tmp_path / "p.csv", index=True)
+)  # fmt: skip
+def test_a_bad_long_file_gets_one_sentence_with_file_place_and_way_out(fault, words, tmp_path):
+    """What else is refused is in tests/bad_inputs/test_bad_prices.py."""
+    frame = LONG.astype(object)
+    for column, value in fault.items():
+        frame.loc[41, column] = value
+    assert words in refusal(frame, tmp_path / "prices.csv")
 
 
 def test_bad_wide_files_name_the_ticker_and_the_line(tmp_path):
@@ -237,15 +206,6 @@ def test_other_separators_are_refused_with_the_line_that_converts_them(mark, tmp
     line = str(caught.value).partition("convert it by ")[2].replace("'p.csv'", "path")
     eval(line.replace("'prices.csv'", "path"), {"pd": pd, "path": path})
     np.testing.assert_allclose(load_prices(path).close, CLOSES)
-
-
-def test_what_is_no_table_at_all_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        load_prices(tmp_path / "absent.csv")
-    for name, content in (("p.parquet", "date,ticker"), ("p.csv", "")):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(InputError, match="cannot be read"):
-            load_prices(tmp_path / name)
 
 
 LISTED = STEADY.to_frame()
