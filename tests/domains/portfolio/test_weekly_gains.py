@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.composition import EqualShares, PartialTrading
+from apportion.composition import EqualShares
 from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing, weekly_gains
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.errors import InputError
@@ -56,9 +56,6 @@ def test_asking_every_day_only_adds_weeks_that_are_over(prices, about):
 
 
 def test_every_kind_of_baseline_is_followed(prices, about, tmp_path):
-    lazy = weekly_gains(EqualShares(), about, prices, "lazy-crp")
-    own = weekly_gains(EqualShares(), about, prices, PartialTrading(EqualShares(), 0.1))
-    assert own.values.tolist() == lazy.values.tolist()
     assert not weekly_gains(EqualShares(), about, prices, "equal-crp").values.any()
     for name in ("buy-and-hold", "momentum"):
         assert weekly_gains(EqualShares(), about, prices, name).values.any()

@@ -52,7 +52,6 @@ def backtest_strategies(
     policies: Mapping[str, Policy],
     *,
     baselines: Mapping[str, Baseline] | None = None,
-    hindsight: Mapping[str, Baseline] | None = None,
     start: Day = None,
     end: Day = None,
     window: int = 31,
@@ -69,9 +68,8 @@ def backtest_strategies(
     policies
         Strategies that see windows of prices and what is held.
     baselines
-        Strategies as functions of all price relatives up to `end`; row n sees rows before n only.
-    hindsight
-        Strategies that are shown the tested periods' relatives, all of them, such as best CRP.
+        Strategies as functions of all price relatives up to `end`; row n sees rows before n only. Those
+        of `WITHOUT_HISTORY`, such as best CRP, are shown the tested periods' relatives alone.
     start, end
         First and last day; the first period ends on the first trading day on or after `start`.
     cost
@@ -93,18 +91,18 @@ def backtest_strategies(
     costs = Costs(cost, exact=True, cash=_any_cash(rules))
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
     first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
-    baselines, hindsight = baselines or {}, hindsight or {}
+    baselines = baselines or {}
     policies = {**policies, EQUAL: EqualShares()}
-    count = len(policies) + len(baselines) + len(hindsight)
+    count = len(policies) + len(baselines)
     walks = {}
     for name, policy in policies.items():
         on_strategy(name, len(walks) / count)
         walks[name] = _walk_within(policy, rules.get(name, Rules()), market, prices, task)
     y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
-    for shown, strategies in ((y, baselines), (y[first:], hindsight)):
-        for name, strategy in strategies.items():
-            on_strategy(name, len(walks) / count)
-            walks[name] = _walk_baseline(name, strategy(shown), market, task)
+    for name, strategy in baselines.items():
+        on_strategy(name, len(walks) / count)
+        shown = y[first:] if name in WITHOUT_HISTORY else y
+        walks[name] = _walk_baseline(name, strategy(shown), market, task)
     allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
     return _accounted(prices, first, allocations, cost, rules)
 
@@ -251,8 +249,7 @@ def backtest_with_baselines(
     result = backtest_strategies(
         prices,
         {"policy": policy, LAZY: lazy_rebalancing()},
-        baselines={name: BASELINES[name] for name in chosen if name not in WITHOUT_HISTORY},
-        hindsight={name: BASELINES[name] for name in chosen if name in WITHOUT_HISTORY},
+        baselines={name: BASELINES[name] for name in chosen},
         start=start,
         end=end,
         window=about["window"],
@@ -319,7 +316,7 @@ def weekly_gains(
     policy: Policy,
     about: Mapping[str, Any],
     prices: Prices,
-    against: str | Policy,
+    against: str,
     *,
     bound: float = BOUND,
 ) -> Gains:
@@ -330,14 +327,33 @@ def weekly_gains(
     about
         What was saved with the policy.
     against
-        The name of a baseline, the folder of another portfolio run, or a policy of your own.
+        The name of a baseline, or the folder of another portfolio run.
     bound
         What a week's gain counts at most; decide on it before you look.
     """
     about = dict(about)
     prices = with_trained_series(prices, about)
-    name = against if isinstance(against, str) else "own"
-    strategies, last = _strategies(against, about)
+    policies: dict[str, Policy] = {"policy": policy}
+    rules = {"policy": Rules.from_dict(about.get("rules"))}
+    known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
+    last = about["last"]
+    if against == LAZY:
+        policies[LAZY] = lazy_rebalancing()
+    elif against not in known:
+        if not Path(against).is_dir():
+            raise InputError(
+                f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or "
+                f"the folder of another portfolio run{suggest(against, known)}"
+            )
+        other = load_about(against)
+        if not all(other.get(key) == about[key] for key in ("job", "window", "channels")):
+            raise InputError(
+                f"{against}: its policy reads other things than this one (window and series of a "
+                "portfolio run); give another baseline"
+            )
+        policies[against] = load_policy(against)
+        rules[against] = Rules.from_dict(other.get("rules"))
+        last = max(last, other["last"])
     start = str(np.datetime64(last) + 1)
     if prices.row(start) >= len(prices.dates):
         raise InputError(
@@ -346,20 +362,20 @@ def weekly_gains(
         )
     found = backtest_strategies(
         prices,
+        policies,
+        baselines={} if against in (EQUAL, *policies) else {against: BASELINES[against]},
         start=start,
         window=about["window"],
         cost=about["cost"],
-        policies={"policy": policy} | strategies.pop("policies", {}),
-        rules={"policy": Rules.from_dict(about.get("rules"))} | strategies.pop("rules", {}),
-        **strategies,
+        rules=rules,
     )
-    weeks, gains = by_week(found, name)
+    weeks, gains = _by_week(found, against)
     return Gains.within(
-        gains, bound, periods=weeks, baseline=name, period="week", unit="log growth a week"
+        gains, bound, periods=weeks, baseline=against, period="week", unit="log growth a week"
     )
 
 
-def by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
+def _by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
     """The last day of each complete week, and the difference of both strategies' log growth in it."""
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
     days = found.dates.astype("datetime64[D]")
@@ -373,33 +389,3 @@ def by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
         return days[:0], gap[:0]
     ends = np.append(first[1:], over.sum()) - 1
     return days[ends], np.add.reduceat(gap[over], first)
-
-
-def _strategies(against: str | Policy, about: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """What `backtest_strategies` is to be given, and the last day that anybody was trained on."""
-    last = about["last"]
-    if not isinstance(against, str):
-        return {"policies": {"own": against}}, last
-    if against == EQUAL:
-        return {}, last
-    if against == LAZY:
-        return {"policies": {LAZY: lazy_rebalancing()}}, last
-    if against in BASELINES and against not in HINDSIGHT:
-        kind = "hindsight" if against in WITHOUT_HISTORY else "baselines"
-        chosen: dict[str, Baseline] = {against: BASELINES[against]}
-        return {kind: chosen}, last
-    if not Path(against).is_dir():
-        known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
-        raise InputError(
-            f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or the "
-            f"folder of another portfolio run{suggest(against, known)}"
-        )
-    other = load_about(against)
-    same = all(other.get(key) == about[key] for key in ("job", "window", "channels"))
-    if not same:
-        raise InputError(
-            f"{against}: its policy reads other things than this one (window and series of a "
-            "portfolio run); give another baseline"
-        )
-    rules = {against: Rules.from_dict(other.get("rules"))}
-    return {"policies": {against: load_policy(against)}, "rules": rules}, max(last, other["last"])

@@ -55,7 +55,7 @@ def volatility(returns: np.ndarray) -> np.ndarray:
 
 
 def sharpe(returns: np.ndarray) -> np.ndarray:
-    """Mean return over its standard deviation, a year's, with no interest on cash; NaN if nothing varies."""
+    """Mean return over its standard deviation, a year's, without interest on cash, or NaN."""
     risk = np.asarray(volatility(returns), float)
     mean = returns.mean(-1) * TRADING_DAYS
     return np.where(risk > 0, mean / np.where(risk > 0, risk, 1.0), np.nan)
