@@ -173,7 +173,7 @@ def test_blocks_keep_the_dependence_that_single_days_would_lose():
 def test_metrics_have_intervals_in_their_own_units():
     returns = 0.001 + 0.01 * np.random.default_rng(1).standard_normal(504)
     found = record.intervals(returns, np.full(504, 0.02))
-    values = record.measure(returns, np.full(504, 0.02))
+    values = record.measures_of(returns, np.full(504, 0.02))
     assert values.keys() - found.keys() == {"volatility", "max_drawdown"}
     for name, estimate in found.items():
         assert estimate.value == pytest.approx(values[name])

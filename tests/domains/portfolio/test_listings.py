@@ -16,8 +16,7 @@ from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import constrain
 from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.rules import Rules
-from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.training import next_allocation
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.tasks import Tasks
@@ -149,17 +148,6 @@ def test_a_delisting_between_rebalancing_days_sells_in_proportion():
     before = shares[period - 1] * PARTLY.relatives()[50]
     rest = np.where(np.arange(5) == 2, 0, before)
     np.testing.assert_allclose(shares[period], rest / rest.sum(), atol=1e-6)
-
-
-@pytest.mark.parametrize("rebalance", ["daily", "weekly"])
-def test_training_on_late_listings_stays_finite(rebalance):
-    chosen = PortfolioSettings(
-        tasks=8, task_size=2, steps=4, members=2, window=WINDOW, batch=16, hidden=4,
-        rebalance=rebalance, max_weight=0.8, max_turnover=0.5,
-    )  # fmt: skip
-    done = train_portfolio(PARTLY, chosen)
-    assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done.policy))
 
 
 def test_the_next_allocation_leaves_out_who_is_gone():

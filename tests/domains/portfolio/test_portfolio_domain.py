@@ -316,8 +316,12 @@ def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):
     folder = tmp_path / "run"
     trained = start_run(folder, "portfolio", settings, Quiet())
     assert trained.results["net"]["policy"]["wealth"] < trained.results["gross"]["policy"]["wealth"]
+    held = pd.read_csv(folder / "allocations.csv", index_col=0)
+    assert list(held) == ["cash", *PRICES.tickers]
+    # Drifted a little between rebalancing days.
+    assert held[list(PRICES.tickers)].max().max() <= 0.45
     told = DOMAIN.allocate(load_run(folder), PortfolioAllocateOptions())
-    assert list(told.shares) == ["cash", *PRICES.tickers]
+    assert list(told.shares) == list(held)
     (tmp_path / "today.json").write_text('{"cash": 1.0}')
     held = PortfolioAllocateOptions(holdings=tmp_path / "today.json")
     told = DOMAIN.allocate(load_run(folder), held)

@@ -66,6 +66,8 @@ def test_rules_that_the_instruments_cannot_meet_are_refused():
         Rules(max_weight=0.15).check(TICKERS)
     with pytest.raises(InputError, match="min_weight 0.3: 5 instruments .* at most 0.2"):
         Rules(min_weight=0.3).check(TICKERS)
+    with pytest.raises(InputError, match='"cash" is among the prices'):
+        Rules(cash=True).check(("cash", "A"))
     with pytest.raises(InputError, match="g.csv: ticker A is not among the prices"):
         GROUPED.check_tickers(TICKERS[1:], "g.csv")
 
