@@ -37,7 +37,8 @@ import apportion.domains.charging.gains  # noqa: E402
 import apportion.domains.charging.job  # noqa: E402
 import apportion.domains.federated.job  # noqa: E402
 import apportion.domains.portfolio.backtest  # noqa: E402
-import apportion.domains.portfolio.domain  # noqa: E402
+import apportion.domains.portfolio.run  # noqa: E402
+import apportion.domains.portfolio.validation  # noqa: E402
 import apportion.report.folders  # noqa: E402
 import apportion.runs.export  # noqa: E402
 import apportion.runs.runner  # noqa: E402

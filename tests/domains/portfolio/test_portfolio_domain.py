@@ -20,9 +20,9 @@ from apportion.domains.portfolio.domain import (
     PortfolioBacktestOptions,
     PortfolioCertifyOptions,
     PriceOptions,
-    _describe_choice,
 )
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.portfolio.run import _describe_choice
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.domains.portfolio.validation import (

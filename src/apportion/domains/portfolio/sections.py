@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.record import EQUAL, HINDSIGHT
-from apportion.report.files import read_json, read_table
-from apportion.report.outcomes import ahead_of_equal, drawdowns, values
+from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY
 from apportion.report.page import Part, Section, Table
+from apportion.report.plots import lines, read_table
+from apportion.runs.atomic import read_json
 
 _METRICS = {
     "wealth": "{:.2f}",
@@ -43,7 +43,8 @@ def portfolio_sections(folder: Path) -> list[Section]:
         sections.append(Section("Choice", [variants], _CHOICE))
     wealth = read_table(folder, "values", indexed=True)
     if wealth is not None:
-        results = read_json(folder / "results.json")
+        path = folder / "results.json"
+        results = read_json(path) if path.exists() else {}
         sections.append(_values(wealth, read_table(folder, "strategies"), results))
     return sections
 
@@ -79,10 +80,21 @@ def _values(
     seen = results.get("in_sample_periods", 0)
     until = results.get("trained_until") if seen else None
     wealth = wealth.rename(columns=later)
-    parts: list[Part] = [values(wealth, trained=until)]
+    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
+    last = wealth.iloc[-1]
+    words = f"At the end: {_named(last, last.idxmax(), '{:.3f}', 'highest')}"
+    parts: list[Part] = [lines("Value of 1 invested", words, wealth, axis, trained=until)]
     if EQUAL in wealth and wealth.shape[1] > 1:
-        parts.append(ahead_of_equal(wealth, trained=until))
-    parts.append(drawdowns(wealth, trained=until))
+        ahead = (wealth.div(wealth[EQUAL], axis=0) - 1).drop(columns=EQUAL)
+        axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
+        last = ahead.iloc[-1]
+        words = f"At the end: {_named(last, last.idxmax(), '{:+.1%}', 'highest')}"
+        parts.append(lines("Ahead of Equal CRP", words, ahead, axis, trained=until))
+    # How far each lies below its own highest value so far, which starts at 1.
+    below = wealth / wealth.cummax().clip(lower=1.0) - 1
+    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
+    words = f"Deepest: {_named(below.min(), below.min().idxmin(), '{:.1%}', 'deepest')}"
+    parts.append(lines("Drawdown", words, below, axis, trained=until))
     if strategies is not None:
         strategies["strategy"] = strategies["strategy"].replace(later)
         note = "In brackets: 95 % intervals by blocks of days."
@@ -96,6 +108,13 @@ def _values(
             "policy was trained on; they say nothing about days to come."
         )
     return Section("Value against baselines", parts, lead)
+
+
+def _named(row: pd.Series, extreme: Any, form: str, best: str) -> str:
+    """The values of those that are drawn, and the extreme one of all."""
+    known = [name for name in ("policy", LAZY, EQUAL) if name in row.index] or row.index[:8]
+    named = ", ".join(f"{name} {form.format(row[name])}" for name in known)
+    return f"{named}; {best} of all {len(row)}: {extreme}, {form.format(row[extreme])}."
 
 
 def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
