@@ -41,6 +41,7 @@ CASES = {
     "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2, **GROUPS),
 }
 EVERYONE = Tasks.of([range(6)])[0]
+walk_once, roll_out = eqx.filter_jit(walk_policy), eqx.filter_jit(rollout)
 
 
 def opinionated(seed: int) -> Policy:
@@ -59,7 +60,7 @@ def market(rules: Rules, prices=PRICES) -> Market:
 @pytest.fixture(scope="module", params=CASES)
 def walked(request):
     rules = CASES[request.param]
-    return rules, eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), market(rules), EVERYONE)
+    return rules, walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
 
 
 def test_every_day_of_a_walk_is_within_the_rules(walked):
@@ -77,7 +78,7 @@ def test_every_day_of_a_walk_is_within_the_rules(walked):
 
 @pytest.fixture(scope="module")
 def free():
-    return eqx.filter_jit(walk_policy)(INSIDE, market(Rules()), EVERYONE)
+    return walk_once(INSIDE, market(Rules()), EVERYONE)
 
 
 def test_without_the_rules_the_same_policy_breaks_them_all(walked, free):
@@ -92,7 +93,7 @@ def test_permuting_tickers_permutes_shares_within_rules(walked):
     rules, walk = walked
     order = np.array([3, 5, 1, 0, 4, 2])
     moved = market(rules, PRICES.select([NAMES[i] for i in order]))
-    again = eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), moved, EVERYONE)
+    again = walk_once(constrain(INSIDE, rules), moved, EVERYONE)
     np.testing.assert_allclose(again.allocations, walk.allocations[:, order], atol=1e-5)
 
 
@@ -113,7 +114,7 @@ def test_a_task_too_small_for_its_rules_stays_whole():
 @pytest.mark.parametrize("rebalance", ["weekly", "monthly"])
 def test_nothing_is_traded_between_rebalancing_days(rebalance):
     rules = replace(CASES["weights"], rebalance=rebalance)
-    walk = eqx.filter_jit(walk_policy)(constrain(INSIDE, rules), market(rules), EVERYONE)
+    walk = walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
     turnover, shares = np.asarray(walk.turnover), np.asarray(walk.allocations)
     # The period that ends on a row was decided on the row before it.
     decided = rebalancing_days(PRICES.dates, rebalance)[7:-1]
@@ -121,9 +122,7 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
     assert (turnover[~entered] == 0).all()
     assert (turnover[entered] > 1e-3).all()
     assert shares[entered].max() <= rules.max_weight + 1e-6
-    path = eqx.filter_jit(rollout)(
-        market(rules), constrain(INSIDE, rules), EVERYONE, key=jax.random.key(0)
-    )
+    path = roll_out(market(rules), constrain(INSIDE, rules), EVERYONE, key=jax.random.key(0))
     np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
 
 

@@ -161,10 +161,6 @@ def test_multi_task_beats_single_task_learning_at_equal_updates(gains):
     assert gains["mtl held-out"] - gains["stl held-out"] >= 0.08, gains
 
 
-def test_eight_tasks_transfer_better_than_one(gains):
-    assert gains["mtl held-out"] - gains["stl held-out"] >= 0.05, gains
-
-
 def test_prioritisation_does_not_hurt(gains):
     assert gains["pmtl own"] - gains["mtl own"] >= -0.03, gains
     assert gains["pmtl held-out"] - gains["mtl held-out"] >= -0.03, gains

@@ -22,7 +22,7 @@ from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.constrained import WithoutCash, everyone
-from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_targets
+from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
 from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
@@ -31,7 +31,6 @@ from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings_file import suggest
 from apportion.simplex import on_simplex
-from apportion.tasks import Task
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
@@ -87,59 +86,30 @@ def backtest_strategies(
     >>> list(result.net)
     ['equal-crp']
     """
-    rules = rules or {}
-    costs = Costs(cost, exact=True, cash=_any_cash(rules))
+    rules, baselines = rules or {}, baselines or {}
+    cash = any(kept.cash for kept in rules.values())
+    costs = Costs(cost, exact=True, cash=cash)
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
-    first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
-    baselines = baselines or {}
+    first, task = int(market.first), everyone(len(prices.tickers), cash=cash)
     policies = {**policies, EQUAL: EqualShares()}
     count = len(policies) + len(baselines)
-    walks = {}
+    allocations: dict[str, np.ndarray] = {}
     for name, policy in policies.items():
-        on_strategy(name, len(walks) / count)
-        walks[name] = _walk_within(policy, rules.get(name, Rules()), market, prices, task)
-    y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
-    for name, strategy in baselines.items():
-        on_strategy(name, len(walks) / count)
-        shown = y[first:] if name in WITHOUT_HISTORY else y
-        walks[name] = _walk_baseline(name, strategy(shown), market, task)
-    allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
-    return _accounted(prices, first, allocations, cost, rules)
-
-
-def _any_cash(rules: Mapping[str, Rules]) -> bool:
-    return any(kept.cash for kept in rules.values())
-
-
-def _walk_within(policy: Policy, rules: Rules, market: Market, prices: Prices, task: Task) -> Walk:
-    """A policy's way within its rules; it holds no cash where they do not say it may."""
-    rules.check(prices.tickers)
-    invested = market.costs.cash and not rules.cash
-    strategy = WithoutCash(policy) if invested else policy
-    return _walk_one(strategy, market.ruled(prices, rules), task)
-
-
-def _walk_baseline(
-    name: str, targets: Float[Array, "time entities"], market: Market, task: Task
-) -> Walk:
-    targets = targets[-market.horizon :]
-    _check_targets(name, np.asarray(targets))
-    if market.costs.cash:
-        targets = jnp.pad(targets, ((0, 0), (1, 0)))
-    return _walk_targets(targets, market, task)
-
-
-def _accounted(
-    prices: Prices,
-    first: int,
-    allocations: Mapping[str, np.ndarray],
-    cost: float,
-    rules: Mapping[str, Rules],
-) -> Backtest:
-    """The records of strategies that held these allocations from row `first` on."""
-    (days,) = {len(shares) for shares in allocations.values()}
-    cash = _any_cash(rules)
-    relatives, listed, held = prices.relatives()[first:], prices.tradable(), None
+        on_strategy(name, len(allocations) / count)
+        kept = rules.get(name, Rules())
+        kept.check(prices.tickers)
+        strategy = WithoutCash(policy) if cash and not kept.cash else policy
+        walk = _walk_one(strategy, market.ruled(prices, kept), task)
+        allocations[name] = np.asarray(walk.allocations)
+    relatives = prices.relatives()[: first + market.horizon]
+    y = jnp.asarray(relatives, jnp.float32)
+    for name, baseline in baselines.items():
+        on_strategy(name, len(allocations) / count)
+        targets = baseline(y[first:] if name in WITHOUT_HISTORY else y)[-market.horizon :]
+        _check_targets(name, np.asarray(targets))
+        walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
+        allocations[name] = np.asarray(walk.allocations)
+    relatives, listed, held = relatives[first:], prices.tradable(), None
     if cash:
         # It stands in front, still, and is free of commission.
         relatives = np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0)
@@ -150,16 +120,16 @@ def _accounted(
         name: account(shares, relatives, cost, held, cash=cash)
         for name, shares in allocations.items()
     }
-    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
+    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
     return Backtest(
-        prices.dates[first : first + days],
+        prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
         cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
-        f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else "",
+        f"{'; '.join(notes)}; all other strategies are unconstrained" if notes else "",
     )
 
 
@@ -280,23 +250,14 @@ def _chosen_baselines(names: Sequence[str] | None, prices: Prices) -> tuple[list
 
 
 def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
-    """The prices with the series the policy was trained to read."""
+    """The prices with the series the policy was trained to read; facts that no settings could have had are
+    refused.
+    """
     if about.get("job") != "portfolio":
         raise InputError(
             f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
             "give the folder of a portfolio run"
         )
-    _check_facts(about)
-    if prices.channels < about["channels"]:
-        raise InputError(
-            "the policy reads close, high and low, but the prices have closes only; "
-            "give a long file with columns high and low"
-        )
-    return replace(prices, high=None, low=None) if about["channels"] == 1 else prices
-
-
-def _check_facts(about: dict[str, Any]) -> None:
-    """Refuse facts kept with a policy that no settings could have had."""
     window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
     try:
         as_day(str(about.get("last")))
@@ -310,6 +271,12 @@ def _check_facts(about: dict[str, Any]) -> None:
             f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
             f"{cost!r}); train it again"
         )
+    if prices.channels < channels:
+        raise InputError(
+            "the policy reads close, high and low, but the prices have closes only; "
+            "give a long file with columns high and low"
+        )
+    return replace(prices, high=None, low=None) if channels == 1 else prices
 
 
 def weekly_gains(
