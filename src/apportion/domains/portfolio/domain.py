@@ -22,6 +22,22 @@ if TYPE_CHECKING:
     from apportion.runs.progress import Progress
 
 
+_GLOSSARY = {
+    "Equal CRP": "Equal shares, restored every day (a constantly rebalanced portfolio).",
+    "lazy-crp": "Equal shares, restored a tenth of the way each day; learns nothing, trades little.",
+    "hindsight": "Chosen when all was known, such as the best constant shares; nobody could hold it.",
+    "in-sample": "Days that the policy was trained on; they say nothing about days to come.",
+    "drawdown": "How far a value lies below its own highest value so far.",
+    "turnover": "The sum of all changes of shares in a period; 2 exchanges everything.",
+    "Sharpe ratio": "Mean return over its standard deviation, a year.",
+    "trust, trade fraction": (
+        "How far the learned policy is trusted (0: equal shares), and which part of the way is traded "
+        "each day."
+    ),
+}
+"""Words that the page of a portfolio run explains."""
+
+
 @dataclass(frozen=True)
 class PriceOptions:
     """The prices that a command reads."""
@@ -100,19 +116,7 @@ class PortfolioDomain(Domain):
         "certify runs/first --against lazy-crp --data prices.csv --json",
         "check --prices prices.csv",
     )
-    glossary = {
-        "Equal CRP": "Equal shares, restored every day (a constantly rebalanced portfolio).",
-        "lazy-crp": "Equal shares, restored a tenth of the way each day; it learns nothing and trades little.",
-        "hindsight": "Chosen when all was known, such as the best constant shares; nobody could hold it.",
-        "in-sample": "Days that the policy was trained on; they say nothing about days to come.",
-        "drawdown": "How far a value lies below its own highest value so far.",
-        "turnover": "The sum of all changes of shares in a period; 2 sells everything and buys other things.",
-        "Sharpe ratio": "Mean return over its standard deviation, a year.",
-        "trust, trade fraction": (
-            "How far the learned policy is trusted (0: equal shares), and which part of the way is traded "
-            "each day."
-        ),
-    }
+    glossary = _GLOSSARY
 
     def prepare(self, settings: PortfolioJob) -> "PreparedJob":
         """Read and check the prices, and cut off what is not to be trained on."""
