@@ -271,7 +271,7 @@ def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
             f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
             f"{cost!r}); train it again"
         )
-    if prices.channels < channels:
+    if prices.channels < about["channels"]:
         raise InputError(
             "the policy reads close, high and low, but the prices have closes only; "
             "give a long file with columns high and low"

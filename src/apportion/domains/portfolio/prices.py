@@ -468,7 +468,7 @@ def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
         raise InputError(
             f'{source}: column "ticker" is empty at {unit} {(who == "").idxmax()}; name the instrument'
         )
-    spelt = pd.DataFrame({"who": who, "written": written}).drop_duplicates()
+    spelt: Any = pd.DataFrame({"who": who, "written": written}).drop_duplicates()
     again = spelt[spelt["who"].duplicated()]
     if len(again):
         other = spelt["written"][spelt["who"] == again["who"].iloc[0]].iloc[0]
