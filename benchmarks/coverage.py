@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from apportion.domains.portfolio import metrics
+from apportion.domains.portfolio import record
 from apportion.statistics import (
     Estimate,
     clustered_ratio,
@@ -143,10 +143,10 @@ def by_days(series: np.ndarray) -> Estimate:
 
 def of_backtests() -> list[Layout]:
     """Leads over three months to six years, and Sharpe ratios."""
-    sharpe = MEAN / SPREAD * np.sqrt(metrics.TRADING_DAYS)
+    sharpe = MEAN / SPREAD * np.sqrt(record.TRADING_DAYS)
 
     def ratio(series):
-        return over_blocks(metrics.sharpe, series)
+        return over_blocks(record.sharpe, series)
 
     leads = [
         Layout("backtest, lead", f"{count} days, {rho:g}", days(count, rho), by_days, MEAN)

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from apportion.domains.portfolio import SimulatedMarket, load_prices
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
@@ -25,7 +25,7 @@ settings = PortfolioSettings.paper(
     tasks=20, task_size=5, steps=800, window=8, batch=32, learning_rate=1e-3, cost=5e-4
 )
 trained = train_portfolio(prices.until(cut), settings)
-result = backtest(
+result = backtest_strategies(
     prices,
     {"policy": trained.policy},
     baselines={name: BASELINES[name] for name in ("exponentiated-gradient", "olmar")},

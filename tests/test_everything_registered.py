@@ -31,8 +31,7 @@ from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.cash import WithoutCash
-from apportion.domains.portfolio.constrained import Constrained
+from apportion.domains.portfolio.constrained import Constrained, WithoutCash
 from apportion.domains.portfolio.market import Market
 from apportion.domains.probes import ShownBest
 from apportion.gate import Gate

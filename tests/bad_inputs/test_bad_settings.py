@@ -46,11 +46,11 @@ def test_settings_of_a_budget(case, tmp_path, monkeypatch, capfd):
 
 @options(
     "portfolio --prices p.csv",
-    ("--k 1.5", "k is 1.5", "between 0 and 1"),
-    ("--k nan", "k is nan"),
-    ("--eta=-0.1", "eta is -0.1"),
-    ("--tracking=-1", "tracking must be >= 0"),
-    ("--tracking inf", "tracking is inf"),
+    ("--trust 1.5", "trust is 1.5", "between 0 and 1"),
+    ("--trust nan", "trust is nan"),
+    ("--trade-fraction=-0.1", "trade_fraction is -0.1"),
+    ("--tracking-error-weight=-1", "tracking_error_weight must be >= 0"),
+    ("--tracking-error-weight inf", "tracking_error_weight is inf"),
     ("--window 0", "window is 0"),
     ("--task-size 2 --window 100", "window of 100"),
     ("--task-size 2 --window 8 --batch 100", "a batch has 100"),

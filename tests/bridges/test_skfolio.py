@@ -24,13 +24,13 @@ from apportion.errors import InputError
 
 SMALL = {
     "tasks": 3, "task_size": 4, "steps": 6, "members": 1, "window": 6, "batch": 16, "hidden": 4,
-    "learning_rate": 0.05, "tracking": 0.0, "k": 1.0, "eta": 1.0,
+    "learning_rate": 0.05, "tracking_error_weight": 0.0, "trust": 1.0, "trade_fraction": 1.0,
 }  # fmt: skip
 
 
-def some_policy(eta=1.0):
+def some_policy(trade_fraction=1.0):
     """An untrained policy with a strong opinion: what it decides depends on what it sees."""
-    settings = PortfolioSettings(members=1, hidden=4, k=1.0, eta=eta)
+    settings = PortfolioSettings(members=1, hidden=4, trust=1.0, trade_fraction=trade_fraction)
     keys = jax.random.split(jax.random.key(0), 1)
     policy = compose(untrained_policies(1, settings, keys), settings)
     return jax.tree.map(lambda leaf: 30 * leaf if leaf.shape == (1, 4) else leaf, policy)
@@ -85,16 +85,6 @@ def test_permuting_the_assets_permutes_the_weights(returns):
     )
 
 
-def test_prices_and_their_returns_give_the_same_weights(prices, returns):
-    policy = some_policy()
-    from_returns = MultiTaskPortfolio(policy=policy, window=6).fit(returns)
-    from_prices = MultiTaskPortfolio(policy=policy, window=6, inputs="prices").fit(prices)
-    np.testing.assert_allclose(from_prices.weights_, from_returns.weights_, atol=1e-5)
-    np.testing.assert_allclose(
-        from_prices.predict(prices).returns, from_returns.predict(returns).returns, atol=1e-7
-    )
-
-
 def test_assets_that_were_not_fitted_get_shares_from_their_own_history(trained, returns):
     others = returns.iloc[200:, [3, 5, 8, 13]].add_suffix(" other")
     shares = trained.allocate(others.iloc[:5])
@@ -110,7 +100,7 @@ def test_assets_that_were_not_fitted_get_shares_from_their_own_history(trained, 
 
 def test_what_is_held_enters_the_decision(returns):
     held = {returns.columns[0]: 0.6, returns.columns[1]: 0.4}
-    lazy = MultiTaskPortfolio(policy=some_policy(eta=0.1), window=6)
+    lazy = MultiTaskPortfolio(policy=some_policy(trade_fraction=0.1), window=6)
     free = lazy.fit(returns).weights_
     bound = lazy.set_params(previous_weights=held).fit(returns).weights_
     assert lazy.needs_previous_weights
@@ -129,7 +119,6 @@ def test_parameters_survive_clone_and_pickle(trained, returns):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"inputs": "yields"}, "choose"),
         ({"method": "ppo"}, "choose one of pmtl, mtl, stl"),
         ({"previous_weights": -0.1}, "shares >= 0"),
         ({"window": 500}, "give more days"),
@@ -140,11 +129,9 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(returns, change, message
         MultiTaskPortfolio(**(SMALL | change)).fit(returns.iloc[:60])
 
 
-def test_prices_given_as_returns_are_recognised(prices):
+def test_returns_that_lose_everything_are_refused():
     with pytest.raises(InputError, match="column 0 is -1; returns must be above -1"):
         MultiTaskPortfolio(**SMALL).fit(np.full((60, 5), -1.0))
-    with pytest.raises(InputError, match="prices must be above 0"):
-        MultiTaskPortfolio(**SMALL, inputs="prices").fit(-prices)
 
 
 def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):

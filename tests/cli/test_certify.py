@@ -28,7 +28,7 @@ GARAGE = ChargingSettings(
     chunk=100,
 )  # fmt: skip
 MARKET = PortfolioJob(
-    until="2018-12-31", k=1.0, eta=1.0, members=1, steps=30, window=10, batch=32, hidden=6, tasks=10,
+    until="2018-12-31", trust=1.0, trade_fraction=1.0, members=1, steps=30, window=10, batch=32, hidden=6, tasks=10,
     task_size=8, chunk=30,
 )  # fmt: skip
 FEDERATION = GradientSettings(

@@ -5,29 +5,23 @@ allocation of the period after the last row. A trained policy serves any set of 
 """
 
 from dataclasses import fields
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.market import Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_portfolio
+from apportion.domains.portfolio.training import next_allocation, train_portfolio
 from apportion.domains.settings import Method
 from apportion.errors import InputError, optional_import
 from apportion.policy import Policy
-from apportion.simplex import Allocation
-from apportion.tasks import Task
 
 with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from skfolio.optimization import BaseOptimization
     from skfolio.portfolio import Portfolio
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-Inputs = Literal["returns", "prices"]
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
 
 
@@ -36,14 +30,14 @@ class MultiTaskPortfolio(BaseOptimization):
 
     Parameters
     ----------
-    inputs
-        What `X` holds: simple returns a period, as everywhere in skfolio, or prices.
     policy
         A trained policy (another estimator's `policy_`) to use as it is: `fit` then trains nothing
         and only decides, which makes daily walk-forwards cheap. With None, `fit` trains.
-    method, tasks, task_size, steps, members, k, eta, tracking, window, batch, hidden, learning_rate
+    method, tasks, task_size, steps, members, window, batch, hidden, learning_rate
         As in `PortfolioSettings`. Tasks are as large as the assets allow, `task_size` at most, and
         a batch as long as the periods allow, `batch` at most.
+    trust, trade_fraction, tracking_error_weight
+        The same: how far the policy is followed, how fast, and how far it may stray from equal shares.
     cost
         Commission the policy is trained with, a fraction of the value traded.
     seed
@@ -75,16 +69,15 @@ class MultiTaskPortfolio(BaseOptimization):
     def __init__(
         self,
         *,
-        inputs: Inputs = "returns",
         policy: Policy | None = None,
         method: Method = "pmtl",
         tasks: int = 30,
         task_size: int = 10,
         steps: int = 6000,
         members: int = 4,
-        k: float = 0.5,
-        eta: float = 0.1,
-        tracking: float = 15.0,
+        trust: float = 0.5,
+        trade_fraction: float = 0.1,
+        tracking_error_weight: float = 15.0,
         window: int = 31,
         batch: int = 109,
         hidden: int = 25,
@@ -102,16 +95,15 @@ class MultiTaskPortfolio(BaseOptimization):
             previous_weights=previous_weights,
             raise_on_failure=raise_on_failure,
         )
-        self.inputs: Inputs = inputs
         self.policy = policy
         self.method: Method = method
         self.tasks = tasks
         self.task_size = task_size
         self.steps = steps
         self.members = members
-        self.k = k
-        self.eta = eta
-        self.tracking = tracking
+        self.trust = trust
+        self.trade_fraction = trade_fraction
+        self.tracking_error_weight = tracking_error_weight
         self.window = window
         self.batch = batch
         self.hidden = hidden
@@ -125,8 +117,8 @@ class MultiTaskPortfolio(BaseOptimization):
         Parameters
         ----------
         X
-            Returns or prices, a row a period and a column an asset; columns named by strings keep
-            their names.
+            Simple returns, as everywhere in skfolio (`prices_to_returns` makes them of prices): a row a
+            period and a column an asset; columns named by strings keep their names.
         y
             Not used; scikit-learn hands it over.
         """
@@ -140,23 +132,22 @@ class MultiTaskPortfolio(BaseOptimization):
         """The portfolio over the rows of `X`.
 
         For the fitted assets `weights_` apply to all of them, as in every skfolio optimiser. For
-        other assets the first `window` rows are the history from which their shares are decided,
+        other assets the first `window` - 1 rows are the history from which their shares are decided,
         and the portfolio covers the rows after them.
         """
         check_is_fitted(self, "weights_")
         values = check_array(X, **_NUMBERS)
         if self._knows(X):
-            return cast(Portfolio, super().predict(self._returns(X)))
-        rows = self.window if self.inputs == "prices" else self.window - 1
+            return cast(Portfolio, super().predict(X))
+        rows = self.window - 1
         if len(values) <= rows:
             raise InputError(
                 f"X: {len(values)} rows of assets that were not fitted; their shares are decided "
                 f"from the first {rows}, so give more"
             )
-        weights = self.allocate(_rows(X, slice(rows)))
-        later = _rows(X, slice(rows - 1 if self.inputs == "prices" else rows, None))
+        cut = X.iloc if isinstance(X, pd.DataFrame) else np.asarray(X)
         parameters: dict[str, Any] = {"name": type(self).__name__} | (self.portfolio_params or {})
-        return Portfolio(X=self._returns(later), weights=weights, **parameters)
+        return Portfolio(X=cut[rows:], weights=self.allocate(cut[:rows]), **parameters)
 
     def allocate(self, X: Any, held: Any = None) -> np.ndarray:
         """The allocation for the period after the last row of `X`, whatever its assets are.
@@ -164,7 +155,7 @@ class MultiTaskPortfolio(BaseOptimization):
         Parameters
         ----------
         X
-            History of at least `window` prices (or one return less) of any assets.
+            Returns of any assets, at least `window` - 1 rows.
         held
             Shares held now; equal ones by default.
         """
@@ -176,11 +167,6 @@ class MultiTaskPortfolio(BaseOptimization):
     def needs_previous_weights(self) -> bool:
         """True: a decision starts from what is held."""
         return True
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.positive_only = self.inputs == "prices"
-        return tags
 
     def _trained(self, prices: Prices) -> Policy:
         days, assets = prices.close.shape
@@ -201,9 +187,8 @@ class MultiTaskPortfolio(BaseOptimization):
         # Prices enter relative to the last one: dividing first keeps them in float32's range.
         recent = Prices(prices.dates, prices.tickers, prices.close / prices.close[-1])
         shares = np.full(assets, 1 / assets) if held is None else held
-        market = Market.ending(recent, window=self.window)
-        decided = np.asarray(_allocation(self.policy_, market, jnp.asarray(shares, jnp.float32)))
-        decided = np.maximum(decided.astype(float), 0.0)
+        decided = next_allocation(self.policy_, recent, window=self.window, held=shares)
+        decided = np.maximum(np.asarray(decided, float), 0.0)
         return decided / decided.sum()
 
     def _held(self, assets: int) -> np.ndarray | None:
@@ -219,20 +204,14 @@ class MultiTaskPortfolio(BaseOptimization):
         return weights / total if total > 0 else None
 
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
-        """`X` as a checked table of prices; returns start from prices of 1."""
-        if self.inputs not in ("returns", "prices"):
-            raise InputError(f'inputs is {self.inputs!r}; choose "returns" or "prices"')
-        lowest = 0.0 if self.inputs == "prices" else -1.0
-        bad = np.argwhere(values <= lowest)
+        """Prices that have these returns and start from 1."""
+        bad = np.argwhere(values <= -1)
         if len(bad):
             row, column = bad[0]
-            meant = "" if self.inputs == "prices" else '; for prices set inputs="prices"'
             raise InputError(
-                f"X: row {row}, column {column} is {values[row, column]:g}; {self.inputs} must be "
-                f"above {lowest:g}{meant}"
+                f"X: row {row}, column {column} is {values[row, column]:g}; returns must be above -1"
             )
-        if self.inputs == "returns":
-            values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
+        values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
         names = (
             [str(c) for c in X.columns] if isinstance(X, pd.DataFrame) else range(values.shape[1])
         )
@@ -245,23 +224,3 @@ class MultiTaskPortfolio(BaseOptimization):
         if isinstance(X, pd.DataFrame) and fitted is not None:
             return list(X.columns) == list(fitted)
         return np.ndim(X) == 2 and np.shape(X)[1] == self.n_features_in_
-
-    def _returns(self, X: Any) -> Any:
-        """What skfolio evaluates portfolios on: returns; the first row of prices has none."""
-        if self.inputs == "returns":
-            return X
-        if isinstance(X, pd.DataFrame):
-            return X.pct_change().iloc[1:]
-        values = np.asarray(X, float)
-        return values[1:] / values[:-1] - 1
-
-
-@eqx.filter_jit
-def _allocation(policy: Policy, market: Market, held: Allocation) -> Allocation:
-    everyone = Task(jnp.arange(market.universe), jnp.ones(market.universe, bool))
-    history = market.windows(everyone, jnp.zeros((), jnp.int32))
-    return policy.allocate(policy.encode(history, everyone.mask), held, everyone.mask)
-
-
-def _rows(X: Any, which: slice) -> Any:
-    return X.iloc[which] if isinstance(X, pd.DataFrame) else np.asarray(X)[which]

@@ -113,13 +113,13 @@ def _charging(run: Any, now: Path | None, earlier: Path | None, json: bool) -> A
 def _portfolio(run: Any, prices: Any, given: MarketOptions, json: bool) -> Any:
     import numpy as np
 
-    from apportion.domains.portfolio.job import accepted_data
+    from apportion.domains.portfolio.backtest import with_trained_series
     from apportion.domains.portfolio.rules import CASH, Rules
     from apportion.domains.portfolio.training import next_allocation
     from apportion.runs.policy_file import load_about
 
     about = load_about(run.folder)
-    table = accepted_data(prices, about)
+    table = with_trained_series(prices, about)
     rules = Rules.from_dict(about.get("rules"))
     holdings = None if given.holdings is None else _read_holdings(given, table, rules)
     held = None if holdings is None else _held(holdings, table, rules)
@@ -149,7 +149,7 @@ def _summary(result: dict[str, Any]) -> str:
 
 
 def _read_holdings(given: MarketOptions, table: Any, rules: Any) -> Any:
-    from apportion.domains.portfolio.holdings import read_holdings, require_prices
+    from apportion.domains.portfolio.orders import read_holdings, require_prices
 
     assert given.holdings is not None, "the caller has seen the file's name"
     holdings = read_holdings(given.holdings, table.tickers, cash=rules.cash)
@@ -179,8 +179,7 @@ def _orders(
     import numpy as np
 
     from apportion.domains.portfolio.commissions import describe
-    from apportion.domains.portfolio.lots import lots_of
-    from apportion.domains.portfolio.orders import plan_orders
+    from apportion.domains.portfolio.orders import lots_of, plan_orders
     from apportion.domains.portfolio.rules import rebalancing_days
 
     date = str(table.dates[-1])

@@ -159,7 +159,7 @@ def _charging(
 def _portfolio(
     run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
 ) -> Any:
-    from apportion.domains.portfolio.gains import weekly_gains
+    from apportion.domains.portfolio.backtest import weekly_gains
 
     prices = read_own_prices(run, data, options.pop("allow_jumps"))
     return weekly_gains(run.policy, about, prices, against, **options)

@@ -64,8 +64,7 @@ def _describe_sessions(path: Path, timezone: str | None) -> dict[str, Any]:
 
 
 def _describe_prices(path: Path, allow_jumps: bool) -> dict[str, Any]:
-    from apportion.domains.portfolio.jumps import find_jumps, refuse_jumps
-    from apportion.domains.portfolio.prices import load_prices
+    from apportion.domains.portfolio.prices import find_jumps, load_prices, refuse_jumps
 
     prices = load_prices(path)
     if not allow_jumps:

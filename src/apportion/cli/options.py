@@ -79,7 +79,7 @@ def read_own_prices(run: Any, given: Path | None, allow_jumps: bool) -> Any:
 
     They may jump where the user says so now, or said so of these very prices when the run was trained.
     """
-    from apportion.domains.portfolio.jumps import read_prices
+    from apportion.domains.portfolio.prices import read_prices
 
     allowed = allow_jumps or (given is None and bool(run.settings.get("allow_jumps")))
     return read_prices(own_data(run, "prices", given), allow_jumps=allowed)

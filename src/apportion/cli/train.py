@@ -68,7 +68,7 @@ def _read_early(settings: Any) -> None:
     from apportion.domains.portfolio.settings import PortfolioJob
 
     if isinstance(settings, PortfolioJob) and settings.prices is not None:
-        from apportion.domains.portfolio.jumps import read_prices
+        from apportion.domains.portfolio.prices import read_prices
 
         read_prices(settings.prices, allow_jumps=settings.allow_jumps)
 

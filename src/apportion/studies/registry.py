@@ -184,7 +184,7 @@ def read_data(request: Request) -> dict[str, Any]:
     """The data the user gave, under the names studies know it by; prices and digits are read here."""
     data: dict[str, Any] = {}
     if request.prices is not None:
-        from apportion.domains.portfolio.jumps import read_prices
+        from apportion.domains.portfolio.prices import read_prices
 
         data["prices"] = read_prices(request.prices, allow_jumps=request.allow_jumps)
     if request.mnist is not None:

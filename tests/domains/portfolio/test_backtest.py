@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, Market, SimulatedMarket, metrics
-from apportion.domains.portfolio.backtest import account, backtest
+from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
+from apportion.domains.portfolio.backtest import account, backtest_strategies
 from apportion.domains.portfolio.baselines.simple import BASELINES
-from apportion.domains.portfolio.walk import walk_policy, walk_tasks
+from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
@@ -38,7 +38,7 @@ def policy():
 @pytest.fixture(scope="module")
 def result(policy):
     never = PartialTrading(EqualShares(), 0.0)
-    return backtest(
+    return backtest_strategies(
         PRICES,
         {"policy": policy, "lazy-equal-crp": LAZY, "buy-and-hold": never},
         baselines={"first": first_only},
@@ -89,7 +89,7 @@ def test_many_tasks_walk_as_each_would_alone():
 
 
 def test_net_equals_gross_without_commission(policy):
-    free = backtest(PRICES, {"policy": policy}, window=8, cost=0.0)
+    free = backtest_strategies(PRICES, {"policy": policy}, window=8, cost=0.0)
     for name in free.net:
         np.testing.assert_allclose(free.net[name], free.gross[name], atol=1e-12)
 
@@ -118,13 +118,13 @@ def test_earlier_rows_serve_as_history_only(policy, result):
     cut = type(PRICES)(
         PRICES.dates[42:], PRICES.tickers, PRICES.close[42:], PRICES.high[42:], PRICES.low[42:]
     )
-    again = backtest(cut, {"policy": policy}, start=START, window=8)
+    again = backtest_strategies(cut, {"policy": policy}, start=START, window=8)
     np.testing.assert_allclose(again.net["policy"], result.net["policy"], atol=1e-6)
 
 
 def test_permuting_columns_permutes_shares_and_leaves_wealth(policy, result):
     order = [3, 1, 4, 0, 2]
-    moved = backtest(
+    moved = backtest_strategies(
         PRICES.select([PRICES.tickers[i] for i in order]), {"policy": policy}, start=START, window=8
     )
     np.testing.assert_allclose(
@@ -149,20 +149,18 @@ def test_the_result_shows_itself(result):
     frame = result.to_frame().set_index("strategy")
     assert (frame.wealth_low <= frame.wealth).all()
     assert (frame.wealth <= frame.wealth_high).all()
-    assert frame.loc["equal-crp", "hit_rate"] == 0
     assert len(result.plot().axes[0].lines) == 5
     assert result.against("equal-crp").value == 0
 
 
 def test_metrics_of_a_known_path():
     returns = np.array([0.1, -0.2, 0.05, 0.3])
-    assert metrics.wealth(returns) == pytest.approx(1.1 * 0.8 * 1.05 * 1.3)
-    assert metrics.annual_return(returns) == pytest.approx(metrics.wealth(returns) ** 63 - 1)
-    assert metrics.max_drawdown(returns) == pytest.approx(0.2)
-    assert metrics.volatility(returns) == pytest.approx(returns.std(ddof=1) * 252**0.5)
-    assert metrics.sharpe(returns) == pytest.approx(returns.mean() / returns.std(ddof=1) * 252**0.5)
-    assert metrics.sortino(returns) == pytest.approx(returns.mean() * 252**0.5 / 0.1)
-    assert np.isnan(metrics.sharpe(np.zeros(5)))
+    assert record.wealth(returns) == pytest.approx(1.1 * 0.8 * 1.05 * 1.3)
+    assert record.annual_return(returns) == pytest.approx(record.wealth(returns) ** 63 - 1)
+    assert record.max_drawdown(returns) == pytest.approx(0.2)
+    assert record.volatility(returns) == pytest.approx(returns.std(ddof=1) * 252**0.5)
+    assert record.sharpe(returns) == pytest.approx(returns.mean() / returns.std(ddof=1) * 252**0.5)
+    assert np.isnan(record.sharpe(np.zeros(5)))
 
 
 def test_blocks_keep_the_dependence_that_single_days_would_lose():
@@ -174,9 +172,9 @@ def test_blocks_keep_the_dependence_that_single_days_would_lose():
 
 def test_metrics_have_intervals_in_their_own_units():
     returns = 0.001 + 0.01 * np.random.default_rng(1).standard_normal(504)
-    found = metrics.intervals(returns, np.full(504, 0.02), np.zeros(504))
-    values = metrics.measure(returns, np.full(504, 0.02), np.zeros(504))
-    assert values.keys() - found.keys() == {"volatility", "max_drawdown", "calmar"}
+    found = record.intervals(returns, np.full(504, 0.02))
+    values = record.measures_of(returns, np.full(504, 0.02))
+    assert values.keys() - found.keys() == {"volatility", "max_drawdown"}
     for name, estimate in found.items():
         assert estimate.value == pytest.approx(values[name])
         assert estimate.low <= estimate.value <= estimate.high
@@ -189,12 +187,12 @@ def test_metrics_have_intervals_in_their_own_units():
 
 def test_a_baseline_off_the_simplex_is_named():
     with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
-        backtest(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
+        backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
 
 
 def test_each_strategy_is_told_as_its_turn_comes():
     told = []
-    backtest(
+    backtest_strategies(
         PRICES, {}, baselines={"olmar": BASELINES["olmar"]}, window=8,
         on_strategy=lambda *news: told.append(news),
     )  # fmt: skip

@@ -6,21 +6,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket, load_prices
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import constrain
-from apportion.domains.portfolio.listings import fill, outside, tradable
+from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.rules import Rules
-from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.walk import walk_policy
-from apportion.errors import InputError
+from apportion.domains.portfolio.training import next_allocation
 from apportion.policy import Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.tasks import Task
@@ -80,25 +76,18 @@ def by_hand(prices: Prices, targets: np.ndarray, eta: float, cost: float):
     return np.array(path)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(spans(), st.sampled_from([1.0, 0.3, 0.0]))
-def test_wealth_is_that_of_a_plain_loop(late, eta):
-    prices = cut(late)
-    result = backtest(
-        prices, {"policy": PartialTrading(EqualShares(), eta)}, window=WINDOW, cost=0.0025
-    )
-    wealth = np.cumprod(1 + result.net["policy"])
-    np.testing.assert_allclose(wealth, by_hand(prices, np.ones(5), eta, 0.0025), rtol=2e-5)
-    free = np.cumprod(1 + result.gross["policy"])
-    assert (free >= wealth - 1e-12).all()
-
-
-@settings(max_examples=15)
-@given(spans())
-def test_what_is_not_listed_is_never_held(late):
+def test_wealth_is_that_of_a_plain_loop_and_what_is_not_listed_is_never_held(late, eta):
     prices = cut(late)
     targets = {"first": lambda y: jnp.tile(jnp.array([0.1, 0.6, 0.1, 0.1, 0.1]), (len(y), 1))}
-    result = backtest(prices, {"policy": POLICY}, baselines=targets, window=WINDOW)
+    lazy = PartialTrading(EqualShares(), eta)
+    result = backtest_strategies(
+        prices, {"lazy": lazy, "policy": POLICY}, baselines=targets, window=WINDOW, cost=0.0025
+    )
+    wealth = np.cumprod(1 + result.net["lazy"])
+    np.testing.assert_allclose(wealth, by_hand(prices, np.ones(5), eta, 0.0025), rtol=2e-5)
+    assert (np.cumprod(1 + result.gross["lazy"]) >= wealth - 1e-12).all()
     there = ~np.isnan(prices.close)
     listed = (there[1:] & there[:-1])[WINDOW - 1 :]
     for name, shares in result.allocations.items():
@@ -110,8 +99,8 @@ def test_what_is_not_listed_is_never_held(late):
 def test_an_absent_instrument_changes_nobodys_share():
     """Before its listing a file with the instrument is a file without it."""
     few = PARTLY.select([PARTLY.tickers[i] for i in (0, 2, 3, 4)])
-    with_it = backtest(PARTLY, {"policy": POLICY}, window=WINDOW)
-    without = backtest(few, {"policy": POLICY}, window=WINDOW)
+    with_it = backtest_strategies(PARTLY, {"policy": POLICY}, window=WINDOW)
+    without = backtest_strategies(few, {"policy": POLICY}, window=WINDOW)
     days = 30 - WINDOW + 1  # the period after its first close, on row 30, is the first to hold it
     np.testing.assert_allclose(
         with_it.allocations["policy"][:days][:, [0, 2, 3, 4]],
@@ -154,17 +143,6 @@ def test_a_delisting_between_rebalancing_days_sells_in_proportion():
     np.testing.assert_allclose(shares[period], rest / rest.sum(), atol=1e-6)
 
 
-@pytest.mark.parametrize("rebalance", ["daily", "weekly"])
-def test_training_on_late_listings_stays_finite(rebalance):
-    chosen = PortfolioSettings(
-        tasks=8, task_size=2, steps=4, members=2, window=WINDOW, batch=16, hidden=4,
-        rebalance=rebalance, max_weight=0.8, max_turnover=0.5,
-    )  # fmt: skip
-    done = train_portfolio(PARTLY, chosen)
-    assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(done.policy))
-
-
 def test_the_next_allocation_leaves_out_who_is_gone():
     shares = np.asarray(next_allocation(POLICY, PARTLY, window=WINDOW))
     assert (shares[[2, 4]] == 0).all()
@@ -172,55 +150,3 @@ def test_the_next_allocation_leaves_out_who_is_gone():
     # On its first day an instrument can be bought at the close, and it says so.
     early = PARTLY.until(PARTLY.dates[31])
     assert np.asarray(next_allocation(POLICY, early, window=WINDOW))[1] > 0
-
-
-def test_files_may_begin_late_and_end_early_but_have_no_gaps(tmp_path):
-    path = tmp_path / "prices.csv"
-    wide = PARTLY.to_frame()
-    wide.to_csv(path)
-    read = load_prices(path)
-    np.testing.assert_allclose(read.close, PARTLY.close)
-    long = wide.reset_index().melt("date", var_name="ticker", value_name="close")
-    long.dropna().to_csv(path, index=False)
-    np.testing.assert_allclose(load_prices(path).select(PARTLY.tickers).close, PARTLY.close)
-    long.to_csv(path, index=False)
-    np.testing.assert_allclose(load_prices(path).close, PARTLY.close)
-    gap = wide.copy()
-    gap.iloc[40, 1] = np.nan
-    gap.to_csv(path)
-    with pytest.raises(InputError, match=r"has 1 missing values, first at .* \(line 42\)"):
-        load_prices(path)
-    rows = long.dropna().drop(index=80 + 40)
-    rows.to_csv(path, index=False)
-    with pytest.raises(InputError, match="has no row on 1 of 80 days"):
-        load_prices(path)
-
-
-def test_files_with_too_little_to_hold_are_refused(tmp_path):
-    path = tmp_path / "prices.csv"
-    wide = PARTLY.to_frame()
-    wide.assign(NEVER=np.nan).to_csv(path)
-    with pytest.raises(InputError, match='ticker "NEVER" has no price at all; drop it'):
-        load_prices(path)
-    alone = wide.iloc[:, [0, 1]]
-    alone.to_csv(path)
-    with pytest.raises(InputError, match="1 tickers have a price on 2000-01-03; at least 2"):
-        load_prices(path)
-
-
-def test_prices_stand_still_where_there_are_none():
-    closes = np.array([[np.nan, 1.0, np.nan], [2.0, 3.0, np.nan], [4.0, np.nan, np.nan]])
-    np.testing.assert_array_equal(fill(closes), [[2, 1, 1], [2, 3, 1], [4, 3, 1]])
-    assert outside(closes).tolist() == [
-        [True, False, True],
-        [False, False, True],
-        [False, True, True],
-    ]
-    assert tradable(closes[:, :2]).tolist() == [  # pyright: ignore[reportOptionalMemberAccess]
-        [False, True],
-        [False, True],
-        [True, False],
-        [True, False],
-    ]
-    assert tradable(np.ones((3, 2))) is None
-    assert pd.notna(PARTLY.relatives()).all()

@@ -1,4 +1,4 @@
-"""Reading price files: what is right is read, what is wrong is said in one sentence."""
+"""Price files: what has one of the three layouts is read, what is wrong is said in one sentence."""
 
 import subprocess
 import sys
@@ -7,163 +7,320 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio import Prices, embedded_prices, load_prices
-from apportion.domains.portfolio.prices import from_frame
+from apportion.domains.portfolio import Prices, SimulatedMarket, embedded_prices, load_prices
+from apportion.domains.portfolio.prices import find_jumps, from_frame, read_prices
 from apportion.errors import InputError
 
-DAYS = pd.bdate_range("2015-01-01", periods=40)
-TICKERS = ["AMD", "IBM", "KO"]
+DAYS = pd.bdate_range("2019-01-01", periods=40)
+CLOSES = pd.DataFrame(
+    10 + np.random.default_rng(0).random((40, 3)), DAYS, ["AMD", "IBM", "KO"]
+).rename_axis("date")
+LONG = CLOSES.reset_index().melt("date", var_name="ticker", value_name="close")
+LONG = LONG.assign(high=LONG.close * 1.1, low=LONG.close * 0.9, volume=7)
+STEADY = SimulatedMarket.draw(universe=4, days=60).prices
 
 
-def wide() -> pd.DataFrame:
-    values = 10 + np.arange(40 * 3).reshape(40, 3) / 7
-    return pd.DataFrame(values, index=DAYS, columns=TICKERS).rename_axis("date")
+def dated(days) -> pd.DataFrame:
+    return CLOSES.set_axis(list(days), axis=0).rename_axis("date")
 
 
-def long() -> pd.DataFrame:
-    table = wide().reset_index().melt("date", var_name="ticker", value_name="close")
-    return table.assign(high=table.close * 1.01, low=table.close * 0.99, volume=7)
-
-
-def save(frame: pd.DataFrame, path, index: bool = False):
+def refusal(frame: pd.DataFrame, path, *, index: bool = False) -> str:
+    """What is said of a CSV with these rows: one sentence that names the file and the way out."""
     frame.to_csv(path, index=index)
-    return path
-
-
-def test_long_and_wide_csv_and_parquet_give_the_same_closes(tmp_path):
-    long().to_parquet(tmp_path / "long.parquet")
-    wide().to_parquet(tmp_path / "wide.parquet")
-    files = [
-        save(long(), tmp_path / "long.csv"),
-        save(wide(), tmp_path / "wide.csv", index=True),
-        tmp_path / "long.parquet",
-        tmp_path / "wide.parquet",
-    ]
-    tables = [load_prices(file) for file in files]
-    for table in tables:
-        assert table.tickers == tuple(TICKERS)
-        np.testing.assert_allclose(table.close, wide().to_numpy(), rtol=1e-12)
-    assert [table.channels for table in tables] == [3, 1, 3, 1]
-    assert tables[2].fingerprint != tables[3].fingerprint
-
-
-def test_columns_are_found_whatever_their_case_and_order(tmp_path):
-    frame = long().rename(columns=str.title)[["Low", "Close", "Ticker", "High", "Date"]]
-    prices = load_prices(save(frame, tmp_path / "p.csv"))
-    assert prices.channels == 3
-    assert prices.close[0, 0] == pytest.approx(10.0)
-
-
-def test_the_fingerprint_sees_every_number_and_name():
-    plain = from_frame(wide())
-    touched = wide()
-    touched.iloc[17, 2] += 1e-9
-    assert plain.fingerprint == from_frame(wide()).fingerprint
-    assert plain.fingerprint != from_frame(touched).fingerprint
-    assert plain.fingerprint != from_frame(wide().rename(columns={"KO": "PEP"})).fingerprint
-
-
-def test_rows_are_found_by_day_and_cut_before_it():
-    prices = from_frame(wide())
-    assert prices.row("2015-01-03") == 2  # a Saturday: the Monday after it
-    assert prices.until("2015-01-05").dates[-1] == np.datetime64("2015-01-02")
-    assert prices.row("2030-01-01") == 40
-    for text in ("soon", "2015", "01/02/2015", "", "today"):
-        with pytest.raises(InputError, match="not a day"):
-            prices.row(text)
-
-
-def test_selecting_tickers_reorders_columns():
-    prices = from_frame(wide()).select(["KO", "AMD"])
-    np.testing.assert_array_equal(prices.close, wide()[["KO", "AMD"]].to_numpy())
-    with pytest.raises(InputError, match="PEP is not among the 3"):
-        from_frame(wide()).select(["PEP"])
-
-
-def spoil(frame: pd.DataFrame, row: int, column: str, value) -> pd.DataFrame:
-    frame = frame.astype({column: object})
-    frame.loc[row, column] = value
-    return frame
-
-
-BAD = {
-    "text": (lambda: spoil(long(), 5, "close", "n/k"), r'"close" has 1 .*"n/k".*AMD \(line 7\)'),
-    "negative": (
-        lambda: spoil(long(), 41, "close", -2.0),
-        r"negative values, first at .* IBM .*> 0",
-    ),
-    "zero": (lambda: spoil(long(), 3, "low", 0.0), r'"low" has 1 zero values.*AMD \(line 5\)'),
-    "missing value": (lambda: spoil(long(), 2, "close", np.nan), r"missing values.*fill them in"),
-    "infinite": (lambda: spoil(long(), 2, "close", np.inf), r"infinite values"),
-    "duplicate day": (
-        lambda: pd.concat([long().iloc[:1], long()]),
-        r"occurs twice for AMD at line 3",
-    ),
-    "high below low": (lambda: spoil(long(), 9, "high", 1.0), r'"high" is below "low" on 1 rows'),
-    "no close": (lambda: long().drop(columns="close"), r'column "close" is missing'),
-    "no date": (lambda: long().drop(columns="date"), r'column "date" is missing'),
-    "no ticker": (lambda: long().drop(columns="ticker"), r'column "ticker" is missing'),
-    "high alone": (lambda: long().drop(columns="low"), r'"low" is missing beside "high"'),
-    "not a day": (lambda: spoil(long(), 4, "date", "yesterday"), r'"yesterday" at line 6'),
-    "a day left out": (
-        lambda: long().drop(index=44),
-        r"IBM has no row on 1 of 40 days, first 2015-01-07",
-    ),
-    "too short": (lambda: long()[long().date < "2015-01-20"], r"13 days found.*at least 33"),
-    "too few tickers": (lambda: long()[long().ticker == "KO"], r"1 ticker found; at least 2"),
-    "unnamed row": (lambda: spoil(long(), 4, "ticker", None), r'"ticker" is empty at line 6'),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_a_bad_file_gets_one_sentence_with_file_place_and_way_out(tmp_path, fault):
-    make, message = BAD[fault]
-    path = save(make(), tmp_path / "prices.csv")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError) as caught:
         load_prices(path)
     text = str(caught.value)
     assert text.startswith(str(path))
     assert "\n" not in text
     assert ";" in text
+    return text
+
+
+def test_long_and_wide_csv_and_parquet_give_the_same_closes_in_any_order(tmp_path):
+    mixed = {"frac": 1, "random_state": 1}
+    LONG.to_csv(tmp_path / "long.csv", index=False)
+    LONG.rename(columns=str.title)[["Low", "Close", "Ticker", "High", "Date"]].to_csv(
+        tmp_path / "title.csv", index=False
+    )
+    LONG.sample(**mixed).to_parquet(tmp_path / "long.parquet")
+    LONG.set_index(["date", "ticker"]).to_parquet(tmp_path / "levels.parquet")
+    CLOSES.to_csv(tmp_path / "wide.csv")
+    CLOSES.sample(**mixed).to_csv(tmp_path / "mixed.csv")
+    CLOSES.sample(**mixed).to_parquet(tmp_path / "wide.parquet")
+    CLOSES.reset_index().sample(**mixed).to_parquet(tmp_path / "column.parquet")
+    for file in tmp_path.iterdir():
+        prices = load_prices(file)
+        assert set(prices.tickers) == set(CLOSES)
+        np.testing.assert_allclose(prices.select(list(CLOSES)).close, CLOSES, rtol=1e-12)
+        np.testing.assert_array_equal(prices.dates, DAYS.to_numpy())
+        assert prices.channels == (3 if file.stem in ("long", "title", "levels") else 1)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("LOW", "OPEN", "Volume"),
+        ("DATE", "NA", "nan"),
+        ("000001", "600000", "1"),
+        ("True", "None", "AAA.1"),
+        ("aaa", "AAA", "Aaa"),
+    ],
+)
+def test_tickers_are_text_and_stay_what_they_are(names, tmp_path):
+    wide = CLOSES.set_axis(list(names), axis=1)
+    wide.to_csv(tmp_path / "wide.csv")
+    wide.to_parquet(tmp_path / "wide.parquet")
+    long = LONG.replace(dict(zip(CLOSES, names, strict=True)))
+    long.to_csv(tmp_path / "long.csv", index=False)
+    for file in tmp_path.iterdir():
+        prices = load_prices(file)
+        assert prices.tickers == names
+        np.testing.assert_allclose(prices.close, CLOSES.to_numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["adj close", "Adj Close", "ADJ_CLOSE", "AdjClose"])
+def test_adjusted_closes_are_the_closes_and_adjust_highs_and_lows(name, tmp_path):
+    LONG.assign(**{name: LONG.close / 4}).to_csv(tmp_path / "p.csv", index=False)
+    prices = load_prices(tmp_path / "p.csv")
+    np.testing.assert_allclose(prices.close, CLOSES / 4)
+    np.testing.assert_allclose(prices.high, CLOSES / 4 * 1.1)
+    np.testing.assert_allclose(prices.low, CLOSES / 4 * 0.9)
+
+
+def yfinance(*, adjusted: bool = False, by_ticker: bool = False) -> pd.DataFrame:
+    """A frame as yfinance returns it: closes are CLOSES, or twice that beside adjusted ones."""
+    factors = {"Close": 2.0, "High": 2.2, "Low": 1.8, "Open": 2.0, "Volume": 1e6}
+    scale = 1.0 if adjusted else 0.5
+    fields = {field: CLOSES * factor * scale for field, factor in factors.items()}
+    frame = pd.concat({"Adj Close": CLOSES} | fields if adjusted else fields, axis=1)
+    frame.columns.names = ["Price", "Ticker"]
+    frame = frame.rename_axis("Date")
+    return frame.swaplevel(axis=1).sort_index(axis=1) if by_ticker else frame
+
+
+@pytest.mark.parametrize("adjusted", [False, True])
+@pytest.mark.parametrize("by_ticker", [False, True])
+def test_frames_of_yfinance_are_read_as_what_they_are(adjusted, by_ticker, tmp_path):
+    frame = yfinance(adjusted=adjusted, by_ticker=by_ticker)
+    frame.to_csv(tmp_path / "three.csv")
+    frame.rename_axis(None).to_csv(tmp_path / "two.csv")
+    frame.to_parquet(tmp_path / "levels.parquet")
+    tables = [load_prices(file) for file in sorted(tmp_path.iterdir())]
+    for prices in [*tables, from_frame(frame)]:
+        assert prices.tickers == tuple(CLOSES)
+        np.testing.assert_allclose(prices.close, CLOSES.to_numpy())
+        np.testing.assert_allclose(prices.high, CLOSES.to_numpy() * 1.1)
+        np.testing.assert_array_equal(prices.dates, DAYS.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (yfinance().drop(columns=("Close", "IBM")), 'IBM has no column "close", which others have'),
+        (yfinance().drop(columns="Low", level=0), '"low" is missing beside "high"'),
+    ],
+)
+def test_frames_of_yfinance_that_are_incomplete_are_refused(frame, words, tmp_path):
+    assert words in refusal(frame, tmp_path / "p.csv", index=True)
+    with pytest.raises(InputError, match=words):
+        from_frame(frame)
+    with pytest.raises(InputError, match=r'several levels.*frame\["Close"\]'):
+        from_frame(frame.drop(columns="Close", level=0))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"close": -2.0}, "1 negative values of close, first at 2019-01-02 IBM (line 43)"),
+        ({"low": 0.0}, "1 zero values of low, first at 2019-01-02 IBM (line 43)"),
+        ({"high": 1.0}, '1 values of "high" below "low"'),
+        ({"close": "1,010.5"}, '"close" has 1 values that are not numbers, first "1,010.5" at line 43'),
+        ({"ticker": None}, '"ticker" is empty at line 43'),
+        ({"ticker": " IBM"}, '"IBM" at line 44 and " IBM" differ by spaces only'),
+        ({"ticker": "AMD"}, "2019-01-02 occurs twice for AMD at line 43"),
+        ({"date": "2018-12-31"}, "AMD has no row on 1 of 41 days, first 2018-12-31"),
+    ],
+)  # fmt: skip
+def test_a_bad_long_file_gets_one_sentence_with_file_place_and_way_out(fault, words, tmp_path):
+    """What else is refused is in tests/bad_inputs/test_bad_prices.py."""
+    frame = LONG.astype(object)
+    for column, value in fault.items():
+        frame.loc[41, column] = value
+    assert words in refusal(frame, tmp_path / "prices.csv")
 
 
 def test_bad_wide_files_name_the_ticker_and_the_line(tmp_path):
-    frame = wide()
-    frame.iloc[6, 1] = -1
-    with pytest.raises(InputError, match=r'"IBM" has 1 negative .* \(line 8\)'):
-        load_prices(save(frame, tmp_path / "w.csv", index=True))
-    with pytest.raises(InputError, match="occurs twice at line 42"):
-        load_prices(save(pd.concat([wide(), wide().iloc[-1:]]), tmp_path / "w.csv", index=True))
-    with pytest.raises(InputError, match='"date" is missing'):
-        load_prices(save(wide(), tmp_path / "w.csv"))
+    path = tmp_path / "w.csv"
+    again = pd.concat([CLOSES, CLOSES.iloc[-1:]])
+    assert "occurs twice at line 42" in refusal(again, path, index=True)
+    assert '"date" is missing' in refusal(CLOSES, path)
+    # A written index, or days that are not first.
+    counted = refusal(CLOSES.reset_index(), path, index=True)
+    assert 'column 2 is called "date" and not the first' in counted
+    assert 'frame.set_index("date").to_csv' in counted
+    # The line is that of the file whatever the order and blank lines.
+    header, *lines = CLOSES.iloc[::-1].to_csv().splitlines()
+    lines[4] = lines[4].rpartition(",")[0] + ",-1"
+    path.write_text("\n".join([header, *lines[:2], "", "", *lines[2:], ""]))
+    with pytest.raises(InputError, match=r"1 negative values of close, .* KO \(line 8\)"):
+        load_prices(path)
+    path.write_text(CLOSES.to_csv(decimal=",", float_format="%.2f").replace('"', ""))
+    with pytest.raises(InputError, match="Expected 4 fields in line 2, saw 7"):
+        load_prices(path)
 
 
-def test_what_is_no_table_at_all_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
-        load_prices(tmp_path / "absent.csv")
-    (tmp_path / "p.parquet").write_text("date,ticker")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_prices(tmp_path / "p.parquet")
-    (tmp_path / "p.csv").write_text("")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_prices(tmp_path / "p.csv")
+ISO = DAYS.strftime("%Y-%m-%d")
+OFFSETS = [f"{day} 00:00:00-0{5 - (n > 20)}:00" for n, day in enumerate(ISO)]
 
 
-def test_embedded_prices_are_twenty_stocks():
-    prices = embedded_prices()
+def test_iso_days_are_read_with_times_and_offsets_and_by_their_type(tmp_path):
+    dated(OFFSETS).to_csv(tmp_path / "p.csv")
+    np.testing.assert_array_equal(load_prices(tmp_path / "p.csv").dates, DAYS.to_numpy())
+    for days in (DAYS.date, ISO, DAYS.tz_localize("US/Eastern")):
+        dated(days).to_parquet(tmp_path / "p.parquet")
+        np.testing.assert_array_equal(load_prices(tmp_path / "p.parquet").dates, DAYS.to_numpy())
+
+
+@pytest.mark.parametrize(
+    "days",
+    [
+        *(DAYS.strftime(form) for form in ("%d/%m/%Y", "%m/%d/%Y", "%Y%m%d", "%d-%b-%Y", "%y-%m-%d")),
+        range(43_000, 43_040),
+        ["2019-02-30", *ISO[1:]],
+        ["", *ISO[1:]],
+    ],
+    ids=lambda days: str(days[0]),
+)  # fmt: skip
+def test_days_that_are_not_iso_are_refused_with_the_line_that_converts_them(days, tmp_path):
+    text = refusal(dated(days), tmp_path / "p.csv", index=True)
+    assert f'values that are not dates, first "{days[0]}" at line 2' in text
+    assert 'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)' in text
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_other_separators_are_refused_with_the_line_that_converts_them(mark, tmp_path):
+    path = tmp_path / "p.csv"
+    CLOSES.to_csv(path, sep=mark, decimal=",")
+    with pytest.raises(InputError, match=r"pd\.read_csv\('p\.csv', sep=") as caught:
+        load_prices(path)
+    line = str(caught.value).partition("convert it by ")[2].replace("'p.csv'", "path")
+    eval(line.replace("'prices.csv'", "path"), {"pd": pd, "path": path})
+    np.testing.assert_allclose(load_prices(path).close, CLOSES)
+
+
+LISTED = STEADY.to_frame()
+LISTED.iloc[:30, 1] = LISTED.iloc[50:, 2] = np.nan
+
+
+def test_files_may_begin_late_and_end_early_but_have_no_gaps(tmp_path):
+    path = tmp_path / "prices.csv"
+    LISTED.to_csv(path)
+    np.testing.assert_allclose(load_prices(path).close, LISTED)
+    long = LISTED.reset_index().melt("date", var_name="ticker", value_name="close")
+    for rows in (long.dropna(), long):
+        rows.to_csv(path, index=False)
+        np.testing.assert_allclose(load_prices(path).select(STEADY.tickers).close, LISTED)
+    gap = LISTED.copy()
+    gap.iloc[40, 1] = np.nan
+    assert "1 missing values of close, first at" in (text := refusal(gap, path, index=True))
+    assert "(line 42)" in text
+    rows = long.dropna().drop(index=60 + 40)
+    assert "has no row on 1 of 60 days" in refusal(rows, path)
+    never = refusal(LISTED.assign(NEVER=np.nan), path, index=True)
+    assert 'ticker "NEVER" has no price at all; drop it' in never
+    alone = refusal(LISTED.iloc[:, [0, 1]], path, index=True)
+    assert "1 tickers have a price on 2000-01-03; at least 2" in alone
+
+
+def test_prices_stand_still_where_there_are_none():
+    closes = np.array([[np.nan, 1.0, np.nan], [2.0, 3.0, np.nan], [4.0, np.nan, np.nan]])
+    prices = Prices(STEADY.dates[:3], ("A", "B", "C"), closes)
+    np.testing.assert_array_equal(prices.filled()[..., 0], [[2, 1, 1], [2, 3, 1], [4, 3, 1]])
+    np.testing.assert_array_equal(prices.relatives(), [[1, 1, 1], [1, 3, 1], [2, 1, 1]])
+    tradable = prices.select("AB").tradable()
+    assert tradable.tolist() == [[False, True], [False, True], [True, False], [True, False]]  # pyright: ignore[reportOptionalMemberAccess]
+    assert STEADY.tradable() is None
+
+
+def test_the_fingerprint_sees_every_number_and_name():
+    plain, touched = from_frame(CLOSES), CLOSES.copy()
+    touched.iloc[17, 2] += 1e-9
+    assert plain.fingerprint == from_frame(CLOSES).fingerprint
+    assert plain.fingerprint != from_frame(touched).fingerprint
+    assert plain.fingerprint != from_frame(CLOSES.rename(columns={"KO": "PEP"})).fingerprint
+
+
+def test_rows_are_found_by_day_and_columns_by_name():
+    prices = from_frame(CLOSES)
+    assert prices.row("2019-01-05") == 4  # a Saturday: the Monday after it
+    assert prices.until("2019-01-07").dates[-1] == np.datetime64("2019-01-04")
+    assert prices.row("2030-01-01") == 40
+    for text in ("soon", "2015", "01/02/2015", "", "today"):
+        with pytest.raises(InputError, match="not a day"):
+            prices.row(text)
+    np.testing.assert_array_equal(prices.select(["KO", "AMD"]).close, CLOSES[["KO", "AMD"]])
+    with pytest.raises(InputError, match="PEP is not among the 3"):
+        prices.select(["PEP"])
+
+
+def test_the_embedded_prices_are_twenty_stocks():
+    prices = read_prices(None)
     assert prices.close.shape == (8313, 20)
+    assert prices.fingerprint == "32b9fe68a94d8e28" == embedded_prices().fingerprint
     assert "20 tickers x 8313 days" in prices.summary()
 
 
 def test_checking_a_file_starts_no_compiler():
     code = (
         "import sys; from apportion.domains.portfolio import load_prices; "
+        "from apportion.domains.portfolio.domain import DOMAIN; "
         "assert 'jax' not in sys.modules and 'skfolio' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_relatives_start_at_one():
-    days = np.array(["2024-01-02", "2024-01-03"], "datetime64[D]")
-    prices = Prices(days, ("A", "B"), np.array([[1.0, 2.0], [1.1, 2.0]]))
-    np.testing.assert_allclose(prices.relatives(), [[1, 1], [1.1, 1]])
+def moved(relative: float, row: int = 30, column: int = 1) -> Prices:
+    """Steady prices, one of which is multiplied by `relative` from one day on."""
+    close = STEADY.close.copy()
+    close[row:, column] *= relative * close[row - 1, column] / close[row, column]
+    return Prices(STEADY.dates, STEADY.tickers, close)
+
+
+@pytest.mark.parametrize("split", [(2, 1), (3, 1), (3, 2), (4, 1), (5, 1), (10, 1), (20, 1)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_split_is_named_with_the_market_moving_beside_it(split, reverse):
+    one, other = split[::-1] if reverse else split
+    for beside in (0.992, 1.0, 1.008):
+        (jump,) = find_jumps(moved(other / one * beside))
+        assert jump.startswith(f"{STEADY.tickers[1]} ")
+        assert jump.endswith(f" on {STEADY.dates[30]} (looks like a split of {one}:{other})")
+
+
+def test_a_crash_or_a_leap_of_a_real_stock_passes():
+    for crash in (0.8, 0.75, 0.7, 0.68, 0.65, 0.62, 0.6, 0.52, 1.25, 1.4, 1.45):
+        assert find_jumps(moved(crash)) == []
+    assert find_jumps(from_frame(LISTED)) == []
+    assert find_jumps(SimulatedMarket.draw(universe=20, days=2000).prices) == []
+
+
+def test_a_spike_is_refused_both_ways_and_many_days_are_counted(tmp_path):
+    file, spikes = tmp_path / "prices.csv", STEADY.to_frame()
+    spikes.iloc[10, 0] *= 100
+    spikes.to_csv(file)
+    with pytest.raises(InputError, match=r"prices.csv: .* on 2\d.*, .* -99.*--allow-jumps") as one:
+        read_prices(file)
+    assert "\n" not in str(one.value)
+    assert len(read_prices(file, allow_jumps=True).dates) == 60
+    spikes.iloc[::2] *= 3
+    spikes.to_csv(file)
+    with pytest.raises(InputError, match=r"and \d+ more;"):
+        read_prices(file)
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path):
+    file = tmp_path / "prices.csv"
+    moved(1.0).to_frame().to_csv(file)
+    before = read_prices(file)
+    assert read_prices(file) is before
+    moved(1.01).to_frame().to_csv(file)
+    assert read_prices(file).fingerprint != before.fingerprint

@@ -32,28 +32,6 @@ def test_a_group_file_gives_each_ticker_a_number_and_each_group_a_limit(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ticker,limit\nA,0.3\n", 'column "group" is missing'),
-        ("ticker,group,limit\nA,tech,0.3\nB,tech,0.4\n", "line 3: group tech has the limit 0.4"),
-        ("ticker,group,limit\nA,tech,0.3\nA,oil,0.4\n", "ticker A occurs twice"),
-        ("ticker,group,limit\nA,tech,30%\n", 'line 2: limit "30%" is not a share'),
-        ("ticker,group,limit\nA,tech,1.3\n", 'line 2: limit "1.3" is not a share'),
-        ("ticker,group,limit\nA,,0.3\n", 'column "group" is empty at line 2'),
-        ("ticker,group,limit\n", "names no ticker"),
-        ("", "cannot be read"),
-    ],
-)
-def test_a_bad_group_file_gets_one_sentence(tmp_path, text, message):
-    with pytest.raises(InputError, match=message) as caught:
-        read_groups(written(tmp_path, text))
-    assert ";" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="no such file"):
-        read_groups(tmp_path / "absent.csv")
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"max_weight": 0.05}, "max_weight 0.05: the 10 instruments .* at least 0.1"),
@@ -88,6 +66,8 @@ def test_rules_that_the_instruments_cannot_meet_are_refused():
         Rules(max_weight=0.15).check(TICKERS)
     with pytest.raises(InputError, match="min_weight 0.3: 5 instruments .* at most 0.2"):
         Rules(min_weight=0.3).check(TICKERS)
+    with pytest.raises(InputError, match='"cash" is among the prices'):
+        Rules(cash=True).check(("cash", "A"))
     with pytest.raises(InputError, match="g.csv: ticker A is not among the prices"):
         GROUPED.check_tickers(TICKERS[1:], "g.csv")
 

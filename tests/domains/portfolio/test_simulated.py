@@ -10,10 +10,10 @@ import pytest
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.market import walk_policy
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies, untrained_policies
-from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.portfolio.training import train_portfolio_runs, untrained_policies
 from apportion.policy import Policy
 from apportion.tasks import Task, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunks
@@ -99,7 +99,7 @@ def fit(market: Market, tasks: Task, methods: list[str], per_seed: int) -> Polic
         jnp.repeat(jax.random.split(jax.random.key(i), len(tasks) // per_seed), per_seed, 0)
         for i in range(2)
     )
-    return train_policies(
+    return train_portfolio_runs(
         eqx.tree_at(lambda m: m.prices, market, jnp.repeat(market.prices, per_seed, 0)),
         tasks,
         SETTINGS,
@@ -159,10 +159,6 @@ def test_multi_task_learning_reaches_most_of_the_oracle(gains, kind):
 def test_multi_task_beats_single_task_learning_at_equal_updates(gains):
     assert gains["mtl own"] - gains["stl own"] >= 0.10, gains
     assert gains["mtl held-out"] - gains["stl held-out"] >= 0.08, gains
-
-
-def test_eight_tasks_transfer_better_than_one(gains):
-    assert gains["mtl held-out"] - gains["stl held-out"] >= 0.05, gains
 
 
 def test_prioritisation_does_not_hurt(gains):

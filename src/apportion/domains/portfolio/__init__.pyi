@@ -1,4 +1,4 @@
-from .costs import Costs as Costs
+from .market import Costs as Costs
 from .market import Market as Market
 from .prices import Prices as Prices
 from .prices import embedded_prices as embedded_prices

@@ -1,9 +1,15 @@
 """What strategies would have earned on a set of instruments over a period, net and gross.
 
-Wealth is 1 and shares are equal at the close before the first period; costs are exact.
+Wealth is 1 and shares are equal at the close before the first period; costs are exact. A trained policy is
+tested beside baselines on days after its training, and its gains over one of them, week by week, are what
+a certificate bets on.
 """
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,23 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from apportion.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.cash import WithoutCash, everyone
-from apportion.domains.portfolio.commissions import Commissions, rates_of, settled
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.listings import tradable
-from apportion.domains.portfolio.market import Market
+from apportion.domains.calendar import as_day
+from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.constrained import WithoutCash, everyone
+from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
 from apportion.domains.portfolio.prices import Day, Prices
-from apportion.domains.portfolio.record import EQUAL, Backtest
+from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
-from apportion.domains.portfolio.walk import Walk, walk_policy, walk_targets
 from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.settings_file import suggest
 from apportion.simplex import on_simplex
-from apportion.tasks import Task
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
 """Relatives to target allocations; row n may use relatives of rows before n only."""
+MOST_FOR_NEWTON = 100
+"""Instruments above which the online Newton step, a programme a day, is left out unless asked for."""
+BOUND = 0.01
+"""A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy
+that now and then loses far more in a week needs a larger bound."""
 
 
 def lazy_rebalancing(eta: float = 0.1) -> Policy:
@@ -35,16 +46,15 @@ def lazy_rebalancing(eta: float = 0.1) -> Policy:
     return PartialTrading(EqualShares(), eta)
 
 
-def backtest(
+def backtest_strategies(
     prices: Prices,
     policies: Mapping[str, Policy],
     *,
     baselines: Mapping[str, Baseline] | None = None,
-    hindsight: Mapping[str, Baseline] | None = None,
     start: Day = None,
     end: Day = None,
     window: int = 31,
-    cost: Commissions = 0.0025,
+    cost: float = 0.0025,
     rules: Mapping[str, Rules] | None = None,
     on_strategy: Callable[[str, float], None] = lambda name, done: None,
 ) -> Backtest:
@@ -57,13 +67,12 @@ def backtest(
     policies
         Strategies that see windows of prices and what is held.
     baselines
-        Strategies as functions of all price relatives up to `end`; row n sees rows before n only.
-    hindsight
-        Strategies that are shown the tested periods' relatives, all of them, such as best CRP.
+        Strategies as functions of all price relatives up to `end`; row n sees rows before n only. Those
+        of `WITHOUT_HISTORY`, such as best CRP, are shown the tested periods' relatives alone.
     start, end
         First and last day; the first period ends on the first trading day on or after `start`.
     cost
-        Commission on what is bought and sold: one fraction, or each ticker's two.
+        Commission on what is bought and sold, a fraction of its value.
     rules
         What the policies of these names were trained to keep to; every other strategy is free, and
         holds no cash where one of these may.
@@ -73,99 +82,64 @@ def backtest(
     Examples
     --------
     >>> from apportion.domains.portfolio import SimulatedMarket
-    >>> result = backtest(SimulatedMarket.draw(universe=4, days=80).prices, {}, window=8)
+    >>> result = backtest_strategies(SimulatedMarket.draw(universe=4, days=80).prices, {}, window=8)
     >>> list(result.net)
     ['equal-crp']
     """
-    rules, cost = rules or {}, settled(cost)
-    costs = Costs.of(cost, prices.tickers, exact=True, cash=_any_cash(rules))
+    rules, baselines = rules or {}, baselines or {}
+    cash = any(kept.cash for kept in rules.values())
+    costs = Costs(cost, exact=True, cash=cash)
     market = Market.of(prices, start=start, end=end, window=window, costs=costs)
-    first, task = int(market.first), everyone(len(prices.tickers), cash=costs.cash)
-    baselines, hindsight = baselines or {}, hindsight or {}
+    first, task = int(market.first), everyone(len(prices.tickers), cash=cash)
     policies = {**policies, EQUAL: EqualShares()}
-    count = len(policies) + len(baselines) + len(hindsight)
-    walks = {}
+    count = len(policies) + len(baselines)
+    allocations: dict[str, np.ndarray] = {}
     for name, policy in policies.items():
-        on_strategy(name, len(walks) / count)
-        walks[name] = _walk_within(policy, rules.get(name, Rules()), market, prices, task)
-    y = jnp.asarray(prices.relatives()[: first + market.horizon], jnp.float32)
-    for shown, strategies in ((y, baselines), (y[first:], hindsight)):
-        for name, strategy in strategies.items():
-            on_strategy(name, len(walks) / count)
-            walks[name] = _walk_baseline(name, strategy(shown), market, task)
-    allocations = {name: np.asarray(walk.allocations) for name, walk in walks.items()}
-    return accounted(prices, first, allocations, cost, rules)
-
-
-def _any_cash(rules: Mapping[str, Rules]) -> bool:
-    return any(kept.cash for kept in rules.values())
-
-
-def _walk_within(policy: Policy, rules: Rules, market: Market, prices: Prices, task: Task) -> Walk:
-    """A policy's way within its rules; it holds no cash where they do not say it may."""
-    rules.check(prices.tickers)
-    invested = market.costs.cash and not rules.cash
-    strategy = WithoutCash(policy) if invested else policy
-    return _walk_one(strategy, market.ruled(prices, rules), task)
-
-
-def _walk_baseline(
-    name: str, targets: Float[Array, "time entities"], market: Market, task: Task
-) -> Walk:
-    targets = targets[-market.horizon :]
-    _check_targets(name, np.asarray(targets))
-    if market.costs.cash:
-        targets = jnp.pad(targets, ((0, 0), (1, 0)))
-    return _walk_targets(targets, market, task)
-
-
-def accounted(
-    prices: Prices,
-    first: int,
-    allocations: Mapping[str, np.ndarray],
-    cost: Commissions,
-    rules: Mapping[str, Rules],
-) -> Backtest:
-    """The records of strategies that held these allocations from row `first` on."""
-    (days,) = {len(shares) for shares in allocations.values()}
-    cash = _any_cash(rules)
-    relatives, held = prices.relatives()[first:], opening_shares(prices, first, cash)
-    rates = rates_of(cost, prices.tickers)
+        on_strategy(name, len(allocations) / count)
+        kept = rules.get(name, Rules())
+        kept.check(prices.tickers)
+        strategy = WithoutCash(policy) if cash and not kept.cash else policy
+        walk = _walk_one(strategy, market.ruled(prices, kept), task)
+        allocations[name] = np.asarray(walk.allocations)
+    relatives = prices.relatives()[: first + market.horizon]
+    y = jnp.asarray(relatives, jnp.float32)
+    for name, baseline in baselines.items():
+        on_strategy(name, len(allocations) / count)
+        targets = baseline(y[first:] if name in WITHOUT_HISTORY else y)[-market.horizon :]
+        _check_targets(name, np.asarray(targets))
+        walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
+        allocations[name] = np.asarray(walk.allocations)
+    relatives, listed, held = relatives[first:], prices.tradable(), None
     if cash:
         # It stands in front, still, and is free of commission.
         relatives = np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0)
-        each = np.broadcast_to(np.asarray(rates), (len(prices.tickers), 2))
-        rates = np.pad(each, ((1, 0), (0, 0)))
+    if listed is not None:
+        there = np.append(True, listed[first]) if cash else listed[first]
+        held = there / there.sum()
     accounts = {
-        name: account(shares, relatives, rates, held) for name, shares in allocations.items()
+        name: account(shares, relatives, cost, held, cash=cash)
+        for name, shares in allocations.items()
     }
-    kept = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
+    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
     return Backtest(
-        prices.dates[first : first + days],
+        prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
         cost,
         {name: growth - 1 for name, (growth, _, _) in accounts.items()},
         {name: growth * factor - 1 for name, (growth, factor, _) in accounts.items()},
         {name: turnover for name, (_, _, turnover) in accounts.items()},
         allocations,
-        f"{'; '.join(kept)}; all other strategies are unconstrained" if kept else "",
+        f"{'; '.join(notes)}; all other strategies are unconstrained" if notes else "",
     )
-
-
-def opening_shares(prices: Prices, row: int, cash: bool = False) -> np.ndarray | None:
-    """Equal shares of those listed as the period that ends on `row` begins; None where all are."""
-    listed = tradable(prices.close)
-    if listed is None:
-        return None
-    there = np.append(True, listed[row]) if cash else listed[row]
-    return there / there.sum()
 
 
 def account(
     allocations: np.ndarray,
     relatives: np.ndarray,
-    cost: float | np.ndarray,
+    cost: float,
     held: np.ndarray | None = None,
+    *,
+    cash: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Growth, cost factor and turnover of each period, in double precision with exact costs.
 
@@ -173,10 +147,10 @@ def account(
     ----------
     allocations, relatives
         a_n and y_n, (time, entities).
-    cost
-        One commission, or for each entity one on what is bought and one on what is sold.
     held
         Shares held before the first period; equal ones by default.
+    cash
+        The first entity is cash, free of commission.
     """
     a = np.asarray(allocations, float)
     a = a / a.sum(-1, keepdims=True)
@@ -185,7 +159,8 @@ def account(
     before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
     w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
     with jax.enable_x64(True):
-        factor = np.asarray(_cost_factor(Costs(cost, exact=True), jnp.asarray(w), jnp.asarray(a)))
+        costs = Costs(cost, exact=True, cash=cash)
+        factor = np.asarray(_cost_factor(costs, jnp.asarray(w), jnp.asarray(a)))
     return growth, factor, np.abs(a - w).sum(-1)
 
 
@@ -202,3 +177,182 @@ def _check_targets(name: str, targets: np.ndarray) -> None:
             f"baseline {name}: its allocation in period {row} is {targets[row].round(4).tolist()}; "
             "shares must be >= 0 and sum to 1"
         )
+
+
+def backtest_with_baselines(
+    policy: Policy,
+    about: dict[str, Any],
+    prices: Prices,
+    *,
+    start: str | None = None,
+    end: str | None = None,
+    cost: float | None = None,
+    baselines: Sequence[str] | None = None,
+    on_strategy: Callable[[str, float], None] = lambda name, done: None,
+) -> Backtest:
+    """Backtest a trained policy beside baselines.
+
+    Parameters
+    ----------
+    about
+        What was saved with the policy.
+    start, end
+        First and last day; by default all days after those it was trained on.
+    cost
+        Commissions; by default those it was trained under.
+    baselines
+        Their names; by default all that suit the prices.
+    on_strategy
+        Told the name of each strategy as its turn comes, and what part is done.
+    """
+    prices = with_trained_series(prices, about)
+    chosen, note = _chosen_baselines(baselines, prices)
+    after = str(np.datetime64(about["last"]) + 1)
+    if start is None and prices.row(after) < len(prices.dates):
+        start = after
+    if start is None or as_day(start) < as_day(after):
+        warnings.warn(
+            f"the policy was trained on days up to {about['last']}; what it earns on them says "
+            "nothing about days to come",
+            stacklevel=2,
+        )
+    result = backtest_strategies(
+        prices,
+        {"policy": policy, LAZY: lazy_rebalancing()},
+        baselines={name: BASELINES[name] for name in chosen},
+        start=start,
+        end=end,
+        window=about["window"],
+        cost=about["cost"] if cost is None else cost,
+        rules={"policy": Rules.from_dict(about.get("rules"))},
+        on_strategy=on_strategy,
+    )
+    notes = "; ".join(each for each in (result.note, note) if each)
+    return replace(result, note=notes, trained_until=about["last"])
+
+
+def _chosen_baselines(names: Sequence[str] | None, prices: Prices) -> tuple[list[str], str]:
+    """The baselines to run, and a sentence on those that were left out."""
+    if names is not None:
+        unknown = [name for name in names if name not in (*BASELINES, LAZY)]
+        if unknown:
+            known = (*BASELINES, LAZY)
+            raise InputError(
+                f"baselines: {unknown[0]!r} is none of {', '.join(known)}{suggest(unknown[0], known)}"
+            )
+        # These two stand beside every policy.
+        return [name for name in dict.fromkeys(names) if name not in (EQUAL, LAZY)], ""
+    known = [name for name in BASELINES if name != EQUAL]
+    if len(prices.tickers) <= MOST_FOR_NEWTON:
+        return known, ""
+    known.remove("ons")
+    return known, f"ons was left out: it is slow above {MOST_FOR_NEWTON} instruments"
+
+
+def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
+    """The prices with the series the policy was trained to read; facts that no settings could have had are
+    refused.
+    """
+    if about.get("job") != "portfolio":
+        raise InputError(
+            f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
+            "give the folder of a portfolio run"
+        )
+    window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
+    try:
+        as_day(str(about.get("last")))
+        sound = isinstance(cost, int | float) and 0 <= cost < 0.5
+        sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
+        Rules.from_dict(about.get("rules")).check_ranges()
+    except (InputError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
+    if not sound:
+        raise InputError(
+            f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
+            f"{cost!r}); train it again"
+        )
+    if prices.channels < about["channels"]:
+        raise InputError(
+            "the policy reads close, high and low, but the prices have closes only; "
+            "give a long file with columns high and low"
+        )
+    return replace(prices, high=None, low=None) if channels == 1 else prices
+
+
+def weekly_gains(
+    policy: Policy,
+    about: Mapping[str, Any],
+    prices: Prices,
+    against: str,
+    *,
+    bound: float = BOUND,
+) -> Gains:
+    """A policy's gains over a strategy in the weeks after training.
+
+    Parameters
+    ----------
+    about
+        What was saved with the policy.
+    against
+        The name of a baseline, or the folder of another portfolio run.
+    bound
+        What a week's gain counts at most; decide on it before you look.
+    """
+    about = dict(about)
+    prices = with_trained_series(prices, about)
+    policies: dict[str, Policy] = {"policy": policy}
+    rules = {"policy": Rules.from_dict(about.get("rules"))}
+    known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
+    last = about["last"]
+    if against == LAZY:
+        policies[LAZY] = lazy_rebalancing()
+    elif against not in known:
+        if not Path(against).is_dir():
+            raise InputError(
+                f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or "
+                f"the folder of another portfolio run{suggest(against, known)}"
+            )
+        other = load_about(against)
+        if not all(other.get(key) == about[key] for key in ("job", "window", "channels")):
+            raise InputError(
+                f"{against}: its policy reads other things than this one (window and series of a "
+                "portfolio run); give another baseline"
+            )
+        policies[against] = load_policy(against)
+        rules[against] = Rules.from_dict(other.get("rules"))
+        last = max(last, other["last"])
+    start = str(np.datetime64(last) + 1)
+    if prices.row(start) >= len(prices.dates):
+        raise InputError(
+            f"the prices end on {prices.dates[-1]} and the policy was trained on days up to {last}; "
+            "a certificate needs later days"
+        )
+    found = backtest_strategies(
+        prices,
+        policies,
+        baselines={} if against in (EQUAL, *policies) else {against: BASELINES[against]},
+        start=start,
+        window=about["window"],
+        cost=about["cost"],
+        rules=rules,
+    )
+    weeks, gains = _by_week(found, against)
+    return Gains.within(
+        gains, bound, periods=weeks, baseline=against, period="week", unit="log growth a week"
+    )
+
+
+def _by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
+    """The last day of each complete week, and the difference of both strategies' log growth in it."""
+    gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
+    days = found.dates.astype("datetime64[D]")
+    # 1970-01-01 was a Thursday, and weeks begin on Mondays.
+    number = (days.astype(int) + 3) // 7
+    over = number < number[-1]
+    if (days[-1].astype(int) + 3) % 7 >= 4:
+        over[:] = True
+    weeks, first = np.unique(number[over], return_index=True)
+    if not len(weeks):
+        return days[:0], gap[:0]
+    ends = np.append(first[1:], over.sum()) - 1
+    return days[ends], np.add.reduceat(gap[over], first)

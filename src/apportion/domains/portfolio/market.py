@@ -3,29 +3,105 @@
 State of a task: the period n and the drifted allocation w_{n-1}; windows of prices are gathered
 when asked for. R(x_n, a_n) = ln[cost_factor(w_{n-1}, a_n) a_n . y_n], w_n = a_n y_n / (a_n . y_n).
 Between rebalancing days a_n = w_{n-1}; who is not listed has the limit 0.
+
+A rebalance keeps the fraction `cost_factor` of wealth. The approximation is 1 - c sum|w - a|. The exact
+factor mu (Jiang et al. 2017) solves
+mu (1 - c a_0) = 1 - c w_0 - (2c - c^2) sum_{i>=1} (w_i - mu a_i)^+, where entity 0 is cash and pays
+no commission; without cash both its shares are 0. The two differ by less than 2c^2.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.calendar import as_day
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.listings import fill, tradable
 from apportion.domains.portfolio.prices import Day, Prices
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.errors import InputError
+from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within
-from apportion.tasks import Task
+from apportion.tasks import Task, Tasks
 
 WINDOW = 31
 SCALE = 10.0
 """Windows enter the network as 10 (v / v_last_close - 1): centred, and of order 1."""
+# Newton's method on a concave piecewise-linear equation ends after finitely many pieces; at real
+# commissions the first guess already lies on the last piece or the one beside it.
+_NEWTON_STEPS = 6
+_CHUNK = 64
+"""Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
+
+
+def _fraction(rate: float | Array) -> Array:
+    if not isinstance(rate, Tracer) and not 0 <= float(rate) < 0.5:
+        raise InputError(f"commission {rate}: it must be a fraction of at least 0 and below 0.5")
+    return jnp.asarray(rate, float)
+
+
+class Costs(eqx.Module):
+    """Proportional commission on everything bought and sold.
+
+    Examples
+    --------
+    >>> both = Costs(0.0025), Costs(0.0025, exact=True)
+    >>> held, wanted = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    >>> [round(float(costs.cost_factor(held, wanted)), 6) for costs in both]
+    [0.995, 0.995006]
+    """
+
+    rate: Scalar = eqx.field(converter=_fraction, default=0.0025)
+    """Commission c, a fraction of the value traded."""
+    exact: bool = eqx.field(static=True, default=False, kw_only=True)
+    """Solve the fixed point instead of the first-order approximation."""
+    cash: bool = eqx.field(static=True, default=False, kw_only=True)
+    """The first entity of every task is cash, free of commission."""
+
+    def cost_factor(self, held: Allocation, allocation: Allocation) -> Scalar:
+        """The fraction of wealth left after trading from `held` to `allocation`."""
+        cash = 1 if self.cash else 0
+        rate = self.rate.astype(held.dtype)
+        first = 1 - rate * jnp.abs(held - allocation)[cash:].sum()
+        if not self.exact:
+            return first
+        none = jnp.zeros_like(first)
+        w0, a0 = (held[0], allocation[0]) if self.cash else (none, none)
+        return _fixed_point(held[cash:], allocation[cash:], w0, a0, rate, first)
+
+
+def _fixed_point(
+    held: Allocation,
+    allocation: Allocation,
+    held_cash: Scalar,
+    cash: Scalar,
+    c: Scalar,
+    guess: Scalar,
+) -> Scalar:
+    """The root of a concave, decreasing, piecewise-linear function of mu, by Newton's method.
+
+    The last step alone carries the gradient: at the root it is the implicit function's.
+    """
+    both = 2 * c - c**2
+
+    def newton(mu: Scalar) -> Scalar:
+        mu = jax.lax.stop_gradient(mu)
+        sold = jnp.maximum(held - mu * allocation, 0.0).sum()
+        excess = 1 - c * held_cash - both * sold - mu * (1 - c * cash)
+        selling = jnp.where(held > mu * allocation, allocation, 0.0).sum()
+        slope = jax.lax.stop_gradient(both * selling - (1 - c * cash))
+        return mu - excess / slope
+
+    for _ in range(_NEWTON_STEPS):
+        guess = newton(guess)
+    return guess
 
 
 class Holding(eqx.Module):
@@ -86,9 +162,7 @@ class Market(Problem):
         """
         costs = Costs() if costs is None else costs
         first, last = rows_between(prices, start, end, window=window)
-        values = fill(prices.values())[: last + 1]
-        if costs.cash:
-            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
+        values = _with_cash(prices.filled()[: last + 1], costs)
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
@@ -115,9 +189,7 @@ class Market(Problem):
         Its one period has no prices yet, so only what is decided in period 0 means anything.
         """
         costs = Costs() if costs is None else costs
-        values = fill(prices.values())[-window:]
-        if costs.cash:
-            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
+        values = _with_cash(prices.filled()[-window:], costs)
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(window, jnp.int32),
@@ -209,7 +281,7 @@ class Market(Problem):
 
     def cost_factor(self, task: Task, held: Allocation, allocation: Allocation) -> Scalar:
         """The fraction of wealth left after trading; nobody trades where nobody is listed."""
-        factor = self.costs.among(task.members).cost_factor(held, allocation)
+        factor = self.costs.cost_factor(held, allocation)
         return factor if self.listed is None else jnp.where(allocation.sum() > 0, factor, 1.0)
 
     def step(
@@ -225,10 +297,15 @@ class Market(Problem):
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
 
 
+def _with_cash(values: np.ndarray, costs: Costs) -> np.ndarray:
+    """The prices, and behind them a constant one where there is cash."""
+    return np.concatenate([values, np.ones_like(values[:, :1])], 1) if costs.cash else values
+
+
 def _ruled(prices: Prices, rules: Rules | None, rows: slice, *, cash: bool) -> dict[str, Any]:
     """Groups, listings and rebalancing days of these rows; nothing where there is nothing to keep to."""
     rules = Rules() if rules is None else rules
-    groups, listed, rebalanced = rules.numbers(prices.tickers), tradable(prices.close), None
+    groups, listed, rebalanced = rules.numbers(prices.tickers), prices.tradable(), None
     if rules.rebalance != "daily":
         # A period is decided at the close before the row on which it ends.
         rebalanced = np.append(True, rebalancing_days(prices.dates, rules.rebalance))
@@ -273,3 +350,77 @@ def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[
             f"from {prices.dates[0]} to {prices.dates[-1]}"
         )
     return first, last
+
+
+class Walk(eqx.Module):
+    """A strategy's way through the periods of one task, or of a stack of them."""
+
+    allocations: Float[Array, "*batch time entities"]
+    growth: Float[Array, "*batch time"]
+    """a_n . y_n, before costs."""
+    cost_factor: Float[Array, "*batch time"]
+    turnover: Float[Array, "*batch time"]
+    """sum |a_n - w_{n-1}|."""
+
+    @property
+    def log_return(self) -> Float[Array, "*batch time"]:
+        """Net log return of each period."""
+        return jnp.log(self.growth * self.cost_factor)
+
+
+def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = _CHUNK) -> Walk:
+    """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets.
+
+    All features are computed in parallel, then a_n and w_n are scanned. Decisions of period n use closes
+    up to n - 1. Shares start equal at the close before the first period; drift does not depend on costs,
+    so net and gross share one walk.
+    """
+    days = jnp.arange(market.horizon)
+
+    def encode(n):
+        seen = market.observe(task, Holding(n, market.start(task)))
+        return policy.encode(seen.history, seen.scored(task.mask))
+
+    features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
+    return _walk(policy.allocate, features, market, task)
+
+
+def growth_and_sharpe(
+    log_return: Float[Array, "*batch time"], days: Int[Array, ""]
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Log growth a year and Sharpe ratio of the first `days` periods; what follows is padding."""
+    real = jnp.arange(log_return.shape[-1]) < days
+    growth = jnp.where(real, log_return, 0.0).sum(-1) / days
+    simple = jnp.where(real, jnp.expm1(log_return), 0.0)
+    mean = simple.sum(-1) / days
+    variance = jnp.where(real, (simple - mean[..., None]) ** 2, 0.0).sum(-1) / (days - 1)
+    return growth * TRADING_DAYS, mean / jnp.sqrt(variance) * TRADING_DAYS**0.5
+
+
+def walk_targets(targets: Float[Array, "time entities"], market: Market, task: Task) -> Walk:
+    """Follow given target allocations, a row for each period of the market's horizon.
+
+    What a target gives to instruments that are not listed goes to the others in proportion.
+    """
+    return _walk(lambda target, held, mask, bounds: target, targets, market, task)
+
+
+def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> Walk:
+    def period(before, day):
+        n, features = day
+        seen = market.observe(task, Holding(n, before))
+        wanted = allocate(features, before, seen.scored(task.mask), seen.bounds)
+        allocation = market.traded(task, n, before, wanted)
+        growth, after = market.grow(task, n, allocation)
+        factor = market.cost_factor(task, before, allocation)
+        turnover = jnp.abs(allocation - before).sum()
+        return after, (allocation, growth, factor, turnover)
+
+    days = (jnp.arange(market.horizon), features)
+    return Walk(*jax.lax.scan(period, market.start(task), days)[1])
+
+
+@eqx.filter_jit
+def walk_tasks(policy: Policy, market: Market, tasks: Tasks) -> Walk:
+    """One policy over many tasks at once."""
+    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks.each)

@@ -1,25 +1,140 @@
-"""From an allocation to orders: what to buy and sell, what that costs, and what is left.
+"""From an allocation to orders: what is held today, what to buy and sell, what that costs, what is left.
 
-Costs are those of a backtest (see `costs`): a purchase takes 1/(1 - p) of what is bought, a sale brings in
-1 - s of what is sold, and the exact factor mu makes what comes in pay for what goes out. Money adds up:
-value before = value after + cost.
+Holdings are shares, or quantities and cash. A CSV's columns decide which it is: ticker and share, or ticker
+and quantity with a row for cash. JSON is an object of ticker to share (or what `apportion allocate --json`
+printed), or {"quantities": {...}, "cash": 0}. A ticker that the file leaves out holds nothing.
+
+Costs are those of a backtest (see `market`): a purchase takes 1/(1 - c) of what is bought, a sale brings in
+1 - c of what is sold, and the exact factor mu makes what comes in pay for what goes out. Money adds up:
+value before = value after + cost. Reading holdings starts no JAX.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.backtest import account
-from apportion.domains.portfolio.commissions import Commissions, rates_of
-from apportion.domains.portfolio.holdings import Holdings
-from apportion.domains.portfolio.lots import Sides, whole_lots
-from apportion.domains.portfolio.rules import CASH
+from apportion.domains.portfolio.rules import CASH, number_in
+from apportion.errors import InputError
 
+_FORMS = (
+    "write a CSV with columns ticker and share, or ticker and quantity with a row for cash, or a JSON "
+    'object of ticker to share, or {"quantities": {...}, "cash": 0}'
+)
+_MIXED = "gives both shares and quantities; give one of them"
 _ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """What is held: units of each ticker and money, or shares of the whole."""
+
+    amounts: np.ndarray
+    """Units or shares, in the order of the tickers."""
+    cash: float
+    """Money, or its share."""
+    counted: bool
+    """Units and money, and not shares."""
+
+    def values(self, prices: np.ndarray) -> np.ndarray:
+        """What each ticker is worth, cash in front; shares are worth themselves."""
+        worth = self.amounts
+        if self.counted:
+            # One that is not held need not have a price.
+            worth = np.where(self.amounts > 0, self.amounts * np.nan_to_num(prices), 0.0)
+        return np.append(self.cash, worth)
+
+
+def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> Holdings:
+    """Today's holdings in the order of `tickers`; `cash` says that the policy may hold some.
+
+    Raises
+    ------
+    InputError
+        One sentence on what is wrong with the file.
+    """
+    kind, pairs = _read(path)
+    counted = kind == "quantity"
+    known = {*tickers, CASH} if counted or cash else set(tickers)
+    if counted and CASH in tickers:
+        raise InputError(f'{path}: "{CASH}" is among the prices, and quantities need it for money')
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        if name not in known:
+            raise InputError(
+                f"{path}: {name} is not among the prices; name each ticker of the price file at "
+                "most once"
+            )
+        if name in found:
+            raise InputError(f"{path}: {name} occurs twice; name each ticker at most once")
+        found[name] = amount = number_in(value)
+        if isinstance(value, bool) or not 0 <= amount < math.inf:
+            raise InputError(
+                f'{path}: the {kind} of {name} is "{str(value)[:40]}"; write a number of at least 0'
+            )
+    if counted and cash and CASH not in found:
+        raise InputError(
+            f"{path}: says nothing of {CASH}, which the policy may hold; give it too, 0 where there "
+            "is none"
+        )
+    if counted and not any(found.values()):
+        raise InputError(f"{path}: holds nothing; give quantities, or the {CASH} to begin with")
+    if not counted:
+        total = math.fsum(found.values())
+        if abs(total - 1) > 1e-3:
+            raise InputError(
+                f"{path}: the shares sum to {total:.6g}; they must sum to 1, or be given as quantities"
+            )
+        found = {name: share / total for name, share in found.items()}
+    amounts = np.array([found.get(ticker, 0.0) for ticker in tickers])
+    return Holdings(amounts, found.get(CASH, 0.0), counted)
+
+
+def _read(path: Path) -> tuple[str, list[tuple[str, Any]]]:
+    """Share or quantity, and each name with what the file says of it."""
+    try:
+        return _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give a CSV or JSON file of what is held") from None
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give a CSV or JSON file of what is held"
+        ) from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise InputError(f"{path}: not a table of holdings; {_FORMS}") from None
+
+
+def _read_json(path: Path) -> tuple[str, list[tuple[str, Any]]]:
+    # In pairs, because of a name that occurs twice JSON would take the last.
+    content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
+    top = dict(content)
+    if "quantities" not in top:
+        return "share", [(name, share) for name, share in top.get("allocation", content)]
+    others = top.keys() - {"quantities", CASH, "date"}
+    if others:
+        raise InputError(f'{path}: {_MIXED} ("{min(others)}" stands beside "quantities")')
+    money = [(name, value) for name, value in content if name == CASH]
+    return "quantity", [*((name, units) for name, units in top["quantities"]), *money]
+
+
+def _read_csv(path: Path) -> tuple[str, list[tuple[str, Any]]]:
+    # Names are text, as in the prices: 000001 and NA too.
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.rename(columns=lambda name: str(name).strip().lower())
+    kinds = [kind for kind in ("share", "quantity") if kind in table.columns]
+    if len(kinds) == 2:
+        raise InputError(f"{path}: {_MIXED}")
+    kind = kinds[0] if kinds else "share"
+    names = [name.strip() for name in table["ticker"]]
+    return kind, list(zip(names, table[kind].str.strip(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +241,9 @@ def plan_orders(
     prices: np.ndarray,
     holdings: Holdings,
     target: np.ndarray,
-    cost: Commissions,
+    cost: float,
     *,
-    lots: np.ndarray | None = None,
+    lot: float | None = None,
     hold: bool = False,
     date: str = "",
     assumed: Mapping[str, str] | None = None,
@@ -138,10 +253,10 @@ def plan_orders(
     Parameters
     ----------
     cost
-        Commissions: one fraction, or each ticker's two.
-    lots
-        Units of a lot of each ticker, where trades are in whole lots; then no more is spent than there
-        is, and what is over stays cash.
+        The commission on what is bought and sold.
+    lot
+        Units of a lot, where trades are in whole lots; then no more is spent than there is, and what is
+        over stays cash.
     hold
         Nothing is traded.
 
@@ -152,23 +267,60 @@ def plan_orders(
     >>> orders.units.round(3).tolist(), round(orders.cost, 3)
     ([-5.05, 9.9], 1.005)
     """
+    from apportion.domains.portfolio.backtest import account
+
     before = holdings.values(prices)
     value, target = before.sum(), np.asarray(target, float) / np.sum(target)
-    rates = np.broadcast_to(np.asarray(rates_of(cost, tickers)), (len(tickers), 2))
-    buy, sell = rates.T
-    both = np.pad(rates, ((1, 0), (0, 0)))
     # The backtest's own account of one period in which no price moves.
-    _, (factor,), _ = account(target[None], np.ones((1, len(target))), both, before / value)
+    still = np.ones((1, len(target)))
+    _, (factor,), _ = account(target[None], still, cost, before / value, cash=True)
     ideal = factor * value * target
     trades = np.zeros(len(tickers)) if hold else ideal[1:] - before[1:]
-    if lots is not None and not hold:
-        each = lots * np.where(np.isnan(prices), 1.0, prices)
-        sides = Sides(each / (1 - buy), each * (1 - sell))
+    if lot is not None and not hold:
+        each = lot * np.where(np.isnan(prices), 1.0, prices)
         money = before[0] - ideal[0]
-        trades = each * whole_lots(trades / each, holdings.amounts / lots, money, sides)
-    costs = np.where(trades > 0, buy / (1 - buy) * trades, -sell * trades)
+        sides = each / (1 - cost), each * (1 - cost)
+        trades = each * whole_lots(trades / each, holdings.amounts / lot, money, *sides)
+    costs = np.where(trades > 0, cost / (1 - cost) * trades, -cost * trades)
     left = before[0] - trades.sum() - costs.sum()
     exact = not hold and abs(left - ideal[0]) <= _ROUNDING * value
     cash = ideal[0] if exact else max(left, 0.0)
     after = np.append(cash, np.maximum(before[1:] + trades, 0.0))
     return Orders(tickers, prices, holdings, target, before, trades, costs, after, date, assumed)
+
+
+def whole_lots(
+    wanted: np.ndarray, held: np.ndarray, money: float, bought: np.ndarray, sold: np.ndarray
+) -> np.ndarray:
+    """Whole lots to buy (> 0) and to sell (< 0), near the `wanted` ones, for at most `money`.
+
+    A lot takes what `bought` says and brings in what `sold` says. Every trade is rounded down, so that
+    money is left; it goes to the largest remainders first, as far as it lasts. Nothing is sold that is
+    not held: of less than a lot nothing can be.
+
+    Examples
+    --------
+    >>> each = np.array([10.0, 10.0])
+    >>> whole_lots(np.array([1.6, 1.4]), np.zeros(2), 30.0, each, each).tolist()
+    [2, 1]
+    """
+
+    def spent(lots: np.ndarray) -> float:
+        return float(np.where(lots > 0, lots * bought, lots * sold).sum())
+
+    lots = np.maximum(np.floor(wanted + _ROUNDING), -np.floor(held + _ROUNDING))
+    if spent(lots) > money:
+        # Sales fell short of what was wanted: all purchases are cut in one proportion.
+        low, high, down = 0.0, 1.0, lots
+        for _ in range(60):
+            part = (low + high) / 2
+            cut = np.where(down > 0, np.floor(part * down), down)
+            low, high = (part, high) if spent(cut) <= money else (low, part)
+        lots = np.where(down > 0, np.floor(low * down), down)
+    left, remainders = money - spent(lots), wanted - lots
+    for i in np.argsort(-remainders, kind="stable"):
+        price = bought[i] if lots[i] >= 0 else sold[i]
+        if remainders[i] > _ROUNDING and price <= left:
+            lots[i] += 1
+            left -= price
+    return lots.astype(np.int64)

@@ -1,28 +1,43 @@
-"""The table of daily prices v_{i,n}, read from CSV or Parquet; one sentence on what is wrong with a file.
+"""Daily prices v_{i,n}: the table, and how a user's file becomes one; what is wrong gets one sentence.
 
-`price_files` reads a file as it was written, `price_layouts` checks what it says.
-Everything behind this file may rely on a table of positive numbers on ascending days, full but for
-the days before an instrument is listed and after it is delisted, which are NaN (see `listings`).
+A file has ISO dates, decimal points and one of three layouts: wide (a column of closes for each ticker),
+long (a row for each date and ticker), or yfinance's (a column for each field and ticker). Anything else is
+refused with the line of pandas that converts it. Everything behind this file may rely on positive numbers
+on ascending days, full but for the days before an instrument is listed and after it is delisted, which are
+NaN. Nothing here starts JAX.
 """
 
 import hashlib
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from apportion.domains.calendar import as_day
-from apportion.domains.portfolio.listings import fill, refuse_empty_days
-from apportion.domains.portfolio.price_files import read_table, table_of, with_days
-from apportion.domains.portfolio.price_layouts import read_layout
-from apportion.errors import InputError, optional_import
+from apportion.domains.parquet import read_parquet
+from apportion.errors import InputError, needing, reading
 
 Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or none."""
 LEAST_DAYS = 33
 LEAST_TICKERS = 2
+_SPLITS = ((2, 1), (3, 1), (4, 1), (5, 1), (10, 1), (20, 1), (3, 2))
+_FIELDS = {
+    *("open", "high", "low", "close", "adj close", "volume", "dividends", "stock splits"),
+    *("capital gains", "repaired?"),
+}
+"""What a file may say of an instrument on a day."""
+_CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
+"""What stands above the days where the names have two levels."""
+_READ = ("close", "adj close", "high", "low")
+_MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
+_ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{1,2}:\d{2}.*)?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +82,31 @@ class Prices:
             return self.close[..., None]
         return np.stack([self.close, self.high, self.low], -1)
 
+    def filled(self) -> np.ndarray:
+        """The same with prices that stand still where there are none."""
+        # A ticker without any price yet stands at 1.
+        close = pd.DataFrame(self.close).ffill().bfill().fillna(1.0).to_numpy()
+        return np.where(np.isnan(self.close)[..., None], close[..., None], self.values())
+
     def relatives(self) -> np.ndarray:
         """Price relatives y_n = v_n / v_{n-1}, (time, universe); 1 on the first row and where an
         instrument is not listed.
         """
-        close = fill(self.close)
+        close = self.filled()[..., 0]
         return np.concatenate([np.ones_like(close[:1]), close[1:] / close[:-1]])
+
+    def tradable(self) -> np.ndarray | None:
+        """Whether an instrument can be held over the period that ends on each row; None where all can.
+
+        It can be bought at its first close and is sold at its last one: a delisting is known by then.
+        One row more than the prices: of the period after the last row only its beginning is known.
+        """
+        priced = ~np.isnan(self.close)
+        if priced.all():
+            return None
+        begins = np.concatenate([priced[:1], priced])
+        ends = np.concatenate([priced, np.ones_like(priced[:1])])
+        return begins & ends
 
     def row(self, day: str | np.datetime64) -> int:
         """The row of the first trading day on or after `day`; past the end when none is left."""
@@ -99,6 +133,10 @@ class Prices:
         """Rows from `day` on."""
         return self._rows(slice(self.row(day), None))
 
+    def _rows(self, rows: slice) -> "Prices":
+        high, low = (s if s is None else s[rows] for s in (self.high, self.low))
+        return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
+
     def years(self) -> list[int]:
         """Calendar years in the data."""
         return sorted({int(year) for year in self.dates.astype("datetime64[Y]").astype(int) + 1970})
@@ -116,9 +154,62 @@ class Prices:
             f"{self.dates[-1]}, {series}, fingerprint {self.fingerprint}"
         )
 
-    def _rows(self, rows: slice) -> "Prices":
-        high, low = (s if s is None else s[rows] for s in (self.high, self.low))
-        return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
+
+def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
+    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
+    if path is None:
+        return embedded_prices()
+    found = os.stat(path) if path.is_file() else None
+    prices = _load(path, *(() if found is None else (found.st_size, found.st_mtime_ns)))
+    jumps = [] if allow_jumps else find_jumps(prices)
+    if jumps:
+        more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
+        raise InputError(
+            f"{path}: prices move too far in one day: {', '.join(jumps[:4])}{more}; give prices that "
+            "are adjusted for splits and free of slips, or --allow-jumps to take them as they are"
+        )
+    return prices
+
+
+@lru_cache(maxsize=1)
+def _load(path: Path, *unchanged: int) -> Prices:
+    """A file is read to be refused at once and again to be trained on: the second time it is at hand."""
+    return load_prices(path)
+
+
+def embedded_prices() -> Prices:
+    """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
+    otherwise = " or give your own file with --prices"
+    with needing("the embedded prices come with skfolio", "market", otherwise):
+        from skfolio.datasets import load_sp500_dataset
+    return from_frame(load_sp500_dataset(), source="embedded prices")
+
+
+def find_jumps(prices: Prices) -> list[str]:
+    """Moves that no market explains, day by day: a split that was not adjusted for, or a slip.
+
+    A move beyond half is named whatever it is; a smaller one only where it is a usual split's, to within
+    what prices move beside it. Crashes of 20 to 40 % pass.
+
+    Examples
+    --------
+    >>> days = np.array(["2020-08-28", "2020-08-31"], "datetime64[D]")
+    >>> find_jumps(Prices(days, ("AAPL", "KO"), np.array([[499.23, 49.8], [129.04, 49.5]])))
+    ['AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)']
+    """
+    relatives = prices.relatives()
+    ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
+    off = np.abs(relatives[..., None] * ratios[:, 0] / ratios[:, 1] - 1)
+    # Markets fall by a third now and then, so of 3:2 only the very ratio counts.
+    near = off <= np.where(ratios.sum(1) == 5, 0.01, 0.02)
+    described: list[str] = []
+    for row, column in np.argwhere((np.abs(relatives - 1) > 0.5) | near.any(-1)):
+        one, other = ratios[off[row, column].argmin()]
+        # What moves beside a split that is named anyway may be more.
+        looks = f" (looks like a split of {one}:{other})" if off[row, column].min() <= 0.05 else ""
+        change = relatives[row, column] - 1
+        described.append(f"{prices.tickers[column]} {change:+.1%} on {prices.dates[row]}{looks}")
+    return described
 
 
 def load_prices(
@@ -129,24 +220,27 @@ def load_prices(
     Parameters
     ----------
     path
-        CSV or Parquet; long with columns date, ticker, close and perhaps high and low (open and
-        volume are ignored), wide with a date column and a column of closes for each ticker, or
-        with two levels of names as yfinance has them. Where there are adjusted closes ("adj
-        close") they are the closes.
+        CSV or Parquet; wide with a first column of days and a column of closes for each ticker, long
+        with columns date, ticker, close and perhaps high and low (open and volume are ignored), or
+        with two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
+        they are the closes, and highs and lows are adjusted by as much.
     least_days, least_tickers
         Less data than this is refused.
 
     Raises
     ------
     InputError
-        One sentence naming the file, the column, the row and the way out.
+        One sentence naming the file, the place and the way out.
     """
     path = Path(path)
-    try:
-        prices = Prices(*read_layout(read_table(path)))
-    except UnicodeDecodeError as error:
-        # A Parquet file's text is looked at only when it is used.
-        raise InputError(f"{path}: holds text that is not UTF-8 ({error}); save it again") from None
+    if not path.is_file():
+        raise InputError(
+            f"{path}: no such file; give the path of a CSV or Parquet file of daily prices"
+        )
+    with reading(path, "save it as a plain CSV or Parquet table"):
+        parquet = path.suffix.lower() in (".parquet", ".pq")
+        frame = _with_days(read_parquet(path)) if parquet else _read_csv(path)
+        prices = _checked(_cells(frame, str(path)), str(path), str(frame.index.name))
     days, tickers = prices.close.shape
     if tickers < least_tickers:
         raise InputError(
@@ -158,18 +252,355 @@ def load_prices(
             f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
             f"{least_days} are needed, so give a longer history"
         )
-    refuse_empty_days(prices.close, prices.dates, prices.tickers, least_tickers, path)
+    priced = ~np.isnan(prices.close)
+    if not priced.any(0).all():
+        never = prices.tickers[int(priced.any(0).argmin())]
+        raise InputError(f'{path}: ticker "{never}" has no price at all; drop it')
+    if priced.sum(1).min() < least_tickers:
+        few = int((priced.sum(1) < least_tickers).argmax())
+        raise InputError(
+            f"{path}: {priced[few].sum()} tickers have a price on {prices.dates[few]}; at least "
+            f"{least_tickers} are needed on every day, so cut such days off or add tickers"
+        )
     return prices
-
-
-def embedded_prices() -> Prices:
-    """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
-    otherwise = " or give your own file with --prices"
-    with optional_import("the embedded prices come with skfolio", "market", otherwise):
-        from skfolio.datasets import load_sp500_dataset
-    return from_frame(load_sp500_dataset(), source="embedded prices")
 
 
 def from_frame(closes: pd.DataFrame, *, source: str = "prices") -> Prices:
     """Check a table of closes: a row a day (the index), a column a ticker; or a frame of yfinance."""
-    return Prices(*read_layout(table_of(with_days(closes.rename_axis("date")), source)))
+    frame = _with_days(closes.rename_axis("date"))
+    return _checked(_cells(frame, source), source, "row")
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """Names as they are written, prices as numbers; the index is each row's line in the file."""
+    plain: dict[str, Any] = {
+        "header": None,
+        "keep_default_na": False,
+        "skip_blank_lines": False,
+        "encoding": "utf-8-sig",
+    }
+    (first,) = pd.read_csv(path, nrows=1, dtype=str, **plain).to_numpy().tolist()
+    mark = next((mark for mark in ";\t" if len(first) == 1 and mark in str(first[0])), None)
+    if mark is not None:
+        raise InputError(
+            f"{path}: values must be separated by commas and have decimal points; convert it by "
+            f"pd.read_csv({path.name!r}, sep={mark!r}, decimal=',').to_csv('prices.csv', index=False)"
+        )
+    rows = pd.read_csv(path, nrows=3, dtype=str, **plain).fillna("").to_numpy().tolist()
+    names: list[Any] = rows[0]
+    headers = 1
+    corners = {row[0].strip().lower() for row in rows[:2]}
+    if corners <= _CORNER and _fields_first(*(row[1:] for row in rows[:2])) is not None:
+        names = [("date", ""), *zip(rows[0][1:], rows[1][1:], strict=True)]
+        # pandas writes the name of the index in a row of its own.
+        labelled = len(rows) > 2 and not any(rows[2][1:]) and not re.fullmatch(_ISO, rows[2][0])
+        headers = 3 if labelled else 2
+    words = {k for k, name in enumerate(names) if k == 0 or _field(name) in ("date", "ticker")}
+    try:
+        frame = pd.read_csv(
+            path,
+            skiprows=headers,
+            # Names are text: 000001 and NA too.
+            dtype=dict.fromkeys(words, str),
+            na_values={k: _MISSING for k in range(len(names)) if k not in words},
+            low_memory=False,
+            **plain,
+        )
+    except pd.errors.EmptyDataError:
+        raise InputError(f"{path}: has names but no rows; give a row for each day") from None
+    if frame.shape[1] != len(names):
+        raise InputError(
+            f"{path}: has {len(names)} names in line 1 and {frame.shape[1]} values in line "
+            f"{headers + 1}; write numbers with decimal points and no other commas"
+        )
+    frame.index = pd.RangeIndex(headers + 1, headers + 1 + len(frame), name="line")
+    frame.columns = _index(names)
+    return frame[~(frame.isna() | (frame == "")).all(axis=1)]
+
+
+def _with_days(frame: pd.DataFrame) -> pd.DataFrame:
+    """A data frame as a file would hold it: days in the first column, unless the index only counts rows."""
+    index = frame.index
+    counts = index.name is None and pd.api.types.is_integer_dtype(index.dtype)
+    drop = isinstance(index, pd.RangeIndex) or (counts and "date" in map(_field, frame.columns))
+    names = [str(name or "date") for name in index.names]
+    frame = frame.reset_index(drop=drop, names=names, allow_duplicates=True)
+    frame.index = pd.RangeIndex(1, 1 + len(frame), name="row")
+    return frame
+
+
+def _index(names: Sequence[Any]) -> pd.Index:
+    """Names as columns, of two levels where they are pairs."""
+    if names and all(isinstance(name, tuple) for name in names):
+        return pd.MultiIndex.from_tuples(names)
+    return pd.Index(names, dtype=object, tupleize_cols=False)
+
+
+def _field(name: object) -> str:
+    """A column's name as the layouts spell it.
+
+    >>> _field(" Adj_Close ")
+    'adj close'
+    """
+    plain = re.sub(r"[\s_.-]+", " ", str(name)).strip().lower()
+    return "adj close" if plain in ("adjclose", "adjusted close") else plain
+
+
+def _fields_first(above: Sequence[Any], below: Sequence[Any] = ()) -> bool | None:
+    """Of two levels of names, whether the fields stand above; None where no level holds fields."""
+    for first, fields, names in ((True, above, below), (False, below, above)):
+        found = {_field(field) for field in fields}
+        named = all(str(name).strip() for name in names)
+        if found <= _FIELDS and found & {"close", "adj close"} and named:
+            return first
+    return None
+
+
+class _Cells(NamedTuple):
+    """What a file says, whichever layout it has: days ascending, prices NaN where there are none."""
+
+    days: np.ndarray
+    tickers: tuple[str, ...]
+    values: dict[str, np.ndarray]
+    """Of each field that is read, (time, universe)."""
+    places: np.ndarray
+    """The row of the file each price stands in, (time, universe); 0 where there is none."""
+
+
+def _cells(frame: pd.DataFrame, source: str) -> _Cells:
+    """The prices of a file by its layout: the table of the three that are read."""
+    if not len(frame):
+        raise InputError(f"{source}: has no rows; give a row for each day")
+    if frame.columns.nlevels > 1:
+        return _from_levels(frame, source)
+    frame = frame.set_axis(_index([str(name) for name in frame.columns]), axis=1)
+    if "ticker" in map(_field, frame.columns):
+        return _from_long(frame, source)
+    return _from_wide(frame, source)
+
+
+def _from_wide(frame: pd.DataFrame, source: str) -> _Cells:
+    """A first column of days, and a column of closes for each ticker."""
+    written = list(frame.columns)
+    names = [name.strip() for name in written]
+    if names[0].lower() != "date" and "date" in map(str.lower, names):
+        raise InputError(
+            f'{source}: column {1 + [*map(str.lower, names)].index("date")} is called "date" and not the '
+            'first; convert it by frame.set_index("date").to_csv("prices.csv"), and rename any other'
+        )
+    fields = {_field(name) for name in names[1:]}
+    field = next((field for field in ("close", "adj close") if field in fields), "high")
+    if field != "high" or {"high", "low"} <= fields <= _FIELDS:
+        raise InputError(
+            f'{source}: column "ticker" is missing beside "{field}"; add it to name each row\'s '
+            "instrument, or give a column of closes for each ticker"
+        )
+    for k, name in enumerate(names[1:], 2):
+        if re.fullmatch(r"(Unnamed: \d+|__index_level_\d+__|)", name):
+            raise InputError(f"{source}: column {k} has no name; name its ticker, or drop it")
+        first = names.index(name, 1) + 1
+        if first < k:
+            raise InputError(
+                f'{source}: columns {first} ("{written[first - 1]}") and {k} ("{written[k - 1]}") are '
+                f"both called {name}; rename or drop one"
+            )
+    frame, days = _by_day(frame, source)
+    close = [_numbers(frame.iloc[:, k], name, source) for k, name in enumerate(names) if k]
+    closes = np.stack(close, -1) if close else np.ones((len(days), 0))
+    places = np.broadcast_to(frame.index.to_numpy()[:, None], closes.shape)
+    return _Cells(days, tuple(names[1:]), {"close": closes}, places)
+
+
+def _from_levels(frame: pd.DataFrame, source: str) -> _Cells:
+    """As yfinance has them: a first column of days, and a column for each field and ticker."""
+    above, below = (list(frame.columns.get_level_values(level)[1:]) for level in (0, -1))
+    first = _fields_first(above, below)
+    if first is None or frame.columns.nlevels > 2:
+        raise InputError(
+            f"{source}: the columns' names have several levels, but not one of fields, such as Close, "
+            'and one of tickers; keep the closes by frame["Close"].to_csv("prices.csv")'
+        )
+    fields, tickers = (above, below) if first else (below, above)
+    pairs = [(_field(f), str(t).strip()) for f, t in zip(fields, tickers, strict=True)]
+    twice = next((pair for k, pair in enumerate(pairs) if pair in pairs[:k]), None)
+    if twice is not None:
+        raise InputError(f'{source}: two columns are both "{twice[0]}" of {twice[1]}; drop one')
+    read = [field for field in _READ if field in {field for field, _ in pairs}]
+    _refuse_half(read, source)
+    names = tuple(dict.fromkeys(ticker for _, ticker in pairs))
+    absent = next(((f, t) for f in read for t in names if (f, t) not in pairs), None)
+    if absent is not None:
+        raise InputError(
+            f'{source}: {absent[1]} has no column "{absent[0]}", which others have; add it or drop '
+            "the ticker"
+        )
+    frame, days = _by_day(frame, source)
+
+    def column(field: str, ticker: str) -> np.ndarray:
+        place = pairs.index((field, ticker)) + 1
+        return _numbers(frame.iloc[:, place], f"{field} {ticker}", source)
+
+    values = {field: np.stack([column(field, name) for name in names], -1) for field in read}
+    places = np.broadcast_to(frame.index.to_numpy()[:, None], (len(days), len(names)))
+    return _Cells(days, names, values, places)
+
+
+def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
+    """A row for each day and ticker."""
+    fields = [_field(name) for name in frame.columns]
+    for field in ("date", "ticker", *_READ):
+        if fields.count(field) > 1:
+            raise InputError(f'{source}: two columns are both called "{field}"; rename or drop one')
+    for field in ("close", "date"):
+        if field not in fields and not (field == "close" and "adj close" in fields):
+            raise InputError(
+                f'{source}: column "{field}" is missing; a long file has date, ticker, close and '
+                "perhaps high and low"
+            )
+    read = [field for field in _READ if field in fields]
+    _refuse_half(read, source)
+    frame = frame.set_axis(pd.Index(fields, dtype=object), axis=1)
+    days = _days(frame["date"], "date", source)
+    written = frame["ticker"].fillna("").astype(str)
+    who = written.str.strip()
+    unit = frame.index.name
+    if (who == "").any():
+        raise InputError(
+            f'{source}: column "ticker" is empty at {unit} {(who == "").idxmax()}; name the instrument'
+        )
+    spelt: Any = pd.DataFrame({"who": who, "written": written}).drop_duplicates()
+    again = spelt[spelt["who"].duplicated()]
+    if len(again):
+        other = spelt["written"][spelt["who"] == again["who"].iloc[0]].iloc[0]
+        raise InputError(
+            f'{source}: column "ticker": "{again["written"].iloc[0]}" at {unit} {again.index[0]} and '
+            f'"{other}" differ by spaces only; write one name for one instrument'
+        )
+    twice = pd.DataFrame({"day": days, "who": who}).duplicated()
+    if twice.any():
+        row = int(twice.to_numpy().argmax())
+        raise InputError(
+            f'{source}: column "date": {days[row]} occurs twice for {who.iloc[row]} at {unit} '
+            f"{frame.index[row]}; keep one row for each day"
+        )
+    column, tickers = pd.factorize(who)
+    calendar, row = np.unique(days, return_inverse=True)
+    shape = (len(calendar), len(tickers))
+    values = {field: np.full(shape, np.nan) for field in read}
+    for field, full in values.items():
+        full[row, column] = _numbers(frame[field], field, source)
+    places = np.zeros(shape, int)
+    places[row, column] = frame.index
+    return _Cells(calendar, tuple(map(str, tickers)), values, places)
+
+
+def _refuse_half(read: Sequence[str], source: str) -> None:
+    """Refuse highs without lows, and both where nothing says by how much to adjust them."""
+    for given, other in (("high", "low"), ("low", "high")):
+        if given in read and other not in read:
+            raise InputError(
+                f'{source}: column "{other}" is missing beside "{given}"; give both or neither'
+            )
+    if {"high", "adj close"} <= set(read) and "close" not in read:
+        raise InputError(
+            f'{source}: column "close" is missing beside "adj close" and "high"; give it, so that '
+            "highs and lows can be adjusted as closes are, or leave them out"
+        )
+
+
+def _by_day(frame: pd.DataFrame, source: str) -> tuple[pd.DataFrame, np.ndarray]:
+    """The rows in the order of the days in their first column, and the days, each of them once."""
+    name = frame.columns[0]
+    days = _days(frame.iloc[:, 0], name[0] if isinstance(name, tuple) else name, source)
+    twice = pd.Series(days).duplicated().to_numpy()
+    if twice.any():
+        row = int(twice.argmax())
+        raise InputError(
+            f'{source}: column "date": {days[row]} occurs twice at {frame.index.name} '
+            f"{frame.index[row]}; keep one row for each day"
+        )
+    order = np.argsort(days)
+    return frame.iloc[order], days[order]
+
+
+def _days(column: Any, name: str, source: str) -> np.ndarray:
+    """A column as datetime64[D]; a time of day and its offset are those of the exchange, and fall away."""
+    text = column.fillna("").astype(str).str.strip()
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        days = column.dt.tz_localize(None)
+    else:
+        iso = text.where(text.str.fullmatch(_ISO)).str[:10]
+        days = pd.to_datetime(iso, format="%Y-%m-%d", errors="coerce")
+    bad = days.isna()
+    if bad.all() and name.strip().lower() != "date":
+        raise InputError(
+            f'{source}: column "date" is missing; the first column must hold the days, as 2019-01-02'
+        )
+    if bad.any():
+        row = bad.idxmax()
+        raise InputError(
+            f'{source}: column "{name}" has {bad.sum()} values that are not dates, first "{text[row]}" '
+            f"at {column.index.name} {row}; write days as 2019-01-02, for instance by "
+            'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)'
+        )
+    return days.to_numpy().astype("datetime64[D]")
+
+
+def _numbers(column: Any, name: str, source: str) -> np.ndarray:
+    """A column as floats, NaN where a value is missing."""
+    if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
+        # True is no price of 1.
+        column = column.astype(object).where(~column.isin(_MISSING), None)
+        column = column.map(lambda value: str(value) if isinstance(value, bool) else value)
+    values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
+    bad = np.isnan(values) & column.notna().to_numpy()
+    if bad.any():
+        row = int(bad.argmax())
+        example = str(column.iloc[row])
+        commas = ', without commas: pd.read_csv("prices.csv", thousands=",")'
+        raise InputError(
+            f'{source}: column "{name}" has {bad.sum()} values that are not numbers, first "{example}" '
+            f"at {column.index.name} {column.index[row]}; write prices as plain numbers such as 1234.5"
+            + (commas if "," in example else "")
+        )
+    return values
+
+
+def _checked(cells: _Cells, source: str, unit: str) -> Prices:
+    """The table, once all that it says is a price; adjusted closes adjust highs and lows too."""
+    days, tickers, values, places = cells
+
+    def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise InputError(
+                f"{source}: {bad.sum()} {what}, first at {days[row]} {tickers[column]} ({unit} "
+                f"{places[row, column]}); {way_out}"
+            )
+
+    priced = ~np.isnan(next(iter(values.values())))
+    listed = np.maximum.accumulate(priced) & np.maximum.accumulate(priced[::-1])[::-1]
+    absent = listed & (places == 0)
+    if absent.any():
+        column = int(absent.any(0).argmax())
+        mine = absent[:, column]
+        raise InputError(
+            f"{source}: {tickers[column]} has no row on {mine.sum()} of {len(days)} days, first "
+            f"{days[mine][0]}; add the rows or drop the ticker"
+        )
+    for field, found in values.items():
+        missing = np.isnan(found) & listed
+        refuse(missing, f"missing values of {field}", "fill them in, or drop the ticker or the day")
+        refuse(np.isinf(found), f"infinite values of {field}", "prices must be finite")
+        refuse(found < 0, f"negative values of {field}", "prices must be > 0")
+        refuse(
+            found == 0, f"zero values of {field}", "prices must be > 0; drop days without trading"
+        )
+    if "high" in values:
+        upside_down = values["high"] < values["low"]
+        refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
+    close = values["adj close" if "adj close" in values else "close"]
+    if "high" not in values:
+        return Prices(days, tickers, close)
+    factor = close / values["close"]
+    return Prices(days, tickers, close, values["high"] * factor, values["low"] * factor)

@@ -1,18 +1,24 @@
-"""The records of several strategies over one period: measures, intervals, table, JSON and picture."""
+"""What strategies earned, day by day: measures, intervals that respect time, table, JSON and picture.
 
-from collections.abc import Mapping
+Every metric is a function of simple returns over the last axis. Intervals are those of a jackknife over
+blocks of a month (how often they cover is in docs/results/coverage).
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from apportion.domains.portfolio import metrics
-from apportion.domains.portfolio.commissions import Commissions, describe
 from apportion.statistics import Estimate, over_blocks
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TRADING_DAYS = 252
+"""Trading days a year."""
 EQUAL, LAZY = "equal-crp", "lazy-crp"
 """Equal shares restored every day, and the same a tenth of the way each day."""
 HINDSIGHT = frozenset({"best-crp"})
@@ -20,17 +26,107 @@ HINDSIGHT = frozenset({"best-crp"})
 CONTRACT = ("wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover")
 
 
+def wealth(returns: np.ndarray) -> np.ndarray:
+    """Final wealth from 1."""
+    return np.prod(1 + returns, -1)
+
+
+def annual_return(returns: np.ndarray) -> np.ndarray:
+    """Growth compounded to a year of 252 days.
+
+    >>> round(float(annual_return(np.full(126, 0.0))), 3)
+    0.0
+    """
+    return np.exp(log_growth(returns)) - 1
+
+
+def log_growth(returns: np.ndarray) -> np.ndarray:
+    """Log growth a year: additive over periods, as the reward is."""
+    return np.log1p(returns).mean(-1) * TRADING_DAYS
+
+
+def volatility(returns: np.ndarray) -> np.ndarray:
+    """Standard deviation of returns, a year's."""
+    return (
+        returns.std(-1, ddof=1) * np.sqrt(TRADING_DAYS)
+        if returns.shape[-1] > 1
+        else np.nan * wealth(returns)
+    )
+
+
+def sharpe(returns: np.ndarray) -> np.ndarray:
+    """Mean return over its standard deviation, a year's, without interest on cash, or NaN."""
+    risk = np.asarray(volatility(returns), float)
+    mean = returns.mean(-1) * TRADING_DAYS
+    return np.where(risk > 0, mean / np.where(risk > 0, risk, 1.0), np.nan)
+
+
+def max_drawdown(returns: np.ndarray) -> np.ndarray:
+    """Largest fall from a peak, as a positive fraction of the peak.
+
+    >>> float(max_drawdown(np.array([0.5, -0.5, 0.1])))
+    0.5
+    """
+    start = np.ones((*returns.shape[:-1], 1))
+    path = np.concatenate([start, np.cumprod(1 + returns, -1)], -1)
+    return 1 - (path / np.maximum.accumulate(path, -1)).min(-1)
+
+
+METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "wealth": wealth,
+    "annual_return": annual_return,
+    "log_growth": log_growth,
+    "volatility": volatility,
+    "sharpe": sharpe,
+    "max_drawdown": max_drawdown,
+}
+
+
+def measures_of(returns: np.ndarray, turnover: np.ndarray) -> dict[str, float]:
+    """All metrics of one strategy.
+
+    `turnover` is sum |a_n - w_{n-1}| of each period, bought and sold counted both; the metric is
+    its mean over periods.
+    """
+    values = {name: float(metric(returns)) for name, metric in METRICS.items()}
+    return {**values, "turnover": float(turnover.mean())}
+
+
+def intervals(returns: np.ndarray, turnover: np.ndarray) -> dict[str, Estimate]:
+    """The metrics that estimate what days to come are drawn from, each with its 95 % interval.
+
+    Volatility and drawdowns are not among them: calm and wild times last longer than a block, so that
+    an interval of the one would be too narrow, and the largest fall so far grows with every day.
+    """
+    years = len(returns) / TRADING_DAYS
+    growth = over_blocks(log_growth, returns)
+    return {
+        "wealth": _ends(growth, lambda end: np.exp(end * years)),
+        "annual_return": _ends(growth, np.expm1),
+        "log_growth": growth,
+        "sharpe": over_blocks(sharpe, returns),
+        "turnover": over_blocks(np.mean, turnover),
+    }
+
+
+def _ends(found: Estimate, turned: Callable[[float], float]) -> Estimate:
+    """An interval in other units: an increasing function of its ends."""
+    with np.errstate(over="ignore"):  # what a few days compound to
+        value, low, high = (float(turned(end)) for end in (found.value, found.low, found.high))
+    return Estimate(value, low, high, found.n)
+
+
 @dataclass(frozen=True, eq=False)
 class Backtest:
     """The records of several strategies over one period on one set of instruments.
 
-    Made by `backtest`; `equal-crp` is always among them.
+    Made by `backtest_strategies`; `equal-crp` is always among them.
     """
 
     dates: np.ndarray
     """The day on which each period ends."""
     tickers: tuple[str, ...]
-    cost: Commissions
+    cost: float
     gross: Mapping[str, np.ndarray]
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
@@ -54,20 +150,19 @@ class Backtest:
         """Side -> strategy -> metric -> value."""
         return {
             side: {
-                name: metrics.measure(returns, self.turnover[name], records[EQUAL])
-                for name, returns in records.items()
+                name: measures_of(returns, self.turnover[name]) for name, returns in records.items()
             }
             for side, records in (("net", self.net), ("gross", self.gross))
         }
 
     def intervals(self, name: str) -> dict[str, Estimate]:
         """A strategy's net metrics with intervals by blocks of days; drawdowns have none."""
-        return metrics.intervals(self.net[name], self.turnover[name], self.net[EQUAL])
+        return intervals(self.net[name], self.turnover[name])
 
     def against(self, name: str, other: str = EQUAL) -> Estimate:
         """Difference of two strategies' net log growth a year, with its interval by blocks of days."""
         gap = np.log1p(self.net[name]) - np.log1p(self.net[other])
-        return over_blocks(lambda days: days.mean() * metrics.TRADING_DAYS, gap)
+        return over_blocks(lambda days: days.mean() * TRADING_DAYS, gap)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each strategy: net metrics, their interval ends, and gross wealth."""
@@ -103,7 +198,7 @@ class Backtest:
         """The strategies side by side, net of costs, each with its interval against Equal CRP."""
         lines = [
             f"{self.dates[0]} to {self.dates[-1]}, {len(self.dates)} periods, "
-            f"{len(self.tickers)} instruments, commission {describe(self.cost)}",
+            f"{len(self.tickers)} instruments, commission {self.cost:.2%}",
             f"{'':24}{'wealth':>8}{'a year':>9}{'vol':>8}{'Sharpe':>8}{'drawdown':>10}"
             f"{'turnover':>10}   log growth a year over Equal CRP",
         ]
@@ -122,8 +217,10 @@ class Backtest:
             )
         return "\n".join([*lines, self.note] if self.note else lines)
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """Wealth of every strategy net of costs, and its lead over Equal CRP."""
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(9, 6.5), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         equal = np.cumsum(np.log1p(self.net[EQUAL]))
@@ -137,7 +234,7 @@ class Backtest:
         above.set_yscale("log")
         above.yaxis.set_major_formatter("{x:g}")
         above.yaxis.set_minor_formatter("{x:g}")
-        above.set_ylabel(f"wealth, net of {describe(self.cost)}")
+        above.set_ylabel(f"wealth, net of {self.cost:.2%}")
         below.set_ylabel("% over Equal CRP")
         for axes in (above, below):
             axes.grid(alpha=0.3)

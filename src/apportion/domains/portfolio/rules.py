@@ -4,6 +4,7 @@ Nothing here starts JAX: rules are refused before any work. `constrained` has th
 to them, and the market holds between rebalancing days.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pandas as pd
 
-from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance
-from apportion.domains.portfolio.ticker_files import number_in, read_ticker_file
-from apportion.errors import InputError
+from apportion.domains.portfolio.settings import PortfolioSettings, Rebalance, check_weights
+from apportion.errors import InputError, reading
 
 CASH = "cash"
 """What cash is called among the instruments, where there is any."""
@@ -108,23 +109,9 @@ class Rules:
                 f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename '
                 "or drop it"
             )
-        # Cash takes what no instrument can.
-        if not self.cash and m * self.max_weight < 1 - _ROUNDING:
-            raise InputError(
-                f"max_weight {self.max_weight:g}: {m} instruments can then hold only "
-                f"{m * self.max_weight:.4g} of the wealth; choose at least {1 / m:.4g}, or give more "
-                "instruments"
-            )
-        if m * self.min_weight > 1 + _ROUNDING:
-            raise InputError(
-                f"min_weight {self.min_weight:g}: {m} instruments would need "
-                f"{m * self.min_weight:.4g} of the wealth; choose at most {1 / m:.4g}, or give fewer "
-                "instruments"
-            )
-        if self.groups:
-            self._check_groups(tickers)
-
-    def _check_groups(self, tickers: Sequence[str]) -> None:
+        check_weights(self, m, f"{m} instruments", "a {} number of instruments")
+        if not self.groups:
+            return
         numbers = self.numbers(tickers)
         sizes = [int((numbers == number).sum()) for number in range(len(self.groups))]
         for (name, limit), size in zip(self.groups, sizes, strict=True):
@@ -188,7 +175,12 @@ def rebalancing_days(dates: np.ndarray, rebalance: Rebalance) -> np.ndarray:
 
 def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, float], ...]]:
     """Members and limits of the groups in a CSV file with columns ticker, group and limit."""
-    table = read_ticker_file(path, "a CSV of ticker, group and limit")
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give a CSV of ticker, group and limit")
+    with reading(path, "save it as a plain CSV"):
+        # Names are text, as in the prices: 000001 and NA too.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, skipinitialspace=True)
+    table = table.rename(columns=lambda name: str(name).strip().lower())
     for column in ("ticker", "group", "limit"):
         if column not in table.columns:
             raise InputError(
@@ -205,7 +197,11 @@ def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[st
     names = [name.strip() for name in table["group"]]
     limits: dict[str, float] = {}
     for row, (name, text) in enumerate(zip(names, table["limit"], strict=True)):
-        limit = _limit(text, f"{path}: line {row + 2}")
+        limit = number_in(text)
+        if not 0 <= limit <= 1:
+            raise InputError(
+                f'{path}: line {row + 2}: limit "{text}" is not a share; write a number from 0 to 1'
+            )
         if limits.setdefault(name, limit) != limit:
             raise InputError(
                 f"{path}: line {row + 2}: group {name} has the limit {limit:g} here and "
@@ -219,8 +215,9 @@ def read_groups(path: Path) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[st
     return members, tuple(limits.items())
 
 
-def _limit(text: str, where: str) -> float:
-    limit = number_in(text)
-    if not 0 <= limit <= 1:
-        raise InputError(f'{where}: limit "{text}" is not a share; write a number from 0 to 1')
-    return limit
+def number_in(cell: Any) -> float:
+    """The number that a cell of a user's file holds, or NaN."""
+    try:
+        return float(cell)
+    except (ValueError, TypeError, OverflowError):  # a whole number of JSON may be too long
+        return math.nan

@@ -2,12 +2,13 @@
 
 The defaults are the practical policy: an ensemble that is shrunk to equal shares, trades part of
 the way, and was penalised for straying from them. `PortfolioSettings.paper()` is the paper's. The
-command line chooses k, eta and the updates anew on validation years.
+command line chooses trust, trade fraction and the updates anew on validation years. Nothing here
+starts JAX.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
@@ -40,11 +41,11 @@ class PortfolioSettings(TrainingSettings):
     the paper's, where a multi-task policy gets `steps` updates for each of its tasks."""
     members: int = 4
     """Policies trained from different seeds, whose allocations are averaged."""
-    k: float = 0.5
-    """Trust in the learned policy: the target is (1 - k)/m + k times its allocation."""
-    eta: float = 0.1
-    """Fraction of the way from what is held to the target that is traded each day."""
-    tracking: float = 15.0
+    trust: float = 0.5
+    """Trust k in the learned policy: the target is (1 - k)/m + k times its allocation."""
+    trade_fraction: float = 0.1
+    """Fraction eta of the way from what is held to the target that is traded each day."""
+    tracking_error_weight: float = 15.0
     """Penalty in the reward on the squared daily difference of log growth from equal shares."""
     window: int = 31
     """Days of history a decision sees, H."""
@@ -54,9 +55,8 @@ class PortfolioSettings(TrainingSettings):
     """Units of the recurrent network."""
     learning_rate: float = 2.8e-4
     """Step size of Adam."""
-    cost: float | Path = 0.0025
-    """Commission c, a fraction of the value traded: one number, or a CSV file with columns ticker and
-    cost, or ticker, buy and sell."""
+    cost: float = 0.0025
+    """Commission c, a fraction of the value traded."""
     cash: bool = False
     """Let the policy hold cash, which pays no commission and no interest."""
     recency: float = 5e-5
@@ -82,34 +82,19 @@ class PortfolioSettings(TrainingSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "task_size", "window", "batch", "hidden")
-        self._check_weights()
-        for name in ("k", "eta"):
+        for name in ("trust", "trade_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be between 0 and 1")
-        if not isinstance(self.cost, Path) and not 0 <= self.cost < 0.5:
-            raise InputError(
-                f"cost is {self.cost}; it must be a fraction of at least 0 and below 0.5, or a file"
-            )
-        if self.tracking < 0 or self.learning_rate <= 0:
-            raise InputError("tracking must be >= 0 and learning_rate > 0")
-
-    def _check_weights(self) -> None:
+        check_cost(self.cost)
+        if self.tracking_error_weight < 0 or self.learning_rate <= 0:
+            raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
         low, high, m = self.min_weight, self.max_weight, self.task_size
         if not 0 <= low < high <= 1:
             raise InputError(
                 f"min_weight {low:g} and max_weight {high:g}: they must satisfy "
                 "0 <= min_weight < max_weight <= 1"
             )
-        if not self.cash and m * high < 1 - 1e-9:
-            raise InputError(
-                f"max_weight {high:g}: the {m} instruments of a task can then hold only "
-                f"{m * high:.4g} of the wealth; choose at least {1 / m:.4g}, or a larger task_size"
-            )
-        if m * low > 1 + 1e-9:
-            raise InputError(
-                f"min_weight {low:g}: the {m} instruments of a task would need {m * low:.4g} of the "
-                f"wealth; choose at most {1 / m:.4g}, or a smaller task_size"
-            )
+        check_weights(self, m, f"the {m} instruments of a task", "a {} task_size")
         if not 0 < self.max_turnover <= 2:
             raise InputError(
                 f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
@@ -119,8 +104,8 @@ class PortfolioSettings(TrainingSettings):
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
         """The paper's policy: one seed, the allocation as it is, no penalty, 18,000 updates."""
-        plain = {"steps": 18_000, "members": 1, "k": 1.0, "eta": 1.0, "tracking": 0.0}
-        return cls(**(plain | changes))
+        plain: dict[str, Any] = {"steps": 18_000, "members": 1, "tracking_error_weight": 0.0}
+        return cls(**(plain | {"trust": 1.0, "trade_fraction": 1.0} | changes))
 
     @property
     def updates(self) -> int:
@@ -137,7 +122,8 @@ class PortfolioSettings(TrainingSettings):
 class PortfolioJob(PortfolioSettings):
     """Share wealth out among instruments, from a file of daily prices.
 
-    k, eta and the number of updates (steps at most) are chosen on the last years before `until`.
+    Trust, trade fraction and the number of updates (steps at most) are chosen on the last years before
+    `until`.
 
     Examples
     --------
@@ -154,16 +140,33 @@ class PortfolioJob(PortfolioSettings):
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
     validation: int = 3
-    """Years at the end of the training period on which k, eta and the number of updates are chosen by
-    the Sharpe ratio, with policies trained before each; 0 takes k, eta and steps as given."""
-    validation_members: int = 1
-    """Policies trained for each of those years; as many as `members` is surest, and takes longest."""
-    validation_instruments: int = 0
-    """Instruments kept from the training of these policies, for the choice to be tested on."""
+    """Years at the end of the training period on which trust, trade fraction and the number of updates are
+    chosen by the Sharpe ratio, with a policy trained before each; 0 takes all three as given."""
     chunk: int = 100
     """Steps between two looks at the run: progress, saving, stopping."""
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(0, "validation", "validation_instruments")
-        self.check_at_least(1, "validation_members", "chunk")
+        self.check_at_least(0, "validation")
+        self.check_at_least(1, "chunk")
+
+
+def check_cost(cost: float) -> None:
+    """Refuse a commission that nobody takes."""
+    if not 0 <= cost < 0.5:
+        raise InputError(f"cost is {cost}; it must be a fraction of at least 0 and below 0.5")
+
+
+def check_weights(rules: Any, m: int, whose: str, way_out: str) -> None:
+    """Refuse weights that so many instruments together cannot meet; cash takes what no instrument can."""
+    low, high = rules.min_weight, rules.max_weight
+    if not rules.cash and m * high < 1 - 1e-9:
+        raise InputError(
+            f"max_weight {high:g}: {whose} can then hold only {m * high:.4g} of the wealth; choose at "
+            f"least {1 / m:.4g}, or {way_out.format('larger')}"
+        )
+    if m * low > 1 + 1e-9:
+        raise InputError(
+            f"min_weight {low:g}: {whose} would need {m * low:.4g} of the wealth; choose at most "
+            f"{1 / m:.4g}, or {way_out.format('smaller')}"
+        )

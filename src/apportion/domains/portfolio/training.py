@@ -1,7 +1,7 @@
 """From prices to policies: Algorithm 1 with the direct gradient on the market's tasks.
 
-`train_policies` is the one trainer behind every portfolio policy: runs differ in seed, method, tasks or
-days, and are one `vmap`. Memory holds w_{n-1} for every period of every task, refreshed by each
+`train_portfolio_runs` is the one trainer behind every portfolio policy: runs differ in seed, method, tasks
+or days, and are one `vmap`. Memory holds w_{n-1} for every period of every task, refreshed by each
 batch's own drifted allocations.
 """
 
@@ -16,10 +16,8 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
-from apportion.domains.portfolio.cash import everyone
-from apportion.domains.portfolio.constrained import constrain, unconstrained
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Holding, Market
+from apportion.domains.portfolio.constrained import constrain, everyone, unconstrained
+from apportion.domains.portfolio.market import Costs, Holding, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -27,10 +25,10 @@ from apportion.errors import InputError
 from apportion.learners.direct import BatchRollout, Direct, lookback
 from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Priority
+from apportion.priority import Selection
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, Resume, TrainingResult, train_runs
 
 
@@ -42,7 +40,7 @@ class PortfolioTraining:
     """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
     training: TrainingResult
     settings: PortfolioSettings
-    tasks: Task
+    tasks: Tasks
     seen: np.ndarray
     """Instruments trained on, as columns of the prices."""
     unseen: np.ndarray
@@ -78,9 +76,9 @@ def train_portfolio(
     10
     """
     settings = PortfolioSettings() if settings is None else settings
-    seen, unseen, tasks = choose_tasks(len(prices.tickers), settings)
+    seen, unseen, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
-    training = train_policies(
+    training = train_portfolio_runs(
         training_market(prices, settings),
         tasks,
         settings,
@@ -93,14 +91,14 @@ def train_portfolio(
     return PortfolioTraining(policy, training, settings, tasks, seen, unseen, prices.fingerprint)
 
 
-def train_policies(
+def train_portfolio_runs(
     market: Market,
-    tasks: Task,
+    tasks: Tasks | TaskSets,
     settings: PortfolioSettings,
     *,
     policy_keys: Key[Array, " runs"],
     run_keys: Key[Array, " runs"],
-    selection: Priority | None = None,
+    selection: Selection | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
     chunks: Chunks | None = None,
@@ -187,28 +185,23 @@ def until_traded(
     return BatchRollout(states, allocations, rewards, batch.valid)
 
 
-def choose_tasks(universe: int, settings: PortfolioSettings) -> tuple[np.ndarray, np.ndarray, Task]:
-    """Instruments to train on, instruments held out, and the tasks among the former."""
+def draw_portfolio_tasks(
+    universe: int, settings: PortfolioSettings
+) -> tuple[np.ndarray, np.ndarray, Tasks]:
+    """Instruments to train on, instruments held out, and the tasks among the former.
+
+    Where the settings have cash, the universe's last entity, it stands in front of every task.
+    """
     seen, unseen = split_entities(universe, settings.held_out, seed=settings.seed)
-    return seen, unseen, with_cash(tasks_among(seen, settings), universe, settings)
-
-
-def with_cash(tasks: Task, universe: int, settings: PortfolioSettings) -> Task:
-    """The tasks with cash in front, where the settings have it; it is the universe's last entity."""
-    return tasks.with_entity(universe) if settings.cash else tasks
-
-
-def tasks_among(instruments: np.ndarray, settings: PortfolioSettings) -> Task:
-    """The tasks that the settings draw among these instruments."""
-    if settings.task_size > len(instruments):
+    if settings.task_size > len(seen):
         raise InputError(
-            f"task_size {settings.task_size}: only {len(instruments)} instruments are there to "
-            "train on; choose smaller tasks, hold fewer instruments out, or give more"
+            f"task_size {settings.task_size}: only {len(seen)} instruments are there to train on; "
+            "choose smaller tasks, hold fewer instruments out, or give more"
         )
     # A small universe has few subsets: then all of them are the tasks.
-    count = min(settings.tasks, count_tasks(len(instruments), settings.task_size))
-    tasks = draw_tasks(instruments, settings.task_size, count, seed=settings.seed)
-    return settings.trained_tasks(tasks)
+    count = min(settings.tasks, count_tasks(len(seen), settings.task_size))
+    tasks = settings.trained_tasks(draw_tasks(seen, settings.task_size, count, seed=settings.seed))
+    return seen, unseen, tasks.with_entity(universe) if settings.cash else tasks
 
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
@@ -220,8 +213,8 @@ def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     market = Market.of(
         prices,
         window=settings.window,
-        costs=Costs.of(settings.cost, prices.tickers, cash=settings.cash),
-        tracking=settings.tracking,
+        costs=Costs(settings.cost, cash=settings.cash),
+        tracking=settings.tracking_error_weight,
         rules=rules,
     )
     if market.horizon < settings.batch:
@@ -238,7 +231,9 @@ def compose(members: Policy, settings: PortfolioSettings) -> Policy:
     """
     rules = Rules.of(settings)
     team = Ensemble(unconstrained(members, rules))
-    return constrain(PartialTrading(ShrunkToEqual(team, settings.k), settings.eta), rules)
+    return constrain(
+        PartialTrading(ShrunkToEqual(team, settings.trust), settings.trade_fraction), rules
+    )
 
 
 def next_allocation(

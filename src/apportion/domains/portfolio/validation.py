@@ -1,11 +1,11 @@
-"""Choosing k, eta and the number of updates on validation years inside the training period.
+"""Choosing trust k, trade fraction eta and the updates on validation years inside the training period.
 
 For each validation year policies learn from the days before it alone; the Sharpe ratio decides
 (choosing by return over-fits), and equal shares (k = 0) win wherever trust is not earned.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -15,30 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from apportion.composition import Ensemble, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio.constrained import constrain, unconstrained
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.market import Costs, Market, growth_and_sharpe, walk_policy
 from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
-    choose_tasks,
-    tasks_among,
-    train_policies,
+    draw_portfolio_tasks,
+    train_portfolio_runs,
     training_market,
-    with_cash,
 )
-from apportion.domains.portfolio.walk import growth_and_sharpe, walk_policy
-from apportion.domains.portfolio.walk_forward import Years
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.tasks import Task, count_tasks, draw_tasks
-from apportion.training import Chunk, Chunks, OnChunk
-from apportion.trees import grouped, stack
+from apportion.result import Chunk
+from apportion.tasks import Tasks, TaskSets
+from apportion.training import Chunks, OnChunk
+from apportion.trees import grouped
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
@@ -49,6 +45,37 @@ HALF_A_YEAR = TRADING_DAYS // 2
 """Trading days a calendar year must have in the prices to be tested on: fewer say too little."""
 _TESTED = 10
 """Tasks the choice is tested on, at most."""
+
+
+@dataclass(frozen=True)
+class Years:
+    """Years to walk forward over, as rows of a table of prices: each is tested with what was learned from
+    the days before it alone.
+    """
+
+    years: tuple[int, ...]
+    firsts: tuple[int, ...]
+    days: tuple[int, ...]
+
+    @classmethod
+    def of(cls, prices: Prices, years: Sequence[int], *, before: int) -> "Years":
+        """Refuses years that are not there or have fewer than `before` days of history."""
+        firsts = [prices.row(f"{year}-01-01") for year in years]
+        days = [
+            prices.row(f"{year + 1}-01-01") - first
+            for year, first in zip(years, firsts, strict=True)
+        ]
+        for year, first, length in zip(years, firsts, days, strict=True):
+            if length < 2 or first < before:
+                raise InputError(
+                    f"walk-forward year {year}: {first} days before it and {length} in it; "
+                    f"{before} before it are needed, so choose other years or give more prices"
+                )
+        return cls(tuple(years), tuple(firsts), tuple(days))
+
+    def known(self, window: int) -> Int[Array, " years"]:
+        """Periods before each year, the first window left out: those that may be learned from."""
+        return jnp.asarray([first - window for first in self.firsts], jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -64,7 +91,8 @@ class Choice:
 
     def applied(self, settings: PortfolioSettings) -> PortfolioSettings:
         """The settings with the choice made; updates are the policy's from then on."""
-        return replace(settings, k=self.k, eta=self.eta, steps=self.steps, protocol="per-policy")
+        chosen = {"trust": self.k, "trade_fraction": self.eta, "steps": self.steps}
+        return replace(settings, protocol="per-policy", **chosen)
 
     def summary(self) -> str:
         """What was chosen, by what, and what equal shares would have had."""
@@ -73,19 +101,19 @@ class Choice:
         gain, lazy = self._gain(self.k, self.eta), self._gain(0.0, self.eta)
         if self.k == 0:
             return (
-                f"k = 0, equal shares, and eta = {self.eta:g}: no learned policy had the better "
+                f"trust 0, equal shares, and trade fraction {self.eta:g}: no learned policy had the better "
                 f"Sharpe ratio in most of {over} (over daily Equal CRP {gain:+.4f}; the best "
                 f"learned one {self.table[self.table.k > 0].sharpe_gain.max():+.4f})"
             )
         return (
-            f"k = {self.k:g}, eta = {self.eta:g} and {self.steps:,} updates, by the Sharpe ratio "
-            f"over {over} (over daily Equal CRP {gain:+.4f}; equal shares at the same eta "
+            f"trust {self.k:g}, trade fraction {self.eta:g} and {self.steps:,} updates, by the Sharpe "
+            f"ratio over {over} (over daily Equal CRP {gain:+.4f}; equal shares at the same fraction "
             f"{lazy:+.4f})"
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """The table the choice was made from."""
-        return self.table
+        """The table the choice was made from, in the words of the settings."""
+        return self.table.rename(columns={"k": "trust", "eta": "trade_fraction"})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, from which `from_dict` makes the same choice again."""
@@ -119,7 +147,7 @@ def score_variants(
     market: Market,
     starts: Int[Array, " cells"],
     days: Int[Array, " cells"],
-    tasks: Task,
+    tasks: TaskSets,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
     rules: Rules | None = None,
@@ -141,10 +169,10 @@ def score_variants(
             return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
-        log = across(tasks, ks, etas).swapaxes(0, 1)
+        log = across(tasks.each, ks, etas).swapaxes(0, 1)
         return growth_and_sharpe(log, days)
 
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=16)
+    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=16)
 
 
 def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
@@ -165,28 +193,11 @@ def validation_years(prices: Prices, settings: PortfolioSettings, years: int) ->
     return fit[-years:] if years else []
 
 
-def validation_tasks(universe: int, settings: PortfolioSettings, instruments: int) -> Task:
-    """Tasks of so many of the instruments to train on, drawn by the seed, to test variants on."""
-    seen, *_ = choose_tasks(universe, settings)
-    if instruments < 2 or instruments > len(seen) - settings.task_size:
-        raise InputError(
-            f"validation_instruments {instruments}: {len(seen)} instruments are there to train on "
-            f"and a task needs {settings.task_size}; choose 0, or 2 to "
-            f"{len(seen) - settings.task_size}"
-        )
-    apart = np.random.default_rng([settings.seed, 1]).permutation(seen)[:instruments]
-    size = min(settings.task_size, instruments)
-    count = min(_TESTED, count_tasks(instruments, size))
-    tasks = draw_tasks(np.sort(apart), size, count, seed=settings.seed)
-    return with_cash(tasks, universe, settings)
-
-
 def select_variant(
     prices: Prices,
     settings: PortfolioSettings | None = None,
     *,
     years: int = 3,
-    tasks: Task | None = None,
     every: int | None = None,
     on_chunk: OnChunk | None = None,
 ) -> Choice:
@@ -202,9 +213,6 @@ def select_variant(
         `train_portfolio`; `members` policies are trained for each year.
     years
         How many years at most.
-    tasks
-        Those the choice is tested on, such as `validation_tasks`; their instruments are then kept
-        from training here. By default the first of the trained ones.
     every, on_chunk
         Steps between two calls of `on_chunk`, for progress.
     """
@@ -214,12 +222,8 @@ def select_variant(
         raise InputError(no_validation_year(prices, settings))
     spans = Years.of(prices, calendar, before=settings.window + settings.batch)
     past = training_market(prices.until(prices.dates[spans.firsts[-1]]), settings)
-    seen, _, own = choose_tasks(len(prices.tickers), settings)
-    if tasks is not None:
-        left = tasks_among(np.setdiff1d(seen, np.asarray(tasks.members)), settings)
-        own = with_cash(left, len(prices.tickers), settings)
-    tested = own[: min(len(own), _TESTED)] if tasks is None else tasks
-    score = _scorer(prices, settings, spans, tested, list(product(K_GRID, ETA_GRID)))
+    *_, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
+    score = _scorer(prices, settings, spans, tasks[: min(len(tasks), _TESTED)])
     rows: list[pd.DataFrame] = []
 
     def visit(chunk: Chunk) -> None:
@@ -228,60 +232,34 @@ def select_variant(
         if on_chunk is not None:
             on_chunk(chunk)
 
-    train_ensembles(
+    every = max(settings.updates // CHECKPOINTS, 1) if every is None else every
+    runs = len(calendar) * settings.members
+    policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
+    # Policies are ordered by year, then by member.
+    train_portfolio_runs(
         past,
-        spans.known(settings.window),
-        own,
-        settings,
-        every=max(settings.updates // CHECKPOINTS, 1) if every is None else every,
-        on_chunk=visit,
-        key=jax.random.key(settings.seed),
-    )
-    return best_variant(pd.concat(rows, ignore_index=True))
-
-
-def train_ensembles(
-    market: Market,
-    lengths: Int[Array, " ensembles"],
-    tasks: Task,
-    settings: PortfolioSettings,
-    *,
-    every: int,
-    on_chunk: OnChunk,
-    key: PRNGKeyArray,
-) -> None:
-    """Train `settings.members` policies for each of several stretches of the market's first days.
-
-    `on_chunk` is called every so many steps and sees policies ordered by ensemble, then by member.
-    """
-    runs = lengths.shape[0] * settings.members
-    policy_key, run_key = jax.random.split(key)
-    train_policies(
-        market,
         tasks,
         settings,
         policy_keys=jax.random.split(policy_key, runs),
         run_keys=jax.random.split(run_key, runs),
-        lengths=jnp.repeat(lengths, settings.members),
-        chunks=Chunks(every, math.gcd(every, settings.updates), on_chunk),
+        lengths=jnp.repeat(spans.known(settings.window), settings.members),
+        chunks=Chunks(every, math.gcd(every, settings.updates), visit),
     )
+    return best_variant(pd.concat(rows, ignore_index=True))
 
 
 def _scorer(
-    prices: Prices,
-    settings: PortfolioSettings,
-    spans: Years,
-    tasks: Task,
-    pairs: list[tuple[float, float]],
+    prices: Prices, settings: PortfolioSettings, spans: Years, tasks: Tasks
 ) -> Callable[[Policy], pd.DataFrame]:
     """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
-    costs = Costs.of(settings.cost, prices.tickers, exact=True, cash=settings.cash)
+    pairs = list(product(K_GRID, ETA_GRID))
+    costs = Costs(settings.cost, exact=True, cash=settings.cash)
     rules = Rules.of(settings)
     market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
     test = replace(market, horizon=max(spans.days))
     ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
-    by_year = stack([tasks] * len(spans.years))
+    by_year = TaskSets.of([tasks] * len(spans.years))
 
     def score(policies: Policy) -> pd.DataFrame:
         teams = grouped(policies, settings.members)
@@ -303,7 +281,7 @@ def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:
     return (
         f"the prices, {len(prices.dates)} days from {prices.dates[0]} to {prices.dates[-1]}, hold no "
         f"calendar year of {HALF_A_YEAR} days or more with {settings.window + settings.batch} days "
-        "before it on which k, eta and the number of updates could be chosen"
+        "before it on which trust, trade fraction and the number of updates could be chosen"
     )
 
 

@@ -18,12 +18,15 @@ from matplotlib.figure import Figure
 from scipy.interpolate import BSpline
 from scipy.stats import rankdata
 
-from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.market import Market, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies, training_market, untrained_policies
-from apportion.domains.portfolio.walk import walk_policy
+from apportion.domains.portfolio.training import (
+    train_portfolio_runs,
+    training_market,
+    untrained_policies,
+)
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
@@ -72,7 +75,7 @@ def _compute(
         if chunk.step % (20 * EVERY) == 0:
             progress(f"single-task runs: step {chunk.step}", chunk.step / chunk.steps)
 
-    trained = train_policies(
+    trained = train_portfolio_runs(
         market,
         single_tasks(tasks),
         s,

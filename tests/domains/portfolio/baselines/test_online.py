@@ -1,4 +1,4 @@
-"""Winners' algorithms against plain NumPy versions written from their papers."""
+"""Algorithms that follow winners or losers against plain NumPy versions written from their papers."""
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import minimize
+from scipy.stats import norm
 
-from apportion.domains.portfolio.baselines.interior import minimise_on_simplex
 from apportion.domains.portfolio.baselines.online import (
     exponentiated_gradient,
+    minimise_on_simplex,
     ons,
     simplex_lattice,
     universal,
+)
+from apportion.domains.portfolio.baselines.reversion import (
+    anticor,
+    cwmr,
+    median,
+    olmar,
+    pamr,
+    project,
+    rmr,
 )
 
 
@@ -108,3 +118,138 @@ def test_the_interior_point_meets_the_optimality_conditions(seed, entities):
 def _nearest(matrix, centre):
     start = jnp.full(centre.shape[0], 1 / centre.shape[0])
     return minimise_on_simplex(lambda x: (matrix @ (x - centre), matrix), start)
+
+
+def nearest(values):
+    """Projection on the simplex by bisection on the level that is taken off."""
+    low, high = values.min() - 1, values.max()
+    for _ in range(200):
+        level = (low + high) / 2
+        low, high = (level, high) if np.maximum(values - level, 0).sum() > 1 else (low, level)
+    return np.maximum(values - high, 0)
+
+
+def passive_aggressive(relatives, predict, target):
+    """b + lambda (x - mean x), lambda the least that earns `target` on the predicted relatives x."""
+    shares, rows = np.full(relatives.shape[1], 1 / relatives.shape[1]), []
+    for n in range(len(relatives)):
+        rows.append(shares)
+        x = predict(relatives[: n + 1])
+        off = x - x.mean()
+        shares = nearest(shares + max(0.0, target - shares @ x) / (off @ off) * off)
+    return np.array(rows)
+
+
+def test_pamr_equals_its_definition():
+    relatives = draw(0)
+    expected = passive_aggressive(relatives, lambda seen: -seen[-1], -0.9)
+    np.testing.assert_allclose(double(pamr, relatives, 0.9), expected, atol=1e-9)
+
+
+def test_olmar_equals_its_definition():
+    relatives = draw(1)
+
+    def predict(seen):
+        prices = np.cumprod(np.vstack([np.ones(5), seen]), axis=0)
+        return seen[-1] if len(seen) < 5 else prices[-4:].mean(0) / prices[-1]
+
+    expected = passive_aggressive(relatives, predict, 1.05)
+    np.testing.assert_allclose(double(olmar, relatives, 1.05, 4), expected, atol=1e-8)
+
+
+def test_rmr_equals_its_definition():
+    relatives = draw(2, rows=25)
+
+    def predict(seen):
+        prices = np.cumprod(np.vstack([np.ones(5), seen]), axis=0)
+        if len(seen) < 5:
+            return seen[-1]
+        distance = lambda p: np.linalg.norm(prices[-4:] - p, axis=1).sum()  # noqa: E731
+        found = minimize(distance, prices[-4:].mean(0), method="BFGS", options={"gtol": 1e-10})
+        return found.x / prices[-1]
+
+    expected = passive_aggressive(relatives, predict, 1.02)
+    np.testing.assert_allclose(double(rmr, relatives, 1.02, 4, 1e-12), expected, atol=1e-4)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_nothing_near_the_median_is_nearer_to_all_points(seed):
+    rng = np.random.default_rng(seed)
+    points = rng.standard_normal((5, 3))
+    with jax.enable_x64(True):
+        found = np.asarray(jax.jit(median)(jnp.asarray(points), 1e-12))
+
+    def distance(p):
+        return np.linalg.norm(points - p, axis=1).sum()
+
+    assert all(
+        distance(found) <= distance(found + 1e-3 * rng.standard_normal(3)) for _ in range(50)
+    )
+
+
+def test_the_median_of_a_majority_is_where_the_majority_stands():
+    points = jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [4.0, 0.0], [0.0, 3.0]])
+    np.testing.assert_allclose(median(points), [1.0, 1.0], atol=1e-5)
+    np.testing.assert_allclose(median(jnp.ones((5, 2))), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_cwmr_equals_its_definition(log):
+    """Of log growth with a trace of 1/m^2, and of growth itself with a trace of 1/m."""
+    relatives, m = draw(3), 5
+    phi, trace, epsilon = norm.ppf(0.9), 1 / m ** (2 if log else 1), -0.02 if log else 0.98
+    mu, sigma, ones = np.full(m, 0.2), np.eye(m) / m**2, np.ones(m)
+    found = double(lambda y: cwmr(y, epsilon, 0.9, log=log, trace=trace), relatives)
+    for y, row in zip(relatives, found, strict=True):
+        np.testing.assert_allclose(row, mu, atol=1e-7)
+        earned, variance = mu @ y, y @ sigma @ y
+        value, by = (np.log(earned), earned) if log else (earned, 1.0)
+        centre = (ones @ sigma @ y) / (ones @ sigma @ ones)
+        inner = (variance - centre * (y @ sigma @ ones)) / by**2 + variance * phi**2 / 2
+        gap = epsilon - value
+        quadratic = [
+            inner**2 - variance**2 * phi**4 / 4,
+            2 * gap * inner,
+            gap**2 - variance * phi**2,
+        ]
+        step = max(0.0, *np.roots(quadratic).real)
+        root = (-step * phi * variance + np.sqrt((step * phi * variance) ** 2 + 4 * variance)) / 2
+        mu = nearest(mu - step * sigma @ (y - centre) / by)
+        sigma = np.linalg.inv(np.linalg.inv(sigma) + step * phi / root * np.diag(y**2))
+        sigma = sigma * trace / np.trace(sigma)
+
+
+def test_anticor_equals_its_definition():
+    relatives, w, m = draw(4), 6, 5
+    logs, shares, rows = np.log(relatives), np.full(m, 0.2), []
+    for n in range(len(relatives)):
+        rows.append(shares)
+        held = shares * relatives[n] / (shares @ relatives[n])
+        shares = held.copy()
+        if n + 1 < 2 * w:
+            continue
+        earlier, later = logs[n + 1 - 2 * w : n + 1 - w], logs[n + 1 - w : n + 1]
+        grown = later.mean(0)
+        cor = [[np.corrcoef(earlier[:, i], later[:, j])[0, 1] for j in range(m)] for i in range(m)]
+        for i in range(m):
+            claims = np.zeros(m)
+            for j in range(m):
+                if grown[i] >= grown[j] and cor[i][j] > 0:
+                    claims[j] = cor[i][j] + max(0, -cor[i][i]) + max(0, -cor[j][j])
+            if claims.sum() > 0:
+                shares += held[i] * claims / claims.sum()
+                shares[i] -= held[i]
+    np.testing.assert_allclose(double(anticor, relatives, w), rows, atol=1e-12)
+
+
+@given(values=st.lists(st.floats(-50, 50, width=32), min_size=6, max_size=6))
+def test_projection_is_the_nearest_point_of_the_simplex(values):
+    with jax.enable_x64(True):
+        found = np.asarray(jax.jit(project)(jnp.asarray(values, jnp.float64)))
+    np.testing.assert_allclose(found, nearest(np.array(values)), atol=1e-9)
+
+
+def test_an_olmar_that_asks_for_little_does_not_move():
+    relatives = draw(5)
+    np.testing.assert_allclose(double(olmar, relatives, 0.5), 0.2, atol=1e-12)
+    assert double(olmar, relatives, 10.0)[20:].max() == pytest.approx(1.0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import programs
-from apportion.domains.portfolio import baselines
+from apportion.domains.portfolio.baselines import reversion
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
 pytestmark = pytest.mark.peer
@@ -99,7 +99,7 @@ def test_cwmr_as_its_authors_program_it_earns_what_they_print(peer):
         relatives = classical(peer, data)
         m = relatives.shape[1]
         theirs = functools.partial(
-            baselines.cwmr, epsilon=0.5, confidence=NormalDist().cdf(2), log=False, trace=1 / m
+            reversion.cwmr, epsilon=0.5, confidence=NormalDist().cdf(2), log=False, trace=1 / m
         )
         assert wealth(theirs, relatives) == pytest.approx(printed, rel=1e-3)
 
@@ -107,7 +107,7 @@ def test_cwmr_as_its_authors_program_it_earns_what_they_print(peer):
 def test_median_reversion_comes_within_three_percent_of_its_paper(peer):
     """Huang et al. (2013) stop their median at a tolerance of 1e-3; ours goes on to the median."""
     for data, printed in {"nyse_o": 1.64e17, "nyse_n": 3.25e8, "tse": 181.34, "djia": 2.67}.items():
-        assert wealth(baselines.rmr, classical(peer, data)) == pytest.approx(printed, rel=0.03)
+        assert wealth(reversion.rmr, classical(peer, data)) == pytest.approx(printed, rel=0.03)
 
 
 def test_anticor_bought_over_all_windows_comes_within_two_percent_of_its_paper(peer):
@@ -115,6 +115,6 @@ def test_anticor_bought_over_all_windows_comes_within_two_percent_of_its_paper(p
     for data, printed in {"djia": 1.59, "sp500": 5.56}.items():
         relatives = classical(peer, data)
         mean = np.mean(
-            [wealth(lambda y, w=w: baselines.anticor(y, w), relatives) for w in range(2, 31)]
+            [wealth(lambda y, w=w: reversion.anticor(y, w), relatives) for w in range(2, 31)]
         )
         assert mean == pytest.approx(printed, rel=0.02)

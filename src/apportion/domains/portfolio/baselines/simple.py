@@ -1,7 +1,7 @@
 """Strategies to measure a policy against, all of one shape: price relatives to target allocations.
 
 Row n of the allocations has seen rows before n of the relatives only; best CRP alone is chosen in
-hindsight. `BASELINES` names them all, with those of `online`, `reversion` and `fitted`.
+hindsight. `BASELINES` names them all, with those of `online` and `reversion`.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from apportion.domains.portfolio.baselines.fitted import minimum_variance, risk_parity
-from apportion.domains.portfolio.baselines.interior import minimise_on_simplex
 from apportion.domains.portfolio.baselines.online import (
     Allocations,
     Relatives,
     exponentiated_gradient,
     follow,
+    minimise_on_simplex,
     ons,
     universal,
 )
@@ -125,8 +124,6 @@ _BASELINES: dict[str, Baseline] = {
     "momentum": momentum,
     "inverse-volatility": inverse_volatility,
     "volatility-tilt": volatility_tilt,
-    "minimum-variance": minimum_variance,
-    "risk-parity": risk_parity,
 }
 
 BASELINES: dict[str, Baseline] = {name: jax.jit(baseline) for name, baseline in _BASELINES.items()}

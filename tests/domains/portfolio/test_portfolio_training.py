@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
-from apportion.domains.portfolio.backtest import backtest
+from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
-from apportion.domains.portfolio.validation import best_variant
-from apportion.domains.portfolio.walk_forward import Years
+from apportion.domains.portfolio.validation import Years, best_variant
 from apportion.errors import InputError
 
 PRICES = SimulatedMarket.draw(universe=5, days=1000, seed=2).prices
@@ -24,8 +23,8 @@ TINY = PortfolioSettings(
     batch=12,
     hidden=4,
     learning_rate=1e-2,
-    k=1.0,
-    eta=0.5,
+    trust=1.0,
+    trade_fraction=0.5,
 )
 
 
@@ -103,15 +102,15 @@ def test_the_next_allocation_is_what_a_backtest_does_next(trained):
     """Tomorrow's shares from a file cut today are those of a backtest that has tomorrow."""
     day = PRICES.dates[700]
     cut = PRICES.until(day)
-    ahead = backtest(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
+    ahead = backtest_strategies(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
     np.testing.assert_allclose(
         next_allocation(trained.policy, cut, window=6), ahead.allocations["policy"][0], atol=1e-6
     )
 
 
 def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(InputError, match="k is 1.5"):
-        PortfolioSettings(k=1.5)
+    with pytest.raises(InputError, match="trust is 1.5"):
+        PortfolioSettings(trust=1.5)
     with pytest.raises(InputError, match="method 'sgd'"):
         PortfolioSettings(method="sgd")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="task_size 9: only 5 instruments"):

@@ -1,0 +1,200 @@
+"""Portfolios as a domain: what the command line, the page and bridges may ask of them.
+
+Importing this file starts nothing that is slow to start; prices are read and refused before JAX is started.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion.domains.domain import Domain
+from apportion.domains.portfolio.settings import PortfolioJob, check_cost
+from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from apportion.certificate import Gains
+    from apportion.domains.portfolio.prices import Prices
+    from apportion.domains.portfolio.record import Backtest
+    from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
+    from apportion.report.page import Section
+    from apportion.runs.folder import Run
+    from apportion.runs.job import PreparedJob
+    from apportion.runs.progress import Progress
+
+
+_GLOSSARY = {
+    "Equal CRP": "Equal shares, restored every day (a constantly rebalanced portfolio).",
+    "lazy-crp": "Equal shares, restored a tenth of the way each day; learns nothing, trades little.",
+    "hindsight": "Chosen when all was known, such as the best constant shares; nobody could hold it.",
+    "in-sample": "Days that the policy was trained on; they say nothing about days to come.",
+    "drawdown": "How far a value lies below its own highest value so far.",
+    "turnover": "The sum of all changes of shares in a period; 2 exchanges everything.",
+    "Sharpe ratio": "Mean return over its standard deviation, a year.",
+    "trust, trade fraction": (
+        "How far the learned policy is trusted (0: equal shares), and which part of the way is traded "
+        "each day."
+    ),
+}
+"""Words that the page of a portfolio run explains."""
+
+
+@dataclass(frozen=True)
+class PriceOptions:
+    """The prices that a command reads."""
+
+    prices: Path | None = None
+    """CSV or Parquet file of daily prices; by default a run's own, which it was trained on."""
+    allow_jumps: bool = False
+    """Take prices that move too far in one day, as where a split is not adjusted for."""
+
+
+@dataclass(frozen=True)
+class PortfolioBacktestOptions(PriceOptions):
+    """Net of costs and gross. Wealth is 1 at the close before --start; the first period ends on the first
+    trading day on or after it. Earlier rows of the file serve as history.
+    """
+
+    start: str | None = None
+    """First day, such as 2019-01-01; by default the day after the last one trained on."""
+    end: str | None = None
+    """Last day; by default the last in the file."""
+    cost: float | None = None
+    """Commission; by default what it was trained under."""
+    tickers: tuple[str, ...] | None = None
+    """Instruments to test on; by default all in the file."""
+    baselines: tuple[str, ...] | None = None
+    """Baselines beside Equal CRP and lazy rebalancing; by default all that suit the prices."""
+
+    def __post_init__(self):
+        if self.cost is not None:
+            check_cost(self.cost)
+
+
+@dataclass(frozen=True)
+class PortfolioAllocateOptions(PriceOptions):
+    """The next period's allocation, and the orders that lead to it from what is held."""
+
+    holdings: Path | None = None
+    """What is held today: a CSV of ticker and quantity with a row for cash, or of ticker and share; or
+    JSON. By default equal shares. With it come the orders, what they cost and what is left."""
+    lot: float | None = None
+    """Trade in whole lots of so many units; fractions by default."""
+
+    def __post_init__(self):
+        if self.lot is not None and self.holdings is None:
+            raise InputError("--lot is for orders, which need what is held; give --holdings FILE")
+        if self.lot is not None and not 0 < self.lot < float("inf"):
+            raise InputError(f'--lot is "{self.lot}"; write a number above 0, such as 1 or 100')
+
+
+@dataclass(frozen=True)
+class PortfolioCertifyOptions:
+    """A gain is that of a week: log growth, net of costs."""
+
+    data: Path | None = None
+    """Prices with days newer than those it was trained on; without it, the run's own file."""
+    bound: float | None = None
+    """What a week's gain counts at most, 0.01 of log growth by default. Decide on it before you look."""
+    allow_jumps: bool = False
+    """Take prices that move too far in one day, as where a split is not adjusted for."""
+
+
+class PortfolioDomain(Domain):
+    """Wealth shared out among instruments, period after period."""
+
+    name = "portfolio"
+    settings = PortfolioJob
+    backtest_options = PortfolioBacktestOptions
+    allocate_options = PortfolioAllocateOptions
+    certify_options = PortfolioCertifyOptions
+    check_options = PriceOptions
+    examples = (
+        "train portfolio --prices prices.csv --out runs/first",
+        "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar ons",
+        "allocate runs/first --prices prices.csv --json",
+        "allocate runs/first --holdings today.csv --lot 1 --out orders.csv",
+        "certify runs/first --against lazy-crp --data prices.csv --json",
+        "check --prices prices.csv",
+    )
+    glossary = _GLOSSARY
+
+    def prepare(self, settings: PortfolioJob) -> "PreparedJob":
+        """Read and check the prices, and cut off what is not to be trained on."""
+        from apportion.domains.portfolio.run import prepare_run
+
+        return prepare_run(settings)
+
+    def backtest(
+        self, run: "Run", options: PortfolioBacktestOptions, progress: "Progress | None" = None
+    ) -> "Backtest":
+        """A finished run's policy beside baselines, by default on all days after those trained on."""
+        prices = _own_prices(run, options.prices, options.allow_jumps)
+        prices = prices if options.tickers is None else prices.select(options.tickers)
+        from apportion.domains.portfolio.backtest import backtest_with_baselines
+        from apportion.runs.policy_file import load_about
+
+        def on_strategy(name: str, done: float) -> None:
+            if progress is not None:
+                progress.stage(f"backtest: {name}", done)
+
+        return backtest_with_baselines(
+            run.policy,
+            load_about(run.folder),
+            prices,
+            start=options.start,
+            end=options.end,
+            cost=options.cost,
+            baselines=options.baselines,
+            on_strategy=on_strategy,
+        )
+
+    def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
+        """The next period's shares, and the orders that lead to them from what is held."""
+        prices = _own_prices(run, options.prices, options.allow_jumps)
+        from apportion.domains.portfolio.run import allocate_next
+
+        return allocate_next(run, prices, options.holdings, options.lot)
+
+    def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
+        """What a finished run's policy gained over a baseline or another run, week by week."""
+        if isinstance(source, Path):
+            raise InputError(f"{source}: give the folder of a portfolio run")
+        prices = _own_prices(source, options.data, options.allow_jumps)
+        from apportion.domains.portfolio.backtest import BOUND, weekly_gains
+        from apportion.runs.policy_file import load_about
+
+        bound = BOUND if options.bound is None else options.bound
+        return weekly_gains(source.policy, load_about(source.folder), prices, against, bound=bound)
+
+    def check(self, options: PriceOptions) -> "CheckedPrices":
+        """What a price file holds."""
+        if options.prices is None:
+            raise InputError("--allow-jumps is for a file of prices; give --prices FILE")
+        from apportion.domains.portfolio.prices import read_prices
+        from apportion.domains.portfolio.run import CheckedPrices
+
+        prices = read_prices(options.prices, allow_jumps=options.allow_jumps)
+        return CheckedPrices(options.prices, prices)
+
+    def sections(self, folder: Path) -> "list[Section]":
+        """The next allocation, the choice, and value against baselines."""
+        from apportion.domains.portfolio.sections import portfolio_sections
+
+        return portfolio_sections(folder)
+
+
+DOMAIN = PortfolioDomain()
+
+
+def _own_prices(run: "Run", given: Path | None, allow_jumps: bool) -> "Prices":
+    """The prices the user gave, or those the run was trained on.
+
+    They may jump where the user says so now, or said so of these very prices when the run was trained.
+    """
+    from apportion.domains.portfolio.prices import read_prices
+
+    if given is not None:
+        return read_prices(given, allow_jumps=allow_jumps)
+    own = run.settings.get("prices")
+    allowed = allow_jumps or bool(run.settings.get("allow_jumps"))
+    return read_prices(Path(own) if own else None, allow_jumps=allowed)

@@ -1,0 +1,313 @@
+"""A portfolio run: how it is trained from a file of prices, and what it would do next.
+
+Trust, trade fraction and the number of updates are chosen on validation years inside the training period. A
+policy is equivariant, so it may be tested on instruments it never saw; days it was trained on say nothing
+about days to come. Prices are read and refused before JAX is started.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.portfolio.orders import Orders, plan_orders, read_holdings
+from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
+from apportion.domains.portfolio.rules import CASH, Rules, rebalancing_days
+from apportion.domains.portfolio.settings import PortfolioJob
+from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from apportion.domains.portfolio.record import Backtest
+    from apportion.domains.portfolio.validation import Choice
+    from apportion.policy import Policy
+    from apportion.runs.folder import Run
+    from apportion.runs.job import Outcome, PreparedJob
+    from apportion.training import OnChunk, Resume
+
+
+def prepare_run(settings: PortfolioJob) -> "PreparedJob":
+    """Read and check the prices, and cut off what is not to be trained on."""
+    prices = read_prices(settings.prices, allow_jumps=settings.allow_jumps)
+    known = prices if settings.until is None else prices.until(settings.until)
+    if not len(known.dates):
+        raise InputError(
+            f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
+        )
+    rules = Rules.of(settings)
+    from apportion.domains.portfolio import backtest, training, validation
+    from apportion.runs.job import PreparedJob
+    from apportion.runs.stoppable import tested_after_training
+    from apportion.training import Chunks
+
+    # Told now, before a folder is made, if the settings do not fit the data.
+    training.draw_portfolio_tasks(len(known.tickers), settings)
+    training.training_market(known, settings)
+
+    def choose(on_chunk: "OnChunk") -> dict[str, Any]:
+        alone, years = replace(settings, members=1), settings.validation
+        return validation.select_variant(
+            known, alone, years=years, every=settings.chunk, on_chunk=on_chunk
+        ).to_dict()
+
+    def train(
+        on_chunk: "OnChunk", resume: "Resume", made: dict[str, Any] | None = None
+    ) -> "Outcome":
+        choice = None if made is None else validation.Choice.from_dict(made)
+        applied = settings if choice is None else choice.applied(settings)
+        chunks = Chunks(settings.chunk, on_chunk=on_chunk)
+        done = training.train_portfolio(known, applied, chunks=chunks, state=resume)
+        about = {
+            "job": "portfolio",
+            "window": settings.window,
+            "channels": known.channels,
+            "cost": settings.cost,
+            "last": str(known.dates[-1]),
+            "trained_on": [known.tickers[i] for i in done.seen],
+            "chosen": _describe_choice(known, settings, choice),
+            "rules": rules.to_dict(),
+        }
+        result = None
+        if len(known.dates) < len(prices.dates):
+            result = tested_after_training(
+                lambda: backtest.backtest_with_baselines(
+                    done.policy, about, prices, start=settings.until
+                )
+            )
+        shares = _next_shares(done.policy, prices, settings.window, rules)
+        day, names = str(prices.dates[-1]), list(shares)
+        following = {"after": day, "entity": names, "share": list(shares.values())}
+        return _outcome(done.policy, about, settings, result, choice, pd.DataFrame(following))
+
+    data = {
+        "source": "embedded" if settings.prices is None else str(settings.prices),
+        "tickers": len(known.tickers),
+        "first": str(known.dates[0]),
+        "last": str(known.dates[-1]),
+        "fingerprint": known.fingerprint,
+    }
+    some = validation.validation_years(known, settings, settings.validation)
+    return PreparedJob(data, train, choose if some else None)
+
+
+@dataclass(frozen=True, eq=False)
+class NextAllocation:
+    """The shares of the period after the last day of the prices, and orders where holdings were given."""
+
+    date: str
+    shares: Mapping[str, float]
+    orders: Orders | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion allocate --json`."""
+        orders = {} if self.orders is None else self.orders.to_json()
+        return {"date": self.date, "allocation": dict(self.shares), **orders}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The orders, or else a row for each share."""
+        if self.orders is not None:
+            return self.orders.to_frame()
+        return pd.DataFrame({"ticker": list(self.shares), "share": list(self.shares.values())})
+
+    def summary(self) -> str:
+        """The orders, or else the shares, the largest first."""
+        if self.orders is not None:
+            return self.orders.summary()
+        width = max(map(len, self.shares))
+        ordered = sorted(self.shares.items(), key=lambda pair: -pair[1])
+        lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
+        return "\n".join([f"allocation for the period after {self.date}", *lines])
+
+    def plot(self) -> "Figure":
+        """Each share as a bar, beside an equal one."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 1 + 0.25 * len(self.shares)), layout="constrained")
+        axes = figure.subplots()
+        axes.barh(list(self.shares), [100 * share for share in self.shares.values()])
+        axes.axvline(100 / len(self.shares), color="grey", linewidth=0.9)
+        axes.set_xlabel(f"share of the wealth after {self.date} (%)")
+        axes.invert_yaxis()
+        return figure
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedPrices:
+    """A price file that was found valid."""
+
+    path: Path
+    prices: Prices
+
+    def to_json(self) -> dict[str, Any]:
+        """What `apportion check --json` says of the file."""
+        prices = self.prices
+        facts = {
+            "file": str(self.path),
+            "tickers": len(prices.tickers),
+            "days": len(prices.dates),
+            "first": str(prices.dates[0]),
+            "last": str(prices.dates[-1]),
+            "series": ["close"] if prices.high is None else ["close", "high", "low"],
+            "jumps": find_jumps(prices),
+            "fingerprint": prices.fingerprint,
+        }
+        return {"prices": facts}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The closes."""
+        return self.prices.to_frame()
+
+    def summary(self) -> str:
+        """What the file holds in a line, and one for each move that was allowed."""
+        moves = [f"moves far: {jump}" for jump in find_jumps(self.prices)]
+        return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
+
+    def plot(self) -> "Figure":
+        """Each close over its first one."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 5), layout="constrained")
+        closes = self.to_frame()
+        figure.subplots().plot(closes / closes.bfill().iloc[0])
+        return figure
+
+
+def allocate_next(
+    run: "Run", prices: Prices, path: Path | None = None, lot: float | None = None
+) -> NextAllocation:
+    """The next period's shares, and the orders that lead to them from what is held."""
+    from apportion.domains.portfolio.backtest import with_trained_series
+    from apportion.runs.policy_file import load_about
+
+    about = load_about(run.folder)
+    prices = with_trained_series(prices, about)
+    rules = Rules.from_dict(about.get("rules"))
+    date = str(prices.dates[-1])
+    if path is None:
+        shares = _next_shares(run.policy, prices, about["window"], rules)
+        return NextAllocation(date, shares)
+    holdings = read_holdings(path, prices.tickers, cash=rules.cash)
+    if lot is not None and not holdings.counted:
+        raise InputError(f"{path}: shares are not traded in lots; give quantities")
+    missing = np.flatnonzero((holdings.amounts > 0) & np.isnan(prices.close[-1]))
+    if holdings.counted and len(missing):
+        raise InputError(
+            f"{path}: {prices.tickers[missing[0]]} is held and has no price on {date}; "
+            "leave it out, or give prices up to a day on which it has one"
+        )
+    values = holdings.values(prices.close[-1])
+    values = values if rules.cash else values[1:]
+    # Where there is nothing but money a portfolio is set up.
+    held = values / values.sum() if values.sum() > 0 else None
+    shares = _next_shares(run.policy, prices, about["window"], rules, held)
+    # Of what is no longer listed nothing can be held on, whatever the day.
+    listed = np.isfinite(prices.close[-1][holdings.amounts > 0]).all()
+    today = rebalancing_days(prices.dates, rules.rebalance)[-1]
+    hold = bool(listed) and held is not None and not today
+    assumed = {
+        "prices": f"the closes of {date}",
+        "costs": f"{about['cost']:.2%} of the money that is traded, as in the run's backtest",
+        "lot": "fractions of a unit" if lot is None else f"whole lots of {lot:g}",
+    }
+    if not rules.cash and holdings.cash > 0 and not hold:
+        assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"
+    if held is None:
+        assumed["start"] = "nothing but cash is held: a portfolio is set up from equal shares"
+    if hold:
+        assumed["day"] = f"{date} is no day to rebalance ({rules.rebalance}): nothing is traded"
+    orders = plan_orders(
+        prices.tickers,
+        prices.close[-1],
+        holdings,
+        np.array([0.0] * (not rules.cash) + list(shares.values())),
+        about["cost"],
+        lot=lot,
+        hold=hold,
+        date=date,
+        assumed=assumed,
+    )
+    return NextAllocation(date, shares, orders)
+
+
+def _next_shares(
+    policy: "Policy",
+    prices: Prices,
+    window: int,
+    rules: Rules,
+    held: np.ndarray | None = None,
+) -> dict[str, float]:
+    """The shares after the last day of the prices by name, cash first where the policy may hold some."""
+    from apportion.domains.portfolio.training import next_allocation
+
+    wanted = next_allocation(policy, prices, window=window, held=held, rules=rules)
+    shares = np.asarray(wanted, float)
+    names = (CASH, *prices.tickers) if rules.cash else prices.tickers
+    return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
+
+
+def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
+    """How trust, trade fraction and the number of updates came about, in a sentence."""
+    if choice is not None:
+        kept = "" if Rules.of(settings).none else ", all of them within the rules"
+        return f"chosen: {choice.summary()}{kept}"
+    from apportion.domains.portfolio.validation import no_validation_year
+
+    given = (
+        f"trust {settings.trust:g}, trade fraction {settings.trade_fraction:g} and "
+        f"{settings.updates:,} updates as given"
+    )
+    return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
+
+
+def _outcome(
+    policy: "Policy",
+    about: dict[str, Any],
+    settings: PortfolioJob,
+    result: "Backtest | None",
+    choice: "Choice | None",
+    following: pd.DataFrame,
+) -> "Outcome":
+    """What a run found: tested on the days after those trained on, where there are any."""
+    from apportion.runs.job import Outcome
+
+    notes, tables = [about["chosen"]], {"next": following}
+    headline: dict[str, Any] = {"title": "A portfolio", "words": notes}
+    if result is None:
+        results: dict[str, Any] = {"trained_until": about["last"]}
+        notes.insert(
+            0,
+            f"trained on every day up to {about['last']}; test it with apportion backtest on later "
+            "days",
+        )
+        headline["subtitle"] = settings.method
+        summary = "\n".join(notes)
+    else:
+        from apportion.domains.portfolio.record import LAZY
+
+        # Trading little is worth something by itself: what was learned shows against those who do too.
+        ahead = result.against("policy", LAZY)
+        card = {
+            "label": "Log growth a year over lazy rebalancing, net",
+            "value": f"{ahead.value:+.4f}",
+            "interval": f"[{ahead.low:+.4f}, {ahead.high:+.4f}]",
+            "note": f"{result.dates[0]} to {result.dates[-1]}, by blocks of days",
+            "outcome": ahead.outcome,
+        }
+        headline["cards"] = [card]
+        results, summary = result.to_json(), f"{result.summary()}\n{about['chosen']}"
+        dates = [str(day) for day in result.dates]
+        wealth = {name: np.cumprod(1 + returns) for name, returns in result.net.items()}
+        shares = dict(zip(result.tickers, result.allocations["policy"].T, strict=True))
+        tables |= {
+            "values": pd.DataFrame({"date": dates} | wealth),
+            "allocations": pd.DataFrame({"date": dates} | shares),
+            "strategies": result.to_frame(),
+        }
+    if choice is not None:
+        made = {"trust": choice.k, "trade_fraction": choice.eta, "updates": choice.steps}
+        results, tables = results | {"chosen": made}, tables | {"choice": choice.to_frame()}
+    return Outcome(policy, results, summary, about, headline, tables)

@@ -1,0 +1,141 @@
+"""What the page of a portfolio run shows beyond every run's: next allocation, choice, value over time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY
+from apportion.report.page import Part, Section, Table
+from apportion.report.plots import lines, read_table
+from apportion.runs.atomic import read_json
+
+_METRICS = {
+    "wealth": "{:.2f}",
+    "annual_return": "{:.1%}",
+    "volatility": "{:.1%}",
+    "sharpe": "{:.2f}",
+    "max_drawdown": "{:.1%}",
+    "turnover": "{:.4f}",
+}
+_CHOICE = (
+    "Sharpe ratio less that of daily Equal CRP, on years at the end of the training period, each with "
+    "policies trained before it; trust 0 is equal shares. A learned policy is taken only if it beats "
+    "them on average and in most years."
+)
+_NEXT_ROWS = 20
+
+
+def portfolio_sections(folder: Path) -> list[Section]:
+    """The sections of a run's folder, as far as its tables are there."""
+    sections: list[Section] = []
+    shares = read_table(folder, "next")
+    if shares is not None:
+        sections.append(_next_allocation(shares))
+    choice = read_table(folder, "choice")
+    if choice is not None:
+        best_first = choice.sort_values("sharpe_gain", ascending=False)
+        names = {"steps": "updates", "trade_fraction": "trade fraction", "sharpe_gain": "mean"}
+        variants = Table(
+            f"All {len(choice)} variants", best_first.rename(columns=names), folded=True
+        )
+        sections.append(Section("Choice", [variants], _CHOICE))
+    wealth = read_table(folder, "values", indexed=True)
+    if wealth is not None:
+        path = folder / "results.json"
+        results = read_json(path) if path.exists() else {}
+        sections.append(_values(wealth, read_table(folder, "strategies"), results))
+    return sections
+
+
+def _next_allocation(shares: pd.DataFrame) -> Section:
+    """What `apportion allocate` would say, those furthest from equal shares first."""
+    given = shares["share"].to_numpy(float)
+    away = 100 * (given - 1 / max(np.count_nonzero(given), 1))
+    order = np.argsort(-np.abs(away), kind="stable")
+    shown = pd.DataFrame(
+        {
+            "entity": shares["entity"],
+            "share": [f"{share:.3%}" for share in given],
+            "from an equal share (percentage points)": [f"{points:+.3f}" for points in away],
+        }
+    ).iloc[order[:_NEXT_ROWS]]
+    cut = f" The {_NEXT_ROWS} furthest of {len(shares)}." if len(shares) > _NEXT_ROWS else ""
+    note = (
+        f"Largest deviation from equal shares {np.abs(away).max():.3f} percentage points, mean "
+        f"{np.abs(away).mean():.3f}.{cut} For orders from what is held: apportion allocate RUN --holdings "
+        "FILE."
+    )
+    day = shares["after"].iloc[0]
+    lead = f"For the period after {day}, from equal holdings: what apportion allocate prints."
+    return Section("Next allocation", [Table("Shares", shown, note)], lead)
+
+
+def _values(
+    wealth: pd.DataFrame, strategies: pd.DataFrame | None, results: dict[str, Any]
+) -> Section:
+    """Every strategy's wealth over the tested days, and their metrics side by side."""
+    later = {name: f"{name} (hindsight)" for name in HINDSIGHT}
+    seen = results.get("in_sample_periods", 0)
+    until = results.get("trained_until") if seen else None
+    wealth = wealth.rename(columns=later)
+    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
+    last = wealth.iloc[-1]
+    words = f"At the end: {_named(last, last.idxmax(), '{:.3f}', 'highest')}"
+    parts: list[Part] = [lines("Value of 1 invested", words, wealth, axis, trained=until)]
+    if EQUAL in wealth and wealth.shape[1] > 1:
+        ahead = (wealth.div(wealth[EQUAL], axis=0) - 1).drop(columns=EQUAL)
+        axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
+        last = ahead.iloc[-1]
+        words = f"At the end: {_named(last, last.idxmax(), '{:+.1%}', 'highest')}"
+        parts.append(lines("Ahead of Equal CRP", words, ahead, axis, trained=until))
+    # How far each lies below its own highest value so far, which starts at 1.
+    below = wealth / wealth.cummax().clip(lower=1.0) - 1
+    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
+    words = f"Deepest: {_named(below.min(), below.min().idxmin(), '{:.1%}', 'deepest')}"
+    parts.append(lines("Drawdown", words, below, axis, trained=until))
+    if strategies is not None:
+        strategies["strategy"] = strategies["strategy"].replace(later)
+        note = "In brackets: 95 % intervals by blocks of days."
+        parts.append(Table("Strategies side by side", _side_by_side(strategies), note))
+    lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
+    if set(later.values()) & set(wealth.columns):
+        lead += " What is marked as hindsight was chosen when all was known, and is no rival."
+    if seen:
+        lead += (
+            f" In-sample: {seen} of {len(wealth)} periods, shaded, are days up to {until} that the "
+            "policy was trained on; they say nothing about days to come."
+        )
+    return Section("Value against baselines", parts, lead)
+
+
+def _named(row: pd.Series, extreme: Any, form: str, best: str) -> str:
+    """The values of those that are drawn, and the extreme one of all."""
+    known = [name for name in ("policy", LAZY, EQUAL) if name in row.index] or row.index[:8]
+    named = ", ".join(f"{name} {form.format(row[name])}" for name in known)
+    return f"{named}; {best} of all {len(row)}: {extreme}, {form.format(row[extreme])}."
+
+
+def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
+    """Each strategy's main metrics as text, `x [low, high]` where it has an interval.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"strategy": ["a"], "wealth": [1.5], "wealth_low": [1], "wealth_high": [2]})
+    >>> _side_by_side(frame)["wealth"].tolist()
+    ['1.50 [1.00, 2.00]']
+    """
+
+    def cell(row: dict[Any, Any], name: str, form: str) -> str:
+        low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+        if low is None or high is None:
+            return form.format(row[name])
+        return f"{form} [{form}, {form}]".format(row[name], low, high)
+
+    rows = strategies.to_dict("records")
+    shown = {"strategy": [row["strategy"] for row in rows]}
+    for name, form in _METRICS.items():
+        if name in strategies:
+            shown[name.replace("_", " ")] = [cell(row, name, form) for row in rows]
+    return pd.DataFrame(shown)

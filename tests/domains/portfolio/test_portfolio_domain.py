@@ -1,0 +1,417 @@
+"""Portfolios as a domain: a run chooses once and looks at nothing later, and answers what it is asked."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.domains.portfolio import SimulatedMarket, backtest
+from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.domain import (
+    DOMAIN,
+    PortfolioAllocateOptions,
+    PortfolioBacktestOptions,
+    PortfolioCertifyOptions,
+    PriceOptions,
+)
+from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.portfolio.run import _describe_choice
+from apportion.domains.portfolio.settings import PortfolioJob
+from apportion.domains.portfolio.training import compose, untrained_policies
+from apportion.domains.portfolio.validation import (
+    ETA_GRID,
+    K_GRID,
+    Choice,
+    select_variant,
+    validation_years,
+)
+from apportion.errors import InputError
+from apportion.report.page import page
+from apportion.runs.folder import Run, load_run
+from apportion.runs.job import Outcome
+from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.progress import Quiet, TrainingStatus
+from apportion.runs.runner import Stopped, finish, resume_run, start_run
+
+PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
+UNTIL = "2002-12-15"
+TINY = PortfolioJob(
+    until=UNTIL, validation=2, tasks=3, task_size=4, steps=6, members=2, window=6, batch=12, hidden=4,
+    learning_rate=3e-2, tracking_error_weight=0.0, chunk=3, max_weight=0.4, min_weight=0.02,
+    max_turnover=0.3, rebalance="weekly",
+)  # fmt: skip
+
+
+class Watched(Quiet):
+    """Remembers what was reported to it, and once does something about it."""
+
+    def __init__(self, title: str = "", act=None):
+        self.seen: list[tuple[str, int]] = []
+        self.stages: list[str] = []
+        self.title, self.act = title, act
+
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
+        self.seen.append((title, status.step))
+        if title == self.title and self.act is not None:
+            self.act()
+
+    def stage(self, name: str, done: float = 0.0) -> None:
+        self.stages.append(name)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def die() -> None:
+    raise SystemError("killed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_baselines():
+    """Each is a program of its own, compiled for every length of the backtest."""
+    few = {name: BASELINES[name] for name in ("equal-crp", "buy-and-hold", "best-crp", "olmar")}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backtest, "BASELINES", few)
+        yield
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("portfolio")
+    PRICES.to_frame().to_csv(folder / "prices.csv")
+    rows = "".join(f"{ticker},tech,0.5\n" for ticker in PRICES.tickers[:3])
+    (folder / "groups.csv").write_text(f"ticker,group,limit\n{rows}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(place) -> PortfolioJob:
+    return replace(TINY, prices=place / "prices.csv", group=place / "groups.csv")
+
+
+@pytest.fixture(scope="module")
+def whole(place, settings):
+    progress = Watched()
+    outcome = start_run(place / "whole", "portfolio", settings, progress)
+    return outcome, progress.seen
+
+
+def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
+    outcome, seen = whole
+    chosen = outcome.results["chosen"]
+    assert chosen["trust"] in K_GRID
+    assert chosen["trade_fraction"] in ETA_GRID
+    assert chosen["updates"] in (3, 6)
+    titles = [title for title, _ in seen]
+    assert titles == sorted(titles)  # choosing, then training
+    assert max(step for title, step in seen if title == "training") == chosen["updates"]
+    policy = load_policy(place / "whole").policy  # pyright: ignore[reportAttributeAccessIssue]
+    assert float(policy.eta) == pytest.approx(chosen["trade_fraction"])
+    assert float(policy.policy.k) == pytest.approx(chosen["trust"])
+    headline = json.loads((place / "whole/headline.json").read_text())
+    for text in (outcome.summary, headline["words"][0]):
+        assert "chosen: trust " in text
+        assert "2001-2002" in text
+        assert "all of them within the rules" in text
+    table = pd.read_csv(place / "whole" / "choice.csv")
+    assert list(table) == ["trust", "trade_fraction", "steps", "2001", "2002", "sharpe_gain"]
+    assert len(table) == len(K_GRID) * len(ETA_GRID) * 2
+
+
+def test_a_run_keeps_to_its_rules_and_says_so(whole, place):
+    words = "policy keeps to at most 40% each, at least 2% each, at most 50% in tech"
+    assert words in whole[0].summary
+    assert "all other strategies are unconstrained" in whole[0].summary
+    assert load_about(place / "whole")["rules"]["rebalance"] == "weekly"
+    shares = pd.read_csv(place / "whole" / "allocations.csv", index_col=0)
+    assert list(shares) == list(PRICES.tickers)
+    dates = PRICES.dates[PRICES.row(UNTIL) - 1 :]
+    first = shares[np.append(True, rebalancing_days(dates, "weekly")[1:-1])]
+    assert first.max().max() <= 0.4 + 1e-6
+    assert first.min().min() >= 0.02 - 1e-6
+    assert first[list(PRICES.tickers[:3])].sum(axis=1).max() <= 0.5 + 1e-6
+
+
+def test_a_run_is_backtested_beside_baselines(whole, place):
+    run, watched = load_run(place / "whole"), Watched()
+    told = DOMAIN.backtest(run, PortfolioBacktestOptions(baselines=("olmar",)), watched)
+    assert told.to_json()["net"]["policy"] == whole[0].results["net"]["policy"]
+    assert watched.stages == [f"backtest: {name}" for name in told.net]
+    some = PRICES.tickers[1:]
+    asked = PortfolioBacktestOptions(
+        start="2002-12-01", end="2002-12-20", cost=0.0, tickers=some, baselines=()
+    )
+    with pytest.warns(UserWarning, match="says nothing about days to come"):
+        few = DOMAIN.backtest(run, asked)
+    assert few.tickers == some
+    assert 0 < few.in_sample < len(few.dates)
+    assert list(few.net) == ["policy", "lazy-crp", "equal-crp"]
+    np.testing.assert_allclose(few.net["policy"], few.gross["policy"], atol=1e-12)
+    with pytest.raises(InputError, match="'olmr' is none of equal-crp.*olmar"):
+        DOMAIN.backtest(run, PortfolioBacktestOptions(baselines=("olmr",)))
+    with pytest.raises(InputError, match="cost is 0.5; it must be a fraction"):
+        PortfolioBacktestOptions(cost=0.5)
+
+
+def test_the_gains_of_a_run_are_those_of_the_weeks_after_training(whole, place):
+    run = load_run(place / "whole")
+    gains = DOMAIN.gains(run, "lazy-crp", PortfolioCertifyOptions())
+    assert len(gains.values) == 4
+    assert gains.baseline == "lazy-crp"
+    with pytest.raises(InputError, match="give the folder of a portfolio run"):
+        DOMAIN.gains(place / "prices.csv", "lazy-crp", PortfolioCertifyOptions())
+
+
+def test_the_page_shows_next_allocation_choice_and_values(whole, place):
+    sections = DOMAIN.sections(place / "whole")
+    assert [section.title for section in sections] == [
+        "Next allocation",
+        "Choice",
+        "Value against baselines",
+    ]
+    text = page("A run", sections)
+    for words in ("All 32 variants", "best-crp (hindsight)", "Ahead of Equal CRP", "no rival"):
+        assert words in text
+    assert DOMAIN.sections(place) == []
+
+
+def test_a_valid_file_is_described(place):
+    checked = DOMAIN.check(PriceOptions(place / "prices.csv"))
+    facts = checked.to_json()["prices"]
+    assert (facts["tickers"], facts["days"], facts["jumps"]) == (6, 1100, [])
+    assert facts["fingerprint"] in checked.summary()
+    assert checked.to_frame().shape == (1100, 6)
+    assert len(checked.plot().axes[0].lines) == 6
+    with pytest.raises(InputError, match="give --prices FILE"):
+        DOMAIN.check(PriceOptions(allow_jumps=True))
+
+
+def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, settings):
+    later = PRICES.close.copy()
+    cut = PRICES.row(UNTIL)
+    assert 0 < cut < len(later) - 1
+    later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
+    replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
+    settings = replace(settings, prices=place / "later.csv", allow_jumps=True)
+    touched = start_run(place / "later", "portfolio", settings, Quiet())
+    assert touched.results["net"] != whole[0].results["net"]
+    for file in ("choice.csv", "policy.safetensors"):
+        assert (place / "later" / file).read_bytes() == (place / "whole" / file).read_bytes()
+
+
+def test_earlier_prices_change_the_choice(whole, place, settings):
+    early = PRICES.close * np.exp(np.random.default_rng(0).normal(0, 0.1, PRICES.close.shape))
+    replace(PRICES, close=early).to_frame().to_csv(place / "early.csv")
+    with pytest.raises(InputError, match=r"early.csv: prices move too far in one day"):
+        DOMAIN.prepare(replace(settings, prices=place / "early.csv"))
+    work = DOMAIN.prepare(replace(settings, prices=place / "early.csv", allow_jumps=True))
+    assert work.choose is not None
+    other = Choice.from_dict(work.choose(lambda _: None))
+    before = Choice.from_dict(load_run(place / "whole").choice or {})
+    assert not np.allclose(other.table.sharpe_gain, before.table.sharpe_gain, atol=1e-3)
+
+
+def test_a_run_stopped_while_choosing_and_killed_after_ends_the_same(whole, place, settings):
+    folder = place / "broken"
+    with pytest.raises(Stopped, match="stopped while choosing, after step 3 of 6"):
+        start_run(folder, "portfolio", settings, Watched("choosing", interrupt))
+    assert load_run(folder).choice is None
+    with pytest.raises(SystemError):
+        resume_run(folder, Watched("training", die))
+    assert load_run(folder).choice == load_run(place / "whole").choice
+    last = Watched()
+    resume_run(folder, last)
+    assert "choosing" not in {title for title, _ in last.seen}
+    for file in ("choice.json", "choice.csv", "policy.safetensors", "results.json"):
+        assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes(), file
+
+
+def test_a_choice_belongs_to_the_settings_it_was_made_with(whole, place):
+    settings = place / "whole" / "settings.toml"
+    text = settings.read_text()
+    settings.write_text(text.replace("hidden = 4", "hidden = 5"))
+    with pytest.raises(InputError, match=r"was changed since choice\.json was saved"):
+        _ = load_run(place / "whole").choice
+    settings.write_text(text)
+
+
+def test_years_are_validated_on_where_they_are_long_enough(settings):
+    days = TINY.window + TINY.batch
+    assert validation_years(PRICES, TINY, 3) == [2001, 2002]  # 2000 has nothing before it
+    assert validation_years(PRICES, TINY, 1) == [2002]
+    assert validation_years(PRICES, TINY, 0) == []
+    assert validation_years(PRICES.until("2002-03-01"), TINY, 3) == [2001]
+    assert validation_years(PRICES.until("2001-03-01"), TINY, 3) == []
+    assert PRICES.row("2001-01-01") > days
+    with pytest.raises(InputError, match="hold no calendar year of 126 days or more"):
+        select_variant(PRICES.until("2001-03-01"), TINY)
+    # Without such a year settings are taken as given.
+    short = replace(settings, until="2001-03-01")
+    assert DOMAIN.prepare(short).choose is None
+    assert DOMAIN.prepare(replace(settings, validation=0)).choose is None
+    given = _describe_choice(PRICES.until("2001-03-01"), short, None)
+    assert "trust 0.5, trade fraction 0.1 and 6 updates as given; the prices, " in given
+
+
+def test_a_choice_fixes_the_updates_of_the_policy():
+    """Where steps count updates of each task, chosen updates are still the policy's."""
+    settings = replace(TINY, protocol="per-task", method="mtl")
+    assert settings.updates == 18
+    assert Choice(0.5, 0.1, 12, pd.DataFrame()).applied(settings).updates == 12
+
+
+def test_a_signal_in_the_backtest_ends_it_at_once_and_the_run_is_resumed(
+    whole, place, settings, monkeypatch, capfd
+):
+    folder = place / "tested"
+    left = threading.Event()
+
+    def endless(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        left.wait()
+
+    class Left(BaseException):
+        """In place of the end of the process."""
+
+    def leave(code: int) -> None:
+        assert code == 2
+        raise Left
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backtest, "backtest_with_baselines", endless)
+        patched.setattr(os, "_exit", leave)
+        with pytest.raises(Left):
+            start_run(folder, "portfolio", settings, Quiet())
+    left.set()
+    assert "stopped at once; the training is saved" in capfd.readouterr().err
+    assert not load_run(folder).finished
+    resume_run(folder, Quiet())
+    for file in ("results.json", "policy.safetensors", "values.csv"):
+        assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes()
+
+
+def test_a_stop_that_is_asked_for_in_the_last_chunk_comes_before_the_backtest(
+    place, whole, settings
+):
+    folder = place / "last"
+    last = whole[0].results["chosen"]["updates"]
+    seen = Watched("training")
+    seen.act = lambda: seen.seen[-1][1] == last and interrupt()
+    with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
+        start_run(folder, "portfolio", settings, seen)
+    resume_run(folder, Quiet())
+    assert (folder / "results.json").read_bytes() == (place / "whole/results.json").read_bytes()
+
+
+def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):
+    settings = replace(TINY, prices=place / "prices.csv", cash=True, validation=0, steps=2)
+    folder = tmp_path / "run"
+    trained = start_run(folder, "portfolio", settings, Quiet())
+    assert trained.results["net"]["policy"]["wealth"] < trained.results["gross"]["policy"]["wealth"]
+    held = pd.read_csv(folder / "allocations.csv", index_col=0)
+    assert list(held) == ["cash", *PRICES.tickers]
+    # Drifted a little between rebalancing days.
+    assert held[list(PRICES.tickers)].max().max() <= 0.45
+    told = DOMAIN.allocate(load_run(folder), PortfolioAllocateOptions())
+    assert list(told.shares) == list(held)
+    (tmp_path / "today.json").write_text('{"cash": 1.0}')
+    held = PortfolioAllocateOptions(holdings=tmp_path / "today.json")
+    told = DOMAIN.allocate(load_run(folder), held)
+    assert told.shares["cash"] == pytest.approx(0.9, abs=0.1)
+
+
+CLOSES = dict(zip(PRICES.tickers, PRICES.close[-1], strict=True))
+FIRST = PRICES.tickers[0]
+
+
+@pytest.fixture(scope="module")
+def allocate(place):
+    """What runs that trade daily and monthly say to some holdings: half of the way to equal shares."""
+    job = PortfolioJob(
+        window=8, batch=16, hidden=4, members=1, task_size=2, trust=1.0, trade_fraction=0.5,
+        prices=place / "prices.csv",
+    )  # fmt: skip
+    policy = compose(untrained_policies(1, job, jax.random.split(jax.random.key(0), 1)), job)
+    about = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025, "last": UNTIL}
+    for name, rules in (("daily", Rules()), ("monthly", Rules(rebalance="monthly"))):
+        made = Run.create(place / name, "portfolio", job, {})
+        finish(made, Outcome(policy, {}, "", about | {"rules": rules.to_dict()}, {}))
+
+    def call(held: str, name: str = "daily", **options):
+        file = place / ("held.json" if held.startswith("{") else "held.csv")
+        file.write_text(held)
+        asked = PortfolioAllocateOptions(holdings=file, **options)
+        return DOMAIN.allocate(load_run(place / name), asked)
+
+    return call
+
+
+def test_orders_add_up_and_lead_half_of_the_way(allocate):
+    result = allocate(f"ticker,quantity\n{FIRST},500\ncash,1234.5\n", lot=1)
+    told = json.loads(json.dumps(result.to_json()))
+    assert list(told) == ["date", "allocation", "orders", "cash", "value", "assumed"]
+    assert told["date"] == str(PRICES.dates[-1])
+    orders = {row["ticker"]: row for row in told["orders"]}
+    held = {ticker: 500.0 * (ticker == FIRST) for ticker in CLOSES}
+    spent = 0.0
+    for ticker, price in CLOSES.items():
+        units = orders[ticker]["units"]
+        assert units == pytest.approx(round(units), abs=1e-9)
+        assert orders[ticker]["price"] == pytest.approx(price)
+        spent += units * price / 0.9975 if units > 0 else units * price * 0.9975
+        held[ticker] += units
+    assert told["cash"]["after"] == pytest.approx(1234.5 - spent, rel=1e-9)
+    assert told["cash"]["after"] >= 0
+    worth = sum(held[t] * CLOSES[t] for t in CLOSES) + told["cash"]["after"]
+    assert told["value"]["before"] == pytest.approx(worth + told["value"]["cost"], rel=1e-9)
+    assert told["value"]["before"] == pytest.approx(500 * CLOSES[FIRST] + 1234.5)
+    assert orders[FIRST]["target"] == pytest.approx(7 / 12, abs=0.1)
+    assert set(told["assumed"]) == {"prices", "costs", "lot", "cash"}
+    assert told["assumed"]["lot"] == "whole lots of 1"
+    assert f"prices: the closes of {PRICES.dates[-1]}" in result.summary()
+    # What is held when all is filled serves as the next day's holdings.
+    again = allocate(result.to_frame().to_csv(index=False)).to_json()
+    assert again["value"]["before"] == pytest.approx(told["value"]["after"], rel=1e-9)
+
+
+def test_orders_from_shares_are_shares_of_the_whole(allocate, place):
+    shares = json.dumps({FIRST: 1.0})
+    told = allocate(shares).to_json()
+    assert told["value"]["before"] == 1
+    assert "units" not in told["orders"][0]
+    assert 1 - told["value"]["after"] == pytest.approx(told["value"]["cost"], rel=1e-6)
+    assert "afterwards" in allocate(shares).summary()
+    with pytest.raises(InputError, match="shares are not traded in lots"):
+        allocate(shares, lot=1)
+    alone = DOMAIN.allocate(load_run(place / "daily"), PortfolioAllocateOptions())
+    assert set(alone.to_json()) == {"date", "allocation"}
+    assert list(alone.to_frame()["ticker"]) == list(PRICES.tickers)
+    assert alone.to_frame()["share"].sum() == pytest.approx(1)
+    assert f"period after {PRICES.dates[-1]}" in alone.summary()
+    assert len(alone.plot().axes[0].patches) == 6
+
+
+def test_a_portfolio_is_set_up_from_nothing_but_cash_on_any_day(allocate):
+    for name in ("daily", "monthly"):
+        told = allocate('{"quantities": {}, "cash": 10000}', name).to_json()
+        assert told["cash"] == {"before": 10000, "after": 0}
+        assert told["value"]["cost"] == pytest.approx(25, rel=1e-9)
+        assert "set up from equal shares" in told["assumed"]["start"]
+
+
+def test_nothing_is_traded_on_a_day_that_is_none_to_rebalance(allocate):
+    assert not rebalancing_days(PRICES.dates, "monthly")[-1]
+    held = json.dumps({"quantities": {FIRST: 3}, "cash": 10})
+    told = allocate(held, "monthly").to_json()
+    assert {row["units"] for row in told["orders"]} == {0}
+    assert told["cash"] == {"before": 10, "after": 10}
+    assert told["value"]["cost"] == 0
+    assert set(told["assumed"]) == {"prices", "costs", "lot", "day"}
