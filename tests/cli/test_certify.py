@@ -9,10 +9,9 @@ import pytest
 from apportion.cli import main
 from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
-from apportion.domains.charging.job import about
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import Garages, train_charging
+from apportion.domains.charging.training import Garages, facts_of, train_charging
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.shipped import shipped_policy
 from apportion.domains.portfolio.prices import embedded_prices
@@ -54,7 +53,7 @@ def certify(capfd):
 def finished(job, settings, policy, about, tmp_path_factory):
     """A run's folder without the tests that training ends with, which take longest."""
     run = Run.create(tmp_path_factory.mktemp("runs") / job, job, settings, {})
-    finish(run, Outcome(policy, {}, "", about, {}))
+    finish(run, Outcome(policy, {}, "", facts_of, {}))
     return run.folder
 
 
@@ -63,7 +62,7 @@ def garage(tmp_path_factory):
     garages = Garages.of(read_sessions(), GARAGE)
     with optimised():
         policy = averaged(train_charging(garages, GARAGE).policy, 1)
-    return finished("charging", GARAGE, policy, about(garages, GARAGE), tmp_path_factory)
+    return finished("charging", GARAGE, policy, facts_of(garages, GARAGE), tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ import pandas as pd
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.controller import check_now, read_now
-from apportion.domains.charging.facts import check_facts
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.federated.digits import load_mnist
 from apportion.domains.portfolio.commissions import read_commissions

@@ -30,11 +30,11 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
 # All that the jobs import: every life of a job is a fork of this process, which itself computes nothing.
+import apportion.domains.budget.domain  # noqa: E402
 from jobs import JOBS, Job, clear, make_data, what_is_damaged  # noqa: E402
 
-import apportion.domains.budget.job  # noqa: E402
-import apportion.domains.charging.gains  # noqa: E402
-import apportion.domains.charging.job  # noqa: E402
+import apportion.domains.charging.backtest  # noqa: E402
+import apportion.domains.charging.training  # noqa: E402
 import apportion.domains.federated.job  # noqa: E402
 import apportion.domains.portfolio.gains  # noqa: E402
 import apportion.domains.portfolio.job  # noqa: E402

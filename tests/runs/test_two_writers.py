@@ -23,7 +23,7 @@ from apportion.runs.progress import Quiet
 SETTINGS = BudgetSettings()
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.domains.budget.job"])
+_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.domains.budget.domain"])
 
 
 @dataclass(frozen=True)

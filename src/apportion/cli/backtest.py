@@ -106,7 +106,6 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
     table = read_own_prices(run, given.prices, given.allow_jumps)
     if given.tickers is not None:
         table = table.select(given.tickers)
-    from apportion.domains.portfolio.job import backtest_policy
     from apportion.runs.policy_file import load_about
     from apportion.runs.progress import open_progress
     from apportion.runs.stoppable import stoppable
@@ -114,7 +113,7 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
     about = load_about(run.folder)
     with open_progress(quiet=quiet) as progress:
         return stoppable(
-            lambda: backtest_policy(
+            lambda: backtest_saved(
                 run.policy,
                 about,
                 table,
@@ -145,7 +144,7 @@ def _garage(run: Any, given: ChargingOptions, start: str | None, end: str | None
     from apportion.domains.charging.sessions import read_sessions
 
     frame = read_sessions(given.sessions, timezone=given.timezone)
-    from apportion.domains.charging.job import backtest_policy
+    from apportion.domains.charging.backtest import backtest_saved
     from apportion.runs.policy_file import load_about
 
     chosen = {
@@ -154,4 +153,4 @@ def _garage(run: Any, given: ChargingOptions, start: str | None, end: str | None
         if value is not None and name not in ("sessions", "timezone")
     }
     about = load_about(run.folder)
-    return backtest_policy(run.policy, about, frame, start=start, end=end, **chosen)
+    return backtest_saved(run.policy, about, frame, start=start, end=end, **chosen)

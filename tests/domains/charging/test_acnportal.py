@@ -15,7 +15,7 @@ import pytest
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW
-from apportion.domains.charging.peers import PEERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 
 pytestmark = pytest.mark.peer
@@ -91,7 +91,7 @@ def both(request, tmp_path_factory):
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate(days.garage(), PEERS[name], capacity, days.medians())[0]
+    ours = simulate(days.garage(), SCHEDULERS[name], capacity, days.medians())[0]
     total, expected = ours.sum(), theirs[name].sum()
     apart = np.abs(ours - theirs[name]).max()
     print(
@@ -106,7 +106,7 @@ import sys, time
 import numpy as np
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import Garage, Medians
-from apportion.domains.charging.peers import PEERS, simulate
+from apportion.domains.charging.schedulers import PEERS, simulate
 days = dict(np.load(sys.argv[1]))
 n, m, _ = days["arrival"].shape
 there = days["departure"] > days["arrival"]

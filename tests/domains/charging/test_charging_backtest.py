@@ -4,14 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from apportion.domains.charging.backtest import OPTIMUM, POLICY, backtest
-from apportion.domains.charging.job import backtest_policy, prepare
-from apportion.domains.charging.peers import PEERS, simulate
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.backtest import OPTIMUM, POLICY, backtest_saved, backtest_schedules
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import Garages, train_charging
+from apportion.domains.charging.training import Garages, prepare_charging, train_charging
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion.trees import take
@@ -37,7 +36,7 @@ def untrained():
 def result(garages, untrained):
     days = garages.unseen_stations("jpl").between("2019-05-01", "2019-05-20")
     medians = garages.predictor.medians
-    return backtest(untrained, days, medians, capacity=0.15, task_size=6, tasks=3), days
+    return backtest_schedules(untrained, days, medians, capacity=0.15, task_size=6, tasks=3), days
 
 
 def test_every_schedule_delivers_what_its_own_simulation_does(result, garages):
@@ -45,7 +44,7 @@ def test_every_schedule_delivers_what_its_own_simulation_does(result, garages):
     for name in ("llf", "equal", "clairvoyant"):
         alone = simulate(
             days.garage(),
-            PEERS[name],
+            SCHEDULERS[name],
             0.15 * 6 * RATE_KW,
             garages.predictor.medians,
             tested.members,
@@ -92,9 +91,9 @@ def test_training_serves_more_than_equal_shares_at_stations_never_seen(garages):
     days = garages.unseen_stations("jpl")
     leads = []
     for member in range(SETTINGS.members):
-        tested = backtest(
+        tested = backtest_schedules(
             take(trained.policy, member), days, garages.predictor.medians, capacity=0.15,
-            task_size=6, tasks=4, optimum=False, peers={"equal": PEERS["equal"]},
+            task_size=6, tasks=4, optimum=False, peers={"equal": SCHEDULERS["equal"]},
         )  # fmt: skip
         leads.append(100 * tested.ahead("equal").value)
     assert_mean_above(leads, 0.0)
@@ -123,13 +122,13 @@ def test_the_predictor_survives_being_saved(garages):
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(changes, message):
     with pytest.raises(InputError, match=message):
-        prepare(ChargingSettings(**({"site": ("jpl",)} | changes)))
+        prepare_charging(ChargingSettings(**({"site": ("jpl",)} | changes)))
 
 
 def test_a_backtest_refuses_what_it_cannot_do(untrained, garages):
-    from apportion.domains.charging.job import about
+    from apportion.domains.charging.training import facts_of
 
-    saved = about(garages, SETTINGS)
+    saved = facts_of(garages, SETTINGS)
     frame = read_sessions()
     for options, message in (
         ({}, "choose one with --site"),
@@ -138,6 +137,6 @@ def test_a_backtest_refuses_what_it_cannot_do(untrained, garages):
         ({"site": "jpl", "start": "2030-01-01"}, "no working day"),
     ):
         with pytest.raises(InputError, match=message):
-            backtest_policy(untrained, saved, frame, **options)
+            backtest_saved(untrained, saved, frame, **options)
     with pytest.raises(InputError, match="not for charging"):
-        backtest_policy(untrained, {"job": "budget"}, frame)
+        backtest_saved(untrained, {"job": "budget"}, frame)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from apportion.composition import EqualShares
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.garage import PERIODS
-from apportion.domains.charging.peers import PEERS, simulate
-from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.policy import Pooled
 from apportion.problem import check_problem
@@ -107,7 +107,7 @@ def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage, capacity = random_garage(seed), jnp.float32(9.0)
     _, rewards = walk(garage, EqualShares(), capacity)
     days = jax.tree.map(lambda x: x[None], garage)
-    energy = simulate(days, PEERS["equal"], capacity, MEDIANS)
+    energy = simulate(days, SCHEDULERS["equal"], capacity, MEDIANS)
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
 
 

@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.domains.charging.backtest import PolicySchedule
-from apportion.domains.charging.coming import Coming, still_to_come
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import (
+    ArrivalForecast,
+    Predictor,
+    add_forecasts,
+    still_to_come,
+)
 from apportion.domains.charging.garage import PERIODS, Garage
-from apportion.domains.charging.peers import simulate
-from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.schedulers import simulate
 from apportion.domains.charging.sessions import read_sessions
-from apportion.domains.charging.training import foresee
 from apportion.policy import Pooled
 from apportion.tasks import Task, Tasks
 
@@ -29,7 +32,7 @@ FITTED = Predictor.fit(*SITES)
 
 
 def expected(days: Days) -> np.ndarray:
-    found = Coming.of(days, FITTED.to_come_kwh).recall(days).to_come_kwh
+    found = ArrivalForecast.of(days, FITTED.to_come_kwh).recall(days).to_come_kwh
     assert found is not None
     return found
 
@@ -58,7 +61,7 @@ def test_without_a_past_it_is_the_mean_of_the_training_days_and_the_last_period_
     usual = FITTED.to_come_kwh
     assert usual[[0, 30, 60]] == pytest.approx(np.mean(means, 1), rel=1e-5)
     np.testing.assert_allclose(EXPECTED[0], usual, rtol=1e-6)
-    fresh = Coming.nothing(usual).recall(DAYS).to_come_kwh
+    fresh = ArrivalForecast.nothing(usual).recall(DAYS).to_come_kwh
     np.testing.assert_allclose(fresh, np.broadcast_to(usual, (len(DAYS), PERIODS)), rtol=1e-6)
     assert (EXPECTED[:, -1] == 0).all()
     assert (np.diff(EXPECTED) <= 0).all()
@@ -123,7 +126,7 @@ def walked(problem: Charging, task: Task, day, capacity_kw):
 
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
-    days = foresee(DAYS, FITTED, True).between("2019-06-03", "2019-06-07")
+    days = add_forecasts(DAYS, FITTED, True).between("2019-06-03", "2019-06-07")
     problem, task = Charging.of([days], FITTED.medians), Tasks.of([list(range(30))])[0]
     feeder = jnp.float32(20.0)
 
@@ -153,7 +156,7 @@ def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
 
 
 def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
-    known = [foresee(days, FITTED, True) for days in SITES]
+    known = [add_forecasts(days, FITTED, True) for days in SITES]
     problem = Charging.of(known, FITTED.medians)
     day, n = 30, 44
     first = len(SITES[0].stations)
@@ -167,5 +170,5 @@ def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
         of_cars = np.where(here, days.familiarity[day], 0.0).sum(-1)
         assert of_cars.max() > 0
         assert familiarity == pytest.approx(of_cars, rel=1e-5)
-    plain = Charging.of([foresee(days, FITTED, False) for days in SITES], FITTED.medians)
+    plain = Charging.of([add_forecasts(days, FITTED, False) for days in SITES], FITTED.medians)
     assert (shown(plain, places[0], day, n) == 0).all()

@@ -10,8 +10,8 @@ import pytest
 
 from apportion.domains.charging.controller import Controller, read_now
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.garage import Garage, draw, empty, see
-from apportion.domains.charging.predictions import Predictor
 from apportion.domains.charging.problem import CHANNELS, observation
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError

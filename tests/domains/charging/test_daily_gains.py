@@ -5,14 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.charging.backtest import POLICY
-from apportion.domains.charging.gains import daily_gains
-from apportion.domains.charging.job import about, backtest_policy
-from apportion.domains.charging.peers import PEERS, fcfs
+from apportion.domains.charging.backtest import POLICY, backtest_saved, daily_gains
 from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import SCHEDULERS, fcfs
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import Garages
+from apportion.domains.charging.training import Garages, facts_of
 from apportion.policy import Pooled
 from apportion.runs.policy_file import save_policy
 
@@ -33,15 +31,15 @@ def policy():
 
 @pytest.fixture(scope="module")
 def saved(frame):
-    return about(Garages.of(frame, SETTINGS), SETTINGS)
+    return facts_of(Garages.of(frame, SETTINGS), SETTINGS)
 
 
 def test_a_gain_is_the_difference_of_the_shares_of_the_days_need_after_training(
     policy, saved, frame
 ):
     gains = daily_gains(policy, saved, frame, "llf", **SOME)
-    tested = backtest_policy(
-        policy, saved, frame, peers={"llf": PEERS["llf"]}, optimum=False, **SOME
+    tested = backtest_saved(
+        policy, saved, frame, peers={"llf": SCHEDULERS["llf"]}, optimum=False, **SOME
     )
     assert gains.labels().tolist() == tested.dates.tolist()
     assert str(gains.labels()[0]) > "2021-05-31"

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.garage import PERIODS, RATE_KW
-from apportion.domains.charging.optimum import best_energies
-from apportion.domains.charging.peers import PEERS, simulate
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.schedulers import SCHEDULERS, best_energies, simulate
 from apportion.domains.charging.sessions import read_sessions
 from domains.charging.garages import MEDIANS, STATIONS, random_garage
 
@@ -64,7 +63,7 @@ def test_no_scheduler_serves_more_than_the_optimum(seed, phi):
     capacity = phi * STATIONS * RATE_KW
     best = best_energy(*map(np.asarray, (day.arrival, day.departure, day.need_kwh)), capacity)
     stacked = jax.tree.map(lambda x: x[None], day)
-    for peer in PEERS.values():
+    for peer in SCHEDULERS.values():
         assert simulate(stacked, peer, jnp.float32(capacity), MEDIANS).sum() <= best + 1e-3
 
 
@@ -74,9 +73,9 @@ def test_on_real_days_the_clairvoyant_comes_within_two_percent_of_the_optimum():
     tasks = np.arange(20).reshape(2, 10)
     capacity = 0.15 * 10 * RATE_KW
     best = best_energies(days.arrival, days.departure, days.need_kwh, capacity, tasks)
-    knowing = simulate(days.garage(), PEERS["clairvoyant"], capacity, predictor.medians, tasks).sum(
-        (2, 3)
-    )
+    knowing = simulate(
+        days.garage(), SCHEDULERS["clairvoyant"], capacity, predictor.medians, tasks
+    ).sum((2, 3))
     assert best.shape == knowing.shape == (2, len(days))
     assert (knowing <= best + 1e-3).all()
     assert knowing.sum() > 0.98 * best.sum()

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.predictions import Predictor
-from apportion.domains.charging.recollection import Recollection, memories
+from apportion.domains.charging.forecasts import (
+    Predictor,
+    SimilarSessions,
+    add_forecasts,
+    forecasters,
+)
 from apportion.domains.charging.sessions import read_sessions
-from apportion.domains.charging.training import foresee
 from apportion.errors import InputError
 from domains.charging.test_controller import ABOUT, PREDICTOR, opinionated, simulated
 from domains.charging.test_controller import DAYS as JPL
@@ -46,7 +49,7 @@ def test_nothing_of_a_day_or_after_it_is_recalled_on_it(seed, day):
         departure=np.where(later, DAYS.arrival + rng.integers(1, 9), DAYS.departure),
     )
     before, after = (
-        (*pair(known := foresee(days, FITTED, True)), known.familiarity, known.to_come_kwh)
+        (*pair(known := add_forecasts(days, FITTED, True)), known.familiarity, known.to_come_kwh)
         for days in (DAYS, changed)
     )
     for one, other in zip(before, after, strict=True):
@@ -77,7 +80,10 @@ def two_drivers(requests: tuple[float, float], needs: tuple[float, float], days:
 
 def test_a_driver_who_comes_again_is_expected_to_take_and_to_stay_as_before():
     days = two_drivers((10.0, 20.0), (9.0, 4.0))
-    (need, departure), (plain, _) = pair(foresee(days, FITTED, True)), pair(FITTED.apply(days))
+    (need, departure), (plain, _) = (
+        pair(add_forecasts(days, FITTED, True)),
+        pair(FITTED.apply(days)),
+    )
     assert need[0] == pytest.approx(plain[0])
     assert need[-1, :, 0] == pytest.approx([9.0, 4.0], rel=0.08)
     assert departure[-1, :, 0] == pytest.approx([64.0, 64.0], abs=2.0)
@@ -86,7 +92,7 @@ def test_a_driver_who_comes_again_is_expected_to_take_and_to_stay_as_before():
 
 
 def test_a_driver_is_the_more_familiar_the_oftener_he_came_and_never_quite():
-    known = foresee(two_drivers((10.0, 20.0), (9.0, 4.0)), FITTED, True).familiarity
+    known = add_forecasts(two_drivers((10.0, 20.0), (9.0, 4.0)), FITTED, True).familiarity
     assert known is not None
     assert (known[0] == 0).all()
     assert (np.diff(known, axis=0) > 0).all()
@@ -97,30 +103,30 @@ def test_a_driver_is_the_more_familiar_the_oftener_he_came_and_never_quite():
 
 
 def test_familiarity_is_a_share_of_those_who_stated_something_and_0_without_a_past():
-    known = foresee(DAYS, FITTED, True).familiarity
+    known = add_forecasts(DAYS, FITTED, True).familiarity
     assert known is not None
     assert ((known >= 0) & (known < 1)).all()
     assert known.max() > 0.5
     assert (known[~DAYS.stated] == 0).all()
-    assert (Recollection.nothing().recall(PREDICTED).familiarity == 0).all()
+    assert (SimilarSessions.nothing().recall(PREDICTED).familiarity == 0).all()
 
 
 def test_only_drivers_who_state_the_like_count():
     apart = [two_drivers((10.0, 20.0), (9.0, other)) for other in (4.0, 18.0)]
-    one, other = (pair(foresee(days, FITTED, True))[0] for days in apart)
+    one, other = (pair(add_forecasts(days, FITTED, True))[0] for days in apart)
     np.testing.assert_allclose(one[:, 0], other[:, 0], rtol=1e-4)
-    alike = pair(foresee(two_drivers((10.0, 10.0), (9.0, 4.0)), FITTED, True))[0][-1, :, 0]
+    alike = pair(add_forecasts(two_drivers((10.0, 10.0), (9.0, 4.0)), FITTED, True))[0][-1, :, 0]
     assert alike == pytest.approx([6.0, 6.0], rel=0.1)
 
 
 def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_predicted():
     for fresh, plain in zip(
-        pair(Recollection.nothing().recall(PREDICTED)), pair(PREDICTED), strict=True
+        pair(SimilarSessions.nothing().recall(PREDICTED)), pair(PREDICTED), strict=True
     ):
         np.testing.assert_allclose(fresh, plain, rtol=1e-5)
     silent = (DAYS.departure > DAYS.arrival) & ~DAYS.stated
     assert silent.any()
-    for known, plain in zip(pair(foresee(DAYS, FITTED, True)), pair(PREDICTED), strict=True):
+    for known, plain in zip(pair(add_forecasts(DAYS, FITTED, True)), pair(PREDICTED), strict=True):
         np.testing.assert_allclose(known[silent], plain[silent], rtol=1e-5)
 
 
@@ -131,7 +137,7 @@ def test_a_tenth_of_what_the_regression_misses_is_recalled_on_later_days(site):
     predictor = Predictor.fit(year.between(None, "2019-09-30"))
 
     def misses(recall: bool) -> np.ndarray:
-        days = foresee(year, predictor, recall).between("2019-10-01")
+        days = add_forecasts(year, predictor, recall).between("2019-10-01")
         there = days.departure > days.arrival
         need, departure = pair(days)
         needs = np.log(np.maximum(need, 0.5) / np.maximum(days.need_kwh, 0.5))[there]
@@ -147,11 +153,11 @@ def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
     day = len(days) - 1
     past: Any = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(days.dates[day]))]
     fresh = PREDICTOR.apply(days)
-    for memory in memories(None, PREDICTOR):
+    for memory in forecasters(None, PREDICTOR):
         fresh = memory.recall(fresh)
     (now, recalled), (_, forgetful) = (
         simulated(known.at(range(8)), day, volume)
-        for known in (foresee(days, PREDICTOR, True), fresh)
+        for known in (add_forecasts(days, PREDICTOR, True), fresh)
     )
     apart = np.abs(np.subtract(recalled, forgetful)).max()
     assert apart > 0.05
@@ -168,4 +174,4 @@ def test_earlier_sessions_are_refused_where_they_cannot_help():
     with pytest.raises(InputError, match="recalls no earlier days"):
         Controller(opinionated(), ABOUT, stations=4, earlier=FRAME)
     with pytest.raises(InputError, match="without predictions"):
-        Recollection.of(DAYS)
+        SimilarSessions.of(DAYS)

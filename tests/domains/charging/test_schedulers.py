@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.domains.charging import peers
+from apportion.domains.charging import schedulers
 from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, plugged_in, see
-from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_days
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.schedulers import SCHEDULERS, pour, simulate, simulate_days
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
 from domains.charging.garages import MEDIANS, STATIONS, alone, permuted, random_garage, walker
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
-NAMES = sorted(PEERS)
+NAMES = sorted(SCHEDULERS)
 
 
 def feeder(phi: float) -> jax.Array:
@@ -50,7 +50,7 @@ def test_energy_is_neither_made_nor_lost(name, seed, phi):
     drawn = np.asarray(drawn)
     assert (drawn >= 0).all()
     assert (drawn <= np.asarray(offered) / 4 + 1e-5).all()
-    energy = simulate(alone(day), PEERS[name], capacity, MEDIANS)[0, 0]
+    energy = simulate(alone(day), SCHEDULERS[name], capacity, MEDIANS)[0, 0]
     assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
     assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
     assert (drawn[~np.asarray(seen.can_draw)] == 0).all()
@@ -85,7 +85,7 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
     seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
     for name in NAMES:
         expected = [2.0, 2.0] if name == "equal" else [0.0, 4.0]
-        assert PEERS[name](seen).tolist() == pytest.approx(expected), name
+        assert SCHEDULERS[name](seen).tolist() == pytest.approx(expected), name
 
 
 def sessions(day: Garage) -> dict[str, np.ndarray]:
@@ -203,7 +203,7 @@ def test_a_simulated_day_equals_one_walked_car_by_car(name):
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *days)
     for phi in (0.08, 0.25):
         capacity = phi * STATIONS * RATE_KW
-        energy = simulate(stacked, PEERS[name], capacity, MEDIANS)[0].sum((1, 2))
+        energy = simulate(stacked, SCHEDULERS[name], capacity, MEDIANS)[0].sum((1, 2))
         expected = [plain_day(day, name, capacity) for day in days]
         assert energy == pytest.approx(expected, rel=1e-4)
 
@@ -211,18 +211,18 @@ def test_a_simulated_day_equals_one_walked_car_by_car(name):
 def test_tasks_are_simulated_apart():
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(4)])
     tasks = np.array([[0, 2, 4], [5, 1, 3]])
-    both = simulate(stacked, PEERS["llf"], np.array([5.0, 9.0]), MEDIANS, tasks)
+    both = simulate(stacked, SCHEDULERS["llf"], np.array([5.0, 9.0]), MEDIANS, tasks)
     for task, capacity, energy in zip(tasks, (5.0, 9.0), both, strict=True):
         apart = jax.tree.map(lambda x, task=task: x[:, task], stacked)
-        assert simulate(apart, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
+        assert simulate(apart, SCHEDULERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
 
 
 def test_days_in_groups_are_the_same_days(monkeypatch):
     days = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(5)])
-    together = simulate(days, PEERS["llf"], 9.0, MEDIANS)
+    together = simulate(days, SCHEDULERS["llf"], 9.0, MEDIANS)
     # Groups of two, the last one with an empty day.
-    monkeypatch.setattr(peers, "_ROWS", 2 * STATIONS)
-    assert simulate(days, PEERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
+    monkeypatch.setattr(schedulers, "_ROWS", 2 * STATIONS)
+    assert simulate(days, SCHEDULERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
 
 
 MANY, SIZES = 30, (8, 15, 30)
@@ -245,7 +245,7 @@ def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on(phi):
     days = [random_garage(seed, stations=MANY) for seed in range(3)]
     stacked, capacity = jax.tree.map(lambda *x: jnp.stack(x), *days), feeder(phi * MANY / STATIONS)
     for name in ("llf", "equal"):
-        offer, shown = sized(PEERS[name])
+        offer, shown = sized(SCHEDULERS[name])
         energy = np.asarray(
             jax.jit(lambda d, o=offer: simulate_days(d, o, capacity, MEDIANS))(stacked)
         )
@@ -267,7 +267,7 @@ def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
     )
     day = alone(day)
     for size in SIZES:
-        offer, _ = sized(PEERS["equal"], size)
+        offer, _ = sized(SCHEDULERS["equal"], size)
         energy = jax.jit(lambda d, o=offer: simulate_days(d, o, feeder(1.0), MEDIANS))(day)
         assert energy.sum() > 0, f"nothing was drawn by {size} stations at once"
 
@@ -318,7 +318,7 @@ def test_what_is_drawn_has_the_gradient_of_finite_differences(seed):
     capacity=st.floats(0, 60, width=32),
 )
 def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
-    poured = np.asarray(fill(jnp.asarray(limits, jnp.float32), jnp.float32(capacity)))
+    poured = np.asarray(pour(jnp.asarray(limits, jnp.float32), jnp.float32(capacity)))
     assert poured.sum() == pytest.approx(min(capacity, sum(limits)), abs=1e-3)
     level = poured.max()
     assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
@@ -328,7 +328,7 @@ def test_where_nothing_is_recalled_predictions_stand_in():
     day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
     day = alone(day)
     recalled, predicted = (
-        simulate(day, PEERS[name], 5.0, MEDIANS) for name in ("llf-recalled", "llf-predicted")
+        simulate(day, SCHEDULERS[name], 5.0, MEDIANS) for name in ("llf-recalled", "llf-predicted")
     )
     np.testing.assert_array_equal(recalled, predicted)
 
@@ -336,7 +336,7 @@ def test_where_nothing_is_recalled_predictions_stand_in():
 def test_predicted_peers_ask_for_predictions():
     day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate(alone(day), PEERS["llf-predicted"], 5.0, MEDIANS)
+        simulate(alone(day), SCHEDULERS["llf-predicted"], 5.0, MEDIANS)
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +378,7 @@ def test_on_real_days_knowing_the_truth_serves_most_and_deadlines_least(jpl):
     capacity = 0.2 * 10 * RATE_KW
     served = {
         name: simulate(days.garage(), peer, capacity, predictor.medians, stations).sum()
-        for name, peer in PEERS.items()
+        for name, peer in SCHEDULERS.items()
     }
     assert max(served, key=served.get) == "clairvoyant"
     assert min(served, key=served.get) == "edf"

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.commissions import Commissions, settled
@@ -37,6 +36,7 @@ from apportion.domains.portfolio.validation import (
     validation_tasks,
     validation_years,
 )
+from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.job import Outcome, PreparedJob

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.costs import Costs
 from apportion.domains.portfolio.listings import fill, tradable
 from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from apportion.domains.parquet import read_parquet
 from apportion.domains.portfolio.trading_days import looks_like_day
+from apportion.domains.tables import read_parquet
 from apportion.errors import InputError, reading
 
 FIELDS = frozenset(

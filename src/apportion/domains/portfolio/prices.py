@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.listings import fill, refuse_empty_days
 from apportion.domains.portfolio.price_files import read_table, table_of, with_days
 from apportion.domains.portfolio.price_layouts import read_layout
+from apportion.domains.tables import as_day
 from apportion.errors import InputError, needing
 
 Day = str | np.datetime64 | None
