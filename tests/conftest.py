@@ -25,7 +25,7 @@ INSIDE = (
         "scorers",
     ),
     *("simplex", "tasks", "training", "trees", "domains.training", "domains.probes"),
-    *("domains.charging.garage", "domains.charging.peers", "domains.charging.problem"),
+    *("domains.charging.garage", "domains.charging.schedulers", "domains.charging.problem"),
     *("domains.budget.problem", "domains.federated.federation", "domains.federated.model"),
     *("domains.federated.training", "domains.portfolio.costs", "domains.portfolio.market"),
     *("domains.portfolio.training", "domains.portfolio.walk"),

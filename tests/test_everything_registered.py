@@ -25,7 +25,7 @@ from apportion.composition import (
 )
 from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
-from apportion.domains.charging.problem import Charging, FirstChannels
+from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.model import Perceptron
@@ -64,7 +64,6 @@ POLICIES = {
     Convolutional: lambda: awake(Convolutional(CHANNELS, WINDOW, key=KEY)),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
-    FirstChannels: lambda: FirstChannels(awake(Recurrent(CHANNELS - 1, 4, key=KEY)), CHANNELS - 1),
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
     LimitedGroups: lambda: LimitedGroups(recurrent(), [0.5]),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),

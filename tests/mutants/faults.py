@@ -25,7 +25,7 @@ _CHARGING = "tests/studies/charging/test_charging_study.py::test_"
 _STATISTICS = "tests/test_statistics.py"
 _VERDICTS = "tests/studies/test_verdicts.py"
 _THEOREM = "tests/theory/test_theorem.py"
-_PEERS = "tests/domains/charging/test_schedulers.py::test_"
+_SCHEDULERS = "tests/domains/charging/test_schedulers.py::test_"
 _ROBUST = "tests/domains/federated/test_aggregators.py"
 
 EVIDENCE = (
@@ -171,18 +171,18 @@ STUDIES = (
 )  # fmt: skip
 
 DOMAINS = (
-    Fault("least laxity is latest departure", "domains/charging/peers.py",
+    Fault("least laxity is latest departure", "domains/charging/schedulers.py",
           "return serve_in_order(seen, seen.said.laxity)", "return serve_in_order(seen, -seen.said.laxity)",
-          _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
-    Fault("first come is last served", "domains/charging/peers.py",
+          _SCHEDULERS + "a_simulated_day_equals_one_walked_car_by_car"),
+    Fault("first come is last served", "domains/charging/schedulers.py",
           "return serve_in_order(seen, seen.arrived)", "return serve_in_order(seen, -seen.arrived)",
-          _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
+          _SCHEDULERS + "a_simulated_day_equals_one_walked_car_by_car"),
     Fault("laxity forgets the need", "domains/charging/garage.py",
           "return self.hours_left - self.open_kwh / RATE_KW", "return self.hours_left",
-          _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
-    Fault("water is poured past the level", "domains/charging/peers.py",
+          _SCHEDULERS + "a_simulated_day_equals_one_walked_car_by_car"),
+    Fault("water is poured past the level", "domains/charging/schedulers.py",
           "level = left / jnp.maximum((~below).sum(), 1)", "level = left",
-          _PEERS + "pouring_fills_evenly_up_to_the_limits"),
+          _SCHEDULERS + "pouring_fills_evenly_up_to_the_limits"),
     Fault("every car is short", "domains/charging/backtest.py",
           "self.drawn_kwh[name] < SHORT * self.need_kwh", "self.drawn_kwh[name] <= self.need_kwh",
           "tests/domains/charging/test_charging_backtest.py::test_fairness_and_cars_left_short_are_their_formulas"),
@@ -295,10 +295,10 @@ BRIDGES = (
     Fault("prices are taken for returns", "bridges/skfolio.py",
           "np.cumprod(1 + values, axis=0)", "1 + values",
           "tests/bridges/test_skfolio.py::test_prices_and_their_returns_give_the_same_weights"),
-    Fault("an ended episode still pays", "bridges/gymnasium/vector.py",
+    Fault("an ended episode still pays", "bridges/gymnasium/environments.py",
           "kept = jnp.where(ended, 0.0, step.reward)", "kept = step.reward",
           "tests/bridges/test_gymnasium.py::test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended"),
-    Fault("terminated is truncated", "bridges/gymnasium/environment.py",
+    Fault("terminated is truncated", "bridges/gymnasium/environments.py",
           "ends = bool(step.terminated), bool(step.truncated)",
           "ends = bool(step.truncated), bool(step.terminated)",
           "tests/bridges/test_gymnasium.py::test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates"),

@@ -178,30 +178,6 @@ def _decided(garages: Garage, day, n: int, capacity, policy):
     return garage, seen, policy(observation(seen, everyone), everyone)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda now: now.pop("time"), "time is None; write local time"),
-        (lambda now: now.update(time="half past nine"), "half past nine"),
-        (lambda now: now.update(capacity_kw=-1), "capacity_kw is -1; it must be above 0"),
-        (lambda now: now.update(capacity_kw="9"), "it must be a number"),
-        (lambda now: now.update(stations=[]), "at least one station"),
-        (lambda now: now["stations"].append({"plugged": True}), "station 4 has no id"),
-        (lambda now: now["stations"].append({"id": "A"}), "A is there twice"),
-        (lambda now: now["stations"][0].pop("arrival"), "arrival is missing"),
-        (lambda now: now["stations"][0].update(arrival="2021-06-01 10:00"), "after the time"),
-        (lambda now: now["stations"][0].update(delivered_kwh=-2), "it must be >= 0"),
-        (lambda now: now["stations"][0].update(drawn_kw=float("nan")), "must be a number"),
-        (lambda now: now["stations"][0].update(plugged="yes"), "true or false"),
-    ],
-)
-def test_bad_input_gets_a_sentence(controller, change, message):
-    now = copy.deepcopy(NOW)
-    change(now)
-    with pytest.raises(InputError, match=message):
-        controller.allocate(now)
-
-
 def test_all_findings_are_said_at_once_and_files_are_read(controller, tmp_path):
     now = copy.deepcopy(NOW) | {"time": 5}
     now["stations"][0]["drawn_kw"] = -1
