@@ -101,7 +101,8 @@ def test_episodes_side_by_side_are_those_of_single_environments_of_the_same_seed
         observation, reward, *_ = vector.step(action)
         seen.append(observation["history"])
         rewards.append(reward)
-    assert seen[0][0].tolist() != seen[0][1].tolist()
+    # Episodes of other seeds are other episodes.
+    assert any((shown[0] != shown[1]).any() for shown in seen)
     for i in range(3):
         assert env.reset(seed=7 + i)[0]["history"].tolist() == seen[0][i].tolist()
         for n, action in enumerate(actions[:, i]):
