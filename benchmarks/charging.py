@@ -20,11 +20,11 @@ from table import RESULTS, ROOT, alternate, facts, ratio, spread, version_in, wr
 
 from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.peers import PEERS, simulate
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import Medians
 from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
-from apportion.domains.charging.training import foresee
 from apportion.policy import Pooled
 
 PROGRAM = ROOT / "tests" / "domains" / "charging" / "acnportal_days.py"
@@ -34,12 +34,12 @@ STATIONS, DAYS, COPIES, PHI = 10, 20, 48, 0.15
 def whole_site(days: Days, turns: int) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
     predictor = Predictor.fit(days)
-    garage = foresee(days, predictor, recall=True).garage()
+    garage = add_forecasts(days, predictor, recall=True).garage
     capacity = PHI * len(days.stations) * RATE_KW
     schedules = {
         "policy, 48 hidden units": PolicySchedule(Pooled(CHANNELS, 48, key=jax.random.key(0))),
-        "llf": PEERS["llf"],
-        "equal": PEERS["equal"],
+        "llf": SCHEDULERS["llf"],
+        "equal": SCHEDULERS["equal"],
     }
 
     def side(schedule: Callable) -> Callable[[], float]:
@@ -68,8 +68,8 @@ def whole_site(days: Days, turns: int) -> list[dict]:
 def against_acnportal(days: Days, python: str, turns: int) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    garage = jax.tree.map(lambda x: x[:DAYS], some.garage())
-    medians, capacity = days.medians(), PHI * STATIONS * RATE_KW
+    garage = jax.tree.map(lambda x: x[:DAYS], some.garage)
+    medians, capacity = Medians.of(days.garage), PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
     stated = np.asarray(garage.stated)
     asked = np.where(stated, garage.requested_kwh, float(medians.requested_kwh))
@@ -88,7 +88,7 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
 
         def ours() -> float:
             start = time.perf_counter()
-            simulate(garage, PEERS["llf"], capacity, medians, garages)
+            simulate(garage, SCHEDULERS["llf"], capacity, medians, garages)
             return COPIES * DAYS / (time.perf_counter() - start)
 
         def theirs() -> float:

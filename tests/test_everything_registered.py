@@ -24,7 +24,7 @@ from apportion.composition import (
 )
 from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
-from apportion.domains.charging.problem import Charging, FirstChannels
+from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.clients import Perceptron
 from apportion.domains.federated.data import paper_split
@@ -60,7 +60,6 @@ POLICIES = {
     Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), (0.5,), 0.4),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
-    FirstChannels: lambda: FirstChannels(awake(Recurrent(CHANNELS - 1, 4, key=KEY)), CHANNELS - 1),
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),
     LimitedTurnover: lambda: LimitedTurnover(recurrent(), 0.3),
     PartialTrading: lambda: PartialTrading(recurrent(), 0.3),

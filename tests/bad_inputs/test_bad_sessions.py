@@ -110,6 +110,7 @@ def now_files(*rows: tuple):
     ("time is no time", told(time="noon"), "time is 'noon'"),
     ("no capacity", told(capacity_kw=0), "capacity_kw is 0", "above 0"),
     ("capacity is negative", told(capacity_kw=-5), "above 0"),
+    ("capacity is text", told(capacity_kw="9"), "capacity_kw is '9'", "must be a number"),
     ("no stations", told(stations=[]), "at least one station"),
     ("stations are a number", told(stations=3), "at least one station"),
     ("a station without id", told(stations=[{"plugged": False}]), "station 0 has no id"),
@@ -122,6 +123,8 @@ def now_files(*rows: tuple):
     ("wish is negative", car(requested_kwh=-5), "requested_kwh is -5"),
     ("rate is negative", car(max_kw=-1), "max_kw is -1"),
     ("drawn is true", car(drawn_kw=True), "drawn_kw is True"),
+    ("drawn is nan", car(drawn_kw=float("nan")), "drawn_kw is nan", "must be a number"),
+    ("got is negative", car(delivered_kwh=-2), "delivered_kwh is -2"),
 )
 def test_what_a_controller_is_told_must_make_sense(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -20,9 +20,9 @@ import pandas as pd
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
+from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.controller import check_now, read_now
-from apportion.domains.charging.facts import check_facts
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.federated.data import load_mnist
 from apportion.domains.portfolio.commissions import read_commissions
@@ -246,6 +246,7 @@ def _policy_files(job: str) -> Files:
     else:
         policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
         predictor = {"need": [0.1] * 8, "stay": [0.1] * 8, "medians": [9.0, 5.0]}
+        predictor |= {"to_come_kwh": [0.0] * 96}
         about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": predictor}
         about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
     with tempfile.TemporaryDirectory() as folder:

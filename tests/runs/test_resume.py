@@ -20,7 +20,7 @@ FAULTS = ("before sync", "half written", "before rename", "torn by the disk")
 
 # Children are forked from a server that has imported everything and started nothing.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.domains.budget.job"])
+_CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.domains.budget.domain"])
 
 
 def _die() -> None:

@@ -148,7 +148,7 @@ def _check_place(out: Path) -> None:
 def _charging(
     run: Any, about: dict[str, Any], data: Path | None, against: str, options: dict[str, Any]
 ) -> Any:
-    from apportion.domains.charging.gains import daily_gains
+    from apportion.domains.charging.backtest import daily_gains
     from apportion.domains.charging.sessions import read_sessions
 
     zone = options.pop("timezone", None if data else run.settings.get("timezone"))

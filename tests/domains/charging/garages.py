@@ -1,4 +1,4 @@
-"""Garages made up for tests: random days of a few stations, and a walk that keeps what was seen."""
+"""Garages made up for tests: random days of a few stations, a walk that keeps what was seen, a policy."""
 
 from functools import cache
 
@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, Medians, draw, empty, see
-from apportion.domains.charging.peers import PEERS
+from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import SCHEDULERS
+from apportion.policy import Pooled
 
 STATIONS, SESSIONS = 6, 3
 MEDIANS = Medians(jnp.float32(9.0), jnp.float32(5.0))
@@ -46,13 +48,13 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
 
 @cache
 def walker(name: str):
-    """Walk a peer through a day: what it saw, offered and what was drawn in each period."""
+    """Walk a scheduler through a day: what it saw, offered and what was drawn in each period."""
 
     @eqx.filter_jit
     def walk(day: Garage, capacity_kw, medians: Medians = MEDIANS):
         def period(state, n):
             seen = see(day, state, n, capacity_kw, medians)
-            offered = PEERS[name](seen)
+            offered = SCHEDULERS[name](seen)
             state, drawn = draw(day, state, n, offered)
             return state, (seen, offered, drawn)
 
@@ -62,12 +64,13 @@ def walker(name: str):
     return walk
 
 
-@jax.jit
-def permuted(day: Garage, order: np.ndarray) -> Garage:
-    return jax.tree.map(lambda x: x[order], day)
+def stack(*days: Garage) -> Garage:
+    """Days on a first axis."""
+    return jax.tree.map(lambda *x: np.stack(x), *days)
 
 
-@jax.jit
-def alone(day: Garage) -> Garage:
-    """A day as a stack of one."""
-    return jax.tree.map(lambda x: x[None], day)
+def opinionated(volume: float = 3.0) -> Pooled:
+    """An untrained policy to whom everything it sees matters."""
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = volume * jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)

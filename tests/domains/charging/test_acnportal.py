@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW
-from apportion.domains.charging.peers import PEERS, simulate
+from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW, Garage, Medians
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 
 pytestmark = pytest.mark.peer
@@ -26,7 +26,7 @@ STATIONS, DAYS = 10, 20
 CELLS = [(site, phi) for site in ("caltech", "jpl") for phi in (0.1, 0.15)]
 
 
-def comparable(site: str) -> tuple[Days, np.ndarray, np.ndarray]:
+def comparable(site: str) -> tuple[Garage, np.ndarray, np.ndarray]:
     """Days on which both simulators can play by the same rules, and what both believe was stated.
 
     acnportal never gives a car more than it asked for and, in its last period, no more than is left of
@@ -35,33 +35,32 @@ def comparable(site: str) -> tuple[Days, np.ndarray, np.ndarray]:
     there.
     """
     days = Days.of(read_sessions(), site).between("2019-06-01", "2019-12-31")
-    days = replace(
-        days, dates=days.dates[:DAYS], **{k: x[:DAYS] for k, x in days._arrays().items()}
-    )
+    days = days.between(None, days.dates[DAYS - 1])
     days = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    there, medians = days.departure > days.arrival, days.medians()
-    arrived = days.arrival.astype(np.float32)
-    asked = np.where(days.stated, days.requested_kwh, float(medians.requested_kwh))
+    garage = days.garage
+    there, medians = garage.there, Medians.of(garage)
+    arrived = garage.arrival.astype(np.float32)
+    asked = np.where(garage.stated, garage.requested_kwh, float(medians.requested_kwh))
     leaves = np.where(
-        days.stated, days.stated_departure, arrived + float(medians.stay_hours) / PERIOD_HOURS
+        garage.stated, garage.stated_departure, arrived + float(medians.stay_hours) / PERIOD_HOURS
     )
     asked, leaves = np.where(there, asked, 0), np.where(there, leaves, 0)
-    need = np.minimum(days.need_kwh, asked)
+    need = np.minimum(garage.need_kwh, asked)
     asked = np.where(there, asked + RATE_KW * PERIOD_HOURS, 0)
-    days = replace(
-        days,
+    garage = replace(
+        garage,
         arrived=np.where(there, arrived, 0).astype(np.float32),
         need_kwh=need.astype(np.float32),
         requested_kwh=asked.astype(np.float32),
         stated_departure=leaves.astype(np.float32),
         stated=there,
     )
-    return days, asked, leaves
+    return garage, asked, leaves
 
 
 class Both(NamedTuple):
     folder: Path
-    days: Days
+    days: Garage
     capacity: float
     theirs: dict[str, np.ndarray]
 
@@ -91,7 +90,7 @@ def both(request, tmp_path_factory):
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate(days.garage(), PEERS[name], capacity, days.medians())[0]
+    ours = simulate(days, SCHEDULERS[name], capacity, Medians.of(days))[0]
     total, expected = ours.sum(), theirs[name].sum()
     apart = np.abs(ours - theirs[name]).max()
     print(
@@ -104,20 +103,19 @@ def test_the_same_energy_is_delivered(both, name):
 OURS = """
 import sys, time
 import numpy as np
-from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import Garage, Medians
-from apportion.domains.charging.peers import PEERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 days = dict(np.load(sys.argv[1]))
 n, m, _ = days["arrival"].shape
 there = days["departure"] > days["arrival"]
 arrived = days["arrival"].astype(np.float32)
-garage = Days("here", np.arange(n), ("",) * m, days["arrival"], days["departure"], arrived,
-    *(days[name].astype(np.float32) for name in ("need", "requested", "leaves")), there).garage()
+garage = Garage(days["arrival"], days["departure"], arrived,
+    *(days[name].astype(np.float32) for name in ("need", "requested", "leaves")), there)
 tasks = np.broadcast_to(np.arange(m), (48, m))
 best = np.inf
 for _ in range(4):
     started = time.perf_counter()
-    simulate(garage, PEERS["llf"], float(days["capacity"]), Medians(*np.float32([1, 1])), tasks)
+    simulate(garage, SCHEDULERS["llf"], float(days["capacity"]), Medians(*np.float32([1, 1])), tasks)
     best = min(best, time.perf_counter() - started)
 print(48 * n / best)
 """

@@ -1,31 +1,45 @@
-"""A policy beside the schedulers: sums, leads and their intervals, and that training pays."""
+"""A policy beside the schedulers: sums, leads, gains by day, and that training pays."""
 
 import jax
 import numpy as np
 import pytest
 
-from apportion.domains.charging.backtest import OPTIMUM, POLICY, backtest
-from apportion.domains.charging.job import backtest_policy, prepare
-from apportion.domains.charging.peers import PEERS, simulate
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.backtest import (
+    OPTIMUM,
+    POLICY,
+    backtest_saved,
+    backtest_schedules,
+    busiest_day,
+    check_facts,
+    daily_gains,
+)
 from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import SCHEDULERS, fcfs, simulate
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import Garages, train_charging
+from apportion.domains.charging.training import Garages, facts_of, train_charging
 from apportion.errors import InputError
 from apportion.policy import Pooled
+from apportion.runs.policy_file import save_policy
 from apportion.trees import take
 from learning import assert_mean_above, optimised
 
 SETTINGS = ChargingSettings(
     method="mtl", site=("jpl",), until="2019-06-30", tasks=10, task_size=6, steps=40, days=8,
-    hidden=12, members=6, chunk=40,
+    hidden=12, members=5, chunk=40,
 )  # fmt: skip
+FRAME = read_sessions().loc[lambda rows: rows.arrival < "2019-08-01"]
+SOME = {"site": "jpl", "tasks": 3}
 
 
 @pytest.fixture(scope="module")
 def garages():
-    return Garages.of(read_sessions(), SETTINGS)
+    return Garages.of(FRAME, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def saved(garages):
+    return facts_of(garages, SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -34,35 +48,28 @@ def untrained():
 
 
 @pytest.fixture(scope="module")
-def result(garages, untrained):
-    days = garages.unseen_stations("jpl").between("2019-05-01", "2019-05-20")
-    medians = garages.predictor.medians
-    return backtest(untrained, days, medians, capacity=0.15, task_size=6, tasks=3), days
+def tested(saved, untrained):
+    """All stations on the days after training."""
+    return backtest_saved(untrained, saved, FRAME, **SOME)
 
 
-def test_every_schedule_delivers_what_its_own_simulation_does(result, garages):
-    tested, days = result
+def test_every_schedule_delivers_what_its_own_simulation_does(tested, garages):
+    days, medians = garages.all_days["jpl"].between("2019-07-01"), garages.predictor.medians
+    assert tested.dates.tolist() == days.dates.tolist()
     for name in ("llf", "equal", "clairvoyant"):
-        alone = simulate(
-            days.garage(),
-            PEERS[name],
-            0.15 * 6 * RATE_KW,
-            garages.predictor.medians,
-            tested.members,
-        )
+        scheduler = SCHEDULERS[name]
+        alone = simulate(days.garage, scheduler, 0.15 * 6 * RATE_KW, medians, tested.members)
         assert tested.drawn_kwh[name] == pytest.approx(alone, abs=1e-3)
         assert tested.served[name] == pytest.approx(alone.sum() / tested.need_kwh.sum(), rel=1e-5)
 
 
-def test_an_untrained_policy_is_nearly_equal_shares_and_nobody_beats_the_optimum(result):
-    tested, _ = result
+def test_an_untrained_policy_is_nearly_equal_shares_and_nobody_beats_the_optimum(tested):
     assert tested.served[POLICY] == pytest.approx(tested.served["equal"], abs=0.01)
     assert max(tested.served, key=lambda name: tested.served[name]) == OPTIMUM
     assert tested.served["clairvoyant"] >= tested.served["llf"]
 
 
-def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_days(result):
-    tested, _ = result
+def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_days(tested):
     lead = tested.ahead("llf")
     assert lead.value == pytest.approx(tested.served[POLICY] - tested.served["llf"], abs=1e-6)
     gains = (tested.drawn_kwh[POLICY] - tested.drawn_kwh["llf"]).sum((0, 2, 3))
@@ -72,72 +79,100 @@ def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_da
     error = np.sqrt((len(gains) - 1) * np.var(left_out))
     assert (lead.high - lead.low) / 2 == pytest.approx(2.1 * error, rel=0.15)
     assert lead.n == len(tested.dates)
-    wider = tested.ahead("llf", both=True)
-    assert wider.high - wider.low > lead.high - lead.low
 
 
-def test_fairness_and_cars_left_short_are_their_formulas(result):
-    tested, _ = result
-    shares = tested.drawn_kwh["llf"] / np.where(tested.need_kwh > 0, tested.need_kwh, np.nan)
-    assert tested.short("llf") == pytest.approx(np.nanmean(shares[tested.need_kwh > 0] < 0.8))
-    one = shares[0, 0][tested.need_kwh[0, 0] > 0]
-    jain = one.sum() ** 2 / (len(one) * (one**2).sum())
-    assert 0 < tested.fairness("llf") <= 1
-    assert jain <= 1
+def test_fairness_and_cars_left_short_are_their_formulas(tested):
+    there = tested.need_kwh > 0
+    shares = tested.drawn_kwh["llf"] / np.where(there, tested.need_kwh, np.nan)
+    assert tested.short("llf") == pytest.approx((shares[there] < 0.8).mean())
+    indices = []
+    for task, day in np.ndindex(*shares.shape[:2]):
+        cars = shares[task, day][there[task, day]]
+        if cars.sum() > 0:
+            indices.append(cars.sum() ** 2 / (len(cars) * (cars**2).sum()))
+    assert tested.fairness("llf") == pytest.approx(np.mean(indices), rel=1e-5)
+
+
+def test_a_result_shows_itself(tested, untrained, garages):
+    assert tested.to_json().keys() == {
+        *("site", "start", "end", "days", "stations", "capacity", "served", "ahead")
+    }
+    table = tested.to_frame()
+    assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])
+    for name in tested.served:
+        assert name in tested.summary()
+    assert len(tested.plot().axes[0].patches) == len(tested.served)
+    days = garages.all_days["jpl"].between("2019-07-01")
+    tables = busiest_day(untrained, days, garages.predictor.medians, tested)
+    power, cars = tables["power"], tables["cars"]
+    need = tested.need_kwh.sum((2, 3))
+    task, _ = np.unravel_index(need.argmax(), need.shape)
+    assert cars["needed kWh"].sum() == pytest.approx(need.max(), abs=0.05 * len(cars))
+    assert list(power.columns[1:-1]) == [days.stations[i] for i in tested.members[task]]
+    together = power.drop(columns="time").sum(axis=1)
+    assert together.to_numpy() == pytest.approx(0.15 * 6 * RATE_KW, rel=1e-4)
 
 
 @optimised()
 def test_training_serves_more_than_equal_shares_at_stations_never_seen(garages):
     trained = train_charging(garages, SETTINGS)
-    days = garages.unseen_stations("jpl")
+    days = garages.unseen_stations("jpl").between("2019-05-20")
     leads = []
     for member in range(SETTINGS.members):
-        tested = backtest(
+        tested = backtest_schedules(
             take(trained.policy, member), days, garages.predictor.medians, capacity=0.15,
-            task_size=6, tasks=4, optimum=False, peers={"equal": PEERS["equal"]},
+            task_size=6, tasks=3, optimum=False, schedulers={"equal": SCHEDULERS["equal"]},
         )  # fmt: skip
         leads.append(100 * tested.ahead("equal").value)
     assert_mean_above(leads, 0.0)
 
 
-def test_the_predictor_survives_being_saved(garages):
-    saved = garages.predictor.to_dict()
-    again = Predictor.from_dict(saved)
-    np.testing.assert_array_equal(again.need, garages.predictor.need)
-    with pytest.raises(InputError, match="damaged"):
-        Predictor.from_dict(saved | {"need": [float("nan")] * 8})
-    with pytest.raises(InputError, match="train it again"):
-        Predictor.from_dict({})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"capacity": (0.3, 0.1)}, "0 < least <= most"),
-        ({"held_out": 1.0}, "below 1"),
-        ({"task_size": 60}, "too few for tasks of 60"),
-        ({"site": ("nowhere",)}, "nowhere"),
-        ({"until": "2018-01-01"}, "no working day"),
-        ({"until": "soon"}, "is not a day"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_before_any_work(changes, message):
-    with pytest.raises(InputError, match=message):
-        prepare(ChargingSettings(**({"site": ("jpl",)} | changes)))
-
-
-def test_a_backtest_refuses_what_it_cannot_do(untrained, garages):
-    from apportion.domains.charging.job import about
-
-    saved = about(garages, SETTINGS)
-    frame = read_sessions()
+def test_a_backtest_refuses_what_it_cannot_do(untrained, saved):
     for options, message in (
         ({}, "choose one with --site"),
         ({"site": "jpl", "stations": 99}, "52 to choose from"),
+        ({"site": "jpl", "unseen": True, "stations": 20}, "16 to choose from"),
         ({"site": "jpl", "capacity": 0.0}, "0 < capacity"),
         ({"site": "jpl", "start": "2030-01-01"}, "no working day"),
     ):
         with pytest.raises(InputError, match=message):
-            backtest_policy(untrained, saved, frame, **options)
+            backtest_saved(untrained, saved, FRAME, **options)
     with pytest.raises(InputError, match="not for charging"):
-        backtest_policy(untrained, {"job": "budget"}, frame)
+        backtest_saved(untrained, {"job": "budget"}, FRAME)
+    for changed in ({"channels": 18}, {"channels": True}, {"task_size": 0}, {"recall": 1}):
+        with pytest.raises(InputError, match=f"facts are wrong .{next(iter(changed))}"):
+            check_facts(saved | changed)
+
+
+def test_a_gain_is_the_difference_of_the_shares_of_the_days_need_after_training(
+    untrained, saved, tested
+):
+    gains = daily_gains(untrained, saved, FRAME, "llf", **SOME)
+    assert gains.labels().tolist() == tested.dates.tolist()
+    assert str(gains.labels()[0]) > "2019-06-30"
+    need = tested.need_kwh.sum((0, 2, 3), dtype=float)
+    ours, theirs = (tested.drawn_kwh[n].sum((0, 2, 3), dtype=float) for n in (POLICY, "llf"))
+    counted = np.clip((ours - theirs) / need, -0.05, 0.05)
+    assert gains.values == pytest.approx(counted, abs=1e-6)
+    assert (gains.low, gains.high, gains.period) == (-0.05, 0.05, "day")
+    # A narrower bound counts large gains at it.
+    narrow = daily_gains(untrained, saved, FRAME, "llf", bound=0.001, **SOME)
+    assert narrow.clipped == (np.abs(gains.values) > 0.001).sum() > 0
+    assert narrow.values == pytest.approx(np.clip(gains.values, -0.001, 0.001))
+
+
+def test_the_baseline_may_be_the_users_own_or_another_run(untrained, saved, tmp_path):
+    named = daily_gains(untrained, saved, FRAME, "fcfs", **SOME)
+    own = daily_gains(untrained, saved, FRAME, fcfs, **SOME)
+    assert own.values.tolist() == named.values.tolist()
+    other = saved | {"until": {"jpl": "2019-07-15"}}
+    save_policy(Pooled(CHANNELS, 4, key=jax.random.key(1)), tmp_path, other)
+    gains = daily_gains(untrained, saved, FRAME, str(tmp_path), **SOME)
+    # Only days after both were trained count.
+    assert str(gains.labels()[0]) > "2019-07-15"
+    assert np.abs(gains.values).max() > 0
+    save_policy(untrained, tmp_path / "same", saved)
+    same = daily_gains(untrained, saved, FRAME, str(tmp_path / "same"), **SOME)
+    assert not same.values.any()
+    with pytest.raises(InputError, match="no scheduler 'clairvoyant' to certify against"):
+        daily_gains(untrained, saved, FRAME, "clairvoyant", **SOME)

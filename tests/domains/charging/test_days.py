@@ -1,109 +1,99 @@
+"""Sessions as days: whole periods, working days, and every session of the file in its place."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.charging.days import Days, split_stations
-from apportion.domains.charging.garage import RATE_KW, Garage
-from apportion.domains.charging.predictions import Predictor, joint_medians
-from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import RATE_KW, Medians
+from apportion.domains.charging.sessions import LAYOUT, read_sessions
 from apportion.errors import InputError
 
 DAY = "2019-05-02 "
 
 
-def table(*rows):
-    """Rows of (station, arrival, departure, delivered[, stated departure, requested])."""
+def days_of(*rows):
+    """Of rows (station, arrival, departure, delivered[, stated departure, requested])."""
     full = [(*row, None, None)[:6] for row in rows]
-    frame = pd.DataFrame(
-        full,
-        columns=[
-            "station",
-            "arrival",
-            "departure",
-            "delivered_kwh",
-            "stated_departure",
-            "requested_kwh",
-        ],
-    )
+    names = [
+        "station",
+        "arrival",
+        "departure",
+        "delivered_kwh",
+        "stated_departure",
+        "requested_kwh",
+    ]
+    frame = pd.DataFrame(full, columns=names).assign(site="here")
     for name in ("arrival", "departure", "stated_departure"):
         frame[name] = pd.to_datetime(frame[name]).astype("datetime64[s]")
     frame["requested_kwh"] = frame.requested_kwh.astype(float)
-    return frame.assign(site="here")
+    return Days.of(frame[list(LAYOUT)], "here")
 
 
 def one(*row):
-    days = Days.of(table(row), "here")
-    return {name: x[0, 0, 0] for name, x in days._arrays().items()}
+    return jax.tree.map(lambda x: x[0, 0, 0], days_of(row).garage)
+
+
+@pytest.fixture(scope="module")
+def jpl():
+    return Days.of(read_sessions(), "jpl")
 
 
 def test_a_session_fills_whole_periods():
     session = one("a", DAY + "07:31", DAY + "09:14", 3.0, DAY + "10:06", 20.0)
-    assert session["arrival"] == 31
-    assert session["departure"] == 36
-    assert session["arrived"] == pytest.approx(7 * 4 + 31 / 15)
-    assert session["stated_departure"] == pytest.approx(40 + 6 / 15)
-    assert session["requested_kwh"] == 20
-    assert session["stated"]
-
-
-def test_times_on_a_quarter_hour_stay():
+    assert (session.arrival, session.departure) == (31, 36)
+    assert session.arrived == pytest.approx(7 * 4 + 31 / 15)
+    assert session.stated_departure == pytest.approx(40 + 6 / 15)
+    assert session.requested_kwh == 20
+    assert session.stated
     session = one("a", DAY + "07:30", DAY + "09:15", 3.0)
-    assert (session["arrival"], session["departure"]) == (30, 37)
+    assert (session.arrival, session.departure) == (30, 37)
 
 
 def test_a_stay_is_cut_at_midnight_and_its_need_to_what_the_station_gives():
     session = one("a", DAY + "23:00", "2019-05-04 12:00", 30.0)
-    assert (session["arrival"], session["departure"]) == (92, 96)
-    assert session["need_kwh"] == pytest.approx(RATE_KW)
+    assert (session.arrival, session.departure) == (92, 96)
+    assert session.need_kwh == pytest.approx(RATE_KW)
 
 
 def test_what_was_not_stated_is_absent_and_marked_so():
     session = one("a", DAY + "07:00", DAY + "09:00", 3.0, None, 20.0)
-    assert not session["stated"]
-    assert session["requested_kwh"] == session["stated_departure"] == 0
+    assert not session.stated
+    assert session.requested_kwh == session.stated_departure == 0
 
 
-def test_a_session_without_a_whole_period_is_dropped_and_counted():
-    days = Days.of(
-        table(
-            ("a", DAY + "07:01", DAY + "07:20", 1.0),
-            ("a", DAY + "08:00", DAY + "09:00", 1.0),
-        ),
-        "here",
-    )
-    assert days.dropped == 1
-    assert days.arrival.tolist() == [[[32]]]
-
-
-def test_of_two_cars_in_one_period_the_earlier_stays():
-    days = Days.of(
-        table(
-            ("a", DAY + "08:00", DAY + "10:00", 1.0),
-            ("a", DAY + "09:00", DAY + "11:00", 50.0),
-            ("a", DAY + "09:30", DAY + "10:30", 5.0),
-        ),
-        "here",
-    )
-    assert days.arrival.tolist() == [[[32, 40, 0]]]
-    assert days.departure.tolist() == [[[40, 44, 0]]]
-    assert days.need_kwh[0, 0].tolist() == pytest.approx([1.0, RATE_KW, 0.0])
-    assert days.dropped == 1
+def test_of_two_cars_in_one_period_the_earlier_stays_and_one_without_a_period_is_left_out():
+    garage = days_of(
+        ("a", DAY + "07:01", DAY + "07:20", 1.0),
+        ("a", DAY + "08:00", DAY + "10:00", 1.0),
+        ("a", DAY + "09:00", DAY + "11:00", 50.0),
+        ("a", DAY + "09:30", DAY + "10:30", 5.0),
+    ).garage
+    assert garage.arrival.tolist() == [[[32, 40, 0]]]
+    assert garage.departure.tolist() == [[[40, 44, 0]]]
+    assert garage.need_kwh[0, 0].tolist() == pytest.approx([1.0, RATE_KW, 0.0])
 
 
 def test_only_working_days_are_kept():
     rows = [(name, DAY + "08:00", DAY + "09:00", 1.0) for name in "abcdefg"]
     rows += [(name, "2019-05-05 08:00", "2019-05-05 09:00", 1.0) for name in "ab"]
     rows += [(name, "2019-05-06 08:00", "2019-05-06 09:00", 1.0) for name in "abc"]
-    days = Days.of(table(*rows), "here")
-    assert days.dates.astype(str).tolist() == ["2019-05-02", "2019-05-06"]
+    assert days_of(*rows).dates.astype(str).tolist() == ["2019-05-02", "2019-05-06"]
+    rows = [
+        (f"s{i}", f"2019-05-{i + 1:02} 08:00", f"2019-05-{i + 1:02} 09:00", 1) for i in range(8)
+    ]
+    with pytest.raises(InputError, match="none of its 8 days has 0.3 sessions a station"):
+        days_of(*rows)
 
 
 def test_arrays_hold_every_session_of_the_embedded_days():
     frame = read_sessions()
     days = Days.of(frame, "caltech")
-    assert days.arrival.shape[:2] == (len(days), 54)
+    garage = days.garage
+    assert garage.arrival.shape[:2] == (len(days), 54)
     rows = frame[(frame.site == "caltech")]
     for d in (0, len(days) // 2, len(days) - 1):
         that_day = rows[rows.arrival.dt.normalize() == pd.Timestamp(str(days.dates[d]))]
@@ -116,26 +106,24 @@ def test_arrays_hold_every_session_of_the_embedded_days():
             if last > first:
                 need = min(row.delivered_kwh, (last - first) * RATE_KW / 4)
                 expected.add((row.station, first, last, round(need, 3)))
-        there = np.argwhere(days.departure[d] > days.arrival[d])
         found = {
             (
                 days.stations[i],
-                int(days.arrival[d, i, k]),
-                int(days.departure[d, i, k]),
-                round(float(days.need_kwh[d, i, k]), 3),
+                int(garage.arrival[d, i, k]),
+                int(garage.departure[d, i, k]),
+                round(float(garage.need_kwh[d, i, k]), 3),
             )
-            for i, k in there
+            for i, k in np.argwhere(garage.there[d])
         }
         assert {x[:3] for x in found} == {x[:3] for x in expected}
         assert sum(x[3] for x in found) == pytest.approx(sum(x[3] for x in expected), abs=0.05)
 
 
-def test_days_are_chosen_by_dates_both_included():
-    days = Days.of(read_sessions(), "jpl")
-    chosen = days.between("2019-06-03", "2019-06-05")
+def test_days_are_chosen_by_dates_both_included(jpl):
+    chosen = jpl.between("2019-06-03", "2019-06-05")
     assert chosen.dates.astype(str).tolist() == ["2019-06-03", "2019-06-04", "2019-06-05"]
-    row = int(np.searchsorted(days.dates, chosen.dates[0]))
-    assert np.array_equal(chosen.need_kwh[0], days.need_kwh[row])
+    row = int(np.searchsorted(jpl.dates, chosen.dates[0]))
+    assert np.array_equal(chosen.garage.need_kwh[0], jpl.garage.need_kwh[row])
 
 
 @pytest.mark.parametrize(
@@ -146,67 +134,35 @@ def test_days_are_chosen_by_dates_both_included():
         ("soon", None, "is not a day"),
     ],
 )
-def test_days_that_are_not_there_are_refused(start, end, sentence):
+def test_days_that_are_not_there_are_refused(jpl, start, end, sentence):
     with pytest.raises(InputError, match=sentence):
-        Days.of(read_sessions(), "jpl").between(start, end)
-
-
-def test_a_site_without_working_days_is_refused():
-    rows = [
-        (f"s{i}", f"2019-05-{i + 1:02} 08:00", f"2019-05-{i + 1:02} 09:00", 1) for i in range(8)
-    ]
-    with pytest.raises(InputError, match="none of its 8 days has 0.3 sessions a station"):
-        Days.of(table(*rows), "here")
-
-
-def test_an_unknown_site_is_refused_with_those_there_are():
+        jpl.between(start, end)
     with pytest.raises(InputError, match='site "mars".* the sites are caltech, jpl'):
         Days.of(read_sessions(), "mars")
 
 
-def test_medians_are_of_what_was_stated():
-    days = Days.of(
-        table(
-            ("a", DAY + "08:00", DAY + "10:00", 1.0, DAY + "09:00", 10.0),
-            ("b", DAY + "08:00", DAY + "10:00", 1.0, DAY + "11:00", 30.0),
-            ("c", DAY + "08:00", DAY + "10:00", 1.0, DAY + "12:00", 20.0),
-            ("d", DAY + "08:00", DAY + "18:00", 9.0),
-        ),
-        "here",
+def test_medians_are_of_what_was_stated_else_of_what_happened_in_training():
+    days = days_of(
+        ("a", DAY + "08:00", DAY + "10:00", 1.0, DAY + "09:00", 10.0),
+        ("b", DAY + "08:00", DAY + "10:00", 1.0, DAY + "11:00", 30.0),
+        ("c", DAY + "08:00", DAY + "10:00", 1.0, DAY + "12:00", 20.0),
+        ("d", DAY + "08:00", DAY + "18:00", 9.0),
     )
-    medians = days.medians()
+    medians = Medians.of(days.garage)
     assert (float(medians.requested_kwh), float(medians.stay_hours)) == (20, 3)
-    other = Days.of(table(("a", DAY + "08:00", DAY + "09:00", 1.0, DAY + "16:00", 99.0)), "here")
-    assert float(joint_medians(days, other).requested_kwh) == 25
+    other = days_of(("a", DAY + "08:00", DAY + "09:00", 1.0, DAY + "16:00", 99.0))
+    assert float(Medians.of(days.garage, other.garage).requested_kwh) == 25
+    silent = days_of(("a", DAY + "08:00", DAY + "10:00", 4.0))
+    medians = Medians.of(silent.garage)
+    assert (float(medians.requested_kwh), float(medians.stay_hours)) == (4, 2)
+    with pytest.raises(InputError, match="1 session cannot fix 8 coefficients"):
+        Predictor.fit(silent)
 
 
-def test_where_nothing_was_stated_what_happened_in_training_stands_in():
-    days = Days.of(table(("a", DAY + "08:00", DAY + "10:00", 4.0)), "here")
-    assert float(days.medians().requested_kwh) == 4
-    assert float(days.medians().stay_hours) == 2
-
-
-def test_stations_are_taken_by_place_and_become_a_garage():
-    days = Predictor.fit(Days.of(read_sessions(), "jpl")).apply(Days.of(read_sessions(), "jpl"))
+def test_stations_are_taken_by_place(jpl):
+    days = add_forecasts(jpl, Predictor.fit(jpl))
     some = days.at([5, 3])
     assert some.stations == (days.stations[5], days.stations[3])
-    garage = some.garage()
-    assert isinstance(garage, Garage)
-    assert len(jax.tree.leaves(garage)) == 9
-    day = days.garage().at(jnp.int32(7), jnp.array([5, 3]))
-    assert np.array_equal(day.need_kwh, some.need_kwh[7])
-
-
-def test_stations_are_split_by_share_and_seed():
-    seen, unseen = split_stations(54, 0.3, seed=1)
-    assert len(unseen) == 16
-    assert sorted([*seen, *unseen]) == list(range(54))
-    assert not np.array_equal(unseen, split_stations(54, 0.3, seed=2)[1])
-    with pytest.raises(InputError, match="share of the stations"):
-        split_stations(54, 1.5)
-
-
-def test_too_few_sessions_for_a_regression_are_refused():
-    days = Days.of(table(("a", DAY + "08:00", DAY + "10:00", 4.0)), "here")
-    with pytest.raises(InputError, match="1 session cannot fix 8 coefficients"):
-        Predictor.fit(days)
+    assert len(jax.tree.leaves(some.garage)) == 9
+    day = days.garage.at(jnp.int32(7), jnp.array([5, 3]))
+    assert np.array_equal(day.need_kwh, some.garage.need_kwh[7])

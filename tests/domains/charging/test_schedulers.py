@@ -1,4 +1,7 @@
+"""The schedulers, simulated days and the optimum: within limits, car by car, blind to the future."""
+
 import dataclasses
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -7,18 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apportion.domains.charging import peers
+from apportion.domains.charging import schedulers
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, plugged_in, see
-from apportion.domains.charging.peers import PEERS, fill, simulate, simulate_days
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
+from apportion.domains.charging.schedulers import (
+    SCHEDULERS,
+    best_energies,
+    pour,
+    simulate,
+    simulate_all,
+    simulate_days,
+)
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
-from domains.charging.garages import MEDIANS, STATIONS, alone, permuted, random_garage, walker
+from domains.charging.garages import MEDIANS, STATIONS, random_garage, stack, walker
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
-NAMES = sorted(PEERS)
+NAMES = sorted(SCHEDULERS)
 
 
 def feeder(phi: float) -> jax.Array:
@@ -27,42 +37,26 @@ def feeder(phi: float) -> jax.Array:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=SEEDS, phi=SHARES)
-def test_offers_stay_within_limits_and_capacity_and_leave_nothing_that_could_be_used(
-    name, seed, phi
-):
-    capacity = feeder(phi)
-    seen, offered, _ = walker(name)(random_garage(seed), capacity)
-    limits = np.asarray(seen.limit_kw)
-    offered = np.asarray(offered)
+def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(name, seed, phi):
+    day, capacity = random_garage(seed), feeder(phi)
+    seen, offered, drawn = map(jax.device_get, walker(name)(day, capacity))
+    limits = seen.limit_kw
     assert (offered >= 0).all()
     assert (offered <= limits + 1e-5).all()
     assert (offered.sum(-1) <= float(capacity) + 1e-4).all()
     if name != "clairvoyant":
         most = np.minimum(limits.sum(-1), float(capacity))
         assert offered.sum(-1) == pytest.approx(most, abs=1e-3)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(seed=SEEDS, phi=SHARES)
-def test_energy_is_neither_made_nor_lost(name, seed, phi):
-    day, capacity = random_garage(seed), feeder(phi)
-    seen, offered, drawn = walker(name)(day, capacity)
-    drawn = np.asarray(drawn)
+    # Energy is neither made nor lost.
     assert (drawn >= 0).all()
-    assert (drawn <= np.asarray(offered) / 4 + 1e-5).all()
-    energy = simulate(alone(day), PEERS[name], capacity, MEDIANS)[0, 0]
+    assert (drawn <= offered / 4 + 1e-5).all()
+    assert (drawn[~seen.can_draw] == 0).all()
+    energy = simulate(stack(day), SCHEDULERS[name], capacity, MEDIANS)[0, 0]
     assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
     assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
-    assert (drawn[~np.asarray(seen.can_draw)] == 0).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(seed=SEEDS, phi=SHARES)
-def test_permuting_stations_permutes_the_offers(name, seed, phi):
-    day, capacity = random_garage(seed), feeder(phi)
     order = np.random.default_rng(seed).permutation(STATIONS)
-    offered = np.asarray(walker(name)(day, capacity)[1])
-    again = np.asarray(walker(name)(permuted(day, order), capacity)[1])
+    turned = jax.tree.map(lambda x: np.asarray(x)[order], day)
+    again = np.asarray(walker(name)(turned, capacity)[1])
     assert again == pytest.approx(offered[:, order], abs=1e-3)
 
 
@@ -82,10 +76,15 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
         "recalled_departure": jnp.full((2, 1), 12.0),
     }
     day = dataclasses.replace(day, **same)
-    seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
-    for name in NAMES:
+
+    @jax.jit
+    def offers():
+        seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
+        return {name: schedule(seen) for name, schedule in SCHEDULERS.items()}
+
+    for name, offer in offers().items():
         expected = [2.0, 2.0] if name == "equal" else [0.0, 4.0]
-        assert PEERS[name](seen).tolist() == pytest.approx(expected), name
+        assert offer.tolist() == pytest.approx(expected), name
 
 
 def sessions(day: Garage) -> dict[str, np.ndarray]:
@@ -200,76 +199,73 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_simulated_day_equals_one_walked_car_by_car(name):
     days = [random_garage(seed) for seed in range(12)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *days)
+    stacked = stack(*days)
     for phi in (0.08, 0.25):
         capacity = phi * STATIONS * RATE_KW
-        energy = simulate(stacked, PEERS[name], capacity, MEDIANS)[0].sum((1, 2))
+        energy = simulate(stacked, SCHEDULERS[name], capacity, MEDIANS)[0].sum((1, 2))
         expected = [plain_day(day, name, capacity) for day in days]
         assert energy == pytest.approx(expected, rel=1e-4)
 
 
-def test_tasks_are_simulated_apart():
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(4)])
-    tasks = np.array([[0, 2, 4], [5, 1, 3]])
-    both = simulate(stacked, PEERS["llf"], np.array([5.0, 9.0]), MEDIANS, tasks)
-    for task, capacity, energy in zip(tasks, (5.0, 9.0), both, strict=True):
-        apart = jax.tree.map(lambda x, task=task: x[:, task], stacked)
-        assert simulate(apart, PEERS["llf"], capacity, MEDIANS)[0] == pytest.approx(energy)
-
-
-def test_days_in_groups_are_the_same_days(monkeypatch):
-    days = jax.tree.map(lambda *x: jnp.stack(x), *[random_garage(seed) for seed in range(5)])
-    together = simulate(days, PEERS["llf"], 9.0, MEDIANS)
+def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
+    days = stack(*[random_garage(seed) for seed in range(5)])
+    tasks, feeders = np.array([[0, 2, 4], [5, 1, 3]]), np.array([5.0, 9.0])
+    names = ("llf", "edf")
+    both = simulate_all(days, [SCHEDULERS[name] for name in names], feeders, MEDIANS, tasks)
     # Groups of two, the last one with an empty day.
-    monkeypatch.setattr(peers, "_ROWS", 2 * STATIONS)
-    assert simulate(days, PEERS["llf"], 9.0, MEDIANS) == pytest.approx(together)
+    monkeypatch.setattr(schedulers, "_ROWS", 2 * STATIONS)
+    for name, found in zip(names, both, strict=True):
+        for task, capacity, energy in zip(tasks, feeders, found, strict=True):
+            apart = jax.tree.map(lambda x, task=task: x[:, task], days)
+            alone = simulate(apart, SCHEDULERS[name], capacity, MEDIANS)[0]
+            assert alone == pytest.approx(energy, abs=1e-4)
 
 
 MANY, SIZES = 30, (8, 15, 30)
 """Stations enough that few and all of them are worked on by turns, and how many at once."""
 
 
-def sized(schedule, size=None):
-    """The schedule, and the numbers of stations it was shown; with `size`, others get nothing."""
-    shown = []
-
-    def offer(seen):
-        shown.append(len(seen.plugged))
-        return schedule(seen) * (size is None or len(seen.plugged) == size)
-
-    return offer, shown
-
-
-@pytest.mark.parametrize("phi", [0.05, 0.3])
-def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on(phi):
+def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on():
     days = [random_garage(seed, stations=MANY) for seed in range(3)]
-    stacked, capacity = jax.tree.map(lambda *x: jnp.stack(x), *days), feeder(phi * MANY / STATIONS)
     for name in ("llf", "equal"):
-        offer, shown = sized(PEERS[name])
-        energy = np.asarray(
-            jax.jit(lambda d, o=offer: simulate_days(d, o, capacity, MEDIANS))(stacked)
-        )
+        shown = []
+
+        def offer(seen, name=name, shown=shown):
+            shown.append(len(seen.plugged))
+            return SCHEDULERS[name](seen)
+
+        run = jax.jit(lambda d, feeder, o=offer: simulate_days(d, o, feeder, MEDIANS))
+        for phi in (0.05, 0.3):
+            capacity = feeder(phi * MANY / STATIONS)
+            for day, found in zip(days, np.asarray(run(stack(*days), capacity)), strict=True):
+                drawn = np.asarray(walker(name)(day, capacity)[2])
+                periods = np.arange(PERIODS)[:, None, None]
+                here = (day.arrival <= periods) & (periods < day.departure)
+                assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
         assert set(shown) == set(SIZES)
-        for day, found in zip(days, energy, strict=True):
-            drawn = np.asarray(walker(name)(day, capacity)[2])
-            here = np.asarray(jax.vmap(lambda n, day=day: plugged_in(day, n))(jnp.arange(PERIODS)))
-            assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
 
 
 def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
     # One car more every three periods, and none is ever full.
-    comes = jnp.arange(0, 3 * MANY, 3, dtype=jnp.int32)[:, None]
+    comes = np.arange(0, 3 * MANY, 3, dtype=np.int32)[:, None]
     day = dataclasses.replace(
         random_garage(0, stations=MANY, sessions=1),
         arrival=comes,
-        departure=jnp.full_like(comes, PERIODS),
-        need_kwh=jnp.full(comes.shape, 1e3),
+        departure=np.full_like(comes, PERIODS),
+        need_kwh=np.full(comes.shape, 1e3, np.float32),
     )
-    day = alone(day)
+
+    @jax.jit
+    def drawn_by(size):
+        """What is drawn where only so many stations at once are offered anything."""
+
+        def offer(seen):
+            return SCHEDULERS["equal"](seen) * (len(seen.plugged) == size)
+
+        return simulate_days(stack(day), offer, feeder(1.0), MEDIANS).sum()
+
     for size in SIZES:
-        offer, _ = sized(PEERS["equal"], size)
-        energy = jax.jit(lambda d, o=offer: simulate_days(d, o, feeder(1.0), MEDIANS))(day)
-        assert energy.sum() > 0, f"nothing was drawn by {size} stations at once"
+        assert drawn_by(size) > 0, f"nothing was drawn by {size} stations at once"
 
 
 def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
@@ -280,12 +276,16 @@ def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
         jnp.array([[1.0, 5.0]]),
         *(jnp.array([[2.0, 3.0]]), jnp.array([[4.0, 6.0]]), jnp.ones((1, 2), bool)),
     )
-    state, limits = empty(1), []
-    for n in range(6):
-        seen = see(day, state, jnp.int32(n), jnp.float32(6.0), MEDIANS)
-        limits.append(float(seen.limit_kw[0]))
-        state, _ = draw(day, state, jnp.int32(n), jnp.minimum(6.0, seen.limit_kw))
-    assert limits == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
+
+    @jax.jit
+    def limits():
+        def period(state, n):
+            seen = see(day, state, n, jnp.float32(6.0), MEDIANS)
+            return draw(day, state, n, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
+
+        return jax.lax.scan(period, empty(1), jnp.arange(6, dtype=jnp.int32))[1]
+
+    assert limits().tolist() == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
 
 
 @jax.jit
@@ -313,72 +313,85 @@ def test_what_is_drawn_has_the_gradient_of_finite_differences(seed):
         assert served_gradient(day, offers, 1.0) == pytest.approx(sum(sides) / 2, abs=0.05)
 
 
+poured_over = jax.jit(pour)
+
+
 @given(
-    limits=st.lists(st.floats(0, 10, width=32), min_size=1, max_size=8),
+    limits=st.lists(st.floats(0, 10, width=32), min_size=8, max_size=8),
     capacity=st.floats(0, 60, width=32),
 )
 def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
-    poured = np.asarray(fill(jnp.asarray(limits, jnp.float32), jnp.float32(capacity)))
+    poured = np.asarray(poured_over(np.array(limits, np.float32), np.float32(capacity)))
     assert poured.sum() == pytest.approx(min(capacity, sum(limits)), abs=1e-3)
     level = poured.max()
     assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
 
 
-def test_where_nothing_is_recalled_predictions_stand_in():
+def test_where_nothing_is_recalled_predictions_stand_in_and_these_are_needed():
     day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
-    day = alone(day)
     recalled, predicted = (
-        simulate(day, PEERS[name], 5.0, MEDIANS) for name in ("llf-recalled", "llf-predicted")
+        simulate(stack(day), SCHEDULERS[name], 5.0, MEDIANS)
+        for name in ("llf-recalled", "llf-predicted")
     )
     np.testing.assert_array_equal(recalled, predicted)
-
-
-def test_predicted_peers_ask_for_predictions():
-    day = dataclasses.replace(random_garage(0), predicted_need_kwh=None, predicted_departure=None)
+    day = dataclasses.replace(day, predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate(alone(day), PEERS["llf-predicted"], 5.0, MEDIANS)
+        simulate(stack(day), SCHEDULERS["llf-predicted"], 5.0, MEDIANS)
 
 
-@pytest.fixture(scope="module")
-def jpl():
-    days = Days.of(read_sessions(), "jpl")
-    return days.between("2019-05-01", "2019-09-30"), days.between("2019-10-01", "2019-12-31")
+def best_energy(arrival, departure, need, capacity):
+    """The optimum of one day's sessions."""
+    arrays = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
+    return float(best_energies(*arrays, capacity)[0, 0])
 
 
-def test_regressed_needs_and_stays_are_nearer_the_truth_than_the_statements(jpl):
-    training, later = jpl
-    days = Predictor.fit(training).apply(later)
-    said = days.stated
-    for predicted, stated, truth in (
-        (days.predicted_need_kwh, days.requested_kwh, days.need_kwh),
-        (days.predicted_departure, days.stated_departure, days.departure),
-    ):
-        error, as_stated = (np.abs(x - truth)[said].mean() for x in (predicted, stated))
-        assert error < as_stated
+def smallest_cut(arrival, departure, need, capacity):
+    """The same by the theorem of flows and cuts: over every choice of sessions cut at their need."""
+    periods = np.arange(PERIODS)
+    there = (arrival[:, None] <= periods) & (periods < departure[:, None])
+    cuts = []
+    for kept in product([False, True], repeat=len(need)):
+        kept = np.array(kept)
+        most = np.minimum(there[kept].sum(0) * RATE_KW, capacity) / 4
+        cuts.append(need[~kept].sum() + most.sum())
+    return min(cuts)
 
 
-def test_predictions_rest_on_what_is_known_on_arrival(jpl):
-    training, later = jpl
-    predictor = Predictor.fit(training)
-    blind = dataclasses.replace(
-        later,
-        need_kwh=later.need_kwh * 0,
-        departure=np.where(later.departure > 0, 96, 0).astype(np.int32),
+@given(seed=SEEDS, capacity=st.floats(0.5, 20))
+def test_the_optimum_equals_the_smallest_cut(seed, capacity):
+    rng = np.random.default_rng(seed)
+    arrival = rng.integers(0, 90, 7)
+    departure = np.minimum(arrival + rng.integers(1, 20, 7), PERIODS)
+    need = rng.exponential(15, 7)
+    assert best_energy(arrival, departure, need, capacity) == pytest.approx(
+        smallest_cut(arrival, departure, need, capacity), rel=1e-6
     )
-    known, then = predictor.apply(later), predictor.apply(blind)
-    assert np.array_equal(known.predicted_need_kwh, then.predicted_need_kwh)
-    assert np.array_equal(known.predicted_departure, then.predicted_departure)
+    assert best_energy(np.zeros(3), np.zeros(3), np.zeros(3), capacity) == 0
 
 
-def test_on_real_days_knowing_the_truth_serves_most_and_deadlines_least(jpl):
-    training, later = jpl
-    predictor = Predictor.fit(training)
-    days = predictor.apply(later)
-    stations = np.random.default_rng(0).permutation(52)[:40].reshape(4, 10)
-    capacity = 0.2 * 10 * RATE_KW
-    served = {
-        name: simulate(days.garage(), peer, capacity, predictor.medians, stations).sum()
-        for name, peer in PEERS.items()
-    }
-    assert max(served, key=served.get) == "clairvoyant"
-    assert min(served, key=served.get) == "edf"
+def test_days_solved_together_are_solved_as_if_alone_and_no_scheduler_serves_more():
+    days = stack(*[random_garage(seed) for seed in range(20)])
+    arrays = [days.arrival, days.departure, days.need_kwh]
+    tasks = np.array([[0, 1, 2], [5, 4, 3]])
+    best = best_energies(*arrays, 5.0, tasks)
+    alone = [[best_energy(*(x[d, t] for x in arrays), 5.0) for d in range(20)] for t in tasks]
+    assert best == pytest.approx(np.array(alone))
+    drawn = simulate_all(days, list(SCHEDULERS.values()), 5.0, MEDIANS, tasks).sum((3, 4))
+    assert (drawn <= best + 1e-3).all()
+
+
+def test_on_real_days_knowing_the_truth_serves_most_and_deadlines_least():
+    days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-12-31")
+    predictor = Predictor.fit(days.between(None, "2019-09-30"))
+    days = add_forecasts(days.between("2019-10-01"), predictor)
+    stations = np.random.default_rng(0).permutation(52)[:20].reshape(2, 10)
+    capacity, garage = 0.2 * 10 * RATE_KW, days.garage
+    drawn = simulate_all(
+        garage, list(SCHEDULERS.values()), capacity, predictor.medians, stations
+    ).sum((1, 2, 3, 4))
+    served = dict(zip(SCHEDULERS, drawn, strict=True))
+    assert max(served, key=lambda name: served[name]) == "clairvoyant"
+    assert min(served, key=lambda name: served[name]) == "edf"
+    arrays = (garage.arrival, garage.departure, garage.need_kwh)
+    best = best_energies(*arrays, capacity, stations).sum()
+    assert 0.98 * best < served["clairvoyant"] <= best + 1e-3

@@ -1,3 +1,5 @@
+"""Files of sessions: what they say is kept, what is wrong with them is said, a sentence each."""
+
 import json
 import subprocess
 import sys
@@ -10,14 +12,15 @@ from hypothesis import strategies as st
 
 from apportion.domains.charging.sessions import (
     EMBEDDED,
-    _inspect,
+    LAYOUT,
     fingerprint,
+    inspect_frame,
     inspect_sessions,
     read_sessions,
 )
 from apportion.errors import InputError
 
-HEAD = "site,station,arrival,departure,stated_departure,requested_kwh,delivered_kwh"
+HEAD = ",".join(LAYOUT)
 GOOD = "here,a,2019-05-01 08:00,2019-05-01 10:00,2019-05-01 11:00,20,5"
 
 
@@ -33,31 +36,24 @@ def refused(path, **options):
     return str(error.value).split("\n")
 
 
-def test_the_embedded_sessions_are_whole_and_attributed():
-    frame = read_sessions()
-    assert len(frame) == 23_449
-    assert frame.groupby("site", observed=True).station.nunique().to_dict() == {
-        "caltech": 54,
-        "jpl": 52,
-    }
+def test_the_embedded_sessions_are_whole_attributed_and_their_oddities_noted():
+    checked = inspect_sessions()
+    frame = checked.frame
+    stations = frame.groupby("site", observed=True).station.nunique().to_dict()
+    assert stations == {"caltech": 54, "jpl": 52}
     assert str(frame.arrival.dtype) == "datetime64[s]"
     assert frame.stated_departure.isna().mean() == pytest.approx(0.074, abs=0.001)
     assert "CC BY 4.0" in (EMBEDDED.parent / "ATTRIBUTION.md").read_text()
-
-
-def test_what_is_odd_in_the_embedded_sessions_is_noted_and_does_not_forbid_them():
-    checked = inspect_sessions()
     assert not checked.refusals
-    assert "23,449 sessions, 2019-05-01 to 2021-08-31" in checked.summary()
-    notes = "\n".join(checked.notes)
-    assert "before the one at its station has left in 1 session, first at row 22280" in notes
-    assert "over 24 hours in 60 sessions" in notes
-    assert "more was taken on average than 6.656 kW can give in 746 sessions" in notes
-
-
-def test_reading_twice_gives_tables_of_their_own():
-    first = read_sessions()
-    first.loc[0, "delivered_kwh"] = -1
+    said = checked.summary()
+    assert "valid: embedded sessions: 23,449 sessions, 2019-05-01 to 2021-08-31" in said
+    assert "before the one at its station has left in 1 session, first at row 22280" in said
+    assert "over 24 hours in 60 sessions" in said
+    assert "more was taken on average than 6.656 kW can give in 746 sessions" in said
+    assert checked.to_json()["sessions"]["fingerprint"] == fingerprint(frame)
+    # Whoever reads them has a table of their own.
+    own = read_sessions()
+    own.loc[0, "delivered_kwh"] = -1
     assert read_sessions().delivered_kwh.min() > 0
 
 
@@ -65,25 +61,20 @@ def test_csv_and_parquet_give_the_same_table(tmp_path):
     frame = read_sessions().head(200)
     frame.to_csv(tmp_path / "s.csv", index=False)
     frame.to_parquet(tmp_path / "s.parquet")
-    tables = [read_sessions(tmp_path / name) for name in ("s.csv", "s.parquet")]
-    for table in tables:
+    for name in ("s.csv", "s.parquet"):
+        table = read_sessions(tmp_path / name)
         assert fingerprint(table) == fingerprint(frame)
         assert table.dtypes.astype(str).to_dict() == frame.dtypes.astype(str).to_dict()
 
 
-def test_names_stay_text(tmp_path):
+def test_names_stay_text_and_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_path):
     rows = [GOOD.replace(",a,", f",{name},") for name in ("000001", "NA", "1e5", "nan")]
-    table = read_sessions(written(tmp_path, *rows))
-    assert set(table.station) == {"000001", "NA", "1e5", "nan"}
+    path = tmp_path / "s.csv"
+    path.write_text("\n\n".join([HEAD, *rows, ""]), encoding="utf-8-sig")
+    assert set(read_sessions(path).station) == {"000001", "NA", "1e5", "nan"}
     numbers = pd.read_csv(written(tmp_path, GOOD)).assign(station=[17])
     numbers.to_parquet(tmp_path / "numbers.parquet")
     assert read_sessions(tmp_path / "numbers.parquet").station.tolist() == ["17"]
-
-
-def test_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_path):
-    path = tmp_path / "s.csv"
-    path.write_text(f"{HEAD}\n\n{GOOD}\n\n", encoding="utf-8-sig")
-    assert len(read_sessions(path)) == 1
 
 
 BAD = {
@@ -116,7 +107,7 @@ BAD = {
         'column "station" is empty in 1 session, first at line 3; name the station'
     ),
     "here,a,2019-05-02T08:00:00Z,2019-05-02 09:00,,,5": (
-        "some times carry a zone (Z) and some do not; write all in local time"
+        "some times carry a zone and some do not; write all in local time"
     ),
 }
 
@@ -128,21 +119,15 @@ def test_a_bad_session_gets_one_sentence(tmp_path, row):
     assert sentence.startswith(f"{path}: {BAD[row]}")
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+def test_everything_that_is_wrong_is_said_at_once_with_the_line_that_mends_it(tmp_path):
     alike = [row for row in BAD if "Z" not in row]
     sentences = refused(written(tmp_path, GOOD, *alike))
     assert len(sentences) == len(alike)
-
-
-def test_missing_columns_are_named_together(tmp_path):
-    sentences = refused(written(tmp_path, "1,2", head="site,where"))
-    assert [s.split('"')[1] for s in sentences] == [
-        "station",
-        "arrival",
-        "departure",
-        "delivered_kwh",
-    ]
-    assert all("the columns found are site, where" in s for s in sentences)
+    assert any('frame["arrival"] = pd.to_datetime(frame["arrival"])' in s for s in sentences)
+    missing = refused(written(tmp_path, "1,2", head="site,where"))
+    needed = ["station", "arrival", "departure", "delivered_kwh"]
+    assert [s.split('"')[1] for s in missing] == needed
+    assert all("the columns found are site, where" in s for s in missing)
 
 
 def test_files_that_hold_nothing_or_are_none_are_refused(tmp_path):
@@ -154,29 +139,26 @@ def test_files_that_hold_nothing_or_are_none_are_refused(tmp_path):
     assert "cannot be read" in refused(tmp_path / "not.parquet")[0]
 
 
-ODD = {
-    "here,a,2019-05-01 09:00,2019-05-01 11:00,,,5": "before the one at its station has left in 1",
-    "here,b,2019-05-01 09:00,2019-05-03 11:00,,,5": "lasts over 24 hours in 1",
-    "here,b,2019-05-01 09:00,2019-05-01 10:00,,,50": "more was taken on average than 6.656 kW",
-    "here,b,2019-05-01 09:00,2019-05-01 10:00,2019-05-01 08:00,5,5": "stated departure is before",
-    "here,b,2019-05-01 09:00,2019-05-01 10:00,2019-05-01 08:00,,5": "neither counts as stated",
-    "here,b,2019-05-01 09:00,2019-05-01 10:00,,5,5": "neither counts as stated",
-}
-
-
-@pytest.mark.parametrize("row", ODD)
-def test_an_odd_session_is_noted_and_used(tmp_path, row):
-    checked = inspect_sessions(written(tmp_path, GOOD, row))
+def test_odd_sessions_are_noted_and_used(tmp_path):
+    odd = {
+        "here,a,2019-05-01 09:00,2019-05-01 11:00,,,5": "before the one at its station has left in 1",
+        "here,b,2019-05-01 09:00,2019-05-03 11:00,,,5": "lasts over 24 hours in 1",
+        "here,c,2019-05-01 09:00,2019-05-01 10:00,,,50": "more was taken on average than 6.656 kW",
+        "here,d,2019-05-01 09:00,2019-05-01 10:00,2019-05-01 08:00,5,5": "stated departure is before",
+        "here,e,2019-05-01 09:00,2019-05-01 10:00,,5,5": "neither counts as stated",
+    }
+    checked = inspect_sessions(written(tmp_path, GOOD, *odd))
     assert not checked.refusals
-    assert len(checked.frame) == 2
-    assert any(ODD[row] in note and "line 3" in note for note in checked.notes)
+    assert len(checked.frame) == len(odd) + 1
+    assert len(checked.notes) == len(odd)
+    for place, note in enumerate(odd.values()):
+        assert any(note in said and f"line {place + 3}" in said for said in checked.notes)
 
 
 def test_a_file_needs_neither_sites_nor_statements(tmp_path):
     head = "station,arrival,departure,delivered_kwh"
-    checked = inspect_sessions(
-        written(tmp_path, "a,2019-05-01 08:00,2019-05-01 10:00,5", head=head)
-    )
+    row = "a,2019-05-01 08:00,2019-05-01 10:00,5"
+    checked = inspect_sessions(written(tmp_path, row, head=head))
     assert checked.frame.site.tolist() == ["garage"]
     assert checked.frame.requested_kwh.isna().all()
     assert "all sessions count as one site" in checked.notes[0]
@@ -219,61 +201,30 @@ def test_acn_data_is_understood_as_it_comes(tmp_path, dump):
     assert np.isnan(second.requested_kwh)
 
 
-def test_a_zone_is_converted_only_when_it_is_said_what_is_local(tmp_path):
-    row = "here,a,2019-05-01T15:00:00+00:00,2019-05-01T17:00:00Z,,,5"
-    path = written(tmp_path, row)
-    checked = inspect_sessions(path)
-    assert checked.frame.arrival[0] == pd.Timestamp("2019-05-01 15:00")
-    assert "carry the zone Z and are taken as they are written" in checked.notes[0]
-    local = read_sessions(path, timezone="America/Los_Angeles")
-    assert local.arrival[0] == pd.Timestamp("2019-05-01 08:00")
-
-
-def test_different_zones_are_refused_unless_it_is_said_what_is_local(tmp_path):
+def test_times_with_zones_are_converted_once_it_is_said_which_one_is_local(tmp_path):
     rows = [
-        "here,a,2019-05-01T08:00:00-07:00,2019-05-01 10:00:00-0700,,,5",
+        "here,a,2019-05-01T15:00:00+00:00,2019-05-01T17:00:00Z,,,5",
         "here,a,2019-12-01T08:00:00-08:00,2019-12-01 10:00:00-08,,,5",
     ]
     path = written(tmp_path, *rows)
     (sentence,) = refused(path)
-    assert "times carry different zones (-0700, -0800)" in sentence
-    table = read_sessions(path, timezone="America/Los_Angeles")
-    assert table.arrival.dt.hour.tolist() == [8, 8]
-    assert table.departure.dt.hour.tolist() == [10, 10]
+    assert "times carry a zone, and it is not said which one is the garage's; give" in sentence
+    assert "dt.tz_convert(ZONE).dt.tz_localize(None)" in sentence
+    utc = pd.DataFrame({"station": ["a"], "delivered_kwh": [5.0]})
+    utc["arrival"] = pd.to_datetime(["2019-05-01 15:00"]).tz_localize("UTC")
+    utc["departure"] = utc.arrival + pd.Timedelta(hours=2)
+    utc.to_parquet(tmp_path / "s.parquet")
+    for file in (path, tmp_path / "s.parquet"):
+        table = read_sessions(file, timezone="America/Los_Angeles")
+        assert set(table.arrival.dt.hour) == {8}
+        assert set(table.departure.dt.hour) == {10}
 
 
-def test_zoned_times_of_a_parquet_file_are_converted_too(tmp_path):
-    times = pd.to_datetime(["2019-05-01 15:00", "2019-05-01 17:00"]).tz_localize("UTC")
-    frame = pd.DataFrame({"station": ["a"], "delivered_kwh": [5.0]})
-    frame["arrival"], frame["departure"] = times[:1], times[1:]
-    frame.to_parquet(tmp_path / "s.parquet")
-    table = read_sessions(tmp_path / "s.parquet", timezone="America/Los_Angeles")
-    assert table.departure[0] == pd.Timestamp("2019-05-01 10:00")
-
-
-def test_an_unknown_zone_is_refused(tmp_path):
+def test_unknown_zones_and_two_at_once_are_refused(tmp_path):
     assert "no such time zone" in refused(written(tmp_path, GOOD), timezone="Mars/Olympus")[0]
-
-
-def test_two_zones_in_one_file_are_refused(tmp_path):
     rows = [f"{GOOD},America/Los_Angeles", f"{GOOD},Europe/Rome"]
     sentence, *_ = refused(written(tmp_path, *rows, head=f"{HEAD},timezone"))
     assert "names 2 zones, first America/Los_Angeles, Europe/Rome" in sentence
-
-
-def check_sessions(frame, source):
-    """Everything found in a table, a sentence each: refusals, or notes and a summary."""
-    checked = _inspect(frame, source, None)
-    return list(checked.refusals) or [checked.summary(), *checked.notes]
-
-
-def test_a_table_in_memory_is_checked_too():
-    frame = read_sessions().head(50)
-    summary, *_ = check_sessions(frame, "mine")
-    assert summary.startswith("mine: 50 sessions")
-    frame.loc[3, "delivered_kwh"] = -1
-    (sentence,) = check_sessions(frame, "mine")
-    assert "negative in 1 session, first at row 4" in sentence
 
 
 def test_checking_sessions_starts_no_jax():
@@ -296,7 +247,7 @@ CELLS = st.one_of(
     ),
     st.text(max_size=8),
 )
-COLUMNS = [*HEAD.split(","), "connectionTime", "kWhDelivered", "userInputs", "timezone"]
+COLUMNS = [*LAYOUT, "connectionTime", "kWhDelivered", "userInputs", "timezone"]
 
 
 @settings(max_examples=60)
@@ -306,7 +257,7 @@ def test_whatever_is_in_a_file_is_used_or_refused_in_words(data):
     columns = data.draw(st.sampled_from([columns, COLUMNS[:7]]))
     row = st.lists(CELLS, min_size=len(columns), max_size=len(columns))
     rows = data.draw(st.lists(row, max_size=4))
-    frame = pd.DataFrame(rows, columns=columns, dtype=object)
-    said = check_sessions(frame, "made up")
+    checked = inspect_frame(pd.DataFrame(rows, columns=columns, dtype=object), "made up")
+    said = checked.refusals or [checked.describe(), *checked.notes]
     assert said
     assert all(sentence.startswith("made up: ") for sentence in said)

@@ -12,19 +12,29 @@ import sys
 import traceback
 from collections import OrderedDict
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Entities = tuple[int, ...]
 Arrays = tuple[np.ndarray, ...]
+_KEPT = 512
+"""Environments kept at work, and as many at rest: others are led through their episode again."""
+
+
+class Shape(NamedTuple):
+    """What an environment shows of an entity, and whether it shows limits."""
+
+    window: int
+    channels: int
+    limited: bool
 
 
 class Episodes:
-    """Environments at work and at rest, at most `keep` of each, and the batches asked of them."""
+    """Environments at work and at rest, and the batches asked of them."""
 
-    def __init__(self, make_env: Any, keep: int, shape: dict[str, Any]):
-        self.make_env, self.keep, self.shape = make_env, keep, shape
+    def __init__(self, make_env: Any, shape: Shape):
+        self.make_env, self.shape = make_env, Shape(*shape)
         self.live: OrderedDict[tuple[Entities, int, bytes], Any] = OrderedDict()
         self.idle: dict[Entities, list[Any]] = {}
         self.resting = self.stepped = self.replayed = 0
@@ -94,28 +104,28 @@ class Episodes:
 
     def _stand(self, key: tuple[Entities, int, bytes], env: Any) -> None:
         self.live[key] = env
-        while len(self.live) > self.keep:
+        while len(self.live) > _KEPT:
             (entities, _, _), oldest = self.live.popitem(last=False)
             self._rest(entities, oldest)
 
     def _rest(self, entities: Entities, env: Any) -> None:
         self.idle.setdefault(entities, []).append(env)
         self.resting += 1
-        while self.resting > self.keep:
+        while self.resting > _KEPT:
             self._wake(next(iter(self.idle))).close()
 
     def _blank(self, mask: np.ndarray) -> Arrays:
         batch, width = mask.shape
-        history = np.zeros((batch, width, *self.shape["history"]), np.float32)
+        history = np.zeros((batch, width, *self.shape[:2]), np.float32)
         limits = np.zeros((batch, width), np.float32)
         ends = np.zeros(batch, bool), np.zeros(batch, bool)
         return history, limits, np.zeros(batch, np.float32), *ends
 
     def _write(self, answers: Arrays, row: int, real: np.ndarray, observation: Any) -> None:
         parts = observation if isinstance(observation, dict) else {"history": observation}
-        shape = (int(real.sum()), *self.shape["history"])
+        shape = (int(real.sum()), *self.shape[:2])
         answers[0][row, real] = np.asarray(parts["history"], np.float32).reshape(shape)
-        if self.shape["limits"]:
+        if self.shape.limited:
             answers[1][row, real] = parts["limits"]
 
 
@@ -126,8 +136,7 @@ def serve(connection: Connection) -> None:
     # Whoever stops a run speaks to the process that trains; this one ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = connection.recv()
-    make_env, keep, shape = cloudpickle.loads(connection.recv_bytes())
-    episodes = Episodes(make_env, keep, shape)
+    episodes = Episodes(*cloudpickle.loads(connection.recv_bytes()))
     while True:
         try:
             method, arrays = connection.recv()

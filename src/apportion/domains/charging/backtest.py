@@ -1,37 +1,61 @@
 """A policy beside every scheduler on the same days, stations and feeder, and how sure its lead is.
 
-Served is the share of all need that was drawn. Leads are paired by day and station, with intervals by
-clusters of days (what the weather or a holiday does to one day it does to all tasks), and, more
-cautiously, of days and stations both.
+Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of
+days: what the weather or a holiday does to one day it does to all tasks. A certificate bets on gains by
+day: the difference of the shares of that day's need that both met, over all garages drawn at the site, so
+that what garages of one day have in common counts once. Only days after training count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import Garage, Medians, Seen
-from apportion.domains.charging.optimum import best_energies
-from apportion.domains.charging.peers import PEERS, Schedule, over_days, simulate_days
-from apportion.domains.charging.problem import observation
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import (
+    PERIOD_HOURS,
+    PERIODS,
+    Garage,
+    Medians,
+    StationView,
+    draw,
+    empty,
+    see,
+)
+from apportion.domains.charging.problem import CHANNELS, observation
+from apportion.domains.charging.schedulers import SCHEDULERS, Schedule, best_energies, simulate_all
 from apportion.domains.charging.sessions import RATE_KW
+from apportion.domains.tables import as_day
+from apportion.errors import InputError
 from apportion.policy import Policy
+from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.settings_file import suggest
 from apportion.statistics import Estimate, clustered_ratio
 from apportion.tasks import count_tasks, draw_tasks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 POLICY, CLAIRVOYANT, OPTIMUM = "policy", "clairvoyant", "optimum"
 HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
 """What no scheduler can know at the time."""
 SHORT = 0.8
 """A car that left with less than this share of its need left short."""
+GAIN_BOUND = 0.05
+"""A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
+cars rarely differ by more, and what a certificate says is about gains so counted."""
+_SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
+"""Schedules whose result is shown for each car of an example day."""
 
 
 class PolicySchedule(eqx.Module):
@@ -39,7 +63,7 @@ class PolicySchedule(eqx.Module):
 
     policy: Policy
 
-    def __call__(self, seen: Seen) -> Float[Array, " entities"]:
+    def __call__(self, seen: StationView) -> Float[Array, " entities"]:
         everyone = jnp.ones(seen.can_draw.shape[0], bool)
         return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
 
@@ -72,16 +96,9 @@ class ChargingBacktest:
             shares[OPTIMUM] = float(self.optimum_kwh.sum()) / needed
         return shares
 
-    def ahead(self, other: str, name: str = POLICY, *, both: bool = False) -> Estimate:
-        """By how much one schedule served more than another, in shares of the need.
-
-        By clusters of days, or with `both` of days and stations.
-        """
-        by_day = (self.by_day(name) - self.by_day(other), self.by_day())
-        if not both:
-            return clustered_ratio(by_day)
-        by_station = (self.by_station(name) - self.by_station(other), self.by_station())
-        return clustered_ratio(by_day, by_station)
+    def ahead(self, other: str) -> Estimate:
+        """By how much the policy served more than another, in shares of the need, by clusters of days."""
+        return clustered_ratio((self.by_day(POLICY) - self.by_day(other), self.by_day()))
 
     def short(self, name: str) -> float:
         """The share of cars that left with less than 80 % of what they needed."""
@@ -148,6 +165,18 @@ class ChargingBacktest:
         )
         return "\n".join(lines)
 
+    def plot(self) -> "Figure":
+        """The share of the need that each schedule met, least first."""
+        from matplotlib.figure import Figure
+
+        names = sorted(self.served, key=lambda name: self.served[name])
+        figure = Figure(figsize=(7, 0.35 * len(names) + 1), layout="constrained")
+        axes = figure.subplots()
+        colours = ["C1" if name == POLICY else "C0" for name in names]
+        axes.barh(names, [100 * self.served[name] for name in names], color=colours)
+        axes.set_xlabel("share of the need met (%)")
+        return figure
+
     def by_day(self, name: str | None = None) -> np.ndarray:
         """KWh of a schedule, or of the need, on each day."""
         if name == OPTIMUM:
@@ -165,33 +194,7 @@ class ChargingBacktest:
         return self.need_kwh if name is None else self.drawn_kwh[name]
 
 
-@eqx.filter_jit
-def _simulate_all(
-    days: Garage,
-    schedules: tuple[Schedule, ...],
-    capacity_kw: Float[Array, ""],
-    medians: Medians,
-    members: Int[Array, "tasks entities"],
-) -> Float[Array, "schedules tasks days entities sessions"]:
-    """The kWh of every session under each schedule: one program, and one to compile."""
-
-    def under(number):
-        def chosen(seen: Seen) -> Float[Array, " entities"]:
-            # Functions, since a policy with traced parameters has no hash.
-            branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
-            return jax.lax.switch(number, branches, seen)
-
-        def task(members):
-            garage = days.each_station(lambda x: x[:, members])
-            return simulate_days(garage, chosen, capacity_kw, medians)
-
-        # One after another: tasks at once would not fit into the cache.
-        return jax.lax.map(task, members)
-
-    return jax.lax.map(under, jnp.arange(len(schedules)))
-
-
-def backtest(
+def backtest_schedules(
     policy: Policy,
     days: Days,
     medians: Medians,
@@ -200,10 +203,10 @@ def backtest(
     task_size: int,
     tasks: int = 24,
     optimum: bool = True,
-    peers: Mapping[str, Schedule] | None = None,
+    schedulers: Mapping[str, Schedule] = SCHEDULERS,
     seed: int = 0,
 ) -> ChargingBacktest:
-    """Run a policy and every peer over days that have predictions (`Predictor.apply`).
+    """Run a policy and every scheduler over days that have predictions (`add_forecasts`).
 
     Parameters
     ----------
@@ -213,36 +216,242 @@ def backtest(
         Stations behind a feeder, and how many such garages are drawn.
     optimum
         Whether the linear programme of every garage and day is solved, which takes longest.
+    schedulers
+        Those beside the policy.
     """
-    peers = PEERS if peers is None else peers
-    places = np.arange(len(days.stations))
-    count = min(tasks, count_tasks(len(places), task_size))
-    members = np.asarray(draw_tasks(places, task_size, count, seed=seed).members)
+    garage, stations = days.garage, len(days.stations)
+    count = min(tasks, count_tasks(stations, task_size))
+    members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
-    schedules = {POLICY: PolicySchedule(policy)} | dict(peers)
-
-    def run(some: Sequence[Schedule]) -> np.ndarray:
-        shared = jnp.float32(feeder), medians, jnp.asarray(members, jnp.int32)
-        return over_days(
-            lambda part: _simulate_all(part, tuple(some), *shared), days.garage(), task_size
-        )
-
     # Policies alone, in one program for all of a shape: two equal ones then deliver equal energy.
-    others = [name for name in schedules if not isinstance(schedules[name], PolicySchedule)]
-    drawn = {name: run([schedules[name]])[0] for name in schedules if name not in others}
-    if others:
-        drawn |= dict(zip(others, run([schedules[name] for name in others]), strict=True))
+    learned = {POLICY: PolicySchedule(policy)}
+    learned |= {n: s for n, s in schedulers.items() if isinstance(s, PolicySchedule)}
+    others = {name: schedule for name, schedule in schedulers.items() if name not in learned}
+    drawn = {}
+    for some in (*({name: schedule} for name, schedule in learned.items()), others):
+        if some:
+            found = simulate_all(garage, list(some.values()), feeder, medians, members)
+            drawn |= dict(zip(some, found, strict=True))
     best = None
     if optimum:
-        best = best_energies(days.arrival, days.departure, days.need_kwh, feeder, members)
-    need = days.need_kwh[:, members].transpose(1, 0, 2, 3)
-    return ChargingBacktest(
-        days.site,
-        days.dates,
-        members,
-        len(places),
-        capacity,
-        need,
-        {name: drawn[name] for name in schedules},
-        best,
+        best = best_energies(garage.arrival, garage.departure, garage.need_kwh, feeder, members)
+    need = garage.need_kwh[:, members].transpose(1, 0, 2, 3)
+    return ChargingBacktest(days.site, days.dates, members, stations, capacity, need, drawn, best)
+
+
+def check_facts(saved: Mapping[str, Any]) -> None:
+    """Refuse a policy for something else, and facts that no training can have saved with one.
+
+    Examples
+    --------
+    >>> check_facts({"job": "charging", "task_size": 10, "until": {"north": "2019-12-31"}})
+    """
+    if saved.get("job") != "charging":
+        raise InputError(
+            f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
+            "give the folder of a charging run"
+        )
+    until, seen = saved.get("until", {}), saved.get("trained_on", {})
+    size, recall = saved.get("task_size", 1), saved.get("recall", False)
+    channels = saved.get("channels", CHANNELS)
+    sound = {
+        "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
+        "trained_on": isinstance(seen, Mapping)
+        and all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+            for names in seen.values()
+        ),
+        f"task_size {size!r}": type(size) is int and size >= 1,
+        f"recall {recall!r}": type(recall) is bool,
+        f"channels {channels!r}": type(channels) is int and channels == CHANNELS,
+    }
+    for what, fits in sound.items():
+        if not fits:
+            raise InputError(f"the policy's own facts are wrong ({what}); train it again")
+    for day in until.values():
+        as_day(day)
+
+
+def backtest_saved(
+    policy: Policy,
+    saved: Mapping[str, Any],
+    frame: pd.DataFrame,
+    *,
+    site: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    stations: int | None = None,
+    capacity: float = 0.15,
+    tasks: int = 8,
+    unseen: bool = False,
+    schedulers: Mapping[str, Schedule] = SCHEDULERS,
+    optimum: bool = True,
+) -> ChargingBacktest:
+    """A trained policy beside every scheduler on a file of sessions.
+
+    Parameters
+    ----------
+    saved
+        What was saved with the policy.
+    site
+        Which site of the file; it need not be one that was trained on.
+    start, end
+        First and last day; by default all after training at that site, or all where it is another.
+    stations, capacity, tasks
+        Stations behind a feeder, its capacity as a share of their full rate, and how many are drawn.
+    unseen
+        Only stations that were not trained on.
+    schedulers, optimum
+        As in `backtest_schedules`.
+    """
+    check_facts(saved)
+    if not 0 < capacity <= 1:
+        raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
+    if tasks < 1:
+        raise InputError(f"tasks is {tasks}; at least one garage is needed")
+    names = sorted(map(str, frame.site.unique()))
+    if site is None and len(names) > 1:
+        raise InputError(
+            f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
+        )
+    everything = Days.of(frame, names[0] if site is None else site)
+    until = saved.get("until", {}).get(everything.site)
+    if start is None and until is not None and not unseen:
+        start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
+    known = set(saved.get("trained_on", {}).get(everything.site, ())) if unseen else set()
+    places = [i for i, name in enumerate(everything.stations) if name not in known]
+    everything.between(start, end)
+    size = saved.get("task_size", 1) if stations is None else stations
+    if not 1 <= size <= len(places):
+        raise InputError(
+            f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
+            "--stations from 1 to that"
+        )
+    predictor = Predictor.from_dict(saved.get("predictor", {}))
+    days = add_forecasts(everything, predictor, saved.get("recall", False))
+    return backtest_schedules(
+        policy,
+        days.between(start, end).at(places),
+        predictor.medians,
+        capacity=capacity,
+        task_size=size,
+        tasks=tasks,
+        schedulers=schedulers,
+        optimum=optimum,
     )
+
+
+def daily_gains(
+    policy: Policy,
+    saved: Mapping[str, Any],
+    frame: pd.DataFrame,
+    against: str | Schedule,
+    *,
+    bound: float = GAIN_BOUND,
+    **chosen: Any,
+) -> Gains:
+    """A policy's gains over a scheduler on the days after training.
+
+    Parameters
+    ----------
+    saved
+        What was saved with the policy.
+    against
+        The name of a scheduler, the folder of another charging run, or a scheduler of your own. Another
+        run's policy is shown this run's predictions, on days after both were trained.
+    bound
+        What a day's gain counts at most; decide on it before you look.
+    chosen
+        Site, stations, capacity and tasks, as in `backtest_saved`.
+    """
+    saved = dict(saved)
+    name, schedule = against if isinstance(against, str) else "own", against
+    if isinstance(schedule, str):
+        schedule, until = _scheduler(schedule)
+        own = saved.get("until", {})
+        saved["until"] = {s: max(own.get(s, ""), until.get(s, "")) for s in {*own, *until}}
+    found = backtest_saved(
+        policy, saved, frame, schedulers={name: schedule}, optimum=False, **chosen
+    )
+    needed = found.by_day().astype(float)
+    more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
+    # A day on which nobody needed anything says nothing.
+    share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
+    return Gains.within(
+        share, bound, periods=found.dates, baseline=name, period="day", unit="the day's need"
+    )
+
+
+def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
+    """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
+    if name in SCHEDULERS and name not in HINDSIGHT:
+        return SCHEDULERS[name], {}
+    if not Path(name).is_dir():
+        known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
+        raise InputError(
+            f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "
+            f"folder of another charging run{suggest(name, known)}"
+        )
+    about = load_about(name)
+    if about.get("job") != "charging":
+        raise InputError(f"{name}: its policy is not one for charging; give another baseline")
+    check_facts(about)
+    return PolicySchedule(load_policy(name)), about.get("until", {})
+
+
+def busiest_day(
+    policy: Policy, days: Days, medians: Medians, test: ChargingBacktest
+) -> dict[str, pd.DataFrame]:
+    """The day of most need as an operator sees it: whose power when, and with what each car left.
+
+    `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
+    `cars` a row for each car: when it was there, what it needed, what each schedule gave it.
+    """
+    need = test.need_kwh.sum((2, 3))
+    task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
+    members = test.members[task]
+    capacity = test.capacity * len(members) * RATE_KW
+    garage = jax.tree.map(lambda x: x[day], days.garage).each_station(lambda x: x[members])
+    drawn = np.asarray(_drawn_kw(garage, PolicySchedule(policy), jnp.float32(capacity), medians))
+    minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
+    names = [days.stations[place] for place in members]
+    power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
+        unused=np.maximum(capacity - drawn.sum(1), 0.0)
+    )
+    power.insert(0, "time", minutes.strftime("%Y-%m-%d %H:%M"))
+    active = np.flatnonzero(drawn.sum(1) > 0)
+    if len(active):
+        power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
+
+    def clock(period: Any) -> str:
+        return f"{int(period) // 4:02d}:{15 * (int(period) % 4):02d}"
+
+    shown = {name: test.drawn_kwh[name] for name in _SHOWN if name in test.drawn_kwh}
+    cars = [
+        {
+            "station": names[place],
+            "from": clock(garage.arrival[place, number]),
+            "to": clock(garage.departure[place, number]),
+            "needed kWh": round(float(needed), 1),
+        }
+        | {
+            name: f"{float(kwh[task, day, place, number]) / float(needed):.0%}"
+            for name, kwh in shown.items()
+        }
+        for (place, number), needed in np.ndenumerate(test.need_kwh[task, day])
+        if needed > 0
+    ]
+    cars = pd.DataFrame(cars).sort_values(["from", "to", "station"], ignore_index=True)
+    return {"power": power, "cars": cars}
+
+
+@eqx.filter_jit
+def _drawn_kw(
+    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+) -> Float[Array, "periods entities"]:
+    def period(state, n):
+        state, kwh = draw(day, state, n, schedule(see(day, state, n, capacity_kw, medians)))
+        return state, kwh / PERIOD_HOURS
+
+    start = empty(day.arrival.shape[0])
+    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]

@@ -6,42 +6,67 @@ remembers which cars are full, so that they are not offered power again.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.charging.coming import Coming
+from apportion.domains.charging.backtest import HINDSIGHT, check_facts
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.facts import as_trained, check_facts
-from apportion.domains.charging.garage import (
-    NOTICEABLE_KW,
-    PERIODS,
-    TAKEN,
-    Garage,
-    Seen,
-    State,
-    see,
-)
-from apportion.domains.charging.peers import PEERS, PeerName
-from apportion.domains.charging.predictions import Predictor
+from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
+from apportion.domains.charging.garage import NOTICEABLE_KW, TAKEN, Garage, State, StationView, see
 from apportion.domains.charging.problem import observation
-from apportion.domains.charging.recollection import Recollection, memories
+from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _PERIOD = pd.Timedelta(minutes=15)
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_kw", "drawn_kw")
 _REMEMBERED = 10_000
 _MOST = 1e12
 """No feeder gives so many kW."""
+
+
+@dataclass(frozen=True)
+class PowerOffers:
+    """The kW to offer each station until the next question, and what nobody can take."""
+
+    allocation_kw: dict[str, float]
+    unused_kw: float
+
+    def summary(self) -> str:
+        """A line for each station."""
+        width = max(map(len, self.allocation_kw))
+        shown = self.allocation_kw | {"unused": self.unused_kw}
+        return "\n".join(f"  {name:{width}}  {kw:7.3f} kW" for name, kw in shown.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion allocate --json`."""
+        return asdict(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each station."""
+        return pd.Series(self.allocation_kw, name="kw").rename_axis("station").reset_index()
+
+    def plot(self) -> "Figure":
+        """A bar for each station."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7, 3.5), layout="constrained")
+        axes = figure.subplots()
+        axes.bar(list(self.allocation_kw), list(self.allocation_kw.values()))
+        axes.set_ylabel("power offered (kW)")
+        return figure
 
 
 def read_now(path: Path) -> dict[str, Any]:
@@ -67,7 +92,7 @@ class Controller:
         Who decides where the policy is not trusted in full: a scheduler, by its name.
     earlier
         Sessions of the garage's earlier days, as `read_sessions` gives them, for a policy that recalls
-        them: of a car's like, and of the cars still to come. Without any it decides as in a garage
+        them: similar requests, and the cars still to come. Without any it decides as in a garage
         without a past, where as much is to come as in training.
 
     Examples
@@ -82,15 +107,22 @@ class Controller:
         about: Mapping[str, Any],
         *,
         stations: int = 16,
-        baseline: PeerName | None = None,
+        baseline: str | None = None,
         earlier: pd.DataFrame | None = None,
     ):
         check_facts(about)
-        if baseline is not None and (baseline not in PEERS or baseline == "clairvoyant"):
+        if baseline is not None and (baseline not in SCHEDULERS or baseline in HINDSIGHT):
             raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
-        self._policy, self._baseline = as_trained(policy, about), baseline
+        self._policy, self._baseline = policy, baseline
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
-        self._memories = _memories(about, self._predictor, earlier)
+        self._forecasters = ()
+        if about.get("recall", False):
+            past = None if earlier is None else self._past(earlier)
+            self._forecasters = forecasters(past, self._predictor)
+        elif earlier is not None:
+            raise InputError(
+                "the policy recalls no earlier days; train one with recall, or leave them out"
+            )
         # Full cars by station and arrival, the oldest first.
         self._full: dict[tuple[str, str], None] = {}
         self._width = _width(stations)
@@ -102,6 +134,14 @@ class Controller:
     def load(cls, folder: Path | str, **options: Any) -> "Controller":
         """The controller of a finished charging run; options as above."""
         return cls(load_run(folder).policy, load_about(folder), **options)
+
+    def _past(self, earlier: pd.DataFrame) -> Days:
+        sites = sorted(map(str, earlier.site.unique()))
+        if len(sites) != 1:
+            raise InputError(
+                f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
+            )
+        return add_forecasts(Days.of(earlier, sites[0]), self._predictor)
 
     def allocate(self, now: Mapping[str, Any], *, trust: float = 1.0) -> dict[str, Any]:
         """The kW to offer each station until the next call, and what nobody can take.
@@ -132,11 +172,11 @@ class Controller:
         width = max(self._width, _width(len(names)))
         seen = self._see(table, time, capacity, width)
         shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(names)), float)
-        wanted = shares * capacity
-        usual = wanted
+        kw = shares * capacity
         if trust < 1 and self._baseline is not None:
             usual = np.asarray(_usual(seen, self._baseline), float)
-        kw = (usual + trust * (wanted - usual))[: len(names)]
+            kw = usual + trust * (kw - usual)
+        kw = kw[: len(names)]
         kw = np.minimum(kw, np.asarray(seen.limit_kw)[: len(names)])
         kw *= min(1.0, capacity / kw.sum()) if kw.sum() > 0 else 1.0
         return {
@@ -157,66 +197,35 @@ class Controller:
             self._full.pop(next(iter(self._full)))
         return full
 
-    def _see(self, table: dict[str, Any], time: Any, capacity: float, width: int) -> Seen:
+    def _see(self, table: dict[str, Any], time: Any, capacity: float, width: int) -> StationView:
+        """What is seen of the stations, padded to `width` of them."""
         midnight = time.normalize()
         n = int((time - midnight) / _PERIOD)
 
+        def wide(values: Any) -> np.ndarray:
+            dtype = np.bool_ if values.dtype == bool else np.float32
+            return np.pad(np.asarray(values, dtype), (0, width - len(values)))
+
         def periods(times: Any) -> np.ndarray:
-            return ((times - midnight) / _PERIOD).fillna(0).to_numpy(np.float32)
+            return wide(((times - midnight) / _PERIOD).fillna(0))
 
-        def wide(values: Any, dtype: Any = np.float32) -> np.ndarray:
-            full = np.zeros((1, width, 1), dtype)
-            full[0, : len(values), 0] = values
-            return full
-
-        plugged = table["plugged"]
-        # Everyone who is there came before now, so that what they drew is theirs.
-        day = Days(
-            "now",
-            np.array([np.datetime64(midnight, "D")]),
-            tuple(map(str, range(width))),
-            arrival=wide(np.where(plugged, n - 1, 0), np.int32),
-            departure=wide(np.where(plugged, PERIODS, 0), np.int32),
-            arrived=wide(periods(table["arrival"])),
-            need_kwh=wide(np.zeros(len(plugged))),
-            requested_kwh=wide(table["requested_kwh"]),
-            stated_departure=wide(periods(table["stated_departure"])),
-            stated=wide(table["stated"], np.bool_),
-        )
-        day = self._predictor.apply(day)
-        for memory in self._memories:
-            day = memory.recall(day)
-        garage: Garage = jax.tree.map(lambda x: x[0], day.garage())
-        state = State(
-            *(
-                jnp.asarray(wide(table[name])[0, :, 0])
-                for name in ("delivered_kwh", "offered_kw", "drawn_kw")
-            ),
-            full=jnp.asarray(wide(table["full"], np.bool_)[0, :, 0]),
-        )
-        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
-        limit = jnp.asarray(wide(table["max_kw"])[0, :, 0])
-        return eqx.tree_at(lambda s: s.limit_kw, seen, jnp.where(seen.can_draw, limit, 0.0))
-
-
-def _memories(
-    about: Mapping[str, Any], predictor: Predictor, earlier: pd.DataFrame | None
-) -> tuple[Recollection, Coming] | tuple[()]:
-    """What the policy recalls; nothing where it was trained to recall nothing."""
-    if not about.get("recall", False):
-        if earlier is not None:
-            raise InputError(
-                "the policy recalls no earlier days; train one with recall, or leave them out"
+        garage = self._predictor.apply(
+            Garage.live(
+                n,
+                wide(table["plugged"]),
+                arrived=periods(table["arrival"]),
+                requested_kwh=wide(table["requested_kwh"]),
+                stated_departure=periods(table["stated_departure"]),
+                stated=wide(table["stated"]),
             )
-        return ()
-    if earlier is None:
-        return memories(None, predictor)
-    sites = sorted(map(str, earlier.site.unique()))
-    if len(sites) != 1:
-        raise InputError(
-            f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
         )
-    return memories(predictor.apply(Days.of(earlier, sites[0])), predictor)
+        for forecaster in self._forecasters:
+            garage = forecaster.apply(garage, np.datetime64(midnight, "D"))
+        had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
+        state = State(*map(jnp.asarray, had))
+        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
+        limit = jnp.where(seen.can_draw, wide(table["max_kw"]), 0.0)
+        return eqx.tree_at(lambda s: s.limit_kw, seen, limit)
 
 
 def _width(stations: int) -> int:
@@ -225,7 +234,7 @@ def _width(stations: int) -> int:
 
 
 _seen = eqx.filter_jit(see)
-_usual = eqx.filter_jit(lambda seen, baseline: PEERS[baseline](seen))
+_usual = eqx.filter_jit(lambda seen, baseline: SCHEDULERS[baseline](seen))
 _shares = eqx.filter_jit(lambda policy, seen, mask: policy(observation(seen, mask), mask))
 
 

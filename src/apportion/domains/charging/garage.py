@@ -12,6 +12,7 @@ from dataclasses import replace
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from apportion.domains.charging.sessions import RATE_KW
@@ -25,7 +26,8 @@ NOTICEABLE_KW = 0.3
 TAKEN = 0.9
 """A car that draws less than this share of a noticeable offer is full."""
 
-Sessions = Float[Array, "*stack entities sessions"]
+Numbers = Array | np.ndarray
+PerSession = Float[Numbers, "*stack entities sessions"]
 PerStation = Float[Array, "*stack entities"]
 Flags = Bool[Array, "*stack entities"]
 
@@ -33,35 +35,63 @@ Flags = Bool[Array, "*stack entities"]
 class Garage(eqx.Module):
     """The sessions of every station in one day, in order; an absent one has arrival = departure = 0.
 
-    Stacks of days, or of tasks and days, have leading axes.
+    Stacks of days, or of tasks and days, have leading axes; tables on their way in are NumPy's.
     """
 
-    arrival: Int[Array, "*stack entities sessions"]
+    arrival: Int[Numbers, "*stack entities sessions"]
     """First whole period."""
-    departure: Int[Array, "*stack entities sessions"]
+    departure: Int[Numbers, "*stack entities sessions"]
     """The period after the last whole one."""
-    arrived: Sessions
+    arrived: PerSession
     """When the car was plugged in, in periods since midnight: it breaks ties of the whole ones."""
-    need_kwh: Sessions
+    need_kwh: PerSession
     """What the car takes in the end. Never seen."""
-    requested_kwh: Sessions
+    requested_kwh: PerSession
     """What the driver asked for; 0 where nothing was stated."""
-    stated_departure: Sessions
+    stated_departure: PerSession
     """When the driver meant to leave, in periods since midnight; 0 where nothing was stated."""
-    stated: Bool[Array, "*stack entities sessions"]
+    stated: Bool[Numbers, "*stack entities sessions"]
     """Whether the driver stated anything."""
-    predicted_need_kwh: Sessions | None = None
+    predicted_need_kwh: PerSession | None = None
     """What a regression on the statements expects the car to take."""
-    predicted_departure: Sessions | None = None
+    predicted_departure: PerSession | None = None
     """When a regression on the statements expects it to leave, in periods since midnight."""
-    recalled_need_kwh: Sessions | None = None
-    """The same, mended by what cars of earlier days took whose drivers stated the like."""
-    recalled_departure: Sessions | None = None
-    """The same, mended by how long they stayed."""
-    familiarity: Sessions | None = None
-    """How much is recalled of the like of the car, from 0, nothing, to below 1."""
-    to_come_kwh: Float[Array, "*stack periods"] | None = None
+    recalled_need_kwh: PerSession | None = None
+    """The same, corrected by what cars of earlier days took whose drivers made similar requests."""
+    recalled_departure: PerSession | None = None
+    """The same, corrected by how long they stayed."""
+    familiarity: PerSession | None = None
+    """How much is known of similar requests, from 0, nothing, to below 1."""
+    to_come_kwh: Float[Numbers, "*stack periods"] | None = None
     """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
+
+    @classmethod
+    def live(
+        cls,
+        period: int,
+        plugged: Bool[np.ndarray, " entities"],
+        *,
+        arrived: Float[np.ndarray, " entities"],
+        requested_kwh: Float[np.ndarray, " entities"],
+        stated_departure: Float[np.ndarray, " entities"],
+        stated: Bool[np.ndarray, " entities"],
+    ) -> "Garage":
+        """The cars that are plugged in now, of whom nobody knows what they need or when they leave.
+
+        All came before this period, so that what was drawn so far is theirs.
+        """
+        numbers = (arrived, np.zeros(len(plugged)), requested_kwh, stated_departure)
+        return cls(
+            np.where(plugged, period - 1, 0)[:, None].astype(np.int32),
+            np.where(plugged, PERIODS, 0)[:, None].astype(np.int32),
+            *(np.asarray(values, np.float32)[:, None] for values in numbers),
+            stated=np.asarray(stated)[:, None],
+        )
+
+    @property
+    def there(self) -> Bool[Numbers, "*stack entities sessions"]:
+        """Which sessions are not absent."""
+        return self.departure > self.arrival
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
         """One day at these stations, from arrays of (days, stations, sessions)."""
@@ -79,6 +109,22 @@ class Medians(eqx.Module):
     requested_kwh: Float[Array, ""]
     stay_hours: Float[Array, ""]
     """Hours from arrival to the stated departure."""
+
+    @classmethod
+    def of(cls, *training: Garage) -> "Medians":
+        """Of the training days of one or several sites; of what happened where nothing was stated."""
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([np.ravel(getattr(days, name)) for days in training])
+
+        said, there = joined("stated") & joined("there"), joined("there")
+        if said.any():
+            requested = joined("requested_kwh")[said]
+            stays = (joined("stated_departure") - joined("arrived"))[said]
+        else:
+            requested = joined("need_kwh")[there]
+            stays = (joined("departure") - joined("arrival"))[there]
+        return cls(jnp.float32(np.median(requested)), jnp.float32(np.median(stays) * PERIOD_HOURS))
 
 
 class State(eqx.Module):
@@ -102,10 +148,10 @@ class Outlook(eqx.Module):
         return self.hours_left - self.open_kwh / RATE_KW
 
 
-class Seen(eqx.Module):
+class StationView(eqx.Module):
     """What a controller sees of each station at the start of a period; 0 where no car is plugged in.
 
-    Only `truth` looks ahead: it is for the clairvoyant peer, and no policy may read it.
+    Only `truth` looks ahead: it is for the clairvoyant scheduler, and no policy may read it.
     """
 
     plugged: Flags
@@ -131,7 +177,7 @@ class Seen(eqx.Module):
     recalled: Outlook | None
     """By the regression and earlier days, where these are recalled."""
     familiarity: PerStation
-    """How much is recalled of the like of the car; 0 where nothing is."""
+    """How much is known of similar requests; 0 where nothing is."""
     to_come_kwh: Float[Array, "*stack"]
     """What cars still to come needed on earlier days, for each station; 0 where none are recalled."""
     truth: Outlook
@@ -139,7 +185,7 @@ class Seen(eqx.Module):
     period: Int[Array, "*stack"]
 
     @property
-    def foreseen(self) -> Outlook | None:
+    def forecast(self) -> Outlook | None:
         """The best prediction there is."""
         return self.predicted if self.recalled is None else self.recalled
 
@@ -188,7 +234,7 @@ def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
         hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
         return Outlook(energy, hours)
 
-    def expected(energy: Sessions | None, departure: Sessions | None) -> Outlook | None:
+    def expected(energy: PerSession | None, departure: PerSession | None) -> Outlook | None:
         if energy is None or departure is None:
             return None
         return outlook(_pick(here, energy), _pick(here, departure))
@@ -215,12 +261,12 @@ def see(
     n: Int[Array, ""],
     capacity_kw: Float[Array, ""],
     medians: Medians,
-) -> Seen:
+) -> StationView:
     """What is known at the start of period n."""
     return look(visit(day, n, medians), state, capacity_kw)
 
 
-def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> Seen:
+def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> StationView:
     """What is known of those who are there."""
     state = _of_those_here(visit, state)
     can_draw = visit.plugged & ~state.full
@@ -229,7 +275,7 @@ def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> Seen:
         open_kwh = jnp.maximum(outlook.open_kwh - state.got_kwh, 0.0)
         return Outlook(open_kwh, outlook.hours_left)
 
-    return Seen(
+    return StationView(
         plugged=visit.plugged,
         can_draw=can_draw,
         limit_kw=jnp.where(can_draw, RATE_KW, 0.0),

@@ -14,25 +14,26 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from apportion.composition import PolicyWrapper
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIODS, Garage, Medians, Outlook, Seen, draw, see
+from apportion.domains.charging.garage import (
+    PERIODS,
+    Garage,
+    Medians,
+    Outlook,
+    StationView,
+    draw,
+    see,
+)
 from apportion.domains.charging.garage import State as GarageState
 from apportion.domains.charging.garage import empty as empty_garage
 from apportion.domains.charging.sessions import RATE_KW
-from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
-from apportion.recurrence import History
-from apportion.simplex import Allocation, Bounds, Mask
 from apportion.tasks import Task
 
 CHANNELS = 20
 """What is seen of a station, as numbers of about unit size."""
-CHANNELS_BEFORE = 18
-"""As many were seen by policies whose file does not say how many: all but what earlier days tell of
-a car's like and of cars to come."""
 
 
 class DayState(eqx.Module):
@@ -50,10 +51,10 @@ class Charging(Problem):
     Examples
     --------
     >>> from apportion.domains.charging.sessions import read_sessions
-    >>> from apportion.domains.charging.predictions import Predictor
+    >>> from apportion.domains.charging.forecasts import Predictor, add_forecasts
     >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
     >>> predictor = Predictor.fit(days)
-    >>> Charging.of([predictor.apply(days)], predictor.medians).universe
+    >>> Charging.of([add_forecasts(days, predictor)], predictor.medians).universe
     52
     """
 
@@ -80,12 +81,12 @@ class Charging(Problem):
         medians: Medians,
         capacity: tuple[float, float] = (0.05, 0.3),
     ) -> "Charging":
-        """All stations of these sites; days must have predictions (`Predictor.apply`)."""
+        """All stations of these sites; days must have predictions (`add_forecasts`)."""
         stations = [len(days.stations) for days in sites]
         longest = max(len(days) for days in sites)
-        most = max(days.arrival.shape[2] for days in sites)
+        most = max(days.garage.arrival.shape[2] for days in sites)
 
-        def joined(*arrays: Array) -> Array:
+        def joined(*arrays: np.ndarray) -> Array:
             wide = [
                 np.pad(x, ((0, longest - len(x)), (0, 0), (0, most - x.shape[2]))) for x in arrays
             ]
@@ -93,11 +94,11 @@ class Charging(Problem):
 
         to_come = np.zeros((longest, len(sites), PERIODS), np.float32)
         for number, days in enumerate(sites):
-            if days.to_come_kwh is not None:
-                to_come[: len(days), number] = days.to_come_kwh
-        alone = [replace(days, to_come_kwh=None).garage() for days in sites]
+            if days.garage.to_come_kwh is not None:
+                to_come[: len(days), number] = days.garage.to_come_kwh
+        alone = [replace(days.garage, to_come_kwh=None) for days in sites]
         days_of = np.repeat([len(days) for days in sites], stations)
-        needs = np.array([days.need_kwh.sum() / days.arrival[..., 0].size for days in sites])
+        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in alone])
         return cls(
             garage=jax.tree.map(joined, *alone),
             to_come_kwh=jnp.asarray(to_come),
@@ -124,7 +125,7 @@ class Charging(Problem):
             day.astype(jnp.int32), start, capacity_kw, empty_garage(task.members.shape[0])
         )
 
-    def see(self, task: Task, state: DayState) -> Seen:
+    def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
         to_come = self.to_come_kwh[state.day, self.site_of[task.members[0]]]
         here = replace(self.garage.at(state.day, task.members), to_come_kwh=to_come)
@@ -149,38 +150,22 @@ class Charging(Problem):
         return Step(following, reward, n >= PERIODS, jnp.array(False))
 
 
-class FirstChannels(PolicyWrapper):
-    """A policy that is shown the first channels alone: it was trained before there were more."""
-
-    policy: Policy
-    channels: int = eqx.field(static=True)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        return self.policy.encode(history[..., : self.channels], mask)
-
-    def allocate(
-        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
-    ) -> Allocation:
-        return self.policy.allocate(features, held, mask, bounds)
-
-
-def observation(seen: Seen, mask: Bool[Array, " entities"]) -> Observation:
+def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
     """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
     can_draw = seen.can_draw & mask
     angle = 2 * jnp.pi * seen.period.astype(jnp.float32) / PERIODS
     drawing = jnp.maximum(can_draw.sum(), 1)
     per_car = jnp.log(jnp.clip(seen.capacity_kw / (drawing * RATE_KW), 1e-3, 1e3))
-    said, foreseen = seen.said, seen.foreseen
-    assert foreseen is not None, "the policy reads predictions: see Predictor.apply"
+    forecast = seen.forecast
+    assert forecast is not None, "the policy reads predictions: see add_forecasts"
     own = (
         *(seen.plugged, can_draw, seen.stated, jnp.log1p(seen.requested_kwh) / 3),
-        *_outlook(said),
-        *_outlook(foreseen),
+        *_outlook(seen.said),
+        *_outlook(forecast),
         *(_hours(seen.hours_here), jnp.log1p(seen.got_kwh) / 3),
         *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
     )
     shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
-    # Last, since policies saved before these were seen read the others alone.
     earlier = (seen.familiarity, jnp.log1p(seen.to_come_kwh))
     columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared + earlier))
     return Observation(

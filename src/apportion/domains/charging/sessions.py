@@ -1,55 +1,67 @@
 """The table of charging sessions, read from CSV or Parquet; one sentence for each thing wrong with it.
 
 A row is a car's stay at a station: site, station, arrival, departure, stated_departure, requested_kwh,
-delivered_kwh. ACN-Data's own names are understood. Everything behind this file may rely on names that
-are text, local times without a zone, departures after arrivals, and energies that are finite and >= 0.
+delivered_kwh; ACN-Data's own layout is understood, too. Times are local: ISO 8601 without a zone, or with
+one where it is said which zone the garage is in. Everything behind this file may rely on names that are
+text, local times without a zone, departures after arrivals, and energies that are finite and >= 0.
 """
 
 import ast
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.charging.times import Findings, count, local_times
-from apportion.domains.parquet import read_parquet
-from apportion.errors import InputError, reading
+from apportion.domains.tables import load_table
+from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RATE_KW = 6.656
 """The most a station gives: 32 A at 208 V."""
 EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
-NAMES = {
-    "site": ("siteID", "site_id"),
+LAYOUT = {
+    "site": "siteID",
     # ACN calls the place where a car stands a space; its names are those of the embedded sessions.
-    "station": ("spaceID", "stationID", "station_id"),
-    "arrival": ("connectionTime",),
-    "departure": ("disconnectTime",),
-    "stated_departure": ("requestedDeparture",),
-    "requested_kwh": ("kWhRequested",),
-    "delivered_kwh": ("kWhDelivered",),
+    "station": "spaceID",
+    "arrival": "connectionTime",
+    "departure": "disconnectTime",
+    "stated_departure": "requestedDeparture",
+    "requested_kwh": "kWhRequested",
+    "delivered_kwh": "kWhDelivered",
 }
-"""Columns, and what else they may be called."""
-NEEDED = ("station", "arrival", "departure", "delivered_kwh")
+"""Columns, and what ACN-Data calls them; what drivers stated it has inside a column userInputs."""
+_NEEDED = ("station", "arrival", "departure", "delivered_kwh")
+_TIMES = ("arrival", "departure", "stated_departure")
+_ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
+_ZONED = r":\d\d\S*?\s*(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
+_YEARS = (1970, 2200)
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things in words: 1 session, 2,000 sessions."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class CheckedSessions:
     """A table of sessions and what was found in it: what forbids its use, and what is worth knowing."""
 
     source: str
     frame: pd.DataFrame
     """The sessions, by site and arrival; not to be used if there are refusals."""
-    refusals: tuple[str, ...]
-    notes: tuple[str, ...]
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-    def summary(self) -> str:
+    def describe(self) -> str:
         """What the data is, in a line."""
         frame = self.frame
         sites = ", ".join(
@@ -62,6 +74,32 @@ class Checked:
             f"fingerprint {fingerprint(frame)}"
         )
 
+    def summary(self) -> str:
+        """What the data is, and what is odd in it, a line each."""
+        return "\n".join([f"valid: {self.describe()}", *self.notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        facts = {"file": self.source, "summary": self.describe(), "notes": self.notes}
+        return {"sessions": facts | {"fingerprint": fingerprint(self.frame)}}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The sessions."""
+        return self.frame
+
+    def plot(self) -> "Figure":
+        """Sessions a day at each site."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.5), layout="constrained")
+        axes = figure.subplots()
+        for site, rows in self.frame.groupby("site", observed=True):
+            a_day = rows.arrival.dt.normalize().value_counts().sort_index()
+            axes.plot(a_day.index.to_numpy(), a_day.to_numpy(), ".", markersize=3, label=str(site))
+        axes.set_ylabel("sessions a day")
+        axes.legend()
+        return figure
+
 
 def read_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
@@ -69,7 +107,7 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     Parameters
     ----------
     path
-        CSV or Parquet with the columns of `NAMES`; site and what drivers stated may be left out.
+        CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
     timezone
         Where the garage is, such as America/Los_Angeles: times that carry a zone are converted to it.
 
@@ -90,15 +128,18 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
 
 
 @cache
-def _embedded() -> Checked:
+def _embedded() -> CheckedSessions:
     return inspect_sessions(None)
 
 
-def inspect_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> Checked:
+def inspect_sessions(
+    path: str | Path | None = None, *, timezone: str | None = None
+) -> CheckedSessions:
     """Read a file of sessions and gather everything found in it; nothing is raised once it is read."""
     source = "embedded sessions" if path is None else str(path)
+    raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
     try:
-        return _inspect(_read(EMBEDDED if path is None else Path(path)), source, timezone)
+        return inspect_frame(raw, source, timezone)
     except UnicodeDecodeError as error:
         # A Parquet file's text is looked at only when it is used.
         raise InputError(
@@ -110,7 +151,7 @@ def fingerprint(frame: pd.DataFrame) -> str:
     """A hash of the whole table: the same sessions give the same 16 digits on every machine."""
     # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.
     columns = [frame[name].astype(str).to_numpy() for name in ("site", "station")]
-    for name in ("arrival", "departure", "stated_departure"):
+    for name in _TIMES:
         columns.append(frame[name].to_numpy().astype("datetime64[s]").astype("<i8"))
     for name in ("requested_kwh", "delivered_kwh"):
         columns.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
@@ -121,95 +162,81 @@ def fingerprint(frame: pd.DataFrame) -> str:
     return digest.hexdigest()[:16]
 
 
-def choose_site(frame: pd.DataFrame, site: str) -> pd.DataFrame:
-    """The sessions of one site.
+class _Found:
+    """Gathers sentences about a table; each names the source, the first place, and the way out."""
 
-    Raises
-    ------
-    InputError
-        Where there is no such site; names those there are.
-    """
-    chosen = frame.loc[frame.site == site]
-    if chosen.empty:
-        known = ", ".join(sorted(frame.site.astype(str).unique()))
-        raise InputError(f'site "{site}": no session is from there; the sites are {known}')
-    return chosen
+    def __init__(self, raw: pd.DataFrame, source: str):
+        self.source, self.rows = source, raw.index.to_numpy()
+        self.refusals: list[str] = []
+        self.notes: list[str] = []
 
+    def refuse(self, bad: Any, what: str, way_out: str, values: Any = None) -> None:
+        """Refuse the sessions where `bad`, if there are any; of `values` the first is shown."""
+        self._say(self.refusals, bad, what, way_out, values)
 
-def _read(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise InputError(
-            f"{path}: no such file; give the path of a CSV or Parquet file of charging sessions"
-        )
-    with reading(path, "save it as a plain CSV or Parquet table"):
-        if path.suffix.lower() in (".parquet", ".pq"):
-            return read_parquet(path).reset_index(drop=True)
-        # Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
-        text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
-    if not isinstance(text.index, pd.RangeIndex):
-        raise InputError(f"{path}: rows have more fields than there are names; name every column")
-    text = text.fillna("")
-    return text.loc[(text != "").any(axis=1)]
+    def note(self, odd: Any, what: str, what_follows: str) -> None:
+        """Note the sessions where `odd`, if there are any."""
+        self._say(self.notes, odd, what, what_follows)
+
+    def _say(self, said: list[str], bad: Any, what: str, then: str, values: Any = None) -> None:
+        places = np.flatnonzero(bad)
+        if len(places):
+            number = int(self.rows[places[0]])
+            csv = self.source.lower().endswith(".csv")
+            first = f"line {number + 2}" if csv else f"row {number + 1}"
+            shown = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
+            many = count(len(places), "session")
+            said.append(f"{self.source}: {what} in {many}, first at {first}{shown}; {then}")
 
 
-def _inspect(raw: pd.DataFrame, source: str, timezone: str | None) -> Checked:
-    found = Findings(raw, source)
-    none = pd.DataFrame({name: [] for name in NAMES})
-    columns = _columns(raw)
-    absent = [name for name in NEEDED if name not in columns]
-    for name in absent:
-        also = " or ".join(NAMES[name])
-        found.refusals.append(
-            f'{source}: column "{name}" is missing; add it (ACN-Data calls it {also}): the columns '
-            f"found are {', '.join(map(str, raw.columns)) or 'none'}"
-        )
-    if raw.empty and not absent:
+def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -> CheckedSessions:
+    """Gather everything found in a table of sessions, whose columns may be ours or ACN-Data's."""
+    found, columns = _Found(raw, source), _columns(raw)
+    for name in _NEEDED:
+        if name not in columns:
+            found.refusals.append(
+                f'{source}: column "{name}" is missing; add it (ACN-Data calls it {LAYOUT[name]}): '
+                f"the columns found are {', '.join(map(str, raw.columns)) or 'none'}"
+            )
+    if raw.empty and not found.refusals:
         found.refusals.append(f"{source}: holds no session; give a file with a row for each stay")
     if found.refusals:
-        return Checked(source, none, tuple(found.refusals), ())
+        return CheckedSessions(source, pd.DataFrame(columns=list(LAYOUT)), found.refusals)
     frame = pd.DataFrame(index=raw.index)
     for name in ("site", "station"):
         frame[name] = _names(columns.get(name), name, found)
-    zone = _zone(raw, timezone, found)
-    times = {
-        name: columns[name]
-        for name in ("arrival", "departure", "stated_departure")
-        if name in columns
-    }
-    for name, values in local_times(times, zone, found).items():
-        frame[name] = values
+    times = _local_times(columns, _zone(columns.get("timezone"), timezone, found), found)
+    for name in _TIMES:
+        frame[name] = times.get(name, np.full(len(frame), "NaT", "datetime64[s]"))
     for name in ("requested_kwh", "delivered_kwh"):
-        frame[name] = _energies(columns.get(name), name, found, needed=name in NEEDED)
-    if "stated_departure" not in frame:
-        frame["stated_departure"] = np.full(len(frame), "NaT", "datetime64[s]")
-    frame = frame.loc[:, list(NAMES)]
-    backwards = (frame.departure < frame.arrival).to_numpy()
-    found.refuse(backwards, '"departure" is before "arrival"', "swap or fix them")
-    refusals = tuple(found.refusals)
-    if not refusals:
+        frame[name] = _energies(columns.get(name), name, found)
+    found.refuse(
+        frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
+    )
+    if not found.refusals:
         _note_oddities(frame, found)
         frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
         frame = frame.astype({"site": "category", "station": "category"}).reset_index(drop=True)
-    return Checked(source, frame, refusals, tuple(found.notes))
+    return CheckedSessions(source, frame, found.refusals, found.notes)
 
 
-def _columns(raw: Any) -> dict[str, Any]:
+def _columns(raw: pd.DataFrame) -> dict[str, Any]:
     """The columns by our names; what drivers stated may sit inside ACN's userInputs."""
-    there = {str(column).strip().lower(): column for column in raw.columns}
-    columns: dict[str, Any] = {}
-    for name, others in NAMES.items():
-        for known in (name, *others):
-            if name not in columns and known.lower() in there:
-                columns[name] = raw[there[known.lower()]]
+    there: dict[str, Any] = {}
+    for place, column in enumerate(raw.columns):
+        there.setdefault(str(column).strip().lower(), raw.iloc[:, place])
+    columns = {
+        name: there[known]
+        for name, theirs in LAYOUT.items()
+        for known in (theirs.lower(), name)
+        if known in there
+    }
     if "userinputs" in there:
-        stated = [_first_input(value) for value in raw[there["userinputs"]]]
-        for name, field in (
-            ("stated_departure", "requestedDeparture"),
-            ("requested_kwh", "kWhRequested"),
-        ):
-            values = [str(entry.get(field) or "") for entry in stated]
+        stated = [_first_input(value) for value in there["userinputs"]]
+        for name in ("stated_departure", "requested_kwh"):
+            values = [str(entry.get(LAYOUT[name]) or "") for entry in stated]
             columns.setdefault(name, pd.Series(values, raw.index, dtype=object))
-    return columns
+    return columns | ({"timezone": there["timezone"]} if "timezone" in there else {})
 
 
 def _first_input(value: Any) -> dict[str, Any]:
@@ -226,11 +253,24 @@ def _first_input(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _zone(raw: Any, timezone: str | None, found: Findings) -> str | None:
+def _text(column: Any) -> Any:
+    """A column as text without space around it, "" where nothing is."""
+    return column.astype(object).where(column.notna(), "").map(str).str.strip()
+
+
+def _names(column: Any, name: str, found: _Found) -> Any:
+    if column is None:
+        found.notes.append(f'{found.source}: no column "{name}"; all sessions count as one {name}')
+        return "garage"
+    text = _text(column)
+    found.refuse(text == "", f'column "{name}" is empty', f"name the {name}")
+    return text
+
+
+def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
     """The zone that was told, or that the file names for all its sessions, as ACN's does."""
-    named = [column for column in raw.columns if str(column).strip().lower() == "timezone"]
-    zones = [str(zone) for zone in raw[named[0]].dropna().unique() if str(zone)] if named else []
-    zones = [timezone] if timezone is not None else zones
+    zones = [] if column is None else [zone for zone in _text(column).unique() if zone]
+    zones = zones if timezone is None else [timezone]
     if len(zones) > 1:
         found.refusals.append(
             f'{found.source}: column "timezone" names {len(zones)} zones, first '
@@ -246,53 +286,105 @@ def _zone(raw: Any, timezone: str | None, found: Findings) -> str | None:
     return None
 
 
-def _names(column: Any, name: str, found: Findings) -> Any:
-    if column is None:
-        found.notes.append(f'{found.source}: no column "{name}"; all sessions count as one {name}')
-        return "garage"
-    text = column.astype(object).where(column.notna(), "").map(str).str.strip()
-    found.refuse((text == "").to_numpy(), f'column "{name}" is empty', f"name the {name}")
-    return text
+def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, np.ndarray]:
+    """The columns of times as datetime64[s] on the garage's clock."""
+    times: dict[str, Any] = {}
+    zoned: dict[bool, str] = {}
+    for name in _TIMES:
+        if name in columns:
+            times[name], carried = _parse(columns[name], name, found)
+            zoned |= {bool(kind): name for kind in carried}
+    if len(zoned) > 1:
+        found.refusals.append(
+            f"{found.source}: some times carry a zone and some do not; write all in local time "
+            "without a zone, or all with one"
+        )
+    elif True in zoned and zone is None:
+        name = zoned[True]
+        found.refusals.append(
+            f"{found.source}: times carry a zone, and it is not said which one is the garage's; give "
+            "--timezone, or a column timezone, such as America/Los_Angeles, or write local times: "
+            f'pd.to_datetime(frame["{name}"], utc=True).dt.tz_convert(ZONE).dt.tz_localize(None)'
+        )
+    convert = zone if zone is not None and zoned.keys() == {True} else "UTC"
+    return {
+        name: column.dt.tz_convert(convert).dt.tz_localize(None).to_numpy().astype("datetime64[s]")
+        for name, column in times.items()
+    }
 
 
-def _energies(column: Any, name: str, found: Findings, *, needed: bool) -> Any:
+def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
+    """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
+    if isinstance(column.dtype, pd.DatetimeTZDtype) or pd.api.types.is_datetime64_dtype(column):
+        gap, text = column.isna(), column
+        times = pd.to_datetime(column, utc=True)
+        zoned = np.full(len(column), isinstance(column.dtype, pd.DatetimeTZDtype))
+    else:
+        text = _text(column)
+        gap = text.str.lower().isin(_MISSING)
+        acn = text.str.endswith(" GMT")
+        times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
+        if acn.any():
+            theirs = pd.to_datetime(text.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
+            times = times.where(~acn, theirs)
+        zoned = text.str.contains(_ZONED).to_numpy(bool)
+    first, last = _YEARS
+    what, wrong = f'column "{name}"', times.isna() & ~gap
+    found.refuse(
+        wrong,
+        f"{what} is no time",
+        "write times as 2019-05-01 07:30:00, by pandas' own reading if that is right: "
+        f'frame["{name}"] = pd.to_datetime(frame["{name}"])',
+        text,
+    )
+    odd = (times.dt.year < first) | (times.dt.year >= last)
+    found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
+    if name in _NEEDED:
+        found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
+    return times.mask(odd), np.unique(zoned[~gap.to_numpy() & ~wrong.to_numpy()])
+
+
+def _energies(column: Any, name: str, found: _Found) -> Any:
     if column is None:
         return np.nan
-    text = column.astype(object).where(column.notna(), "").map(str).str.strip()
+    text, what = _text(column), f'column "{name}"'
     gap = text.str.lower().isin(_MISSING).to_numpy()
     values = np.asarray(pd.to_numeric(text.where(~gap), errors="coerce"), float)
-    what = f'column "{name}"'
-    if needed:
+    if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
     found.refuse(
-        np.isnan(values) & ~gap, f"{what} is not a number", "write energy in kWh as 12.5", text
+        np.isnan(values) & ~gap,
+        f"{what} is not a number",
+        "write energy in kWh as 12.5; of decimal commas: "
+        f'frame["{name}"].str.replace(",", ".").astype(float)',
+        text,
     )
     found.refuse(np.isinf(values), f"{what} is infinite", "energy must be finite")
     found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", "energy must be >= 0")
     return values
 
 
-def _note_oddities(frame: pd.DataFrame, found: Findings) -> None:
+def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
     by_arrival = frame.sort_values("arrival", kind="stable")
     latest = by_arrival.groupby(["site", "station"], observed=True).departure.transform(
         lambda departures: departures.cummax().shift()
     )
-    overlaps = (by_arrival.arrival < latest).reindex(frame.index).to_numpy()
     found.note(
-        overlaps,
+        (by_arrival.arrival < latest).reindex(frame.index),
         "a car arrives before the one at its station has left",
         "the earlier one stays until it leaves",
     )
-    hours = (frame.departure - frame.arrival).dt.total_seconds().to_numpy() / 3600
+    hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
     found.note(hours > 24, "a stay lasts over 24 hours", "it is cut at midnight of its first day")
     found.note(
-        frame.delivered_kwh.to_numpy() > hours * RATE_KW * 1.000001,
+        frame.delivered_kwh > hours * RATE_KW * 1.000001,
         f"more was taken on average than {RATE_KW} kW can give",
         "the need is cut to what they can",
     )
-    early = (frame.stated_departure < frame.arrival).to_numpy()
+    early = frame.stated_departure < frame.arrival
     found.note(early, "the stated departure is before the arrival", "it is used as stated")
-    half = (frame.stated_departure.isna() != frame.requested_kwh.isna()).to_numpy()
     found.note(
-        half, "only one of stated_departure and requested_kwh is there", "neither counts as stated"
+        frame.stated_departure.isna() != frame.requested_kwh.isna(),
+        "only one of stated_departure and requested_kwh is there",
+        "neither counts as stated",
     )

@@ -36,7 +36,7 @@ class ChargingSettings(TrainingSettings):
     steps: int = 1000
     """Updates of the policy."""
     recall: bool = True
-    """Predict needs and stays from cars of earlier days whose drivers stated the like, too."""
+    """Predict needs and stays from cars of earlier days whose drivers made similar requests, too."""
     days: int = 24
     """Days in an update, all of the drawn task."""
     hidden: int = 48

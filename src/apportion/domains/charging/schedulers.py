@@ -2,20 +2,23 @@
 
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
-time of arrival to the second, and only then by the place of the station. Full cars are skipped.
+time of arrival to the second, and only then by the place of the station. Full cars are skipped. Days are
+simulated by `simulate`; `best_energies` is the most that could have been served.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, vstack
 
 from apportion.domains.charging.garage import (
     PERIOD_HOURS,
@@ -24,33 +27,21 @@ from apportion.domains.charging.garage import (
     Garage,
     Medians,
     Outlook,
+    PerSession,
     PerStation,
-    Seen,
-    Sessions,
     State,
+    StationView,
     charge,
     empty,
     look,
     plugged_in,
     visit,
 )
+from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
 
-Schedule = Callable[[Seen], Float[Array, " entities"]]
+Schedule = Callable[[StationView], Float[Array, " entities"]]
 """From what is seen to the kW offered to each station, within their limits and the capacity."""
-
-PeerName = Literal[
-    "equal",
-    "fcfs",
-    "edf",
-    "llf",
-    "edf-predicted",
-    "llf-predicted",
-    "llf-recalled",
-    "largest-remaining",
-    "clairvoyant",
-]
-
 
 _ROWS = 2400
 """Stations of all days in a group: few enough that what a policy computes of them stays in the cache,
@@ -59,78 +50,74 @@ _STRETCH = 4
 """Periods between two looks at which stations can draw at all."""
 _FEW = 24
 """Below so many stations, all are worked on where any can draw."""
+_TOGETHER = 16
+"""Days in one linear programme: calling the solver costs more than a day's solution."""
 
 
-def equal(seen: Seen) -> PerStation:
+def equal(seen: StationView) -> PerStation:
     """The same to every car that can draw; what exceeds one's limit goes to the others."""
-    return fill(seen.limit_kw, seen.capacity_kw)
+    return pour(seen.limit_kw, seen.capacity_kw)
 
 
-def fcfs(seen: Seen) -> PerStation:
+def fcfs(seen: StationView) -> PerStation:
     """First come, first served."""
     return serve_in_order(seen, seen.arrived)
 
 
-def edf(seen: Seen) -> PerStation:
+def edf(seen: StationView) -> PerStation:
     """Earliest stated departure first."""
     return serve_in_order(seen, seen.said.hours_left)
 
 
-def llf(seen: Seen) -> PerStation:
+def llf(seen: StationView) -> PerStation:
     """Least laxity first, by statements."""
     return serve_in_order(seen, seen.said.laxity)
 
 
-def edf_predicted(seen: Seen) -> PerStation:
+def edf_predicted(seen: StationView) -> PerStation:
     """Earliest predicted departure first."""
     return serve_in_order(seen, _forecast(seen.predicted).hours_left)
 
 
-def llf_predicted(seen: Seen) -> PerStation:
+def llf_predicted(seen: StationView) -> PerStation:
     """Least laxity first, by predicted needs and departures."""
     return serve_in_order(seen, _forecast(seen.predicted).laxity)
 
 
-def llf_recalled(seen: Seen) -> PerStation:
+def llf_recalled(seen: StationView) -> PerStation:
     """Least laxity first, by predictions that recall earlier days where the days do."""
-    return serve_in_order(seen, _forecast(seen.foreseen).laxity)
+    return serve_in_order(seen, _forecast(seen.forecast).laxity)
 
 
-def largest_remaining(seen: Seen) -> PerStation:
+def largest_remaining(seen: StationView) -> PerStation:
     """The car with the most of its request still open first."""
     return serve_in_order(seen, -seen.said.open_kwh)
 
 
-def clairvoyant(seen: Seen) -> PerStation:
+def clairvoyant(seen: StationView) -> PerStation:
     """Least laxity first by true needs and departures; nothing is offered beyond the need."""
     useful = jnp.minimum(seen.limit_kw, seen.truth.open_kwh / PERIOD_HOURS)
     return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
 
-PEERS: dict[str, Schedule] = dict(
-    zip(
-        get_args(PeerName),
-        (
-            equal,
-            fcfs,
-            edf,
-            llf,
-            edf_predicted,
-            llf_predicted,
-            llf_recalled,
-            largest_remaining,
-            clairvoyant,
-        ),
-        strict=True,
-    )
-)
+SCHEDULERS: dict[str, Schedule] = {
+    "equal": equal,
+    "fcfs": fcfs,
+    "edf": edf,
+    "llf": llf,
+    "edf-predicted": edf_predicted,
+    "llf-predicted": llf_predicted,
+    "llf-recalled": llf_recalled,
+    "largest-remaining": largest_remaining,
+    "clairvoyant": clairvoyant,
+}
 """Every scheduler by the name that the command line and the reports use."""
 
 
-def fill(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
+def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
 
-    >>> fill(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
+    >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
     [1.0, 3.0, 3.0]
     """
     # With the level at station i's limit this much is poured; the level lies above every limit that
@@ -142,7 +129,7 @@ def fill(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     return jnp.where(below, limits, jnp.minimum(level, limits))
 
 
-def serve_in_order(seen: Seen, key: PerStation) -> PerStation:
+def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
     # Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less. The
     # barrier keeps a key from being computed anew for every pair.
@@ -223,8 +210,8 @@ def _stretch(
     day: Garage,
     awaits: Flags,
     state: State,
-    energy: Sessions,
-) -> tuple[State, Sessions]:
+    energy: PerSession,
+) -> tuple[State, PerSession]:
     """A stretch of one day in `size` rows, enough for all who await power; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     if size < len(rank):
@@ -254,7 +241,7 @@ def _stretch(
     return state, energy + jnp.where(awaits[:, None], back(added), 0.0)
 
 
-def over_days(
+def _over_days(
     run: Callable[[Garage], Float[Array, "*others days entities sessions"]],
     days: Garage,
     entities: int,
@@ -289,31 +276,49 @@ def over_days(
 
 
 @eqx.filter_jit
-def _simulate(days: Garage, members, schedule: Schedule, capacity_kw, medians: Medians):
-    def task(inputs):
-        members, capacity_kw = inputs
-        garage = days.each_station(lambda x: x[:, members])
-        return simulate_days(garage, schedule, capacity_kw, medians)
-
-    # One after another: tasks at once would not fit into the cache.
-    return jax.lax.map(task, (members, capacity_kw))
-
-
-def simulate(
+def _simulate(
     days: Garage,
-    schedule: Schedule,
+    schedules: tuple[Schedule, ...],
+    capacity_kw: Float[Array, " tasks"],
+    medians: Medians,
+    members: Int[Array, "tasks entities"],
+) -> Float[Array, "schedules tasks days entities sessions"]:
+    """The kWh of every session under each schedule: one program, and one to compile."""
+
+    def under(schedule: Schedule) -> Float[Array, "tasks days entities sessions"]:
+        def task(inputs):
+            members, capacity_kw = inputs
+            garage = days.each_station(lambda x: x[:, members])
+            return simulate_days(garage, schedule, capacity_kw, medians)
+
+        # One after another: tasks at once would not fit into the cache.
+        return jax.lax.map(task, (members, capacity_kw))
+
+    if len(schedules) == 1:
+        return under(schedules[0])[None]
+    # Functions, since a policy with traced parameters has no hash.
+    branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
+    return jax.lax.map(
+        lambda number: under(lambda seen: jax.lax.switch(number, branches, seen)),
+        jnp.arange(len(schedules)),
+    )
+
+
+def simulate_all(
+    days: Garage,
+    schedules: Sequence[Schedule],
     capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
     medians: Medians,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> np.ndarray:
-    """The kWh each session draws, (tasks, days, entities, sessions), for tasks of stations.
+    """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
     Parameters
     ----------
     days
         Arrays (days, stations, sessions).
-    schedule
-        One of `PEERS`, or any other.
+    schedules
+        Some of `SCHEDULERS`, or any others.
     capacity_kw
         What the feeder gives, the same for every task or one for each.
     medians
@@ -325,6 +330,102 @@ def simulate(
         members = np.arange(days.arrival.shape[1])[None]
     members = jnp.asarray(members, jnp.int32)
     capacity = jnp.broadcast_to(jnp.asarray(capacity_kw, jnp.float32), members.shape[:1])
-    return over_days(
-        lambda part: _simulate(part, members, schedule, capacity, medians), days, members.shape[1]
+    program = partial(
+        _simulate,
+        schedules=tuple(schedules),
+        capacity_kw=capacity,
+        medians=medians,
+        members=members,
     )
+    return _over_days(program, days, members.shape[1])
+
+
+def simulate(
+    days: Garage,
+    schedule: Schedule,
+    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
+    medians: Medians,
+    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
+) -> np.ndarray:
+    """The same under one schedule, (tasks, days, entities, sessions)."""
+    return simulate_all(days, [schedule], capacity_kw, medians, members)[0]
+
+
+def best_energies(
+    arrival: np.ndarray,
+    departure: np.ndarray,
+    need_kwh: np.ndarray,
+    capacity_kw: float,
+    members: np.ndarray | None = None,
+) -> np.ndarray:
+    """The most kWh that the sessions of each task and day can be served together, (tasks, days).
+
+    What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
+    interval i, over the intervals it fills, with x_{s,i} at most what the station gives in it, the
+    sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
+    arrivals or departures all periods are alike, so that they count as one interval. Solved by HiGHS.
+
+    Arrays are (days, stations, sessions); a session with departure <= arrival is absent.
+
+    Examples
+    --------
+    >>> arrays = [np.reshape(x, (1, 2, 1)) for x in ([0, 0], [2, 1], [2.0, 1.0])]
+    >>> best_energies(*arrays, 4.0).tolist()
+    [[2.0]]
+    """
+    tasks = np.arange(arrival.shape[1])[None] if members is None else np.asarray(members)
+    days = [
+        _Day.of(*(x[day, task] for x in (arrival, departure, need_kwh)))
+        for task in tasks
+        for day in range(len(arrival))
+    ]
+    batches = [days[first : first + _TOGETHER] for first in range(0, len(days), _TOGETHER)]
+    served = np.concatenate([_solve(batch, capacity_kw) for batch in batches])
+    return served.reshape(len(tasks), len(arrival))
+
+
+@dataclass(frozen=True, eq=False)
+class _Day:
+    """A day's variables: which session and interval each belongs to."""
+
+    need_kwh: np.ndarray
+    hours: np.ndarray
+    """Of each interval."""
+    session: np.ndarray
+    interval: np.ndarray
+
+    @classmethod
+    def of(cls, arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray) -> "_Day":
+        arrival, departure, need = (np.ravel(x) for x in (arrival, departure, need_kwh))
+        there = (departure > arrival) & (need > 0)
+        arrival, departure = arrival[there], departure[there]
+        cuts = np.unique(np.concatenate([arrival, departure]))
+        inside = (arrival[:, None] <= cuts[:-1]) & (cuts[1:] <= departure[:, None])
+        return cls(need[there].astype(float), np.diff(cuts) * PERIOD_HOURS, *np.nonzero(inside))
+
+
+def _solve(days: list[_Day], capacity_kw: float) -> np.ndarray:
+    """The most kWh of each day; the days do not touch one another."""
+    sessions = np.cumsum([0, *(len(day.need_kwh) for day in days)])
+    intervals = np.cumsum([0, *(len(day.hours) for day in days)])
+    session = np.concatenate([d.session + s for d, s in zip(days, sessions[:-1], strict=True)])
+    interval = np.concatenate([d.interval + i for d, i in zip(days, intervals[:-1], strict=True)])
+    if not len(session):
+        return np.zeros(len(days))
+    hours = np.concatenate([day.hours for day in days])
+    needs = np.concatenate([day.need_kwh for day in days])
+    ones, columns = np.ones(len(session)), np.arange(len(session))
+    by_session = csr_array((ones, (session, columns)), shape=(len(needs), len(session)))
+    by_interval = csr_array((ones, (interval, columns)), shape=(len(hours), len(session)))
+    most = RATE_KW * hours[interval]
+    solution = linprog(
+        -ones,
+        A_ub=vstack([by_session, by_interval]),
+        b_ub=np.concatenate([needs, capacity_kw * hours]),
+        bounds=np.stack([np.zeros_like(most), most], 1),
+        method="highs",
+    )
+    if not solution.success:
+        raise RuntimeError(f"the linear programme of {len(days)} days failed: {solution.message}")
+    day_of = np.repeat(np.arange(len(days)), [len(day.session) for day in days])
+    return np.bincount(day_of, solution.x, minlength=len(days))

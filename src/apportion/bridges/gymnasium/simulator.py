@@ -23,73 +23,29 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.bridges.gymnasium import episodes
-from apportion.bridges.gymnasium.episodes import Arrays, Episodes
-from apportion.bridges.gymnasium.probe import probe
+from apportion.bridges.gymnasium.episodes import Arrays, Episodes, Shape
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
 
+_PROBED = 20
+"""Periods in which an environment is looked at before any work."""
 MakeEnv = Callable[[list[int]], gymnasium.Env]
 """From entities, as indices into the universe, to an environment over these."""
 
 
-class Processes:
-    """Several processes with environments of their own; a batch is cut into as many pieces."""
-
-    def __init__(self, count: int, setup: tuple[MakeEnv, int, dict[str, Any]]):
-        if os.name == "nt":
-            raise InputError("workers: several processes need Linux or macOS; use workers=0")
-        self._connections, self._processes = [], []
-        for _ in range(count):
-            here, there = Pipe()
-            command = [sys.executable, "-P", episodes.__file__, str(there.fileno())]
-            self._processes.append(subprocess.Popen(command, pass_fds=[there.fileno()]))
-            there.close()
-            here.send(sys.path)
-            here.send_bytes(cloudpickle.dumps(setup))
-            self._connections.append(here)
-
-    def ask(self, method: str, arrays: Arrays) -> Arrays:
-        """The answer of all, in the order asked."""
-        # The same place of a batch goes to the same process, where its environment is.
-        pieces = zip(
-            *(np.array_split(array, len(self._connections)) for array in arrays), strict=True
-        )
-        asked = list(zip(self._connections, pieces, strict=True))
-        for connection, piece in asked:
-            connection.send((method, piece))
-        answers = [self._receive(connection) for connection, _ in asked]
-        return tuple(np.concatenate(parts) for parts in zip(*answers, strict=True))
-
-    def _receive(self, connection: Any) -> Arrays:
-        try:
-            failure, answer = connection.recv()
-        except EOFError:
-            raise InputError(
-                "a process of the environments has ended, killed or crashed; train again, with "
-                "fewer workers or a smaller `keep` where memory is short"
-            ) from None
-        if failure is not None:
-            raise InputError(f"the environment failed in a process of its own:\n{failure}")
-        return answer
-
-    def close(self) -> None:
-        """End the processes: each leaves when its connection is closed."""
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.wait(timeout=10)
-
-
 class Host:
-    """Where environments live: here, or in processes started at the first call."""
+    """Where environments live: here, or in processes of their own, started at the first question.
 
-    def __init__(self, make_env: MakeEnv, keep: int, shape: dict[str, Any], workers: int):
-        self._setup, self._workers = (make_env, keep, shape), workers
-        self._processes: Processes | None = None
+    A batch is cut into as many pieces as there are processes.
+    """
+
+    def __init__(self, make_env: MakeEnv, shape: Shape, workers: int):
+        self._setup, self._workers = (make_env, tuple(shape)), workers
+        self._processes: list[tuple[Any, Any]] = []
         self._lock = threading.Lock()
-        self.episodes = Episodes(*self._setup)
+        self.episodes = Episodes(make_env, shape)
 
     def begin(self, whole: Array) -> Arrays:
         """First observations of a batch of any leading axes."""
@@ -103,24 +59,56 @@ class Host:
         asked = (members, mask, seeds, periods, parts[:, :-1], parts[:, -1], ended, last)
         return self._ask("step", whole.shape[:-1], asked)
 
+    def close(self) -> None:
+        """End the processes, if any: each leaves when its connection is closed."""
+        for _, connection in self._processes:
+            connection.close()
+        for process, _ in self._processes:
+            process.wait(timeout=10)
+        self._processes = []
+
     def _ask(self, method: str, stack: tuple[int, ...], flat: Arrays) -> Arrays:
         # A compiled program may ask for two things at the same time.
         with self._lock:
-            answers = self._answer(method, flat)
+            if self._workers == 0:
+                answers = getattr(self.episodes, method)(*flat)
+            else:
+                self._processes = self._processes or [self._start() for _ in range(self._workers)]
+                answers = self._ask_processes(method, flat)
         return tuple(answer.reshape((*stack, *answer.shape[1:])) for answer in answers)
 
-    def _answer(self, method: str, arrays: Arrays) -> Arrays:
-        if self._workers == 0:
-            return getattr(self.episodes, method)(*arrays)
-        if self._processes is None:
-            self._processes = Processes(self._workers, self._setup)
-        return self._processes.ask(method, arrays)
+    def _start(self) -> tuple[Any, Any]:
+        if os.name == "nt":
+            raise InputError("workers: several processes need Linux or macOS; use workers=0")
+        here, there = Pipe()
+        command = [sys.executable, "-P", episodes.__file__, str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()])
+        there.close()
+        here.send(sys.path)
+        here.send_bytes(cloudpickle.dumps(self._setup))
+        return process, here
 
-    def close(self) -> None:
-        """End the processes, if any; they start again when needed."""
-        if self._processes is not None:
-            self._processes.close()
-            self._processes = None
+    def _ask_processes(self, method: str, flat: Arrays) -> Arrays:
+        """The answer of all, in the order asked."""
+        # The same place of a batch goes to the same process, where its environment is.
+        pieces = zip(*(np.array_split(array, self._workers) for array in flat), strict=True)
+        for (_, connection), piece in zip(self._processes, pieces, strict=True):
+            connection.send((method, piece))
+        answers = [_receive(connection) for _, connection in self._processes]
+        return tuple(np.concatenate(parts) for parts in zip(*answers, strict=True))
+
+
+def _receive(connection: Any) -> Arrays:
+    try:
+        failure, answer = connection.recv()
+    except EOFError:
+        raise InputError(
+            "a process of the environments has ended, killed or crashed; train again, with fewer "
+            "workers where memory is short"
+        ) from None
+    if failure is not None:
+        raise InputError(f"the environment failed in a process of its own:\n{failure}")
+    return answer
 
 
 def _pack(task: Task, seed: Array, n: Array, ended: Array, last: Array) -> Int[Array, " packed"]:
@@ -225,7 +213,6 @@ def from_gymnasium(
     universe: int,
     horizon: int | None = None,
     workers: int = 0,
-    keep: int = 512,
 ) -> Simulated:
     """A simulator of yours as a problem that `train` takes, with PPO, under any selection of tasks.
 
@@ -244,9 +231,6 @@ def from_gymnasium(
     workers
         Processes that step environments at the same time; 0 steps them in this one. An environment that
         itself uses JAX needs at least one.
-    keep
-        Environments kept alive in a process, at least as many as there are episodes side by side:
-        others have to be led through their episode again at every step.
 
     Raises
     ------
@@ -265,17 +249,88 @@ def from_gymnasium(
     >>> from_gymnasium(Coins, universe=9, horizon=4).channels
     1
     """
-    if universe < 1 or workers < 0 or keep < 1:
-        raise InputError(
-            f"universe {universe}, workers {workers}, keep {keep}: they must be >= 1, 0 and 1"
-        )
-    found = probe(make_env, universe, horizon)
-    window, channels = found.shape["history"]
+    if universe < 1 or workers < 0:
+        raise InputError(f"universe {universe}, workers {workers}: they must be >= 1 and >= 0")
+    shape, horizon = _probe(make_env, universe, horizon)
     return Simulated(
         universe=universe,
-        horizon=found.horizon,
-        host=Host(make_env, keep, found.shape, workers),
-        window=window,
-        channels=channels,
-        limited=found.shape["limits"],
+        horizon=horizon,
+        host=Host(make_env, shape, workers),
+        window=shape.window,
+        channels=shape.channels,
+        limited=shape.limited,
     )
+
+
+def _probe(make_env: MakeEnv, universe: int, horizon: int | None) -> tuple[Shape, int]:
+    """Walk the same episode twice: what an entity shows, the horizon, or what does not fit."""
+    entities = list(range(min(universe, 3)))
+    env = make_env(entities)
+    if not isinstance(env, gymnasium.Env):
+        raise InputError(f"make_env returned {type(env).__name__}; return a gymnasium.Env")
+    longest = env.spec.max_episode_steps if env.spec is not None else None
+    horizon = longest if horizon is None else horizon
+    if horizon is None or horizon < 1:
+        raise InputError(
+            f"from_gymnasium: horizon is {horizon}; give the periods of the longest episode, >= 1"
+        )
+    first, again = (_walk(env, len(entities), min(horizon, _PROBED)) for _ in range(2))
+    for n, (one, other) in enumerate(zip(first, again, strict=False)):
+        for name in one:
+            if not np.array_equal(one[name], other[name]):
+                raise InputError(
+                    f"{_name(env)}: the same seed and shares gave another {name} in period {n}; draw "
+                    "random numbers from self.np_random alone, and call super().reset(seed=seed)"
+                )
+    env.close()
+    window, channels = first[0]["history"].shape[1:]
+    return Shape(window, channels, "limits" in first[0]), horizon
+
+
+def _walk(env: gymnasium.Env, m: int, periods: int) -> list[dict[str, np.ndarray]]:
+    """What an episode of random shares shows."""
+    rng = np.random.default_rng(0)
+    observation, _ = env.reset(seed=0)
+    seen = [_read(env, observation, m)]
+    for _ in range(periods):
+        limits = seen[-1].get("limits", np.ones(m))
+        shares = np.minimum(rng.dirichlet(np.ones(m)), limits).astype(np.float32)
+        observation, reward, terminated, truncated, _ = env.step(shares)
+        earned = np.asarray(reward, float)
+        if earned.shape != () or not np.isfinite(earned):
+            raise InputError(f"{_name(env)}: step gave the reward {reward}; it must be one number")
+        seen.append(_read(env, observation, m) | {"reward": earned})
+        if terminated or truncated:
+            break
+    return seen
+
+
+def _read(env: gymnasium.Env, observation: Any, m: int) -> dict[str, np.ndarray]:
+    parts = observation if isinstance(observation, dict) else {"history": observation}
+    if "history" not in parts:
+        raise InputError(
+            f"{_name(env)}: the observation has {sorted(parts)} but no history; show an array, or a "
+            "dictionary with `history` and, if there are any, `limits`"
+        )
+    history = np.asarray(parts["history"], np.float32)
+    if not 1 <= history.ndim <= 3 or history.shape[0] != m:
+        raise InputError(
+            f"{_name(env)}: for {m} entities the observation has shape {history.shape}; it must be "
+            f"({m},), ({m}, channels) or ({m}, window, channels)"
+        )
+    if not np.isfinite(history).all():
+        raise InputError(f"{_name(env)}: the observation has values that are not finite")
+    shape = (m, *(1,) * (3 - max(history.ndim, 2)), *(history.shape[1:] or (1,)))
+    seen = {"history": history.reshape(shape)}
+    if "limits" in parts:
+        limits = np.asarray(parts["limits"], np.float32)
+        if limits.shape != (m,) or not ((limits >= 0) & (limits <= 1)).all():
+            raise InputError(
+                f"{_name(env)}: limits are {limits.tolist()}; give {m} shares from 0 to 1"
+            )
+        seen["limits"] = limits
+    return seen
+
+
+def _name(env: gymnasium.Env) -> str:
+    return type(env.unwrapped).__name__

@@ -1,0 +1,332 @@
+"""Any problem and its tasks as a `gymnasium.Env`, and many episodes at once as a `VectorEnv`.
+
+Gymnasium has no space for the simplex, so an action is a score for each entity in [-1, 1], and the
+environment apportions: `reach` times the scores through softmax and the period's bounds (`Head`).
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+
+from apportion.domains.domain import Domain, domain_names, find_domain
+from apportion.errors import InputError
+from apportion.problem import Problem, State, Step, check_problem
+from apportion.simplex import Allocation, Head
+from apportion.tasks import Task, Tasks, draw_tasks
+
+_LARGEST = float(np.finfo(np.float32).max)
+_SEEDS = 2**31
+_Shown = dict[str, Array]
+"""What is handed out in a period, as its space has it."""
+
+
+class _Episode(eqx.Module):
+    """Where an episode stands: its task, its state, the key of what is still to come."""
+
+    task: Int[Array, "*stack"]
+    state: State
+    key: PRNGKeyArray
+    ended: Bool[Array, "*stack"]
+
+
+class Interface(eqx.Module):
+    """The spaces of a problem's tasks and the two functions that Gymnasium asks for."""
+
+    problem: Problem
+    tasks: Tasks
+    reach: float = eqx.field(static=True)
+    flat: bool = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, problem: Problem, tasks: Task | Tasks, reach: float, flat: bool) -> "Interface":
+        """Check everything once."""
+        if isinstance(tasks, Task):
+            tasks = Tasks(tasks.members[None], tasks.mask[None])
+        if not 0 < reach <= 30:
+            raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
+        check_problem(problem, tasks)
+        return cls(problem, tasks, float(reach), flat)
+
+    def spaces(self) -> tuple[spaces.Dict, spaces.Box]:
+        """Of observations and of actions."""
+        m = self.tasks.width
+        shown = jax.eval_shape(lambda: self.begin(jax.random.key(0), jnp.array(-1))[1])
+        share = spaces.Box(0.0, 1.0, (m,), np.float32)
+        seen = {
+            "history": spaces.Box(-_LARGEST, _LARGEST, shown["history"].shape, np.float32),
+            "held": share,
+            "limits": share,
+            "mask": spaces.MultiBinary(m),
+        }
+        return spaces.Dict(seen), spaces.Box(-1.0, 1.0, (m,), np.float32)
+
+    def begin(self, key: PRNGKeyArray, chosen: Int[Array, ""]) -> tuple[_Episode, _Shown]:
+        """A first state of the chosen task, or of one drawn where `chosen` is negative."""
+        task_key, reset_key, key = jax.random.split(key, 3)
+        drawn = jax.random.randint(task_key, (), 0, len(self.tasks))
+        task = jnp.where(chosen < 0, drawn, chosen).astype(jnp.int32)
+        state = self.problem.reset(self.tasks[task], key=reset_key)
+        episode = _Episode(task, state, key, jnp.array(False))
+        return episode, self._show(episode)
+
+    def step(
+        self, episode: _Episode, action: Allocation
+    ) -> tuple[_Episode, _Shown, Step, Allocation]:
+        """The episode after an action's allocation, what is seen then, and that allocation."""
+        task = self.tasks[episode.task]
+        seen = self.problem.observe(task, episode.state)
+        scores = self.reach * jnp.clip(action, -1.0, 1.0)
+        shares = Head()(scores, seen.scored(task.mask), seen.bounds)
+        key, step_key = jax.random.split(episode.key)
+        step = self.problem.step(task, episode.state, shares, key=step_key)
+        episode = _Episode(episode.task, step.state, key, step.terminated | step.truncated)
+        return episode, self._show(episode), step, shares
+
+    def _show(self, episode: _Episode) -> _Shown:
+        """Everything that a policy of ours would see."""
+        task = self.tasks[episode.task]
+        seen = self.problem.observe(task, episode.state)
+        limits = 1.0 if seen.limits is None else jnp.clip(seen.limits, 0.0, 1.0)
+        shown = {
+            "history": seen.history.reshape(-1) if self.flat else seen.history,
+            "held": jnp.clip(seen.held, 0.0, 1.0),
+            "limits": jnp.where(task.mask, limits, 0.0),
+        }
+        shown = {name: values.astype(jnp.float32) for name, values in shown.items()}
+        return shown | {"mask": task.mask.astype(jnp.int8)}
+
+    def chosen(self, options: dict[str, Any] | None) -> Int[Array, ""]:
+        """The task that `reset`'s options name, or -1."""
+        task = (options or {}).get("task", -1)
+        if not -1 <= task < len(self.tasks):
+            raise InputError(f"task {task}: there are {len(self.tasks)}, counted from 0")
+        return jnp.array(int(task))
+
+
+def _hand_out(
+    episode: _Episode, shown: _Shown
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """An observation, or a stack of them, and its info, as NumPy's."""
+    observation = {name: np.asarray(values) for name, values in shown.items()}
+    info = {"mask": observation["mask"].astype(bool), "task": np.asarray(episode.task)}
+    return observation, info
+
+
+def _key_from(random: np.random.Generator) -> PRNGKeyArray:
+    """The key of one more episode."""
+    return jax.random.key(int(random.integers(_SEEDS)))
+
+
+_begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
+
+
+@eqx.filter_jit
+def _begin_all(
+    interface: Interface, keys: Key[Array, " batch"], chosen: Int[Array, ""]
+) -> tuple[_Episode, _Shown]:
+    return jax.vmap(lambda key: interface.begin(key, chosen))(keys)
+
+
+@eqx.filter_jit
+def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "batch entities"]):
+    def one(episode, action):
+        following, shown, step, shares = interface.step(episode, action)
+        fresh = interface.begin(jax.random.fold_in(episode.key, 0), jnp.array(-1))
+        ended = episode.ended
+        episode, shown = jax.tree.map(
+            lambda new, old: jnp.where(ended, new, old), fresh, (following, shown)
+        )
+        ends = step.terminated & ~ended, step.truncated & ~ended
+        kept = jnp.where(ended, 0.0, step.reward), *ends, jnp.where(ended, 0.0, shares)
+        return episode, shown, kept
+
+    return jax.vmap(one)(episodes, actions)
+
+
+class ProblemEnv(gymnasium.Env):
+    """A problem's task, or several of one width, as an environment.
+
+    An observation is a dictionary: `history`, what each entity shows; `held`, the share it holds;
+    `limits`, the most it can take now (1 where nothing limits it); `mask`, which entities are real. An
+    action is a score for each entity, from -1 to 1; shares are the softmax of `reach` times the scores,
+    within the period's bounds. `info` has `mask`, `task` and, after a step, the `allocation`.
+
+    Parameters
+    ----------
+    problem, tasks
+        What to step. Of several tasks one is drawn at every reset, or `options={"task": t}` names it.
+    reach
+        How far apart scores can lie: at 5 an entity can get e^10 times as much as another.
+    flat
+        Whether `history` is one row, which is all that some libraries take, or
+        (entities, window, channels).
+
+    Examples
+    --------
+    >>> from apportion.domains.budget.problem import Budget
+    >>> env = ProblemEnv(Budget.simulate(universe=20, periods=30), draw_tasks(20, 3, 4))
+    >>> observation, info = env.reset(seed=0)
+    >>> observation["history"].shape, observation["limits"].tolist()
+    ((48,), [1.0, 1.0, 1.0])
+    >>> _, reward, terminated, truncated, info = env.step(np.zeros(3, np.float32))
+    >>> [round(float(share), 4) for share in info["allocation"]]
+    [0.3333, 0.3333, 0.3333]
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self, problem: Problem, tasks: Task | Tasks, *, reach: float = 5.0, flat: bool = True
+    ):
+        self.interface = Interface.of(problem, tasks, reach, flat)
+        self.observation_space, self.action_space = self.interface.spaces()
+        self._episode: _Episode | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Begin an episode; the same seed begins the same sequence of episodes."""
+        super().reset(seed=seed)
+        chosen = self.interface.chosen(options)
+        self._episode, shown = _begin(self.interface, _key_from(self.np_random), chosen)
+        observation, info = _hand_out(self._episode, shown)
+        return observation, info | {"task": int(info["task"])}
+
+    def step(
+        self, action: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Apportion by an action's scores."""
+        if self._episode is None:
+            raise InputError("step before reset: call reset first")
+        scores = jnp.asarray(action, jnp.float32)
+        self._episode, shown, step, shares = _step(self.interface, self._episode, scores)
+        observation, info = _hand_out(self._episode, shown)
+        info |= {"task": int(info["task"]), "allocation": np.asarray(shares)}
+        ends = bool(step.terminated), bool(step.truncated)
+        return observation, float(step.reward), *ends, info
+
+
+class ProblemVectorEnv(VectorEnv):
+    """So many episodes side by side in one compiled step; `ProblemEnv` says what is seen and done.
+
+    One that has ended begins anew at its next step, whatever that step's action, as Gymnasium's own
+    vector environments do (`AutoresetMode.NEXT_STEP`).
+
+    Parameters
+    ----------
+    num_envs
+        Episodes side by side, each with its own task where there are several.
+    problem, tasks, reach, flat
+        As for `ProblemEnv`.
+
+    Examples
+    --------
+    >>> from apportion.domains.budget.problem import Budget
+    >>> envs = ProblemVectorEnv(8, Budget.simulate(universe=20, periods=30), draw_tasks(20, 3, 4))
+    >>> observation, info = envs.reset(seed=0)
+    >>> envs.step(np.zeros((8, 3), np.float32))[1].shape
+    (8,)
+    """
+
+    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int,
+        problem: Problem,
+        tasks: Task | Tasks,
+        *,
+        reach: float = 5.0,
+        flat: bool = True,
+    ):
+        if num_envs < 1:
+            raise InputError(f"num_envs is {num_envs}; at least one is needed")
+        self.num_envs = num_envs
+        self.interface = Interface.of(problem, tasks, reach, flat)
+        self.single_observation_space, self.single_action_space = self.interface.spaces()
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._episodes: _Episode | None = None
+        self._random: list[np.random.Generator] | None = None
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Begin anew; environment i with the seed s + i, or with seeds of their own."""
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        if seeds is not None or self._random is None:
+            given = [None] * self.num_envs if seeds is None else list(seeds)
+            self._random = [seeding.np_random(one)[0] for one in given]
+        keys = jnp.stack([_key_from(random) for random in self._random])
+        self._episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
+        return _hand_out(self._episodes, shown)
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One period of every episode."""
+        if self._episodes is None:
+            raise InputError("step before reset: call reset first")
+        scores = jnp.asarray(actions, jnp.float32)
+        self._episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
+        observation, info = _hand_out(self._episodes, shown)
+        reward, terminated, truncated, shares = map(np.asarray, kept)
+        info |= {"allocation": shares}
+        return observation, reward.astype(np.float64), terminated, truncated, info
+
+
+@cache
+def _problem_of(domain: str) -> Problem:
+    problem = find_domain(domain).problem()
+    assert problem is not None, f"{domain} was registered without a problem"
+    return problem
+
+
+def _make(
+    domain: str, *, entities: int = 5, tasks: int = 64, seed: int = 0, **options: Any
+) -> ProblemEnv:
+    """An environment over `tasks` subsets of so many entities, drawn by the seed."""
+    problem = _problem_of(domain)
+    return ProblemEnv(problem, draw_tasks(problem.universe, entities, tasks, seed=seed), **options)
+
+
+def _make_vector(
+    num_envs: int,
+    domain: str,
+    *,
+    entities: int = 5,
+    tasks: int = 64,
+    seed: int = 0,
+    **options: Any,
+) -> ProblemVectorEnv:
+    """So many of them side by side."""
+    problem = _problem_of(domain)
+    subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
+    return ProblemVectorEnv(num_envs, problem, subsets, **options)
+
+
+def register_domains() -> None:
+    """Let `gymnasium.make` and `make_vec` know the domains that have a problem of embedded data."""
+    for name in domain_names():
+        known = f"apportion/{name.capitalize()}-v0" in gymnasium.registry
+        if not known and type(find_domain(name)).problem is not Domain.problem:
+            gymnasium.register(
+                f"apportion/{name.capitalize()}-v0",
+                entry_point=f"{__name__}:_make",
+                vector_entry_point=f"{__name__}:_make_vector",
+                kwargs={"domain": name},
+            )

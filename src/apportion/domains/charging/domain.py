@@ -1,0 +1,271 @@
+"""What the rest of the house asks of charging: settings, options, and what can be done with a run."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.domain import Domain
+from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from apportion.certificate import Gains
+    from apportion.domains.charging.backtest import ChargingBacktest
+    from apportion.domains.charging.controller import PowerOffers
+    from apportion.domains.charging.sessions import CheckedSessions
+    from apportion.problem import Problem
+    from apportion.report.page import Plot, Section
+    from apportion.runs.folder import Run
+    from apportion.runs.job import PreparedJob
+
+_SCHEDULES = (
+    "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
+    "Fairness is Jain's index of the shares of need met. In brackets: 95 % intervals by clusters of "
+    "days. Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
+    "reads of earlier days."
+)
+
+
+@dataclass(frozen=True)
+class GarageOptions:
+    """The garages that a charging run is tested in."""
+
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    site: str | None = None
+    """The site to test on; needed where the file has several."""
+    stations: int | None = None
+    """Stations behind one feeder; by default as in training."""
+    capacity: float = 0.15
+    """What the feeder gives, as a share of its stations' full rate."""
+    tasks: int = 8
+    """Garages to draw among the site's stations."""
+
+
+@dataclass(frozen=True)
+class ChargingBacktestOptions(GarageOptions):
+    """Charging: the share of the need that was served, and the policy's lead by clusters of days."""
+
+    sessions: Path | None = None
+    """CSV or Parquet file of charging sessions; by default what the run was trained on."""
+    start: str | None = None
+    """First day, such as 2019-01-01; by default the day after the last one trained on."""
+    end: str | None = None
+    """Last day; by default the last in the file."""
+    unseen: bool = False
+    """Only stations that were not trained on; then all days by default."""
+
+
+@dataclass(frozen=True)
+class ChargingCertifyOptions(GarageOptions):
+    """Charging: a gain is that of a day, as a share of the need met."""
+
+    data: Path | None = None
+    """Sessions newer than what it was trained on; without it, the run's own file."""
+    bound: float | None = None
+    """What a day's gain counts at most, by default 0.05 of its need. Decide on it before you look."""
+
+
+@dataclass(frozen=True)
+class ChargingAllocateOptions:
+    """Charging: the power to offer each car until the next question."""
+
+    now: Path | None = None
+    """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
+    earlier: Path | None = None
+    """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
+
+
+@dataclass(frozen=True)
+class ChargingCheckOptions:
+    """Charging: a file of sessions."""
+
+    sessions: Path | None = None
+    """CSV or Parquet file of charging sessions."""
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
+
+
+class ChargingDomain(Domain):
+    """A garage's power, shared out among the cars that are plugged in."""
+
+    name = "charging"
+    settings = ChargingSettings
+    backtest_options = ChargingBacktestOptions
+    allocate_options = ChargingAllocateOptions
+    certify_options = ChargingCertifyOptions
+    check_options = ChargingCheckOptions
+    examples = (
+        "train charging --sessions sessions.csv --out runs/garage",
+        "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
+        "certify runs/garage --against llf --data sessions.csv --site north",
+        "allocate runs/garage --now now.json",
+        "check --sessions sessions.csv",
+    )
+
+    def prepare(self, settings: ChargingSettings) -> "PreparedJob":
+        from apportion.domains.charging.sessions import read_sessions
+
+        # Read before JAX is started, so that a slip is told at once.
+        frame = read_sessions(settings.sessions, timezone=settings.timezone)
+        from apportion.domains.charging.training import prepare_charging
+
+        return prepare_charging(settings, frame)
+
+    def backtest(
+        self, run: "Run", options: ChargingBacktestOptions, progress: Any = None
+    ) -> "ChargingBacktest":
+        frame = _read_own(run, options.sessions, options.timezone)
+        from apportion.domains.charging.backtest import backtest_saved
+        from apportion.runs.policy_file import load_about
+
+        chosen = asdict(options)
+        del chosen["sessions"], chosen["timezone"]
+        return backtest_saved(run.policy, load_about(run.folder), frame, **chosen)
+
+    def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
+        if isinstance(source, Path):
+            raise InputError(f"{source}: no folder of a charging run")
+        frame = _read_own(source, options.data, options.timezone)
+        from apportion.domains.charging.backtest import GAIN_BOUND, daily_gains
+        from apportion.runs.policy_file import load_about
+
+        chosen = asdict(options)
+        del chosen["data"], chosen["timezone"]
+        chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
+        return daily_gains(source.policy, load_about(source.folder), frame, against, **chosen)
+
+    def allocate(self, run: "Run", options: ChargingAllocateOptions) -> "PowerOffers":
+        if options.now is None:
+            raise InputError(
+                f"{run.folder}: a charging run; give what the controller sees now with "
+                "--now FILE.json"
+            )
+        from apportion.domains.charging.controller import (
+            Controller,
+            PowerOffers,
+            check_now,
+            read_now,
+        )
+        from apportion.domains.charging.sessions import read_sessions
+        from apportion.runs.policy_file import load_about
+
+        seen = read_now(options.now)
+        # Before the controller, which compiles when it is made.
+        check_now(seen)
+        past = None if options.earlier is None else read_sessions(options.earlier)
+        controller = Controller(run.policy, load_about(run.folder), earlier=past)
+        return PowerOffers(**controller.allocate(seen))
+
+    def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
+        from apportion.domains.charging.sessions import inspect_sessions
+
+        checked = inspect_sessions(options.sessions, timezone=options.timezone)
+        if checked.refusals:
+            raise InputError("\n".join(checked.refusals))
+        return checked
+
+    def demo(self) -> ChargingSettings:
+        """2019 at two sites, tested at stations it never saw and on 2021."""
+        return ChargingSettings(method="mtl", until="2019-12-31", steps=600, days=24, chunk=50)
+
+    def problem(self) -> "Problem":
+        """The stations of one site in the year before the pandemic."""
+        from apportion.domains.charging.days import Days
+        from apportion.domains.charging.forecasts import Predictor, add_forecasts
+        from apportion.domains.charging.problem import Charging
+        from apportion.domains.charging.sessions import read_sessions
+
+        days = Days.of(read_sessions(), "jpl").between("2019-01-01", "2019-12-31")
+        predictor = Predictor.fit(days)
+        return Charging.of([add_forecasts(days, predictor)], predictor.medians)
+
+    def sections(self, folder: Path) -> "list[Section]":
+        """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""
+        from apportion.report.files import read_table
+        from apportion.report.page import Section, Table
+
+        kw, cars = read_table(folder, "power", indexed=True), read_table(folder, "cars")
+        schedules, found = read_table(folder, "schedules"), []
+        if kw is not None:
+            parts: list[Any] = [draw_power(kw)]
+            if cars is not None:
+                about = (
+                    "What each car left with, as a share of what it needed, under each schedule."
+                )
+                parts.append(Table("Who left with what", cars, about))
+            lead = "The busiest day of the last test, and the learned policy at work on it."
+            found.append(Section("One day", parts, lead))
+        if schedules is not None:
+            tables = [
+                Table(str(name), _served(rows))
+                for name, rows in schedules.groupby("test", sort=False)
+            ]
+            found.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
+        return found
+
+
+DOMAIN = ChargingDomain()
+
+
+def _read_own(run: "Run", given: Path | None, timezone: str | None) -> "pd.DataFrame":
+    """The sessions the user gave, else those the run was trained on."""
+    from apportion.domains.charging.sessions import read_sessions
+
+    if given is None and timezone is None:
+        timezone = run.settings.get("timezone")
+    return read_sessions(given or run.settings.get("sessions"), timezone=timezone)
+
+
+def draw_power(kw: "pd.DataFrame") -> "Plot":
+    """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
+    from apportion.report.drawing import COLOURS, distinct, numbers, time_axis, times
+    from apportion.report.page import Plot
+
+    stations = kw.drop(columns="unused")
+    order = stations.sum().sort_values(ascending=False).index
+    data: list[dict[str, Any]] = [
+        {
+            "type": "area",
+            "step": True,
+            "y": numbers(stations[column]),
+            "name": name,
+            "color": place % COLOURS + 1,
+        }
+        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
+    ]
+    feeder = float(kw.sum(axis=1).max())
+    full = {"type": "line", "y": [round(feeder, 3)] * len(kw), "name": "the feeder"}
+    data.append(full | {"color": 12, "width": 1.5, "dash": "dash"})
+    layout = {
+        "x": times(kw.index),
+        "xaxis": time_axis(kw.index),
+        "yaxis": {"title": "power (kW)", "kind": "number"},
+    }
+    energy = stations.sum().sum() / 4
+    words = (
+        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {energy:.0f} kWh together; "
+        f"{order[0]} drew most, {stations[order[0]].sum() / 4:.1f} kWh, and "
+        f"{kw['unused'].sum() / 4:.0f} kWh of the time shown stayed unused."
+    )
+    return Plot("A day's power, as it was shared", words, data, layout, wide=True)
+
+
+def _served(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Schedules as text: need met, cars left short, and the policy's lead in points."""
+    import pandas as pd
+
+    def shown(value: float, form: str) -> str:
+        return format(value, form) if pd.notna(value) else ""
+
+    table = pd.DataFrame({"schedule": rows.schedule})
+    table["need met"] = [shown(share, ".2%") for share in rows.served]
+    table["cars left short"] = [shown(share, ".1%") for share in rows.left_short]
+    table["fairness"] = [shown(index, ".3f") for index in rows.fairness]
+    table["the policy's lead, points"] = [
+        f"{100 * ahead:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]" if pd.notna(ahead) else ""
+        for ahead, low, high in zip(rows.ahead, rows.low, rows.high, strict=True)
+    ]
+    return table.reset_index(drop=True)

@@ -1,0 +1,42 @@
+"""Tables and days that come from outside, read before anything relies on them; nothing here starts JAX."""
+
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from apportion.errors import InputError, reading
+
+
+def as_day(day: str | np.datetime64) -> np.datetime64:
+    """A calendar day from its text."""
+    try:
+        return np.datetime64(date.fromisoformat(str(day)), "D")
+    except ValueError:
+        raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
+
+
+def read_parquet(path: Path) -> pd.DataFrame:
+    """A table as pandas reads it, once all of it is what it says it is: pandas looks at no text in it."""
+    import pyarrow.parquet
+
+    pyarrow.parquet.read_table(path).validate(full=True)
+    return pd.read_parquet(path)
+
+
+def load_table(path: Path, what: str) -> pd.DataFrame:
+    """A Parquet file with its own types, or a CSV file as text; rows keep their number in the file.
+
+    Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; give the path of a CSV or Parquet file of {what}")
+    with reading(path, "save it as a plain CSV or Parquet table"):
+        if path.suffix.lower() in (".parquet", ".pq"):
+            return read_parquet(path).reset_index(drop=True)
+        text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
+    if not isinstance(text.index, pd.RangeIndex):
+        raise InputError(f"{path}: rows have more fields than there are names; name every column")
+    text = text.fillna("")
+    return text.loc[(text != "").any(axis=1)]

@@ -1,0 +1,117 @@
+"""Charging as the command line, the page and bridges ask for it."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pandas as pd
+import pytest
+
+from apportion.domains.charging.domain import (
+    DOMAIN,
+    ChargingAllocateOptions,
+    ChargingBacktestOptions,
+    ChargingCertifyOptions,
+    ChargingCheckOptions,
+)
+from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.training import Garages, judge_policy
+from apportion.errors import InputError
+from apportion.policy import Pooled
+from apportion.runs.folder import Run
+from apportion.runs.runner import finish
+from domains.charging.test_controller import NOW
+
+SETTINGS = ChargingSettings(site=("jpl",), until="2019-06-14", task_size=6, hidden=4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of an untrained policy, on a file of its own."""
+    folder = tmp_path_factory.mktemp("charging")
+    path = folder / "sessions.parquet"
+    frame = read_sessions()
+    frame[(frame.site == "jpl") & (frame.arrival < "2019-07-01")].to_parquet(path)
+    garages = Garages.of(read_sessions(path), SETTINGS)
+    policy = Pooled(CHANNELS, SETTINGS.hidden, key=jax.random.key(0))
+    settings = ChargingSettings(sessions=path, site=("jpl",), until="2019-06-14", task_size=6)
+    made = Run.create(folder / "run", "charging", settings, {"data": {}, "versions": {}})
+    finish(made, judge_policy(policy, garages, SETTINGS))
+    return made
+
+
+def test_importing_the_domain_or_reading_sessions_for_it_starts_no_jax():
+    program = (
+        "import sys; from apportion.domains.charging.domain import DOMAIN; "
+        "loaded = {'jax', 'pandas'} & set(sys.modules); "
+        "from apportion.domains.charging.domain import ChargingCheckOptions as Options; "
+        "DOMAIN.check(Options()); sys.exit(bool(loaded) or 'jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_run_is_backtested_and_certified_on_its_own_file(run):
+    tested = DOMAIN.backtest(run, ChargingBacktestOptions(tasks=2, end="2019-06-25"))
+    assert (tested.site, str(tested.dates[-1])) == ("jpl", "2019-06-25")
+    assert str(tested.dates[0]) > "2019-06-14"
+    gains = DOMAIN.gains(run, "llf", ChargingCertifyOptions(tasks=2, bound=0.02))
+    assert (gains.baseline, gains.high) == ("llf", 0.02)
+    unseen = DOMAIN.backtest(run, ChargingBacktestOptions(tasks=2, unseen=True, end="2019-06-10"))
+    assert str(unseen.dates[0]) < "2019-06-14"
+
+
+def test_power_is_allocated_from_a_file(run, tmp_path):
+    with pytest.raises(InputError, match="--now FILE.json"):
+        DOMAIN.allocate(run, ChargingAllocateOptions())
+    (tmp_path / "now.json").write_text(json.dumps(NOW))
+    past = run.folder.parent / "sessions.parquet"
+    for earlier in (None, past):
+        options = ChargingAllocateOptions(now=tmp_path / "now.json", earlier=earlier)
+        offers = DOMAIN.allocate(run, options)
+        assert offers.to_json().keys() == {"allocation_kw", "unused_kw"}
+        assert sum(offers.to_frame().kw) + offers.unused_kw == pytest.approx(9.0, abs=1e-4)
+        assert "unused" in offers.summary()
+        assert len(offers.plot().axes) == 1
+
+
+def test_a_file_is_checked(run, tmp_path):
+    path = run.folder.parent / "sessions.parquet"
+    checked = DOMAIN.check(ChargingCheckOptions(sessions=path))
+    assert checked.to_json()["sessions"]["file"] == str(path)
+    assert len(checked.to_frame()) == len(pd.read_parquet(path))
+    assert len(checked.plot().axes[0].lines) == 1
+    with pytest.raises(InputError, match="no such file"):
+        DOMAIN.check(ChargingCheckOptions(sessions=tmp_path / "none.csv"))
+
+
+def test_its_page_shows_a_day_and_every_scheduler(run):
+    day, schedules = DOMAIN.sections(run.folder)
+    assert [type(part).__name__ for part in day.parts] == ["Plot", "Table"]
+    assert len(day.parts[0].data) == 6 + 1
+    assert "6 stations behind a feeder of" in day.parts[0].description
+    assert len(schedules.parts) == 2
+    assert DOMAIN.sections(run.folder.parent) == []
+
+
+def test_the_demo_and_the_embedded_problem_are_there():
+    assert DOMAIN.demo().until == "2019-12-31"
+    assert DOMAIN.problem().universe == 52
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"capacity": (0.3, 0.1)}, "0 < least <= most"),
+        ({"held_out": 1.0}, "below 1"),
+        ({"task_size": 60}, "too few for tasks of 60"),
+        ({"site": ("nowhere",)}, "nowhere"),
+        ({"until": "2018-01-01"}, "no working day"),
+        ({"until": "soon"}, "is not a day"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_any_work(changes, message):
+    with pytest.raises(InputError, match=message):
+        DOMAIN.prepare(ChargingSettings(**({"site": ("jpl",)} | changes)))

@@ -1,0 +1,282 @@
+"""What is forecast of cars: from what is known on arrival and from earlier days, of nobody later."""
+
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.domains.charging.backtest import PolicySchedule
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import (
+    ArrivalForecast,
+    Predictor,
+    SimilarSessions,
+    add_forecasts,
+    still_to_come,
+)
+from apportion.domains.charging.garage import PERIODS, Garage
+from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.schedulers import simulate
+from apportion.domains.charging.sessions import read_sessions
+from apportion.errors import InputError
+from apportion.tasks import Task, Tasks
+from domains.charging.garages import opinionated
+
+FRAME = read_sessions()
+SITES = [Days.of(FRAME, name).between("2019-05-01", "2019-06-30") for name in ("caltech", "jpl")]
+DAYS = SITES[0]
+FITTED = Predictor.fit(*SITES)
+KNOWN = add_forecasts(DAYS, FITTED, recall=True).garage
+
+
+def pair(garage: Garage) -> tuple[np.ndarray, np.ndarray]:
+    """Needs and departures as they are expected."""
+    if garage.recalled_need_kwh is None:
+        return np.asarray(garage.predicted_need_kwh), np.asarray(garage.predicted_departure)
+    return np.asarray(garage.recalled_need_kwh), np.asarray(garage.recalled_departure)
+
+
+def test_regressed_needs_and_stays_are_nearer_the_truth_and_rest_on_what_is_known_on_arrival():
+    days = Days.of(FRAME, "jpl").between("2019-05-01", "2019-12-31")
+    predictor = Predictor.fit(days.between(None, "2019-09-30"))
+    later = days.between("2019-10-01").garage
+    garage, said = predictor.apply(later), later.stated
+    need, departure = pair(garage)
+    for predicted, stated, truth in (
+        (need, later.requested_kwh, later.need_kwh),
+        (departure, later.stated_departure, later.departure),
+    ):
+        error, as_stated = (np.abs(x - truth)[said].mean() for x in (predicted, stated))
+        assert error < as_stated
+    blind = replace(
+        later,
+        need_kwh=later.need_kwh * 0,
+        departure=np.where(later.departure > 0, 96, 0).astype(np.int32),
+    )
+    for known, then in zip(pair(garage), pair(predictor.apply(blind)), strict=True):
+        assert np.array_equal(known, then)
+
+
+def test_a_predictor_survives_being_saved():
+    saved = FITTED.to_dict()
+    again = Predictor.from_dict(saved)
+    np.testing.assert_array_equal(again.need, FITTED.need)
+    np.testing.assert_array_equal(again.to_come_kwh, FITTED.to_come_kwh)
+    with pytest.raises(InputError, match="damaged"):
+        Predictor.from_dict(saved | {"need": [float("nan")] * 8})
+    with pytest.raises(InputError, match="train it again"):
+        Predictor.from_dict({})
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**31), st.integers(1, len(DAYS) - 1))
+def test_nothing_of_a_day_or_after_it_is_recalled_on_it(seed, day):
+    rng, garage = np.random.default_rng(seed), DAYS.garage
+    later = (np.arange(len(DAYS))[:, None, None] >= day) & garage.there
+    changed = replace(
+        garage,
+        need_kwh=np.where(later, rng.exponential(9.0, later.shape), garage.need_kwh),
+        departure=np.where(later, garage.arrival + rng.integers(1, 9), garage.departure),
+    )
+    other = add_forecasts(replace(DAYS, garage=changed), FITTED, recall=True).garage
+    before, after = (
+        (*pair(g), np.asarray(g.familiarity), np.asarray(g.to_come_kwh)) for g in (KNOWN, other)
+    )
+    for one, then in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one[: day + 1], then[: day + 1])
+    if day + 1 < len(DAYS):
+        for place in (0, 3):
+            assert (before[place][day + 1 :] != after[place][day + 1 :]).any()
+
+
+def two_drivers(requests: tuple[float, float], needs: tuple[float, float], days: int = 12) -> Days:
+    """Two stations, a car each day at each: what their drivers request, and what the cars take."""
+
+    def every(values: Any, dtype: Any = np.float32) -> np.ndarray:
+        return np.broadcast_to(np.asarray(values, dtype)[None, :, None], (days, 2, 1)).copy()
+
+    garage = Garage(
+        arrival=every((32, 32), np.int32),
+        departure=every((64, 64), np.int32),
+        arrived=every((32, 32)),
+        need_kwh=every(needs),
+        requested_kwh=every(requests),
+        stated_departure=every((60, 60)),
+        stated=every((True, True), np.bool_),
+    )
+    return Days("here", np.datetime64("2019-05-01") + np.arange(days), ("a", "b"), garage)
+
+
+def recalled(*arguments: Any) -> Garage:
+    return add_forecasts(two_drivers(*arguments), FITTED, recall=True).garage
+
+
+def test_a_driver_who_comes_again_is_expected_to_take_and_to_stay_as_before():
+    days = two_drivers((10.0, 20.0), (9.0, 4.0))
+    garage = add_forecasts(days, FITTED, recall=True).garage
+    (need, departure), (plain, _) = pair(garage), pair(FITTED.apply(days.garage))
+    assert need[0] == pytest.approx(plain[0])
+    assert need[-1, :, 0] == pytest.approx([9.0, 4.0], rel=0.08)
+    assert departure[-1, :, 0] == pytest.approx([64.0, 64.0], abs=2.0)
+    miss = np.abs(np.log(need / days.garage.need_kwh))
+    assert (np.diff(miss, axis=0) < 0).all()
+    # The more familiar the oftener he came, and never quite.
+    known = np.asarray(garage.familiarity)
+    assert (known[0] == 0).all()
+    assert (np.diff(known, axis=0) > 0).all()
+    # One like him the day before, at the weight of that day beside the prior's half.
+    weight = np.exp(-1 / 60)
+    assert known[1] == pytest.approx(weight / (weight + 0.5), rel=1e-5)
+    assert (known < 1).all()
+
+
+def test_only_drivers_who_make_similar_requests_count():
+    one, other = (pair(recalled((10.0, 20.0), (9.0, needs)))[0] for needs in (4.0, 18.0))
+    np.testing.assert_allclose(one[:, 0], other[:, 0], rtol=1e-4)
+    alike = pair(recalled((10.0, 10.0), (9.0, 4.0)))[0][-1, :, 0]
+    assert alike == pytest.approx([6.0, 6.0], rel=0.1)
+
+
+def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_predicted():
+    predicted, dates = add_forecasts(DAYS, FITTED).garage, DAYS.dates
+    fresh = SimilarSessions.of(None).apply(predicted, dates)
+    silent = DAYS.garage.there & ~DAYS.garage.stated
+    assert silent.any()
+    for without, known, plain in zip(pair(fresh), pair(KNOWN), pair(predicted), strict=True):
+        np.testing.assert_allclose(without, plain, rtol=1e-5)
+        np.testing.assert_allclose(known[silent], plain[silent], rtol=1e-5)
+    familiarity = np.asarray(KNOWN.familiarity)
+    assert ((familiarity >= 0) & (familiarity < 1)).all()
+    assert familiarity.max() > 0.5
+    assert (familiarity[~DAYS.garage.stated] == 0).all()
+    assert (np.asarray(fresh.familiarity) == 0).all()
+    with pytest.raises(InputError, match="without predictions"):
+        SimilarSessions.of(DAYS)
+
+
+@pytest.mark.parametrize("site", ["caltech", "jpl"])
+def test_a_tenth_of_what_the_regression_misses_is_recalled_on_later_days(site):
+    """Of 2019, where the widths were chosen."""
+    year = Days.of(FRAME, site).between("2019-05-01", "2019-12-31")
+    predictor = Predictor.fit(year.between(None, "2019-09-30"))
+
+    def misses(recall: bool) -> np.ndarray:
+        garage = add_forecasts(year, predictor, recall).between("2019-10-01").garage
+        need, departure = pair(garage)
+        needs = np.log(np.maximum(need, 0.5) / np.maximum(garage.need_kwh, 0.5))[garage.there]
+        stays = (departure - garage.arrived) / (garage.departure - garage.arrived)
+        return np.array([(needs**2).mean(), (np.log(stays[garage.there]) ** 2).mean()])
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        assert (misses(True) < 0.9 * misses(False)).all()
+
+
+def counted(days: Days, day: int, n: int) -> float:
+    """Car by car: what those that came after period n needed, for each station."""
+    garage = days.garage
+    cars = zip(garage.arrival[day].ravel(), garage.need_kwh[day].ravel(), strict=True)
+    return sum(float(need) for arrival, need in cars if arrival > n) / len(days.stations)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, len(DAYS) - 1), st.integers(0, PERIODS - 1))
+def test_what_is_to_come_is_the_mean_over_the_last_twenty_days_car_by_car(day, n):
+    past = [counted(DAYS, earlier, n) for earlier in range(max(day - 20, 0), day)]
+    assert KNOWN.to_come_kwh[day, n] == pytest.approx(np.mean(past), rel=1e-5, abs=1e-6)
+
+
+def test_without_a_past_it_is_the_mean_of_the_training_days_and_the_last_period_has_none():
+    means = [
+        [np.mean([counted(days, day, n) for day in range(len(days))]) for days in SITES]
+        for n in (0, 30, 60)
+    ]
+    usual, expected = FITTED.to_come_kwh, np.asarray(KNOWN.to_come_kwh)
+    assert usual[[0, 30, 60]] == pytest.approx(np.mean(means, 1), rel=1e-5)
+    np.testing.assert_allclose(expected[0], usual, rtol=1e-6)
+    fresh = ArrivalForecast.of(None, usual).apply(DAYS.garage, DAYS.dates).to_come_kwh
+    np.testing.assert_allclose(fresh, np.broadcast_to(usual, (len(DAYS), PERIODS)), rtol=1e-6)
+    assert (expected[:, -1] == 0).all()
+    assert (np.diff(expected) <= 0).all()
+    # The order of the stations does not matter, and some of them see the site's.
+    order = np.random.default_rng(0).permutation(len(DAYS.stations))
+    turned = add_forecasts(DAYS.at(order), FITTED, recall=True).garage
+    np.testing.assert_allclose(turned.to_come_kwh, expected, rtol=1e-5, atol=1e-6)
+    some = replace(DAYS, garage=KNOWN).at(order[:5]).garage
+    np.testing.assert_array_equal(some.to_come_kwh, expected)
+
+
+def test_days_long_past_are_forgotten():
+    days = Days.of(FRAME, "jpl")
+    first = int(np.searchsorted(days.dates, np.datetime64("2021-01-01")))
+    assert days.dates[first] - days.dates[first - 1] > np.timedelta64(300, "D")
+    forecast = ArrivalForecast.of(days, FITTED.to_come_kwh)
+    found = np.asarray(forecast.apply(days.garage, days.dates).to_come_kwh)
+    np.testing.assert_allclose(found[first], FITTED.to_come_kwh, rtol=1e-6)
+    np.testing.assert_allclose(found[first + 1], still_to_come(days.garage)[first], rtol=1e-6)
+
+
+@eqx.filter_jit
+def walked(problem: Charging, task: Task, day, capacity_kw):
+    """The kWh that the policy delivers, period by period as in training."""
+    policy = opinionated()
+
+    def period(state, _):
+        shares = policy(problem.observe(task, state), task.mask)
+        step = problem.step(task, state, shares, key=jax.random.key(0))
+        return step.state, step.reward
+
+    start = problem.midnight(task, day, capacity_kw)
+    return jax.lax.scan(period, start, None, PERIODS)[1].sum()
+
+
+def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
+    days = replace(DAYS, garage=KNOWN).between("2019-06-03", "2019-06-07")
+    problem, task = Charging.of([days], FITTED.medians), Tasks.of([list(range(30))])[0]
+    feeder, garage = jnp.float32(20.0), days.garage
+
+    def simulated(garage: Garage) -> np.ndarray:
+        schedule = PolicySchedule(opinionated())
+        energy = simulate(garage, schedule, feeder, FITTED.medians, np.arange(30)[None])
+        return energy[0].sum((1, 2))
+
+    trained = [float(walked(problem, task, jnp.int32(day), feeder)) for day in range(len(days))]
+    assert simulated(garage) == pytest.approx(trained, rel=1e-4)
+    for name in ("familiarity", "to_come_kwh"):
+        blind = simulated(replace(garage, **{name: np.zeros_like(getattr(garage, name))}))
+        assert np.abs(blind - trained).max() > 1e-3 * max(trained)
+
+
+_observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, state))
+
+
+def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
+    """What a policy is shown of these stations, in the last two channels."""
+    task = Tasks.of([list(stations)])[0]
+    start = problem.midnight(task, jnp.int32(day), jnp.float32(8.0))
+    history = _observed(problem, task, replace(start, n=jnp.int32(n))).history
+    assert history.shape == (len(stations), 1, CHANNELS)
+    return np.asarray(history[:, 0, -2:])
+
+
+def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
+    known = [add_forecasts(days, FITTED, recall=True) for days in SITES]
+    problem = Charging.of(known, FITTED.medians)
+    day, n = 30, 44
+    first = len(SITES[0].stations)
+    places = range(first), range(first, problem.universe)
+    for stations, days in zip(places, known, strict=True):
+        familiarity, to_come = shown(problem, stations, day, n).T
+        garage = days.garage
+        assert to_come == pytest.approx(np.log1p(garage.to_come_kwh[day, n]), rel=1e-5)
+        here = (garage.arrival[day] <= n) & (n < garage.departure[day])
+        of_cars = np.where(here, garage.familiarity[day], 0.0).sum(-1)
+        assert of_cars.max() > 0
+        assert familiarity == pytest.approx(of_cars, rel=1e-5)
+    plain = Charging.of([add_forecasts(days, FITTED) for days in SITES], FITTED.medians)
+    assert (shown(plain, places[0], day, n) == 0).all()
