@@ -135,8 +135,9 @@ class ToyDomain(Domain):
         return Played(dict.fromkeys(options.friends or ("Ann", "Bob"), 0.5))
 
     def backtest(self, run, options, progress) -> Played:
+        played = self._play(run, options)
         progress.stage("backtest: toys", 0.5)
-        return self._play(run, options)
+        return played
 
     def allocate(self, run, options) -> Played:
         return self._play(run, options)
@@ -158,4 +159,4 @@ class ToyDomain(Domain):
         return [] if smiles is None else [Section("Smiles", [Table("Who smiled", smiles)])]
 
     def demo(self):
-        return ToySettings(steps=4)
+        return ToySettings()
