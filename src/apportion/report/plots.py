@@ -1,7 +1,7 @@
 """Pictures of a run: its tables read, thinned to what a screen shows, drawn, and said in words.
 
 Each picture is a `Plot` from a plain data frame; the words' numbers are of all rows. Domains draw theirs
-with the same means: `draw_lines`, `numbers`, `times`, `distinct`.
+with the same means: `lines`, `numbers`, `times`, `distinct`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -278,7 +278,7 @@ def allocations(shares: pd.DataFrame) -> Plot:
     )
     title = "Shares over time, as they differ from equal ones"
     axis = {"title": "share less an equal one (percentage points)", "kind": "number"}
-    return draw_lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
+    return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
 
 
 def values(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
@@ -288,7 +288,7 @@ def values(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     """
     words = "At the end: " + _named(wealth.iloc[-1], "{:.3f}", best="highest")
     axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
-    return draw_lines("Value of 1 invested", words, wealth, axis, trained=trained)
+    return lines("Value of 1 invested", words, wealth, axis, trained=trained)
 
 
 def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
@@ -296,7 +296,7 @@ def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
     words = "At the end: " + _named(ahead.iloc[-1], "{:+.1%}", best="highest")
     axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
-    return draw_lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
+    return lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
 
 
 def accuracies(tested: pd.DataFrame) -> Plot:
@@ -306,7 +306,7 @@ def accuracies(tested: pd.DataFrame) -> Plot:
     axis = {"title": "test accuracy (% of images)", "kind": "percent"}
     first, drawn = ("policy", "learned"), list(tested.columns[:_DRAWN])
     rounds = tested.rename_axis(str(tested.index.name or "round"))
-    return draw_lines("Test accuracy by round", words, rounds, axis, first=first, drawn=drawn)
+    return lines("Test accuracy by round", words, rounds, axis, first=first, drawn=drawn)
 
 
 def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
@@ -314,7 +314,7 @@ def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     below = wealth / wealth.cummax().clip(lower=1.0) - 1
     words = "Deepest: " + _named(below.min(), "{:.1%}", best="deepest")
     axis = {"title": "below the highest value so far (%)", "kind": "percent"}
-    return draw_lines("Drawdown", words, below, axis, trained=trained)
+    return lines("Drawdown", words, below, axis, trained=trained)
 
 
 def _named(row: pd.Series, form: str, *, best: str) -> str:
@@ -326,7 +326,7 @@ def _named(row: pd.Series, form: str, *, best: str) -> str:
     return f"{named}; {best} of all {len(row)}: {far}, {form.format(row[far])}."
 
 
-def draw_lines(
+def lines(
     title: str,
     words: str,
     frame: pd.DataFrame,

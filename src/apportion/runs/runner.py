@@ -69,7 +69,7 @@ def interrupts() -> Iterator[Stop]:
 
 
 def start_run(
-    folder: Path, job: str, settings: Any, prepared: Any, progress: Progress, *, tensorboard: bool = False
+    folder: Path, job: str, settings: Any, progress: Progress, *, tensorboard: bool = False
 ) -> Outcome:
     """Train a job in a new folder.
 
@@ -80,6 +80,7 @@ def start_run(
     """
     folder = Path(folder)
     require_free(folder, unfinished=UNFINISHED)
+    prepared = prepare(job, settings)
     facts = environment(seed=settings.seed, data=prepared.data)
     was_there = folder.exists()
     ours = False
@@ -109,11 +110,14 @@ def _take_back(folder: Path, was_there: bool) -> None:
             remove(entry)
 
 
-def resume_run(folder: Path, prepared: Any, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:
+def resume_run(folder: Path, progress: Progress, *, tensorboard: bool = False) -> Outcome | None:
     """Continue a run exactly where it stopped; None where it is finished already."""
     run = load_run(folder)
     if run.finished:
         return None
+    source = str(run.folder / "settings.toml")
+    settings = from_mapping(run.settings, settings_of(run.job), source)
+    prepared = prepare(run.job, settings)
     before = run.environment
     if before["data"] != prepared.data:
         raise InputError(
