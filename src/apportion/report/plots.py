@@ -13,6 +13,7 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.report.page import Plot, number
+from apportion.runs.atomic import read_json
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".parquet": pd.read_parquet,
@@ -59,6 +60,11 @@ def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFram
     if indexed and isinstance(frame.index, pd.RangeIndex):
         frame = frame.set_index(frame.columns[0])
     return frame
+
+
+def read_if_there(path: Path) -> Any:
+    """What a JSON file says; nothing, as an empty mapping, where there is none."""
+    return read_json(path) if path.exists() else {}
 
 
 def short(text: object) -> str:

@@ -28,8 +28,7 @@ from apportion.report.page import (
     number,
     page,
 )
-from apportion.report.plots import read_table
-from apportion.runs.atomic import read_json
+from apportion.report.plots import read_if_there, read_table
 from apportion.runs.settings_file import read_toml
 from apportion.statistics import Outcome
 
@@ -106,11 +105,6 @@ def run_page(folder: Path) -> str:
     sections.append(Section("Glossary", [Glossary("The words of this page", words)]))
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""))
-
-
-def read_if_there(path: Path) -> Any:
-    """What a JSON file says; nothing, as an empty mapping, where there is none."""
-    return read_json(path) if path.exists() else {}
 
 
 def _identity(

@@ -14,8 +14,8 @@ from apportion.report.page import (
     number,
     page,
 )
-from apportion.report.plots import read_table
-from apportion.report.run import only_beyond_zero, provenance, read_if_there
+from apportion.report.plots import read_if_there, read_table
+from apportion.report.run import only_beyond_zero, provenance
 from apportion.statistics import Outcome
 
 _COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
