@@ -1,4 +1,4 @@
-"""A domain in one file is trained, resumed, tested, asked, certified, checked, shown: nothing else is edited."""
+"""A domain in one file is trained, resumed, tested, certified and shown: nothing else is edited."""
 
 import json
 import re

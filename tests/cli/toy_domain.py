@@ -1,4 +1,4 @@
-"""A domain from outside the package, in one file: what the command line, the page and a study of it need."""
+"""A domain from outside the package, in one file: all that the command line and the page ask of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
