@@ -68,15 +68,20 @@ def test_numbers_may_be_negative_and_in_scientific_notation(settings_given):
     assert (settings.beta, settings.alpha) == (-2.5, -0.001)
 
 
-def every_settings():
+def every_settings() -> list:
+    found = []
     for name in domain_names():
         domain = find_domain(name)
         for learner, kind in (domain.variants or {"": domain.settings}).items():
-            yield pytest.param(name, learner, kind, id=f"{name} {learner}")
+            found.append(pytest.param(name, learner, kind, id=f"{name} {learner}"))
+    return found
 
 
 @pytest.mark.parametrize(("name", "learner", "kind"), every_settings())
-def test_help_shows_every_setting_with_its_description_default_and_choices(name, learner, kind):
+def test_help_shows_every_setting_with_its_description_default_and_choices(
+    name, learner, kind, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     done = run("train", name, *(["--learner", learner] if learner else []), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(re.sub("[│─╭╮╰╯`]", " ", done.stdout).split())

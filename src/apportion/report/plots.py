@@ -305,16 +305,6 @@ def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     return lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
 
 
-def accuracies(tested: pd.DataFrame) -> Plot:
-    """Accuracy of the aggregate model, a row for each round, a column for each way to aggregate."""
-    last = tested.iloc[-1].sort_values(ascending=False)
-    words = "In the last round: " + ", ".join(f"{name} {x:.1%}" for name, x in last.items()) + "."
-    axis = {"title": "test accuracy (% of images)", "kind": "percent"}
-    first, drawn = ("policy", "learned"), list(tested.columns[:_DRAWN])
-    rounds = tested.rename_axis(str(tested.index.name or "round"))
-    return lines("Test accuracy by round", words, rounds, axis, first=first, drawn=drawn)
-
-
 def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
     """How far each strategy lies below its own highest value so far, which starts at 1."""
     below = wealth / wealth.cummax().clip(lower=1.0) - 1
