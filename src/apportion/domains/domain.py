@@ -68,7 +68,7 @@ class Domain(ABC):
     check_options: ClassVar[type | None] = None
     """Files that `check` validates for this domain; all fields None or False by default."""
     examples: ClassVar[tuple[str, ...]] = ()
-    """Command lines that the help shows, each from its command on: `backtest runs/first --start 2019-01-01`."""
+    """Command lines that the help shows, each from its command on: `backtest runs/first --json`."""
     glossary: ClassVar[Mapping[str, str]] = {}
     """Words that the page of a run explains, beyond every run's."""
     live_file: ClassVar[str] = ""
