@@ -16,6 +16,8 @@ from apportion.cli import main
 from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.domain import find_domain
+from apportion.domains.federated.shipped import shipped_policy
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies
@@ -105,6 +107,9 @@ def finished(kind: str) -> Path:
         return folder
     if kind == "budget":
         settings, about, policy = BudgetSettings(), {"job": "budget"}, EqualShares()
+    elif kind == "federated":
+        settings, policy = find_domain("federated").settings(), shipped_policy()
+        about = {"job": "federated", "window": 5, "state": "invariant", "kinds": ["equal"]}
     elif kind == "charging":
         settings, policy = ChargingSettings(), EqualShares()
         about = {"job": "charging", "until": {}, "task_size": 4, "trained_on": {}}

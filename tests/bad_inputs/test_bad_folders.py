@@ -17,12 +17,12 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     ("backtest nowhere", "backtest nowhere", ("nowhere: no such folder",)),
     ("backtest a file", "backtest f", ("f: no such folder",), {"f": ""}),
     ("backtest an empty folder", "backtest d", ("holds no run",), {"d/f": ""}),
-    ("backtest a budget", "backtest run", ("a run of 'budget'",), {}, "budget"),
+    ("backtest a budget", "backtest run", ("a run of budget", "no backtest"), {}, "budget"),
     ("backtest too early", "backtest run", ("not finished", "resume"), {}, "begun"),
     ("allocate nowhere", "allocate nowhere", ("nowhere: no such folder",)),
     ("allocate what", "allocate", ("DIR is missing",)),
     ("allocate two", "allocate a b", ("'b' is one argument too many",)),
-    ("allocate a budget", "allocate run", ("a run of 'budget'",), {}, "budget"),
+    ("allocate a budget", "allocate run", ("a run of budget",), {}, "budget"),
     ("resume nowhere", "resume nowhere", ("no such folder",)),
     ("resume an empty folder", "resume d", ("holds no run",), {"d/f": ""}),
     (
@@ -35,7 +35,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     (
         "resume no job",
         "resume run",
-        ("no job called",),
+        ("there is no domain",),
         {"run/settings.toml": "seed = 1"},
         "unfinished",
     ),
@@ -168,7 +168,13 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         PRICES,
         "portfolio",
     ),
-    ("backtest, site", f"{BACKTEST} --site jpl", ("reads no --site",), PRICES, "portfolio"),
+    (
+        "backtest, site",
+        f"{BACKTEST} --site jpl",
+        ("a run of portfolio takes no --site",),
+        PRICES,
+        "portfolio",
+    ),
     (
         "backtest, no prices",
         "backtest run --prices none.csv",
@@ -200,6 +206,71 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
     ("report, no steps", "report d", ("no rows yet",), {"d/metrics.csv": "step,reward\n"}),
 )
 def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
+    assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
+LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-crp", "fedavg"))
+
+
+@cases(
+    ("of nothing", "certify d --against llf", ("holds no run",), {"d/f": ""}),
+    ("of a budget", "certify run --against equal", ("budget has no gains",), {}, "budget"),
+    (
+        "no such scheduler",
+        "certify run --against lfl --site jpl",
+        ("did you mean llf?",),
+        {},
+        "charging",
+    ),
+    (
+        "one that looks ahead",
+        "certify run --against clairvoyant --site jpl",
+        ("'clairvoyant'", "choose equal"),
+        {},
+        "charging",
+    ),
+    ("of two sites", LLF, ("2 sites", "--site"), {}, "charging"),
+    ("of no site", f"{LLF} --site mars", ("mars",), {}, "charging"),
+    ("no sessions", f"{LLF} --data no.csv", ("no.csv",), {}, "charging"),
+    (
+        "a garage, federations",
+        f"{LLF} --federations 3",
+        ("takes no --federations",),
+        {},
+        "charging",
+    ),
+    ("a garage, jumps", f"{LLF} --allow-jumps", ("takes no --allow-jumps",), {}, "charging"),
+    ("a garage, bound", f"{LLF} --site jpl --bound 0", ("bound",), {}, "charging"),
+    (
+        "no such strategy",
+        "certify run --against lazy",
+        ("did you mean lazy-crp?",),
+        PRICES,
+        "portfolio",
+    ),
+    ("one in hindsight", "certify run --against best-crp", ("'best-crp'",), PRICES, "portfolio"),
+    ("no later prices", f"{LAZY} --data no.csv", ("no.csv",), {}, "portfolio"),
+    ("a market, site", f"{LAZY} --site jpl", ("takes no --site",), {}, "portfolio"),
+    ("a market, bound", f"{LAZY} --data p.csv --bound -1", ("bound",), PRICES, "portfolio"),
+    (
+        "no such rule",
+        "certify run --against fedsgd",
+        ("'fedsgd'", "choose fedavg"),
+        {},
+        "federated",
+    ),
+    ("no federation", f"{FEDAVG} --federations 0", ("federations is 0",), {}, "federated"),
+    ("no digits", f"{FEDAVG} --data no.npz", ("no.npz",), {}, "federated"),
+    ("a file of others", "certify f --against FedAvg", ("f",), {"f": "x"}),
+    (
+        "another kind",
+        "certify run --against other",
+        ("other",),
+        {"other/settings.toml": "a = 1"},
+        "portfolio",
+    ),
+)
+def test_a_certificate_that_cannot_be_made_is_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
 
 

@@ -37,6 +37,8 @@ def settings(job: str, *rows: tuple):
     ("--noise=-1", "noise must be >= 0"),
     ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
     ("--scorer loudest", "choose max-deviation"),
+    ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
+    ("--method stl --beta 0", "beta is 0", "ignored by method stl"),
     ("--taskz 3", "did you mean --tasks?"),
     ("extra", "one argument too many"),
 )
@@ -71,7 +73,7 @@ def test_settings_of_a_budget(case, tmp_path, monkeypatch, capfd):
     ("--validation=-1", "validation is -1"),
     ("--validation-members 0", "validation_members is 0"),
     ("--validation-instruments 1 --task-size 2 --window 8 --batch 16", "validation_instruments 1"),
-    ("--task-size 2 --window 8 --batch 16 --cost 50%", "50%: no such file"),
+    ("--task-size 2 --window 8 --batch 16 --cost 50%", "--cost is '50%'"),
     ("--prices p.csv", "given twice"),
 )
 def test_settings_of_a_portfolio(case, tmp_path, monkeypatch, capfd):
@@ -98,10 +100,11 @@ def test_settings_of_a_garage(case, tmp_path, monkeypatch, capfd):
 @options(
     "federated",
     ("--members 2", "members is 2"),
-    ("--clients 3", "--clients needs 2 values"),
+    ("--learner ppo --clients 3", "--clients needs 2 values"),
+    ("--learner gradient --clients 3 4", "no option --clients"),
     ("--samples 0", "samples is 0"),
     ("--mnist none.npz", "none.npz: no such file"),
-    ("--learner dqn", "choose"),
+    ("--learner dqn", "choose gradient, ppo"),
     ("--seed=-1", "seed is -1"),
 )
 def test_settings_of_a_federation(case, tmp_path, monkeypatch, capfd):
@@ -133,9 +136,9 @@ def test_settings_in_a_file(case, tmp_path, monkeypatch, capfd):
 
 @settings(
     "portfolio",
-    ("eta = 5", "eta is 5"),
-    ("k = nan", "k is nan"),
-    ('cost = "none.csv"', "none.csv: no such file"),
+    ("trade_fraction = 5", "trade_fraction is 5"),
+    ("trust = nan", "trust is nan"),
+    ('cost = "none.csv"', "cost is 'none.csv'"),
     ("cost = 0.9", "cost is 0.9"),
     ("cost = true", "cost is True"),
     ('allow_jumps = "yes"', "allow_jumps is 'yes'"),

@@ -10,29 +10,24 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import apportion.runs.runner
-from apportion.cli import COMMANDS, main
-from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings import describe_fields
-
-
-def run(arguments: list[str], capfd) -> tuple[int, str, str]:
-    """The command line in this process, for speed: the same `main`, down to the file descriptors."""
-    with pytest.raises(SystemExit) as left:
-        main(arguments)
-    out, err = capfd.readouterr()
-    return left.value.code, out, err
+from apportion.cli import COMMANDS
+from apportion.domains.domain import domain_names, find_domain
+from apportion.runs.settings_file import describe_fields
+from cli.command import apportion as run
+from cli.command import assert_refused
 
 
 @pytest.fixture
-def settings_given(monkeypatch, capfd):
+def settings_given(monkeypatch):
     """A function from arguments of `train` to the folder and the settings that training gets."""
     calls = []
     monkeypatch.setattr(apportion.runs.runner, "start_run", lambda *given, **_: calls.append(given))
 
-    def parse(*arguments: str):
-        code, _, err = run(["train", *arguments, "--quiet"], capfd)
-        assert code == 0, err
-        folder, _, settings, _ = calls.pop()
+    def parse(name: str, *arguments: str):
+        monkeypatch.setattr(type(find_domain(name)), "prepare", lambda *_: None)
+        done = run("train", name, *arguments, "--quiet")
+        assert done.returncode == 0, done.stderr
+        folder, _, settings, *_ = calls.pop()
         return folder, settings
 
     return parse
@@ -40,6 +35,7 @@ def settings_given(monkeypatch, capfd):
 
 CONFIG = """
 job = "federated"
+learner = "ppo"
 clients = [30, 40]
 task-sizes = [1, 2]
 gamma = 1
@@ -60,10 +56,11 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
             "federated", *config, "--out", str(out), "--seed=6", "--clients", "31", "-1"
         )
         assert folder == out
+        assert isinstance(settings, find_domain("federated").variants["ppo"])
         assert (settings.seed, settings.clients) == (6, (31, -1))
         assert (settings.task_sizes, settings.gamma, settings.learning_rate) == ((1, 2), 1, 0.003)
         assert settings.mnist == Path("/a folder/x=y.npz")
-        assert settings.rounds == settings_of("federated")().rounds
+        assert settings.rounds == type(settings)().rounds
 
 
 def test_numbers_may_be_negative_and_in_scientific_notation(settings_given):
@@ -71,12 +68,23 @@ def test_numbers_may_be_negative_and_in_scientific_notation(settings_given):
     assert (settings.beta, settings.alpha) == (-2.5, -0.001)
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_help_shows_every_setting_with_its_description_default_and_choices(job, capfd):
-    code, out, err = run(["train", job, "--help"], capfd)
-    assert (code, err) == (0, "")
-    text = " ".join(re.sub("[│─╭╮╰╯`]", " ", out).split())
-    kind = settings_of(job)
+def every_settings() -> list:
+    found = []
+    for name in domain_names():
+        domain = find_domain(name)
+        for learner, kind in (domain.variants or {"": domain.settings}).items():
+            found.append(pytest.param(name, learner, kind, id=f"{name} {learner}"))
+    return found
+
+
+@pytest.mark.parametrize(("name", "learner", "kind"), every_settings())
+def test_help_shows_every_setting_with_its_description_default_and_choices(
+    name, learner, kind, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = run("train", name, *(["--learner", learner] if learner else []), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = " ".join(re.sub("[│─╭╮╰╯`]", " ", done.stdout).split())
     hints, descriptions = get_type_hints(kind), describe_fields(kind)
     for field in fields(kind):
         assert f"--{field.name.replace('_', '-')} " in text
@@ -88,78 +96,78 @@ def test_help_shows_every_setting_with_its_description_default_and_choices(job, 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command, capfd):
-    code, out, err = run([command, "--help"], capfd)
-    assert (code, err) == (0, "")
-    assert f"Usage: apportion {command}" in out
-    assert f"apportion {command} " in " ".join(out.split()).partition("xample:")[2]
-    assert command in run([], capfd)[1]
+def test_every_command_has_help_with_an_example(command):
+    done = run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Usage: apportion {command}" in done.stdout
+    assert f"apportion {command} " in " ".join(done.stdout.split()).partition("xample:")[2]
+    assert command in run().stdout
 
 
-def test_the_version_is_printed(capfd):
-    assert re.fullmatch(r"apportion \d+\.\d+.*\n", run(["--version"], capfd)[1])
+def test_the_version_is_printed():
+    assert re.fullmatch(r"apportion \d+\.\d+.*\n", run("--version").stdout)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["train", "budget"],
-            "train budget: --out DIR is missing; see apportion train budget --help",
-        ),
-        (["train", "budget", "--outt=x"], "there is no option --outt; did you mean --out?"),
-        (["train", "budget", "--out"], "--out needs a value"),
-        (
-            ["train", "budget", "--out", "x", "--zz", "1"],
-            "no option --zz; see apportion train budget",
-        ),
-        (["train", "budget", "--out", "x", "--seed", "2.5"], "--seed is '2.5'; it must be a whole"),
-        (["train", "budget", "--out", "x", "--noise", "a"], "--noise is 'a'; it must be a number"),
-        (["train", "budget", "--out", "x", "--seed", "1", "--seed", "2"], "--seed is given twice"),
-        (["train", "federated", "--out", "x", "--clients", "3"], "--clients needs 2 values"),
-        (["study"], "NAME is missing; choose fig1"),
-        (["allocate", "a", "b"], "'b' is one argument too many"),
-        (["check", "--json=x"], "--json is 'x'; it must be true or false"),
-        (["nonsense"], "choose demo, train, resume"),
+        ("trian", "did you mean train?"),
+        ("nonsense", "choose demo, train, resume"),
+        ("train portfoli", "did you mean portfolio?"),
+        ("train budget", "train budget: --out DIR is missing; see apportion train budget --help"),
+        ("train budget --outt=x", "there is no option --outt; did you mean --out?"),
+        ("train budget --out", "--out needs a value"),
+        ("train budget --out x --zz 1", "no option --zz; see apportion train budget"),
+        ("train budget --out x --taskz 3", "no option --taskz; did you mean --tasks?"),
+        ("train budget --out x --seed 2.5", "--seed is '2.5'; it must be a whole"),
+        ("train budget --out x --noise a", "--noise is 'a'; it must be a number"),
+        ("train budget --out x --method ptml", "did you mean pmtl?"),
+        ("train budget --out x --seed 1 --seed 2", "--seed is given twice"),
+        ("train federated --learner ppo --out x --clients 3", "--clients needs 2 values"),
+        ("study", "NAME is missing; choose fig1"),
+        ("study fig9 --out x", "did you mean fig"),
+        ("allocate", "DIR is missing"),
+        ("allocate a b", "'b' is one argument too many"),
+        ("should-pool a.csv", "--gamma is missing"),
+        ("should-pool a.csv --gamma 0.5", "a.csv"),
+        ("check --json=x", "--json is 'x'; it must be true or false"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_described_in_one_sentence(arguments, sentence, capfd):
-    code, out, err = run(arguments, capfd)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert sentence in err
+def test_a_mistake_is_described_in_one_sentence(arguments, sentence):
+    assert_refused(run(*arguments.split()), sentence)
+
+
+# What a question about the command line or a file need not wait for: each takes longer than the answer.
+SLOW_TO_START = (
+    *("jax", "equinox", "optax", "pandas", "scipy", "matplotlib"),
+    *("sklearn", "skfolio", "flwr", "ray"),
+)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("arguments", "never"),
     [
-        ('sed = "a"', "no setting is called 'sed'; did you mean seed?"),
-        ('seed = "a"', "seed is 'a'; it must be of type int"),
-        ('method = "ptml"', "method is 'ptml'; it is one of pmtl, mtl, stl; did you mean pmtl?"),
-        ('job = "federated"', "these are settings of 'federated', not of 'budget'"),
-        ("seed = ", "not valid TOML"),
+        ("--help", (*SLOW_TO_START, "cyclopts")),
+        ("train portfolio --help", SLOW_TO_START),
+        ("backtest --help", SLOW_TO_START),
+        ("study --help", SLOW_TO_START),
+        ("check --json", SLOW_TO_START),
     ],
 )
-def test_a_mistake_in_the_file_of_settings_names_the_file(content, sentence, tmp_path, capfd):
-    file = tmp_path / "wrong.toml"
-    file.write_text(content)
-    code, out, err = run(["train", "budget", "--out", "x", "--config", str(file)], capfd)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert f"{file}: " in err
-    assert sentence in err
-
-
-def test_the_first_help_page_starts_no_parser():
-    check = (
+def test_check_and_help_start_nothing_that_is_slow_to_start(arguments, never):
+    guard = (
         "import sys, apportion.cli\n"
-        "try:\n    apportion.cli.main(['--help'])\n"
-        "finally:\n    assert 'cyclopts' not in sys.modules\n"
+        "try:\n    apportion.cli.main(sys.argv[1:])\n"
+        f"finally:\n    assert not set({never}) & sys.modules.keys()\n"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", guard, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"usage:")
+    assert done.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_bug():

@@ -153,7 +153,7 @@ JOBS = {
         ("policy.safetensors", "results.json", "settings.toml"),
         "report.html",
         10,
-        (("after the end", "report.html"), ("writing the report", "demo.json"), *STAGES),
+        (("after the end", "report.html"), ("writing the report", "results.json"), *STAGES),
     ),
 }
 

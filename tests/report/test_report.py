@@ -13,7 +13,8 @@ import pytest
 
 from apportion.certificate import Gains
 from apportion.errors import InputError
-from apportion.report import (
+from apportion.report import plots, write_report
+from apportion.report.page import (
     Facts,
     Headline,
     Headlines,
@@ -21,12 +22,9 @@ from apportion.report import (
     Section,
     Table,
     Words,
-    learning,
-    outcomes,
     page,
-    write_report,
 )
-from apportion.studies.study import Study, Verdict
+from apportion.studies.study import FigureResult, Study, Verdict
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 CLOSING = "</script><script>alert(2)</script>"
@@ -134,7 +132,8 @@ def study_folder(tmp_path_factory):
     )
     table = pd.DataFrame({"N": range(300), "regret": np.linspace(1, 0, 300), "arm": HOSTILE})
     folder = tmp_path_factory.mktemp("study")
-    Study("fig1", "Regret against examples", table, verdicts, picture).save(folder)
+    figure = FigureResult("fig1", "Regret against examples", table, verdicts, picture, ["A note."])
+    Study("fig1", [figure]).save(folder)
     write_report(folder)
     return folder
 
@@ -142,16 +141,16 @@ def study_folder(tmp_path_factory):
 def every_plot():
     metrics = some_metrics()
     return [
-        learning.learning_curve(metrics, "reward", "Reward"),
-        learning.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
-        learning.task_probabilities(some_probabilities(), "Chances"),
-        learning.task_probabilities(learning.draw_frequencies(metrics), "Draws"),
-        outcomes.allocations(some_shares()),
-        outcomes.values(some_wealth()),
-        outcomes.ahead_of_equal(some_wealth()),
-        outcomes.drawdowns(some_wealth()),
-        outcomes.accuracies(some_wealth().clip(upper=1).reset_index(drop=True)),
-        learning.score_against_gradient(metrics),
+        plots.learning_curve(metrics, "reward", "Reward"),
+        plots.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
+        plots.task_probabilities(some_probabilities(), "Chances"),
+        plots.task_probabilities(plots.draw_frequencies(metrics), "Draws"),
+        plots.allocations(some_shares()),
+        plots.values(some_wealth()),
+        plots.ahead_of_equal(some_wealth()),
+        plots.drawdowns(some_wealth()),
+        plots.lines("Lines", "1 word.", some_shares(), {"title": "share (%)", "kind": "percent"}),
+        plots.score_against_gradient(metrics),
     ]
 
 
@@ -175,48 +174,48 @@ def test_every_figure_is_said_in_words_too():
 
 def test_names_that_look_alike_once_cut_stay_apart():
     shares = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
-    names = [trace["name"] for trace in outcomes.allocations(shares).data]
+    names = [trace["name"] for trace in plots.allocations(shares).data]
     assert len(set(names)) == 2
 
 
 def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_first():
     shares = dated(np.tile([0.35, 0.25, 0.24, 0.16, 0.0], (120, 1)), list("abcde"))
-    plot = outcomes.allocations(shares)
+    plot = plots.allocations(shares)
     # The last has no share in any period: it is absent, and equal shares are a quarter.
     assert [series["name"] for series in plot.data][:4] == ["a", "d", "c", "b"]
     assert plot.data[0]["y"][0] == pytest.approx(10)
     assert plot.data[1]["y"][0] == pytest.approx(-9)
     assert set(plot.data[4]["y"]) == {None}
     many = dated(np.random.default_rng(4).dirichlet(np.ones(40), 120), [f"e{i}" for i in range(40)])
-    drawn = outcomes.allocations(many).data
+    drawn = plots.allocations(many).data
     assert len(drawn) == 12
     assert sum(not series["hidden"] for series in drawn) == 4
 
 
 def test_being_ahead_of_equal_shares_is_the_ratio_of_the_values():
     wealth = dated(np.stack([np.full(120, 1.1), np.full(120, 1.0)], 1), ["policy", "equal-crp"])
-    (line,) = outcomes.ahead_of_equal(wealth).data
+    (line,) = plots.ahead_of_equal(wealth).data
     assert line["name"] == "policy"
     assert line["y"][-1] == pytest.approx(0.1)
 
 
 def test_drawdown_counts_from_the_value_of_one_that_was_invested():
     wealth = dated(np.linspace(0.9, 0.8, 120)[:, None], ["policy"])
-    lines = outcomes.drawdowns(wealth).data[0]["y"]
+    lines = plots.drawdowns(wealth).data[0]["y"]
     assert lines[0] == pytest.approx(-0.1)
     assert min(lines) == pytest.approx(-0.2)
 
 
 def test_of_many_strategies_the_well_known_are_drawn_and_the_others_wait_in_the_legend():
     names = ["zebra", "equal-crp", *(f"s{i}" for i in range(10)), "policy"]
-    lines = outcomes.values(dated(np.ones((120, len(names))), names)).data
+    lines = plots.values(dated(np.ones((120, len(names))), names)).data
     drawn = [line["name"] for line in lines if not line["hidden"]]
     assert drawn == ["policy", "equal-crp"]
     assert len(lines) == len(names)
 
 
 def test_draw_frequencies_sum_to_one_in_every_period():
-    shares = learning.draw_frequencies(some_metrics(), tasks=10)
+    shares = plots.draw_frequencies(some_metrics(), tasks=10)
     assert shares.shape[1] == 10
     np.testing.assert_allclose(shares.sum(axis=1), 1.0)
 
@@ -225,20 +224,20 @@ def test_rank_correlation_given_time_removes_what_time_alone_explains():
     rng = np.random.default_rng(5)
     step = pd.Series(np.arange(2000.0))
     first, second = (step + rng.normal(0, 200, 2000) for _ in range(2))
-    plainly, given_time = learning.rank_correlations(first, second, step)
+    plainly, given_time = plots.rank_correlations(first, second, step)
     assert plainly > 0.8
     assert abs(given_time) < 0.1
 
 
 def test_a_curve_of_a_single_run_is_its_median():
     metrics = pd.DataFrame({"step": np.arange(1, 501), "reward": np.repeat(np.arange(50.0), 10)})
-    curve = learning.learning_curve(metrics, "reward", "Reward")
+    curve = plots.learning_curve(metrics, "reward", "Reward")
     assert curve.data[-1]["y"] == list(range(50))
 
 
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(InputError, match="no column 'reward'; it has step"):
-        learning.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
+        plots.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
 
 
 def test_a_page_escapes_every_text_it_is_given():
@@ -255,41 +254,30 @@ def test_a_page_escapes_every_text_it_is_given():
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 12
 
 
-def test_a_page_is_small_and_one_file(run_folder):
+def test_a_page_is_small_one_file_and_begins_with_what_when_and_on_whom(run_folder):
     text = (run_folder / "report.html").read_text()
     assert len(text) < 500_000
     assert not re.search(r"(src|href)=.?(https?:|//|/)", text)
-
-
-def test_a_page_begins_with_what_when_and_on_whom(run_folder):
-    text = (run_folder / "report.html").read_text()
     first = text[text.index("<main>") : text.index(">Headline<", text.index("<main>"))]
-    for word in (
-        "Ensemble of Recurrent",
-        "P-MTL",
-        "portfolio",
-        "2018-12-31",
-        "2026-01-02 03:04:05 UTC",
-    ):
+    for word in ("Ensemble of Recurrent", "P-MTL", "portfolio", "2026-01-02 03:04:05 UTC"):
         assert word in first
+    assert "<dt>trained until</dt><dd>2018-12-31</dd>" in first
     assert "<dt>instruments</dt><dd>5</dd>" in first
+    assert "<dt>score and probability</dt>" in text
 
 
-def test_the_next_allocation_says_how_far_it_is_from_equal_shares(run_folder):
+def test_a_page_shows_the_sections_of_its_runs_domain(run_folder):
     text = (run_folder / "report.html").read_text()
     section = text[text.index(">Next allocation<", text.index("<main>")) :]
     assert "after 2019-06-17" in section
     assert section.index("AMD") < section.index("AAPL")
     assert "<td>50.000%</td><td>+16.667</td>" in section
     assert "Largest deviation from equal shares 16.667 percentage points" in section
-
-
-def test_what_was_chosen_in_hindsight_is_marked_and_days_trained_on_are_flagged(run_folder):
-    text = (run_folder / "report.html").read_text()
     assert "best-crp (hindsight)" in text
     assert not re.search(r"best-crp(?! \(hindsight\))", text)
     assert "In-sample: 7 of 120 periods, shaded, are days up to 2018-12-31" in text
     assert text.count('"trained":"2018-12-31"') == 3
+    assert "0.70 [-0.10, 1.60]" in text
 
 
 def test_does_not_hold_is_said_only_where_the_interval_excludes_0(run_folder, tmp_path):
@@ -321,16 +309,6 @@ def test_a_certificate_in_the_folder_has_a_section(run_folder, tmp_path):
     assert HOSTILE not in text
 
 
-def test_a_page_has_a_glossary(run_folder):
-    text = (run_folder / "report.html").read_text()
-    assert "<dt>hindsight</dt>" in text
-
-
-def test_strategies_stand_side_by_side_with_their_intervals(run_folder):
-    text = (run_folder / "report.html").read_text()
-    assert "0.70 [-0.10, 1.60]" in text
-
-
 def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
     text = (study_folder / "report.html").read_text()
     assert "regret falls with N" in text
@@ -339,6 +317,27 @@ def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
     assert "[−0.1, –]" in text
     assert "The first 200 of 300 rows" in text
     assert "data:image/png;base64," in text
+    assert "<p>A note.</p>" in text
+
+
+def test_a_study_of_several_figures_shows_each_with_its_own_verdicts(study_folder, tmp_path):
+    verdicts = json.loads((study_folder / "verdict.json").read_text())
+    shutil.copytree(study_folder, tmp_path / "both")
+    figures = []
+    for name, verdict in zip(("fig3", "fig4"), verdicts, strict=True):
+        verdict["figure"] = name
+        for kind, file in (("csv", "table.csv"), ("png", "figure.png")):
+            shutil.copy(study_folder / file, tmp_path / "both" / f"{name}.{kind}")
+        figures.append({"name": name, "title": f"Title of {name}", "notes": []})
+        figures[-1] |= {"table": f"{name}.csv", "picture": f"../both/{name}.png"}
+    (tmp_path / "both" / "verdict.json").write_text(json.dumps(verdicts))
+    (tmp_path / "both" / "study.json").write_text(
+        json.dumps({"name": "fig3-4", "figures": figures})
+    )
+    text = write_report(tmp_path / "both").read_text()
+    assert 'alt="Title of fig3: regret falls with N: holds"' in text
+    assert 'alt="Title of fig4: prioritised beats uniform: not established"' in text
+    assert text.count("The first 200 of 300 rows") == 2
 
 
 def test_half_a_character_makes_no_page(study_folder, tmp_path):
@@ -358,14 +357,6 @@ def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
     text = write_report(tmp_path).read_text()
     assert "How often each task was drawn" in text
     assert "Value against baselines" not in text
-
-
-def test_a_federation_shows_its_accuracy_by_round(tmp_path):
-    some_metrics(runs=1).to_parquet(tmp_path / "metrics.parquet")
-    tested = pd.DataFrame({"round": [1, 2], "learned": [0.5, 0.8], "FedAvg": [0.5, 0.7]})
-    tested.to_csv(tmp_path / "accuracy.csv", index=False)
-    text = write_report(tmp_path).read_text()
-    assert "In the last round: learned 80.0%, FedAvg 70.0%." in text
 
 
 def test_a_folder_that_is_neither_run_nor_study_is_refused(tmp_path):

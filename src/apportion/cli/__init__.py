@@ -15,17 +15,18 @@ from typing import Any, TextIO
 from apportion.errors import InputError
 
 COMMANDS = {
-    "demo": ("demo", "the main job on embedded data, minutes on 2 cores"),
-    "train": ("train", "train a policy: charging, portfolio, federated or budget"),
-    "resume": ("train", "continue a run exactly where it stopped"),
-    "backtest": ("backtest", "a trained policy on past data, with baselines"),
-    "certify": ("certify", "may a policy be switched on? certified, not yet, or harmful"),
-    "allocate": ("allocate", "the next period's allocation"),
-    "study": ("study", "a figure or claim of the paper, with its verdict"),
-    "report": ("study", "one HTML page of a run or a study"),
-    "check": ("check", "versions, devices, extras; what is wrong with a data file"),
+    "demo": "the main job on embedded data, minutes on 2 cores",
+    "train": "train a policy, and keep it in a folder",
+    "resume": "continue a run exactly where it stopped",
+    "backtest": "a trained policy on past data, with baselines",
+    "certify": "may a policy be switched on? certified, not yet, or harmful",
+    "allocate": "the next period's allocation",
+    "study": "a figure or claim of the paper, with its verdict",
+    "should-pool": "whether to learn tasks together, before any training",
+    "report": "one HTML page of a run or a study",
+    "check": "versions, devices, extras; what is wrong with a data file",
 }
-"""Each command's module, imported when it is called, and its purpose."""
+"""Each command and its purpose."""
 
 _HELP = """usage: apportion COMMAND [OPTIONS]
 
@@ -36,11 +37,11 @@ commands:
 
 examples:
   apportion demo
-  apportion train charging --out runs/garage
-  apportion train portfolio --prices prices.csv --out runs/first
-  apportion backtest runs/first --prices prices.csv --start 2019-01-01 --json
-  apportion certify runs/first --against lazy-crp --data prices.csv
-  apportion allocate runs/first --prices prices.csv --json
+  apportion train --help                    what can be trained
+  apportion train NAME --out runs/first
+  apportion backtest runs/first --json
+  apportion certify runs/first --against NAME
+  apportion allocate runs/first --json
   apportion study fig1 --out studies/fig1
 
 All options of a command: apportion COMMAND --help
@@ -76,34 +77,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
     except Exception as error:
-        code = _describe_failure(error)
+        if isinstance(error, OSError) and error.errno in _DISK:
+            place = f"{error.filename}: " if error.filename else ""
+            print(f"apportion: {place}{error.strerror}; {_WAY_OUT}", file=sys.stderr)
+            code = 2
+        else:
+            import traceback
+
+            traceback.print_exception(error)
+            print("apportion: this is a bug in apportion, please report it", file=sys.stderr)
+            code = 1
     sys.exit(code)
-
-
-def _describe_failure(error: Exception) -> int:
-    """Say what went wrong, and whose fault it is: the disk's, or ours."""
-    if isinstance(error, OSError) and error.errno in _DISK:
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"apportion: {place}{error.strerror}; {_WAY_OUT}", file=sys.stderr)
-        return 2
-    import traceback
-
-    traceback.print_exception(error)
-    print("apportion: this is a bug in apportion, please report it", file=sys.stderr)
-    return 1
 
 
 def _run(argv: list[str], out: TextIO) -> None:
     """Run one command; what it returns, or the help that was asked for, is written to `out`."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         # Without the parser, which takes longer to start than this takes to read.
-        lines = [f"  {name:10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+        lines = [f"  {name:12} {purpose}" for name, purpose in COMMANDS.items()]
         out.write(_HELP.format(commands="\n".join(lines)))
         return
+    if argv[0] == "--version":
+        import apportion
+
+        out.write(f"apportion {apportion.__version__}\n")
+        return
+    if argv[0] not in COMMANDS:
+        from apportion.runs.settings_file import suggest
+
+        near = suggest(argv[0], COMMANDS) or "; see apportion --help"
+        raise InputError(f"there is no command {argv[0]!r}; choose {', '.join(COMMANDS)}{near}")
 
     from apportion.cli.parser import run_command
 
-    result = run_command(argv, out)
+    result = run_command(argv[0], argv[1:], out)
     if result is None:
         return
     if not isinstance(result, str):

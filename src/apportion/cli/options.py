@@ -1,96 +1,109 @@
-"""The options that several commands share."""
+"""Options that several commands share, and those that a command takes from domains.
 
-from dataclasses import dataclass
+The options of a domain are the fields of its dataclasses. A command that works on a run takes those of
+the run's domain and no others, so the run is looked for among the arguments before they are parsed.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.exceptions import CoercionError
 
+from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
 
 Folder = Annotated[Path, Parameter(name="DIR")]
 """The folder a command works on, given without an option's name."""
 Out = Annotated[Path, Parameter(metavar="DIR")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]
-Prices = Annotated[
-    Path | None,
-    Parameter(
-        metavar="FILE",
-        help="CSV or Parquet file of daily prices; without it, what the run was trained on.",
-    ),
-]
-Sessions = Annotated[
-    Path | None,
-    Parameter(
-        metavar="FILE",
-        help="CSV or Parquet file of charging sessions; without it, what the run was trained on.",
-    ),
-]
-AllowJumps = Annotated[
-    bool,
-    Parameter(
-        help="Take prices that move too far in one day, as where a split is not adjusted for."
-    ),
-]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
 TensorBoard = Annotated[bool, Parameter(help="Also write TensorBoard event files.")]
 
 
-@dataclass(frozen=True)
-class GarageOptions:
-    """The garages that a charging run is tested in."""
-
-    timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
-    site: str | None = None
-    """The site to test on; needed where the file has several."""
-    stations: int | None = None
-    """Stations behind one feeder; by default as in training."""
-    capacity: float | None = None
-    """What the feeder gives, as a share of its stations' full rate; 0.15 by default."""
-    tasks: int | None = None
-    """Garages to draw among the site's stations; 8 by default."""
+def all_domains() -> list[Domain]:
+    """Every domain, in the order in which the help shows them."""
+    return [find_domain(name) for name in domain_names()]
 
 
-def finished_run(folder: Path, *jobs: str) -> Any:
-    """A finished run of one of these jobs; any other is refused before anything slow is started."""
+def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
+    """The domain of the run, or of the live system's file, that the arguments name; None without one."""
+    for path in (Path(word) for word in arguments if not word.startswith("-")):
+        if (path / "settings.toml").is_file():
+            from apportion.runs.folder import load_run
+
+            return find_domain(load_run(path).job)
+        if command == "certify" and path.is_file():
+            return next((domain for domain in all_domains() if domain.live_file), None)
+    return None
+
+
+def finished_run(folder: Path, domain: Domain | None) -> Any:
+    """The finished run in the folder; `domain` is what the arguments were read for."""
     from apportion.runs.folder import load_run
 
     run = load_run(folder)
-    if run.job not in jobs:
-        kinds = " or ".join(job for job in jobs if "demo" not in job)
-        raise InputError(f"{folder}: a run of {run.job!r}; give the folder of a {kinds} run")
+    if domain is None or run.job != domain.name:
+        raise InputError(f"{folder}: give this folder first, and options after it")
     if not run.finished:
         raise InputError(f"{folder}: is not finished; continue it with `apportion resume {folder}`")
     return run
 
 
-def own_data(run: Any, name: str, given: Path | None) -> Path | None:
-    """The file the user gave, else the one the run was trained on; none where that was embedded."""
-    own = run.settings.get(name)
-    return Path(own) if given is None and own else given
+def option_kinds(command: str, domains: Iterable[Domain]) -> dict[str, type]:
+    """By domain, the options that it has for a command."""
+    found = {domain.name: getattr(domain, f"{command}_options") for domain in domains}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
-def read_own_prices(run: Any, given: Path | None, allow_jumps: bool) -> Any:
-    """The prices the user gave, or those the run was trained on.
+def with_options(
+    function: Callable[..., Any], kinds: dict[str, type], shown: str, **words: str
+) -> Callable[..., Any]:
+    """The function with `**options` replaced by a dataclass of options for each domain, by its name.
 
-    They may jump where the user says so now, or said so of these very prices when the run was trained.
+    In its help SHOWN is replaced by what is `shown`, and other words by those given.
     """
-    from apportion.domains.portfolio.prices import read_prices
+    for word, text in {"SHOWN": shown, **words}.items():
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace(word, text)
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    for name, kind in kinds.items():
+        group = Group(name.capitalize(), help=inspect.cleandoc(kind.__doc__ or ""))
+        hint = Annotated[kind, Parameter(name="*", group=group)]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own.append(inspect.Parameter(name, keyword, annotation=hint, default=kind()))
 
-    allowed = allow_jumps or (given is None and bool(run.settings.get("allow_jumps")))
-    return read_prices(own_data(run, "prices", given), allow_jumps=allowed)
+    @wraps(function)
+    def command(*given: Any, **options: Any) -> Any:
+        return function(*given, **{name: kind() for name, kind in kinds.items()} | options)
+
+    command.__signature__ = signature.replace(parameters=own)  # pyright: ignore[reportAttributeAccessIssue]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
+    return command
 
 
-def refuse_options(folder: Path, job: str, **given: Any) -> None:
-    """Refuse options that a run of this job has no use for."""
-    for name, value in given.items():
-        if value is not None and value is not False:
-            option = name.replace("_", "-")
-            raise InputError(f"{folder}: a {job} run, which reads no --{option}; leave it out")
+def examples(command: str, domains: Iterable[Domain], *own: str) -> str:
+    """The part of a help text that shows how a command is given."""
+    given = [line for domain in domains for line in domain.examples if line.split()[0] == command]
+    return "\n\n".join(f"Example: `apportion {line}`" for line in (given or own))
+
+
+def value_of(option: str, arguments: Sequence[str]) -> str | None:
+    """What the arguments give to an option, before they are parsed.
+
+    >>> value_of("--config", ["--out", "x", "--config=a.toml"])
+    'a.toml'
+    """
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return None
 
 
 def refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -8,15 +8,13 @@ from cyclopts.exceptions import (
     CoercionError,
     MissingArgumentError,
     RepeatArgumentError,
-    UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
 )
 from rich.console import Console
 
-import apportion
-from apportion.cli import COMMANDS
-from apportion.cli.options import refuse_fractions
+from apportion.cli import commands
+from apportion.cli.options import all_domains, domain_of, option_kinds, refuse_fractions
 from apportion.errors import InputError
 from apportion.runs.compiled import keep_compiled
 from apportion.runs.settings import suggest
@@ -24,44 +22,44 @@ from apportion.runs.settings import suggest
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def run_command(arguments: list[str], out: TextIO) -> Any:
+def run_command(name: str, arguments: list[str], out: TextIO) -> Any:
     """Parse the arguments and return what the command returns; help is written to `out`."""
     keep_compiled()
     app = App(
         name="apportion",
-        version=lambda: f"apportion {apportion.__version__}",
         config=(refuse_fractions,),
-        default_parameter=Parameter(negative=()),
+        default_parameter=Parameter(negative=(), consume_multiple=True),
         suppress_keyboard_interrupt=False,
         result_action="return_value",
     )
-    for name, (module, _) in COMMANDS.items():
-        app.command(f"apportion.cli.{module}:{name}", name=name)
+    word = name.replace("-", "_")
+    make = getattr(commands, f"make_{word}", None)
+    command = make(arguments) if make is not None else getattr(commands, f"{word}_command")
+    app.command(command, name=name)
+    given = [name, *arguments]
     try:
-        return app(arguments, console=Console(file=out), print_error=False, exit_on_error=False)
+        return app(given, console=Console(file=out), print_error=False, exit_on_error=False)
     except CycloptsError as error:
-        raise InputError(_describe(error)) from None
+        raise InputError(_describe(error, arguments)) from None
 
 
-def _describe(error: CycloptsError) -> str:
+def _describe(error: CycloptsError, arguments: list[str]) -> str:
     """What is wrong, where, and what to do."""
     command = " ".join(error.command_chain or ())
-    problem = _problem(error)
+    problem = _problem(error, command, arguments)
     if "did you mean" not in problem:
         problem += f"; see {f'apportion {command}'.strip()} --help"
     return f"{command}: {problem}" if command else problem
 
 
-def _problem(error: CycloptsError) -> str:
+def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
     match error:
-        case UnknownCommandError(app=App() as app, unused_tokens=[name, *_]):
-            names = [known for known in app if not known.startswith("-")]
-            near = suggest(name, names)
-            return f"there is no command {name!r}; choose {', '.join(names)}{near}"
         case UnknownOptionError(token=token, argument_collection=known):
             name = token.keyword or token.value
             options = [option for argument in known for option in argument.names]
-            return f"there is no option {name}{suggest(name, options)}"
+            return _of_another(name, command, arguments) or (
+                f"there is no option {name}{suggest(name, options)}"
+            )
         case MissingArgumentError(argument=Argument() as argument):
             return _missing(error, argument)
         case CoercionError(argument=Argument() as argument) if error.token is not None:
@@ -76,6 +74,20 @@ def _problem(error: CycloptsError) -> str:
         case RepeatArgumentError(token=token):
             return f"{token.keyword} is given twice; give it once"
     return " ".join(str(error).split())
+
+
+def _of_another(option: str, command: str, arguments: list[str]) -> str:
+    """That the option is one of another domain's than the run's; nothing where it is nobody's."""
+    domain = (
+        domain_of(arguments, command) if command in ("backtest", "allocate", "certify") else None
+    )
+    if domain is None:
+        return ""
+    name = option.removeprefix("--").replace("-", "_")
+    others = option_kinds(command, all_domains()).values()
+    if not any(name in kind.__dataclass_fields__ for kind in others):
+        return ""
+    return f"a run of {domain.name} takes no {option}; leave it out"
 
 
 def _missing(error: MissingArgumentError, argument: Argument) -> str:

@@ -1,4 +1,4 @@
-"""What a domain is to the rest of the house: one object that the command line, the page and bridges ask.
+"""What a domain is to the rest of the house: an object that the command line, the page and bridges ask.
 
 A domain is a folder beside this file. Its `domain.py` holds `DOMAIN`, which names its settings and options
 and does what the commands ask for. Importing it starts no JAX: a method imports what it needs when it is
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from apportion.errors import InputError
-from apportion.runs.settings import suggest
+from apportion.runs.settings_file import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from apportion.problem import Problem
     from apportion.report.page import Section
     from apportion.runs.folder import Run
-    from apportion.runs.runner import PreparedJob
+    from apportion.runs.job import PreparedJob
+    from apportion.runs.progress import Progress
 
 
 class Result(Protocol):
@@ -66,12 +67,34 @@ class Domain(ABC):
     """What `certify` is told beside the baseline, alpha and block; None where it cannot be certified."""
     check_options: ClassVar[type | None] = None
     """Files that `check` validates for this domain; all fields None or False by default."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Command lines that the help shows, each from its command on: `backtest runs/first --json`."""
+    glossary: ClassVar[Mapping[str, str]] = {}
+    """Words that the page of a run explains, beyond every run's."""
+    live_file: ClassVar[str] = ""
+    """What a live system keeps its gains in, such as "the file that a Flower server keeps"; `gains` then
+    takes its path, too."""
+
+    def settings_for(self, values: Mapping[str, Any]) -> type:
+        """The class of settings that have these values: that of their `learner`, where learners differ."""
+        if not self.variants or "learner" not in values:
+            return self.settings
+        learner = values["learner"]
+        if learner not in self.variants:
+            near = suggest(str(learner), self.variants)
+            raise InputError(f"learner is {learner!r}; choose {', '.join(self.variants)}{near}")
+        return self.variants[learner]
+
+    def load_settings(self, run: "Run") -> Any:
+        """A run's settings, each value checked."""
+        values = run.settings
+        return from_mapping(values, self.settings_for(values), str(run.folder / "settings.toml"))
 
     @abstractmethod
     def prepare(self, settings: Any) -> "PreparedJob":
         """Read and check the data, and hand back how to train; wrong data is refused before JAX starts."""
 
-    def backtest(self, run: "Run", options: Any) -> Result:
+    def backtest(self, run: "Run", options: Any, progress: "Progress") -> Result:
         """A finished run's policy on data of the past, beside what people use without it."""
         raise InputError(f"{run.folder}: a run of {self.name}, of which there is no backtest")
 

@@ -1,17 +1,48 @@
 """One self-contained HTML page for a run or a study, opened from disk with no network.
 
-`page` is the paper, `learning` and `outcomes` are the pictures on it, `folders` reads what a run or a
-study left.
+`page` is the paper, `plots` are the pictures on it, `run` and `study` say what their folders hold. A
+section is written for what is there and for nothing else, so that a young run has an honest page, too.
 """
 
-from apportion.report.folders import write_report as write_report
-from apportion.report.page import Facts as Facts
-from apportion.report.page import Glossary as Glossary
-from apportion.report.page import Headline as Headline
-from apportion.report.page import Headlines as Headlines
-from apportion.report.page import Picture as Picture
-from apportion.report.page import Plot as Plot
-from apportion.report.page import Section as Section
-from apportion.report.page import Table as Table
-from apportion.report.page import Words as Words
-from apportion.report.page import page as page
+from pathlib import Path
+
+from apportion.errors import InputError, first_line
+from apportion.runs.atomic import write_atomic
+
+_FOUND = "a study holds verdict.json and study.json, a run holds metrics.csv or metrics.parquet"
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` into the folder of a run or a study, and say where it is.
+
+    Raises
+    ------
+    InputError
+        The folder is neither, or a file in it cannot be read.
+    """
+    # The pages ask the domains, which stand above the paper and the pictures.
+    from apportion.report.plots import table_path
+    from apportion.report.run import run_page
+    from apportion.report.study import study_page
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; give the folder of a run or a study")
+    try:
+        if (folder / "verdict.json").exists():
+            content = study_page(folder).encode()
+        elif table_path(folder, "metrics") is not None:
+            content = run_page(folder).encode()
+        else:
+            raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
+    except InputError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # Which file it is cannot be told from here: a page reads a dozen.
+        raise InputError(
+            f"{folder}: what it holds makes no page ({type(error).__name__}: {first_line(error)}); put "
+            "back what the run or the study wrote, and if this is it, please report a bug"
+        ) from error
+    path = folder / "report.html"
+    write_atomic(path, content)
+    return path

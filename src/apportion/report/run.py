@@ -1,30 +1,35 @@
-"""The page of a run: what it is, what it found, what it would do next, and how it learned."""
+"""The page of a run: what it is, what it found, what its domain shows of it, and how it learned.
+
+A run's folder holds `metrics` (a row for each recorded step) and may hold `headline.json`,
+`certificate.json`, `allocations` (a column for each entity), `probabilities` (a column for each task),
+`results.json`, `policy.json`, `settings.toml`, `environment.json`, and what its domain makes sections of.
+Tables are CSV or Parquet; the first column of those over time is the date, the round or the step.
+"""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from apportion.domains.domain import Domain, find_domain
 from apportion.errors import InputError
-from apportion.report import garage, learning, outcomes
-from apportion.report.certificate import certificate
-from apportion.report.files import read_json, read_table, read_toml
-from apportion.report.glossary import WORDS
+from apportion.report import plots
 from apportion.report.page import (
     Facts,
     Glossary,
     Headline,
     Headlines,
     Part,
+    Picture,
     Section,
-    Table,
     Words,
     number,
     page,
 )
+from apportion.report.plots import read_if_there, read_table
+from apportion.runs.settings_file import read_toml
 from apportion.statistics import Outcome
 
 _CURVES = {
@@ -33,32 +38,45 @@ _CURVES = {
     "score": "Score of the drawn task",
     "loss": "Weighted loss",
 }
-_METRICS = {
-    "wealth": "{:.2f}",
-    "annual_return": "{:.1%}",
-    "volatility": "{:.1%}",
-    "sharpe": "{:.2f}",
-    "max_drawdown": "{:.1%}",
-    "turnover": "{:.4f}",
-}
 _METHODS = {
     "pmtl": "P-MTL: many tasks, drawn by priority",
     "mtl": "MTL: many tasks, drawn evenly",
     "stl": "STL: one task",
 }
-_HINDSIGHT = frozenset({"best-crp"})
-"""Strategies chosen when all is known; a run's results may name more."""
-_INTERVALS = "In brackets: 95 % intervals from resampled blocks of days."
-_CHOICE = (
-    "Sharpe ratio less that of daily Equal CRP, on years at the end of the training period, each with "
-    "policies trained before it; k = 0 is equal shares. A learned policy is taken only if it beats "
-    "them on average and in most years."
-)
-_NEXT_ROWS = 20
-_CHANCES = "Probability of each task over training"
 _DATA = {"source": "data", "tickers": "instruments", "first": "first day", "last": "last day"}
 _ELSEWHERE = ("fingerprint", "until")
 """Facts of the data that the page says elsewhere."""
+_VERDICTS: dict[str, Outcome] = {
+    "certified": "holds",
+    "harmful": "does-not-hold",
+    "not yet": "not-established",
+}
+_BETS = (
+    "Two gamblers bet on the policy's gains over what decides today, one that it is better, one that it is "
+    "worse; who has what is needed has won. A wrong verdict has probability alpha at most, however often "
+    "one asks."
+)
+_NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+_GLOSSARY = {
+    "allocation": "How a period's whole is shared out: one share for each entity; shares sum to 1.",
+    "deviation from equal shares": (
+        "A share less 1 divided by the number of entities. Equal shares know nothing; a policy that "
+        "stays near them has learned little, or trusts it little."
+    ),
+    "task": "A subset of all entities; the policy learns from many of them.",
+    "score and probability": (
+        "A task's score says how much there was to learn from it; its probability to be drawn next "
+        "grows with the score."
+    ),
+    "STL, MTL, P-MTL": "Learning from one task, from many drawn evenly, from many drawn by priority.",
+    "interval": "95 %: made anew from new data, 19 of 20 such intervals hold the truth.",
+    "holds, does not hold, not established": (
+        "The interval lies on the claim's side of 0; on the other side; around 0, which says nothing "
+        "either way."
+    ),
+    "certificate": "A verdict on the policy against what decides today, by bets on its gains.",
+}
+"""What the words on every run's page mean."""
 
 
 def run_page(folder: Path) -> str:
@@ -67,44 +85,33 @@ def run_page(folder: Path) -> str:
     assert metrics is not None, "the caller has seen the metrics"
     if metrics.empty:
         raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
-    settings, about = read_toml(folder / "settings.toml"), read_json(folder / "headline.json")
-    environment, results = (read_json(folder / f"{x}.json") for x in ("environment", "results"))
-    # A demo has a backtest among its results; a run's results are one.
-    results = results.get("backtest", results)
-    facts = _identity(settings, environment, results, read_json(folder / "policy.json"))
-    sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])] * bool(
-        facts
-    )
-    sections.append(_headline(metrics, about))
-    sections += certificate(folder) + _next(read_table(folder, "next"))
-    choice = read_table(folder, "choice")
-    if choice is not None:
-        sections.append(Section("Choice", [_looked_at(choice)], _CHOICE))
-    sections += _values(folder, results)
-    kw, cars = read_table(folder, "power", indexed=True), read_table(folder, "cars")
-    sections += garage.sections(kw, cars, read_table(folder, "schedules"))
-    tested = read_table(folder, "accuracy", indexed=True)
-    if tested is not None:
-        lead = "On images that are in no client's hands and in no evaluation set."
-        sections.append(Section("Accuracy", [outcomes.accuracies(tested)], lead))
+    file = folder / "settings.toml"
+    settings = read_toml(file) if file.exists() else {}
+    domain: Domain | None = find_domain(str(settings["job"])) if "job" in settings else None
+    about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
+    facts = _identity(folder, settings, environment)
+    sections = [_headline(metrics, about), *_certificate(folder)]
+    if facts:
+        sections.insert(0, Section("This run", [Facts("What, when, on whom", facts, folded=False)]))
+    if domain is not None:
+        sections += domain.sections(folder)
     shares = read_table(folder, "allocations", indexed=True)
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."
-        sections.append(Section("Allocations", [outcomes.allocations(shares)], lead))
+        sections.append(Section("Allocations", [plots.allocations(shares)], lead))
     sections += [_learning(metrics), _tasks(folder, metrics)]
     sections += provenance(settings, environment)
-    sections.append(Section("Glossary", [Glossary("The words of this page", WORDS)]))
+    words = _GLOSSARY | dict({} if domain is None else domain.glossary)
+    sections.append(Section("Glossary", [Glossary("The words of this page", words)]))
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""))
 
 
 def _identity(
-    settings: dict[str, Any],
-    environment: dict[str, Any],
-    results: dict[str, Any],
-    policy: dict[str, Any],
+    folder: Path, settings: dict[str, Any], environment: dict[str, Any]
 ) -> dict[str, Any]:
     """Policy, method and domain; trained until and made at; entities and days. What is known of it."""
+    results, policy = (read_if_there(folder / f"{name}.json") for name in ("results", "policy"))
     data = environment.get("data", {})
     method = settings.get("method")
     until = results.get("trained_until") or data.get("until") or data.get("last")
@@ -150,17 +157,14 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     if not cards:
         last = metrics["step"].to_numpy().max()
         late: Any = metrics[metrics["step"] > 0.9 * last]
-        cards = [
-            Headline("Steps", number(int(last))),
-            Headline(
-                "Reward, last tenth", number(float(late["reward"].mean())), _iqr(late["reward"])
-            ),
-            Headline(
-                "Deviation from equal shares, last tenth",
-                number(float(late["deviation"].mean())),
-                _iqr(late["deviation"]),
-            ),
-        ]
+        cards = [Headline("Steps", number(int(last)))]
+        for column, label in (
+            ("reward", "Reward"),
+            ("deviation", "Deviation from equal shares"),
+        ):
+            low, high = (number(float(late[column].quantile(part))) for part in (0.25, 0.75))
+            mean = number(float(late[column].mean()))
+            cards.append(Headline(f"{label}, last tenth", mean, f"middle half {low} to {high}"))
     parts: list[Part] = [Headlines(cards)]
     if about.get("words"):
         parts.append(Words(about["words"]))
@@ -168,16 +172,9 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
 
 
 def _card(card: dict[str, Any]) -> Headline:
-    """A run's card; those written before there were three outcomes say `holds`."""
-    rest = {name: value for name, value in card.items() if name not in ("holds", "outcome")}
-    said = card.get("outcome")
-    if "holds" in card:
-        said = "holds" if card["holds"] else "not-established"
+    """A run's card."""
     ends = [float(text.replace("−", "-")) for text in _NUMBER.findall(card.get("interval", ""))]
-    return Headline(**rest, outcome=only_beyond_zero(said, ends))
-
-
-_NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+    return Headline(**card | {"outcome": only_beyond_zero(card.get("outcome"), ends)})
 
 
 def only_beyond_zero(said: Outcome | None, interval: Sequence[float | None]) -> Any:
@@ -191,92 +188,58 @@ def only_beyond_zero(said: Outcome | None, interval: Sequence[float | None]) -> 
     return "not-established" if said == "does-not-hold" and not beyond else said
 
 
-def _next(shares: pd.DataFrame | None) -> list[Section]:
-    """What `apportion allocate` would say, those furthest from equal shares first."""
-    if shares is None:
+def _certificate(folder: Path) -> list[Section]:
+    """What `apportion certify` left last: the verdict, what it rests on, and its picture."""
+    made: dict[str, Any] = read_if_there(folder / "certificate.json")
+    if not made:
         return []
-    given = shares["share"].to_numpy(float)
-    away = 100 * (given - 1 / max(np.count_nonzero(given), 1))
-    order = np.argsort(-np.abs(away), kind="stable")
-    shown = pd.DataFrame(
-        {
-            "entity": shares["entity"],
-            "share": [f"{share:.3%}" for share in given],
-            "from an equal share (percentage points)": [f"{points:+.3f}" for points in away],
-        }
-    ).iloc[order[:_NEXT_ROWS]]
-    cut = f" The {_NEXT_ROWS} furthest of {len(shares)}." if len(shares) > _NEXT_ROWS else ""
-    note = (
-        f"Largest deviation from equal shares {np.abs(away).max():.3f} percentage points, mean "
-        f"{np.abs(away).mean():.3f}.{cut} For orders from what is held: apportion allocate RUN --holdings "
-        "FILE."
+    points = [100 * made[name] for name in ("mean", "lower", "upper") if made[name] is not None]
+    mean = f"{points[0]:+.3f} points" if len(points) == 3 else "no bet yet"
+    card = Headline(
+        f"{made['policy']} against {made['against']}: {made['verdict']}",
+        mean,
+        f"[{points[-2]:+.3f}, {points[-1]:+.3f}]",
+        f"mean gain of a {made['period']}; {made['bets']} bets, {made['start']} to {made['end']}",
+        _VERDICTS.get(made["verdict"]),
     )
-    day = shares["after"].iloc[0]
-    lead = f"For the period after {day}, from equal holdings: what apportion allocate prints."
-    return [Section("Next allocation", [Table("Shares", shown, note)], lead)]
-
-
-def _values(folder: Path, results: dict[str, Any]) -> list[Section]:
-    wealth = read_table(folder, "values", indexed=True)
-    if wealth is None:
-        return []
-    later = {
-        str(name): f"{name} (hindsight)" for name in _HINDSIGHT | {*results.get("hindsight", [])}
+    facts = {
+        "verdict": made["verdict"],
+        "decided on": made["decided"],
+        "alpha": made["alpha"],
+        "wealth of the bets": made["wealth"],
+        "trust of a gate": made["trust"],
+        "gains beyond the bound": made["clipped"],
+        "made at": made.get("made"),
     }
-    seen = results.get("in_sample_periods", 0)
-    until = results.get("trained_until") if seen else None
-    wealth = wealth.rename(columns=later)
-    parts: list[Part] = [outcomes.values(wealth, trained=until)]
-    if "equal-crp" in wealth and wealth.shape[1] > 1:
-        parts.append(outcomes.ahead_of_equal(wealth, trained=until))
-    parts.append(outcomes.drawdowns(wealth, trained=until))
-    strategies = read_table(folder, "strategies")
-    if strategies is not None:
-        strategies["strategy"] = strategies["strategy"].replace(later)
-        parts.append(Table("Strategies side by side", side_by_side(strategies), _INTERVALS))
-    lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
-    if set(later.values()) & set(wealth.columns):
-        lead += " What is marked as hindsight was chosen when all was known, and is no rival."
-    if seen:
-        lead += (
-            f" In-sample: {seen} of {len(wealth)} periods, shaded, are days up to {until} that the "
-            "policy was trained on; they say nothing about days to come."
-        )
-    return [Section("Value against baselines", parts, lead)]
-
-
-def _looked_at(choice: pd.DataFrame) -> Table:
-    """The variants a choice was made from, the best first."""
-    best_first = choice.sort_values("sharpe_gain", ascending=False)
-    names = {"steps": "updates", "sharpe_gain": "mean"}
-    return Table(f"All {len(choice)} variants", best_first.rename(columns=names), folded=True)
-
-
-def _iqr(series: pd.Series) -> str:
-    low, high = series.quantile([0.25, 0.75])
-    return f"middle half {number(float(low))} to {number(float(high))}"
+    parts: list[Part] = [Headlines([card]), Facts("What it rests on", facts)]
+    plot = folder / "certificate.png"
+    if made.get("plot") == plot.name and plot.is_file():
+        words = f"The wealth of both bets and the bounds on the mean gain: {made['verdict']}."
+        parts.append(Picture("The bets", plot.read_bytes(), words))
+    return [Section("Certificate", parts, _BETS)]
 
 
 def _learning(metrics: pd.DataFrame) -> Section:
-    plots: list[Part] = [
-        learning.learning_curve(metrics, column, title)
+    drawn: list[Part] = [
+        plots.learning_curve(metrics, column, title)
         for column, title in _CURVES.items()
         if column in metrics
     ]
     lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
-    return Section("Learning", plots, lead)
+    return Section("Learning", drawn, lead)
 
 
 def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
-    chances, title = read_table(folder, "probabilities", indexed=True), _CHANCES
+    chances = read_table(folder, "probabilities", indexed=True)
+    title = "Probability of each task over training"
     if chances is None:
         one: Any = metrics
         if "method" in metrics:
             one = metrics[metrics["method"] == metrics["method"].iloc[0]]
-        chances, title = learning.draw_frequencies(one), "How often each task was drawn"
-    parts: list[Part] = [learning.task_probabilities(chances, title)]
+        chances, title = plots.draw_frequencies(one), "How often each task was drawn"
+    parts: list[Part] = [plots.task_probabilities(chances, title)]
     if {"score", "gradient_norm"} <= set(metrics.columns):
-        parts.append(learning.score_against_gradient(metrics))
+        parts.append(plots.score_against_gradient(metrics))
     lead = "Which tasks the algorithm chose to learn from, and whether its score tells how much."
     return Section("Tasks", parts, lead)
 
@@ -289,27 +252,3 @@ def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> list[Section]
     if facts:
         parts.append(Facts("Versions, device, seed and data", facts))
     return [Section("Settings and provenance", parts)] if parts else []
-
-
-def side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
-    """Each strategy's main metrics as text, `x [low, high]` where it has an interval.
-
-    Examples
-    --------
-    >>> frame = pd.DataFrame({"strategy": ["a"], "wealth": [1.5], "wealth_low": [1], "wealth_high": [2]})
-    >>> side_by_side(frame)["wealth"].tolist()
-    ['1.50 [1.00, 2.00]']
-    """
-    rows = strategies.to_dict("records")
-    shown = {"strategy": [row["strategy"] for row in rows]}
-    for name, form in _METRICS.items():
-        if name in strategies:
-            shown[name.replace("_", " ")] = [_with_interval(row, name, form) for row in rows]
-    return pd.DataFrame(shown)
-
-
-def _with_interval(row: dict[Any, Any], name: str, form: str) -> str:
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    if low is None or high is None:
-        return form.format(row[name])
-    return f"{form} [{form}, {form}]".format(row[name], low, high)

@@ -1,0 +1,695 @@
+"""The commands: plain functions, and those that `make_NAME` makes for the arguments it is given.
+
+What is made takes the options of a domain: of the one that is trained in, or of a run's. A command reads
+and checks what the user gave before it imports what starts JAX, so that a slip is told at once. What it
+returns is printed: text, or with `--json` plain values.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from cyclopts.argument import ArgumentCollection
+from cyclopts.config import Dict
+
+from apportion.cli.options import (
+    File,
+    Folder,
+    Json,
+    Out,
+    Quiet,
+    TensorBoard,
+    all_domains,
+    domain_of,
+    examples,
+    finished_run,
+    option_kinds,
+    refuse_fractions,
+    value_of,
+    with_options,
+)
+from apportion.domains.domain import Domain, find_domain
+from apportion.domains.settings import check_seed
+from apportion.errors import InputError
+from apportion.runs.folder import UNFINISHED, load_run
+from apportion.runs.progress import open_progress
+from apportion.runs.settings_file import read_settings, read_toml, to_toml
+
+Command = Callable[..., Any] | App
+
+_TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
+What --config leaves out has the default shown; what the command line gives goes before both.
+Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
+
+
+def make_train(arguments: Sequence[str]) -> Command:
+    """`train NAME`, for the domain that is asked for, or for all in the help."""
+    named = [find_domain(arguments[0])] if arguments and arguments[0][:1] != "-" else all_domains()
+    shown = examples("train", all_domains(), "train NAME --out runs/first")
+    app = App(name="train", help=f"Train a policy and keep it in a folder.\n\n{shown}")
+    for domain in named:
+        kind = domain.settings_for(_learner(arguments))
+        text = [(kind.__doc__ or "").partition("\n")[0], _TRAIN]
+        if domain.variants:
+            learners = " or ".join(f"`--learner {learner}`" for learner in domain.variants)
+            text.append(f"Each learner has options of its own: give {learners} before `--help`.")
+        text.append(examples("train", [domain], f"train {domain.name} --out runs/first"))
+        config = (refuse_fractions, _settings_file(domain, kind))
+        made = App(name=domain.name, help="\n\n".join(text), config=config)
+        made.default(_train(domain, kind))
+        app.command(made)
+    return app
+
+
+def _learner(arguments: Sequence[str]) -> dict[str, Any]:
+    """The learner that the command line asks for, else the file of settings; nothing without either."""
+    given, file = value_of("--learner", arguments), value_of("--config", arguments)
+    if given is None and file is not None:
+        given = read_toml(file).get("learner")
+    return {} if given is None else {"learner": given}
+
+
+def _settings_file(domain: Domain, kind: type) -> Callable[..., None]:
+    def apply(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        """Take from the file of `--config` what the command line does not give."""
+        for token in arguments["--config"].tokens:
+            values = read_settings(token.value, domain.name, kind)
+            Dict(values, source=token.value, use_commands_as_keys=False)(app, commands, arguments)
+
+    return apply
+
+
+def _train(domain: Domain, kind: type) -> Callable[..., Any]:
+    """The command that trains in one domain: the fields of its settings are the options."""
+
+    def command(
+        *,
+        out: Out,
+        config: File = None,
+        json: Json = False,
+        quiet: Quiet = False,
+        tensorboard: TensorBoard = False,
+        settings: Annotated[kind, Parameter(name="*", group="Settings")] = kind(),  # noqa: B008 # pyright: ignore
+    ) -> Any:
+        """Train a policy.
+
+        Parameters
+        ----------
+        out
+            Folder of the run, made by it.
+        config
+            TOML file of settings; any run's settings.toml is one.
+        """
+        from apportion.runs.place import require_free
+
+        require_free(out, unfinished=UNFINISHED)
+        settings = _absolute(settings)
+        prepared = domain.prepare(settings)
+        from apportion.runs.runner import start_run
+
+        with open_progress(quiet=quiet) as progress:
+            outcome = start_run(
+                out, domain.name, settings, prepared, progress, tensorboard=tensorboard
+            )
+        return _trained(out, outcome, json)
+
+    return command
+
+
+def _absolute(settings: Any) -> Any:
+    """Files by their full path, so that the run's settings serve from any folder."""
+    paths = {
+        field.name: value.resolve()
+        for field in fields(settings)
+        if isinstance(value := getattr(settings, field.name), Path)
+    }
+    return replace(settings, **paths)
+
+
+def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
+    """The result, which a run that was finished before has on disk."""
+    if as_json:
+        return {"folder": str(folder), "results": load_run(folder).results}
+    if outcome is None:
+        return f"the run in {folder} is finished; nothing was left to do"
+    return f"{outcome.summary}\nwrote {folder}"
+
+
+def resume_command(
+    folder: Folder,
+    /,
+    *,
+    json: Json = False,
+    quiet: Quiet = False,
+    tensorboard: TensorBoard = False,
+) -> Any:
+    """Continue a run exactly where it stopped.
+
+    Every number comes out as if the run had never stopped.
+
+    Example: `apportion resume runs/first`
+
+    Parameters
+    ----------
+    folder
+        Folder of the run.
+    """
+    with open_progress(quiet=quiet) as progress:
+        return _trained(folder, _resume(folder, progress, tensorboard), json)
+
+
+def _resume(folder: Path, progress: Any, tensorboard: bool = False) -> Any:
+    """The outcome of a run that goes on; None where it is finished."""
+    run = load_run(folder)
+    if run.finished:
+        return None
+    domain = find_domain(run.job)
+    prepared = domain.prepare(domain.load_settings(run))
+    from apportion.runs.runner import resume_run
+
+    return resume_run(folder, prepared, progress, tensorboard=tensorboard)
+
+
+_DEMO_MARK = ".demo.json"
+"""Says in a folder that a demo made it, and names its files once it is done: only these are replaced."""
+_STOPPED = (
+    *("settings.toml", "environment.json", "choice.json", "checkpoints"),
+    *("metrics.parquet", "probabilities.parquet"),
+)
+"""What a demo that was stopped may have written."""
+_LATER = ("certificate.json", "certificate.png", "report.html")
+"""What other commands add to a demo."""
+
+
+def make_demo(arguments: Sequence[str]) -> Command:
+    """`demo`: the first domain that has one."""
+    domain, chosen = next(
+        (domain, found) for domain in all_domains() if (found := domain.demo()) is not None
+    )
+
+    def command(
+        *,
+        out: Out = Path("apportion-demo"),
+        steps: int = chosen.steps,
+        seed: int = chosen.seed,
+        json: Json = False,
+        quiet: Quiet = False,
+    ) -> Any:
+        """Run the main job on embedded data, in minutes on 2 cores: train, test, and write a page.
+
+        Ends with the path of report.html. Given again, it goes on from where it was stopped.
+
+        Example: `apportion demo --out runs/demo`
+
+        Parameters
+        ----------
+        out
+            Folder to write to; an earlier demo in it is replaced.
+        steps
+            Updates of the policy.
+        seed
+            Decides everything random.
+        """
+        settings = replace(chosen, steps=steps, seed=seed)
+        begun = _is_begun(out, to_toml(settings, domain.name))
+        from apportion.report import write_report
+        from apportion.runs.atomic import write_json
+
+        with open_progress(quiet=quiet) as progress:
+            if begun:
+                outcome = _resume(out, progress)
+            else:
+                prepared = domain.prepare(settings)
+                from apportion.runs.runner import start_run
+
+                write_json(out / _DEMO_MARK, {"files": []})
+                outcome = start_run(out, domain.name, settings, prepared, progress)
+            written = sorted(entry.name for entry in out.iterdir() if entry.name[0] != ".")
+            write_json(out / _DEMO_MARK, {"files": written})
+            progress.stage("writing the report")
+            report = write_report(out)
+        if json:
+            return {"report": str(report), "results": load_run(out).results}
+        return f"{outcome.summary}\n\nwrote {report}" if outcome else f"wrote {report}"
+
+    return command
+
+
+def _is_begun(folder: Path, settings: str) -> bool:
+    """Whether a demo of these settings was stopped here; if not, there is room for one.
+
+    An earlier demo is removed where the folder holds nothing else; any other folder is refused.
+    """
+    from apportion.runs.atomic import read_json
+    from apportion.runs.place import only_writer, remove, require_free, require_writable
+
+    file, mark = folder / "settings.toml", folder / _DEMO_MARK
+    if not file.is_file():
+        require_free(folder, unfinished=UNFINISHED)
+        return False
+    if not mark.is_file():
+        raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
+    written = list(map(str, read_json(mark).get("files", ())))
+    if not written and file.read_text("utf-8") == settings:
+        return True
+    require_writable(folder)
+    found = [entry for entry in folder.iterdir() if entry.name[0] != "."]
+    others = {entry.name for entry in found} - {*(written or _STOPPED), *_LATER}
+    if others:
+        raise InputError(
+            f"{folder}: holds {min(others)}, which no demo wrote; move it, or choose another folder "
+            "with --out"
+        )
+    with only_writer(folder):
+        for entry in [*found, mark]:
+            remove(entry)
+    return False
+
+
+def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, dict[str, type], str]:
+    """The domain of the run that a command is given, the options it takes, and its examples."""
+    domain = domain_of(arguments, command)
+    asked = all_domains() if domain is None else [domain]
+    return domain, option_kinds(command, asked), examples(command, asked, *own)
+
+
+_HALF_WRITTEN = ("table.csv", "figure.png")
+"""What a backtest that was killed may have left: its results come last."""
+
+
+def make_backtest(arguments: Sequence[str]) -> Command:
+    """`backtest DIR`, with the options of the run's domain."""
+    domain, kinds, shown = _for_run("backtest", arguments, "backtest runs/first --out tested")
+
+    def command(
+        folder: Folder,
+        /,
+        *,
+        out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+        json: Json = False,
+        quiet: Quiet = False,
+        **options: Any,
+    ) -> Any:
+        """Backtest a trained policy, with everything beside it that people use without it.
+
+        The options are those of the run's domain.
+
+        SHOWN
+
+        Parameters
+        ----------
+        folder
+            Folder of a finished run.
+        out
+            A new folder for the results: JSON, a table and a picture.
+        """
+        run = finished_run(folder, domain)
+        if out is not None:
+            from apportion.runs.place import require_free
+
+            require_free(out, unfinished=_HALF_WRITTEN)
+        from apportion.runs.stoppable import stoppable
+
+        with open_progress(quiet=quiet) as progress:
+            result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
+        if out is not None:
+            write_backtest(result, out)
+        return result.to_json() if json else result.summary()
+
+    return with_options(command, kinds, shown)
+
+
+def write_backtest(result: Any, out: Path) -> None:
+    """Write the table, the picture and the results of a backtest to a new folder."""
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
+    from apportion.runs.place import only_writer, require_free
+
+    with only_writer(out):
+        require_free(out, unfinished=_HALF_WRITTEN)
+        write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
+        write_figure(out / "figure.png", result.plot(), dpi=120)
+        write_json(out / "results.json", result.to_json())
+
+
+def make_allocate(arguments: Sequence[str]) -> Command:
+    """`allocate DIR`, with the options of the run's domain."""
+    domain, kinds, shown = _for_run("allocate", arguments, "allocate runs/first --json")
+
+    def command(
+        folder: Folder,
+        /,
+        *,
+        out: Annotated[Path | None, Parameter(metavar="FILE.csv|FILE.json")] = None,
+        json: Json = False,
+        **options: Any,
+    ) -> Any:
+        """Compute the next period's allocation of a trained policy.
+
+        The options are those of the run's domain.
+
+        SHOWN
+
+        Parameters
+        ----------
+        folder
+            Folder of a finished run.
+        out
+            Write the result to this file, too.
+        """
+        run, own = finished_run(folder, domain), options.get(domain.name)
+        if out is not None:
+            _check_file(out, own)
+        result = domain.allocate(run, own)
+        if out is not None:
+            from apportion.runs.atomic import write_atomic, write_json
+
+            if out.suffix.lower() == ".json":
+                write_json(out, result.to_json())
+            else:
+                write_atomic(out, result.to_frame().to_csv(index=False).encode())
+        if json:
+            return result.to_json()
+        return result.summary() + ("" if out is None else f"\nwrote {out}")
+
+    return with_options(command, kinds, shown)
+
+
+def _check_file(out: Path, options: Any) -> None:
+    """Refuse a file that cannot be written, or is among those that are read, before any work."""
+    from apportion.runs.place import require_place
+
+    if out.suffix.lower() not in (".csv", ".json"):
+        raise InputError(f"{out}: write to a .csv or a .json file")
+    given = [] if options is None else [getattr(options, field.name) for field in fields(options)]
+    if out.resolve() in {path.resolve() for path in given if isinstance(path, Path)}:
+        raise InputError(f"{out}: is read as well; choose another file to write to")
+    require_place(out)
+
+
+def make_certify(arguments: Sequence[str]) -> Command:
+    """`certify DIR`, with the options of the run's domain."""
+    own = "certify runs/first --against NAME"
+    domain, kinds, shown = _for_run("certify", arguments, own)
+    files = [found.live_file for found in all_domains() if found.live_file]
+
+    def command(
+        folder: Folder,
+        /,
+        *,
+        against: Annotated[str, Parameter(metavar="NAME")],
+        alpha: float = 0.05,
+        block: int = 1,
+        out: File = None,
+        json: Json = False,
+        **options: Any,
+    ) -> Any:
+        """Say whether a policy may be switched on: certified, not yet, or harmful.
+
+        The policy runs in the shadow of a baseline on data it was not trained on, and two gamblers bet
+        on its gains: one that it is better, one that it is worse. Who has 2/alpha has won. Ask as often as
+        you like, with more data each time: a wrong verdict has probability alpha at most over all times
+        together. The options are those of the run's domain.
+
+        SHOWN
+
+        Parameters
+        ----------
+        folder
+            Folder of a finished runFILES.
+        against
+            What decides today, by its name, or the folder of another run.
+        alpha
+            How likely a wrong verdict may be, between 0 and 1.
+        block
+            Consecutive periods whose mean is one bet, for gains that are autocorrelated.
+        out
+            A .png for the plot, or a folder for plot, table and JSON; by default the run's
+            certificate.png.
+        """
+        source = folder if folder.is_file() else finished_run(folder, domain)
+        place = folder.parent if folder.is_file() else folder
+        out = place / "certificate.png" if out is None else out
+        if not 0 < alpha < 1:
+            raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
+        if block < 1:
+            raise InputError(f"--block is {block}; it must be at least 1 period")
+        _check_plot(out)
+        gains = domain.gains(source, against, options.get(domain.name))
+        made = gains.certify(alpha=alpha, block=block)
+        wrote = write_certificate(made, out)
+        _keep(made, place, wrote)
+        return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
+
+    return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
+
+
+def _check_plot(out: Path) -> None:
+    from apportion.runs.place import require_place, require_writable
+
+    alone = out.suffix == ".png"
+    if (out.is_dir() and alone) or (out.is_file() and not alone):
+        raise InputError(f"{out}: give a .png file, or a folder")
+    (require_place if alone else require_writable)(out)
+
+
+def write_certificate(made: Any, out: Path) -> Path:
+    """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
+
+    alone = out.suffix == ".png"
+    plot = out if alone else out / "certificate.png"
+    if not alone:
+        write_json(out / "certificate.json", made.to_json())
+        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+    write_figure(plot, made.plot(), dpi=130)
+    return plot
+
+
+def _keep(made: Any, folder: Path, plot: Path) -> None:
+    """Keep the result in the run's folder, for its page, unless that is read-only."""
+    from apportion.runs.atomic import write_json
+
+    own = plot.resolve() == (folder / "certificate.png").resolve()
+    about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
+    about |= {"plot": plot.name if own else str(plot)}
+    try:
+        write_json(folder / "certificate.json", made.to_json() | about)
+    except OSError as error:
+        warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)
+
+
+def make_study(arguments: Sequence[str]) -> Command:
+    """`study NAME`."""
+    from apportion.studies.registry import STUDIES, Request, Scale, perform, study_names
+
+    names = (*study_names(), "all")
+
+    def command(
+        name: Annotated[str, Parameter(name="NAME", choices=names, show_choices=False)],
+        /,
+        *,
+        out: Out,
+        scale: Scale = "quick",
+        seed: int = 0,
+        prices: File = None,
+        allow_jumps: bool = False,
+        mnist: File = None,
+        draw: bool = False,
+        processes: Annotated[int, Parameter(metavar="N")] = 1,
+        on: Literal["local", "ray"] = "local",
+        address: Annotated[str | None, Parameter(metavar="A")] = None,
+        json: Json = False,
+        quiet: Quiet = False,
+    ) -> Any:
+        """Run a figure or claim of the paper: data, table, picture, and a verdict on each claim.
+
+        SHOWN
+
+        Example: `apportion study fig1 --out studies/fig1`
+
+        Parameters
+        ----------
+        name
+            Which study, or all.
+        out
+            Folder to write to; with all, one folder for each study inside it.
+        scale
+            quick takes minutes on 2 cores; paper is the paper's size, for a GPU.
+        seed
+            Decides everything random.
+        prices
+            Daily prices for the studies of the market; without it, the 20 embedded stocks.
+        allow_jumps
+            Take prices that move too far in one day, as where a split is not adjusted for.
+        mnist
+            The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
+        draw
+            Compute nothing: table, picture and verdicts from the cells in the folder.
+        processes
+            So many processes of this machine compute at once, each the next program: one alone seldom
+            fills a GPU.
+        on
+            Where to compute: on this machine, or on a Ray cluster.
+        address
+            Address of the Ray cluster; without it that of RAY_ADDRESS, or a new cluster on this machine.
+        """
+        begun = time.monotonic()
+        check_seed(seed)
+        if address is not None and on != "ray":
+            raise InputError(f"--address {address} needs --on ray; add it, or leave it out")
+        if processes < 1:
+            raise InputError(f"processes is {processes}; give at least 1")
+        if processes > 1 and (on == "ray" or draw):
+            other = "--on ray" if on == "ray" else "--draw"
+            raise InputError(
+                f"--processes {processes} computes on this machine; leave {other} out, or --processes"
+            )
+        for folder in [out / study for study in STUDIES] if name == "all" else [out]:
+            _check_study_folder(folder)
+        request = Request(scale, seed, prices, mnist, allow_jumps)
+
+        from apportion.report import write_report
+        from apportion.studies.executors import Processes, Ray, Serial
+
+        executor = Processes(processes) if processes > 1 else Serial()
+        executor = Ray(address) if on == "ray" else executor
+        verdicts, seconds, lines = {}, {}, []
+        with open_progress(quiet=quiet) as progress:
+            for done in perform(
+                name, out, request, executor=executor, draw=draw, progress=progress.stage
+            ):
+                verdicts[done.name], seconds[done.name] = done.study.verdicts(), done.seconds
+                lines += [done.name, *map(describe_verdict, verdicts[done.name])]
+                lines.append(f"wrote {write_report(done.folder)}")
+        whole = round(time.monotonic() - begun, 1)
+        if json:
+            content = {"folder": str(out), "studies": verdicts}
+            return content | {"seconds": seconds, "seconds_in_all": whole}
+        return "\n".join([*lines, f"took {whole:g} s"])
+
+    purposes = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
+    return with_options(command, {}, purposes)
+
+
+def _check_study_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written, or holds anything but a whole study."""
+    from apportion.runs.atomic import read_json
+    from apportion.runs.place import require_writable
+
+    require_writable(folder)
+    found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))
+    if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
+        raise InputError(
+            f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
+        )
+    if "cells.json" in found and not isinstance(read_json(folder / "cells.json"), dict):
+        raise InputError(f"{folder / 'cells.json'}: is damaged; put it back from a copy")
+    rows = folder / "rows.parquet"
+    if rows.is_file():
+        content = rows.read_bytes()
+        # A Parquet file begins and ends with its mark.
+        if len(content) <= 8 or not content[:4] == content[-4:] == b"PAR1":
+            raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
+
+
+def describe_verdict(verdict: dict[str, Any]) -> str:
+    """A study's verdict in a line."""
+    from apportion.studies.study import after_all
+
+    low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
+    mark = verdict["outcome"].replace("-", " ")
+    after = after_all(verdict["outcome"], verdict["adjusted"]).replace("-", " ")
+    return (
+        f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
+        f"n = {verdict['n']}{after}"
+    )
+
+
+def report_command(folder: Folder, /, *, json: Json = False) -> Any:
+    """Write one HTML page of a run or a study.
+
+    The page is report.html in the folder, and opens from disk.
+
+    Example: `apportion report runs/first`
+
+    Parameters
+    ----------
+    folder
+        Folder of a run or a study.
+    """
+    from apportion.report import write_report
+
+    path = write_report(folder)
+    return {"report": str(path)} if json else f"wrote {path}"
+
+
+def should_pool_command(
+    file: Annotated[Path, Parameter(name="FILE")], /, *, gamma: float, json: Json = False
+) -> Any:
+    """Say whether tasks should be learned together, before any training.
+
+    Example: `apportion should-pool tasks.csv --gamma 0.9`
+
+    Parameters
+    ----------
+    file
+        Your tasks: a CSV of task, state, action, reward, next_state.
+    gamma
+        Their discount, between 0 and 1.
+    """
+    from apportion.theory import should_pool
+
+    result = should_pool(file, gamma=gamma)
+    return result.to_json() if json else result.summary()
+
+
+def make_check(arguments: Sequence[str]) -> Command:
+    """`check`, with the files of all domains."""
+    domains = all_domains()
+
+    def command(*, json: Json = False, **options: Any) -> Any:
+        """Show versions, devices and extras, and check data files.
+
+        Starts no JAX, so it answers at once. What is wrong with a file is said in a sentence each, and
+        exit code 2.
+
+        SHOWN
+        """
+        from apportion.runs.environment import EXTRAS, devices, installed, versions
+
+        found: dict[str, Any] = {
+            "versions": versions(),
+            "devices": devices(),
+            "extras": {
+                extra: {package: installed(package) for package in packages}
+                for extra, packages in EXTRAS.items()
+            },
+        }
+        lines = _describe_installation(found)
+        for domain in domains:
+            own = options.get(domain.name)
+            if own is not None and own != type(own)():
+                result = domain.check(own)
+                found |= result.to_json()
+                lines += ["", result.summary()]
+        return found if json else "\n".join(lines)
+
+    return with_options(
+        command, option_kinds("check", domains), examples("check", domains, "check ")
+    )
+
+
+def _describe_installation(found: dict[str, Any]) -> list[str]:
+    lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
+    lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
+    for extra, packages in found["extras"].items():
+        missing = ", ".join(name for name, version in packages.items() if version is None)
+        present = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+        install = f"missing {missing}: pip install 'apportion[{extra}]'"
+        lines.append(f"{extra:12} {install if missing else present}")
+    return lines

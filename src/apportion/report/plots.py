@@ -1,0 +1,356 @@
+"""Pictures of a run: its tables read, thinned to what a screen shows, drawn, and said in words.
+
+Each picture is a `Plot` from a plain data frame; the words' numbers are of all rows. Domains draw theirs
+with the same means: `lines`, `numbers`, `times`, `distinct`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.errors import InputError
+from apportion.report.page import Plot, number
+from apportion.runs.atomic import read_json
+
+_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    ".parquet": pd.read_parquet,
+    ".csv": pd.read_csv,
+}
+COLOURS = 12
+"""Series colours of the page's palette, 1 to 12."""
+POINTS = 300
+"""Points of a line; more cannot be told apart on a screen."""
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_LONGEST_NAME = 48
+_DOTS, _POINTS, _PERIODS, _TASKS = 1500, 50, 40, 60
+"""The most dots, points of a curve, periods of drawing and tasks that are shown."""
+_AXES = {
+    "reward": "reward of a period (the problem's own unit)",
+    "deviation": "largest deviation (share, 0 to 1)",
+    "score": "score (no unit)",
+    "loss": "loss (the reward's unit)",
+}
+_STEPS = {"title": "step (count)", "kind": "number"}
+_DRAWN = 4
+_FIRST = ("policy",)
+"""Who is drawn boldly."""
+_EQUAL = "equal-crp"
+_WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", _EQUAL)
+_NAMED = 8
+"""Strategies that a sentence names, where none is known."""
+
+
+def table_path(folder: Path, name: str) -> Path | None:
+    """Where a table of the folder is, if it has it."""
+    return next((path for s in _READERS if (path := folder / (name + s)).exists()), None)
+
+
+def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
+    """A table of the folder, CSV or Parquet; `indexed` by its first column. None where there is none."""
+    path = table_path(folder, name)
+    if path is None:
+        return None
+    try:
+        frame = _READERS[path.suffix](path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path}: cannot be read as a table ({error}); write it again") from error
+    if indexed and isinstance(frame.index, pd.RangeIndex):
+        frame = frame.set_index(frame.columns[0])
+    return frame
+
+
+def read_if_there(path: Path) -> Any:
+    """What a JSON file says; nothing, as an empty mapping, where there is none."""
+    return read_json(path) if path.exists() else {}
+
+
+def short(text: object) -> str:
+    """A name in one line, cut where it is too long for a legend.
+
+    >>> short("a  name" + "x" * 60)[:8], len(short("x" * 60))
+    ('a namexx', 48)
+    """
+    words = " ".join(str(text).split())
+    return words if len(words) <= _LONGEST_NAME else words[: _LONGEST_NAME - 1] + "…"
+
+
+def distinct(names: Sequence[Any] | pd.Index) -> list[str]:
+    """Names for a legend; where two look the same once cut, their places tell them apart."""
+    cut = [short(name) for name in names]
+    return [
+        name if cut.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(cut)
+    ]
+
+
+def dash(place: int) -> str:
+    return _DASHES[place % len(_DASHES)]
+
+
+def thin(frame: Any, most: int) -> pd.DataFrame:
+    """Evenly spaced rows, the first and the last among them."""
+    if len(frame) <= most:
+        return frame
+    return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, most).round().astype(int))]
+
+
+def numbers(series: Any) -> list[float | int | None]:
+    """Five significant digits, and null where there is no number: JSON knows neither NaN nor inf."""
+    return [
+        None
+        if not np.isfinite(value)
+        else int(value)
+        if value == int(value)
+        else float(f"{value:.5g}")
+        for value in np.asarray(series, float)
+    ]
+
+
+def times(index: pd.Index) -> list[Any]:
+    """Numbers as they are, days as days, and times of a day with their minutes."""
+    if pd.api.types.is_numeric_dtype(index):
+        return numbers(index)
+    if all(len(str(value)) <= 10 for value in index):
+        return [str(value) for value in index]
+    # What the clock on the wall says, wherever it hangs.
+    return [f"{str(value)[:16].replace(' ', 'T')}Z" for value in index]
+
+
+def time_axis(index: pd.Index) -> Mapping[str, Any]:
+    if pd.api.types.is_numeric_dtype(index):
+        return {"title": f"{index.name or 'period'} (count)", "kind": "number"}
+    days = all(len(str(value)) <= 10 for value in index)
+    return {"title": "date" if days else "time of day (hours and minutes)", "kind": "date"}
+
+
+def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
+    """One metric over training: the median over runs with the band of the middle half.
+
+    `metrics` has a row for each recorded step, with `step`, the metric's `column`, and perhaps `method`
+    and `run`; rows between the points of a curve are averaged.
+    """
+    _need(metrics, ["step", column], "metrics")
+    data: list[dict[str, Any]] = []
+    words = []
+    methods = metrics["method"].unique() if "method" in metrics else [None]
+    for place, method in enumerate(methods):
+        rows: Any = metrics if method is None else metrics[metrics["method"] == method]
+        middle, low, high = _band(rows, column)
+        series = {
+            "type": "line",
+            "x": numbers(middle.index),
+            "y": numbers(middle),
+            "name": "" if method is None else short(method),
+            "color": place % COLOURS + 1,
+            "width": 2.2,
+            "dash": dash(place),
+        }
+        if not np.allclose(low, high, equal_nan=True):
+            series |= {"low": numbers(low), "high": numbers(high)}
+        data.append(series)
+        whose = f"{method}: " if method is not None else ""
+        words.append(f"{whose}from {number(middle.iloc[0])} to {number(middle.iloc[-1])}")
+    layout = {
+        "xaxis": _STEPS,
+        "yaxis": {"title": _AXES.get(column, f"{column} (its own unit)"), "kind": "number"},
+    }
+    return Plot(title, f"{title}, {'; '.join(words)}.", data, layout)
+
+
+def draw_frequencies(metrics: pd.DataFrame, *, tasks: int | None = None) -> pd.DataFrame:
+    """How often each task was drawn, period after period: a row for each period, a column a task."""
+    _need(metrics, ["step", "task"], "metrics")
+    drawn = metrics["task"].to_numpy()
+    highest = int(drawn.max()) + 1
+    tasks = highest if tasks is None else max(tasks, highest)
+    steps = metrics["step"].to_numpy()
+    edges = np.linspace(steps.min(), steps.max() + 1, min(_PERIODS, len(np.unique(steps))) + 1)
+    when = np.clip(np.searchsorted(edges, steps, side="right") - 1, 0, len(edges) - 2)
+    counts = np.zeros((len(edges) - 1, tasks))
+    np.add.at(counts, (when, drawn), 1)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return pd.DataFrame(shares, index=pd.Index(edges[1:] - 1, name="step"), columns=range(tasks))
+
+
+def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
+    """Heat map: a column for each row of the frame (its index is the step), a line for each task;
+    uniform drawing is the neutral colour.
+
+    Of more than 60 tasks the ones drawn most often at the end are shown.
+    """
+    last = probabilities.iloc[-1]
+    shown = last.sort_values(ascending=False).index[:_TASKS]
+    frame = thin(probabilities[[c for c in probabilities.columns if c in set(shown)]], 80)
+    uniform = 1 / probabilities.shape[1]
+    cut = f" The {len(shown)} likeliest tasks are shown." if len(shown) < len(last) else ""
+    words = (
+        f"{probabilities.shape[1]} tasks; uniform drawing is {uniform:.2%} each. At the end the "
+        f"likeliest, {last.idxmax()}, has {last.max():.2%} and the least likely {last.min():.2%}. Green "
+        "is above uniform, orange below."
+    )
+    data = [
+        {
+            "type": "heat",
+            "x": numbers(frame.index),
+            "names": distinct(frame.columns),
+            "z": [numbers(frame[column].fillna(0.0)) for column in frame.columns],
+            "middle": uniform,
+        }
+    ]
+    layout = {"xaxis": _STEPS, "yaxis": {"title": "task (name)", "kind": "category"}}
+    return Plot(title, words + cut, data, layout, wide=True)
+
+
+def score_against_gradient(metrics: pd.DataFrame) -> Plot:
+    """The paper's Figure 2 (right): does a task's score tell how much there is to learn from it?
+
+    The rank correlation is given plainly and given training time, since both grow as training goes.
+    """
+    _need(metrics, ["step", "score", "gradient_norm"], "metrics")
+    rows: Any = metrics[["step", "score", "gradient_norm"]].dropna()
+    plainly, given_time = rank_correlations(rows["score"], rows["gradient_norm"], rows["step"])
+    shown = rows.iloc[:: max(-(-len(rows) // _DOTS), 1)]
+    data = [
+        {
+            "type": "dots",
+            "x": numbers(shown["score"]),
+            "y": numbers(shown["gradient_norm"].where(shown["gradient_norm"] > 0)),
+            "tone": numbers(shown["step"]),
+        }
+    ]
+    layout = {
+        "xaxis": {"title": "score of the drawn task (no unit)", "kind": "number"},
+        "yaxis": {"title": "gradient norm (no unit, log scale)", "kind": "log"},
+    }
+    words = (
+        f"Rank correlation over {len(rows)} steps: {plainly:.2f}; {given_time:.2f} given the time "
+        "in training. A dot is a step, from orange early to green late."
+    )
+    return Plot("Score against gradient norm", words, data, layout, wide=True)
+
+
+def rank_correlations(first: pd.Series, second: pd.Series, step: pd.Series) -> tuple[float, float]:
+    """Spearman's correlation of two series, and the same with the step's ranks taken out of both."""
+    # What never changes is correlated with nothing.
+    table = pd.DataFrame({"a": first, "b": second, "t": step}).corr("spearman").fillna(0.0)
+    ab, at, bt = (float(table.loc[x, y]) for x, y in ("ab", "at", "bt"))
+    rest = np.sqrt((1 - at**2) * (1 - bt**2))
+    partial = (ab - at * bt) / rest if rest > 1e-12 else 0.0
+    return round(ab, 4) + 0.0, round(float(partial), 4) + 0.0
+
+
+def _band(rows: Any, column: str) -> tuple[Any, Any, Any]:
+    """Median and quartiles over runs of the binned curve; over the bin's rows where there is one run."""
+    steps = rows["step"]
+    width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
+    bins = ((steps - steps.min()) // width).astype(int)
+    when = rows.groupby(bins)["step"].max()
+    if "run" in rows and rows["run"].nunique() > 1:
+        by_run = rows.groupby([bins, rows["run"]])[column].mean()
+        quantiles = by_run.groupby(level=0).quantile([0.25, 0.5, 0.75]).unstack()
+    else:
+        quantiles = rows.groupby(bins)[column].quantile([0.25, 0.5, 0.75]).unstack()
+    quantiles.index = pd.Index(when)
+    return quantiles[0.5], quantiles[0.25], quantiles[0.75]
+
+
+def _need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise InputError(f"{what}: no column {missing[0]!r}; it has {', '.join(map(str, frame))}")
+    if frame.empty:
+        raise InputError(f"{what}: no rows; record at least one step before a report is written")
+
+
+def allocations(shares: pd.DataFrame) -> Plot:
+    """Each entity's share less an equal one, in percentage points: those furthest from it.
+
+    A row for each period, a column for each entity; whoever has no share at all in a period is absent
+    from it, and equal shares are among the others.
+    """
+    there = shares > 0
+    away = 100 * shares.sub(1 / there.sum(axis=1), axis=0).where(there)
+    far = away.abs().mean().fillna(0.0).sort_values(ascending=False).index
+    shown: Any = away[far[:COLOURS]]
+    furthest = away.abs().max(axis=1)
+    cut = f" The {COLOURS} furthest from it can be drawn." if len(far) > COLOURS else ""
+    words = (
+        f"{shares.shape[1]} entities over {len(shares)} periods. On average {far[0]} holds "
+        f"{shares[far[0]].mean():.1%}, {away[far[0]].mean():+.2f} points from an equal share; the share "
+        f"furthest from it lies {furthest.mean():.2f} points away on average, {furthest.max():.2f} at "
+        f"most.{cut}"
+    )
+    title = "Shares over time, as they differ from equal ones"
+    axis = {"title": "share less an equal one (percentage points)", "kind": "number"}
+    return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
+
+
+def values(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
+    """Wealth of each strategy on a logarithmic axis.
+
+    Days up to `trained` are shaded: the policy was trained on them.
+    """
+    words = "At the end: " + _named(wealth.iloc[-1], "{:.3f}", best="highest")
+    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
+    return lines("Value of 1 invested", words, wealth, axis, trained=trained)
+
+
+def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
+    """Wealth of each strategy over that of equal shares restored daily, which is in the table."""
+    ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
+    words = "At the end: " + _named(ahead.iloc[-1], "{:+.1%}", best="highest")
+    axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
+    return lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
+
+
+def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
+    """How far each strategy lies below its own highest value so far, which starts at 1."""
+    below = wealth / wealth.cummax().clip(lower=1.0) - 1
+    words = "Deepest: " + _named(below.min(), "{:.1%}", best="deepest")
+    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
+    return lines("Drawdown", words, below, axis, trained=trained)
+
+
+def _named(row: pd.Series, form: str, *, best: str) -> str:
+    """The values of those that are drawn, and the extreme one of all."""
+    known = [name for name in (*_FIRST, *_WELL_KNOWN) if name in row.index]
+    rest = [name for name in row.index if name not in known]
+    named = ", ".join(f"{name} {form.format(row[name])}" for name in known or rest[:_NAMED])
+    far = row.idxmin() if best == "deepest" else row.idxmax()
+    return f"{named}; {best} of all {len(row)}: {far}, {form.format(row[far])}."
+
+
+def lines(
+    title: str,
+    words: str,
+    frame: pd.DataFrame,
+    axis: dict[str, str],
+    *,
+    first: Sequence[str] | pd.Index = _FIRST,
+    drawn: Sequence[str] | pd.Index = _WELL_KNOWN,
+    trained: str | None = None,
+) -> Plot:
+    """A line for each column: those in `first` boldly, of many only they and those in `drawn` at first,
+    any other by a click. Days up to `trained` are shaded.
+    """
+    shown = thin(frame, POINTS)
+    bold = [column for column in shown.columns if column in set(first)]
+    known = [column for column in shown.columns if column in set(drawn) and column not in bold]
+    order = bold + known + [c for c in shown.columns if c not in {*bold, *known}]
+    crowded = len(order) > _DRAWN + 1
+    data = [
+        {
+            "type": "line",
+            "y": numbers(np.asarray(shown[column], float)),
+            "name": name,
+            "color": place % COLOURS + 1,
+            "width": 2.8 if column in bold else 1.5,
+            "dash": "solid" if column in bold else dash(place - len(bold) + 1),
+            "hidden": crowded and column not in {*bold, *known},
+        }
+        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
+    ]
+    layout = {"x": times(shown.index), "xaxis": time_axis(frame.index), "yaxis": axis}
+    return Plot(title, words, data, layout | {"trained": trained}, wide=True)

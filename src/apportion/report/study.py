@@ -1,0 +1,78 @@
+"""The page of a study: a verdict on each claim, and for each figure its notes, picture and table."""
+
+from pathlib import Path
+from typing import Any
+
+from apportion.report.page import (
+    Headline,
+    Headlines,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Words,
+    number,
+    page,
+)
+from apportion.report.plots import read_if_there, read_table
+from apportion.report.run import only_beyond_zero, provenance
+from apportion.statistics import Outcome
+
+_COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
+"""What the page says of how a study was computed."""
+
+
+def study_page(folder: Path) -> str:
+    """The page of a study's folder."""
+    verdicts, about = read_if_there(folder / "verdict.json"), read_if_there(folder / "study.json")
+    figures = about.get("figures", [])
+    holding = sum(bool(verdict["holds"]) for verdict in verdicts)
+    lead = (
+        f"{holding} of {len(verdicts)} claims hold. Each is given with its estimate, its 95 % interval "
+        "and the number of independent experiments."
+    )
+    sections = [Section("Verdicts", [Headlines([_card(verdict) for verdict in verdicts])], lead)]
+    for figure in figures:
+        own = [verdict for verdict in verdicts if verdict.get("figure") in (None, figure["name"])]
+        parts = _figure(folder, figure, own)
+        sections.append(Section(figure["title"] if len(figures) > 1 else "Figure", parts))
+    facts = {name: about[name] for name in _COMPUTED if about.get(name) is not None}
+    sections += provenance(about.get("settings", {}), facts)
+    name = about.get("name", folder.name)
+    title = figures[0]["title"] if len(figures) == 1 else name
+    return page(title, sections, subtitle=f"Study {name}")
+
+
+def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]) -> list[Part]:
+    """A figure's notes, its picture with the verdicts as alternative text, and its table."""
+    parts: list[Part] = [Words(figure["notes"])] if figure.get("notes") else []
+    # A name alone: what a file says is no path to elsewhere.
+    picture = folder / Path(figure["picture"]).name
+    if picture.exists():
+        said = (
+            f"{verdict['claim']}: {_outcome(verdict).replace('-', ' ')}" for verdict in verdicts
+        )
+        words = f"{figure['title']}: {'; '.join(said)}"
+        parts.append(Picture(figure["title"], picture.read_bytes(), words))
+    table = read_table(folder, Path(figure["table"]).stem)
+    if table is not None:
+        parts.append(Table(f"All numbers, {len(table)} rows", table))
+    return parts
+
+
+def _card(verdict: dict[str, Any]) -> Headline:
+    low, high = verdict["interval"]
+    whose = "A claim of the paper" if verdict["paper"] else "Our own check"
+    adjusted = verdict.get("adjusted")
+    after = f"; {adjusted.replace('-', ' ')} after Holm's adjustment" if adjusted else ""
+    return Headline(
+        verdict["claim"],
+        number(verdict["estimate"]),
+        f"[{number(low)}, {number(high)}]",
+        f"{whose}; n = {verdict['n']}{after}",
+        _outcome(verdict),
+    )
+
+
+def _outcome(verdict: dict[str, Any]) -> Outcome:
+    return only_beyond_zero(verdict["outcome"], verdict["interval"])

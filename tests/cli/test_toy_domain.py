@@ -1,0 +1,200 @@
+"""A domain in one file is trained, resumed, tested, certified and shown: nothing else is edited."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import apportion.cli.commands as commands
+from apportion.domains import domain as registry
+from cli.command import apportion, assert_refused, one_object
+from cli.toy_domain import ToyDomain
+
+SOURCE = Path(commands.__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toy():
+    registry.register(ToyDomain())
+    yield registry.find_domain("toy")
+    registry._registered.pop("toy")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    learner = ("--learner", "careful", "--care", "0.25")
+    return folder, one_object(apportion("train", "toy", "--out", folder, "--json", *learner))
+
+
+def test_no_domain_is_named_where_domains_are_asked():
+    for room, names in (("cli", registry._FOLDERS), ("report", ("toy", *registry._FOLDERS[:3]))):
+        for file in (SOURCE / room).glob("*.py"):
+            assert not re.search("|".join(names), file.read_text()), file
+
+
+def test_it_is_trained_with_the_settings_of_its_learner(trained):
+    folder, printed = trained
+    assert printed["folder"] == str(folder)
+    assert printed["results"]["learner"] == "careful"
+    assert "care = 0.25" in (folder / "settings.toml").read_text()
+    assert len(pd.read_parquet(folder / "metrics.parquet")) == 6
+    command = ("train", "toy", "--out", "x")
+    assert_refused(apportion(*command, "--care", "0.2"), "no option --care")
+    assert_refused(apportion(*command, "--learner", "carefl"), "did you mean careful?")
+    assert_refused(apportion(*command, "--toys", "no.csv"), "no.csv: no such file")
+    ignored = ("--method", "mtl", "--alpha", "0.9")
+    assert_refused(apportion(*command, *ignored), "alpha is 0.9", "ignored by method mtl")
+    assert not Path("x").exists()
+
+
+def test_its_settings_run_it_again_and_a_run_cut_short_goes_on_to_the_same_bits(trained, tmp_path):
+    folder, _ = trained
+    files = ("policy.safetensors", "settings.toml", "results.json")
+    done = apportion("train", "toy", "--config", folder / "settings.toml", "--out", tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"shared\nwrote {tmp_path / 'b'}\n"
+    assert "step 6 of 6" in done.stderr
+    for file in files:
+        assert (tmp_path / "b" / file).read_bytes() == (folder / file).read_bytes()
+    for left in ("results.json", "policy.safetensors", "checkpoints/step-000000006.safetensors"):
+        (tmp_path / "b" / left).unlink()
+    resumed = apportion("resume", tmp_path / "b")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continuing after step 3" in resumed.stderr
+    for file in (*files, "checkpoints/step-000000006.safetensors"):
+        assert (tmp_path / "b" / file).read_bytes() == (folder / file).read_bytes()
+    assert "nothing was left to do" in apportion("resume", tmp_path / "b").stdout
+
+
+def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
+    folder, _ = trained
+    given = ("backtest", folder, "--friends", "Ann", "Cy", "--out", tmp_path / "out")
+    done = apportion(*given, "--json")
+    assert one_object(done) == {"shares": {"Ann": 0.5, "Cy": 0.5}}
+    assert "backtest: toys (50%)" in done.stderr
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == one_object(done)
+    assert list(pd.read_csv(tmp_path / "out" / "table.csv")["friend"]) == ["Ann", "Cy"]
+    assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert apportion("backtest", folder).stdout == "2 friends played\n"
+    assert_refused(apportion(*given), "out: holds other files")
+    assert_refused(apportion("backtest", folder, "--toys", "no.csv"), "no.csv: no such file")
+    assert_refused(apportion("backtest", folder, "--fiends", "A"), "did you mean --friends?")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("backtest", "--prices"), ("allocate", "--now"), ("certify", "--federations")],
+)
+def test_an_option_of_another_domain_is_refused_in_a_sentence(trained, command, option):
+    given = (command, trained[0], option, "x", *(["--against", "chance"] * (command == "certify")))
+    assert_refused(apportion(*given), f"a run of toy takes no {option}")
+
+
+def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
+    folder, _ = trained
+    table, plain = tmp_path / "a.csv", tmp_path / "a.json"
+    assert apportion("allocate", folder, "--out", table).stdout.endswith(f"wrote {table}\n")
+    assert pd.read_csv(table)["share"].sum() == 1
+    result = one_object(apportion("allocate", folder, "--out", plain, "--json"))
+    assert json.loads(plain.read_text()) == result
+    toys = tmp_path / "toys.csv"
+    toys.write_text("ball\n")
+    for out, words in (
+        (tmp_path / "a.txt", "write to a .csv or a .json file"),
+        (toys, "is read as well"),
+        (plain / "b.csv", "is a file"),
+        (tmp_path, "write to a .csv"),
+    ):
+        assert_refused(apportion("allocate", folder, "--toys", toys, "--out", out), words)
+    assert toys.read_text() == "ball\n"
+
+
+def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(trained, tmp_path):
+    folder, _ = trained
+    asked = ("certify", folder, "--against", "chance", "--weeks", 60)
+    found = one_object(apportion(*asked, "--block", 2, "--out", tmp_path / "c", "--json"))
+    assert (found["verdict"], found["bets"], found["block"]) == ("certified", 30, 2)
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        f"certificate.{kind}" for kind in ("csv", "json", "png")
+    }
+    assert apportion(*asked).stdout.endswith(f"wrote {folder / 'certificate.png'}\n")
+    assert json.loads((folder / "certificate.json").read_text())["plot"] == "certificate.png"
+    printed = one_object(apportion("report", folder, "--json"))
+    assert printed == {"report": str(folder / "report.html")}
+    text = (folder / "report.html").read_text()
+    for words in (">Certificate<", ">Smiles<", "Who smiled", "<dt>friend</dt>", "<dd>toy</dd>"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "--against NAME is missing"),
+        ("--against nobody", "there is no baseline 'nobody'"),
+        ("--against chance --alpha 0", "--alpha is 0; it must be above 0 and below 1"),
+        ("--against chance --alpha nan", "--alpha is nan"),
+        ("--against chance --alpha much", "--alpha is 'much'"),
+        ("--against chance --block 0", "--block is 0"),
+        ("--against chance --out {}/file", "give a .png file, or a folder"),
+        ("--against chance --out {}/folder.png", "give a .png file, or a folder"),
+        ("--against chance --out {}/file/plot.png", "is a file"),
+        ("--against chance --out /proc/plot.png", "cannot be written to"),
+    ],
+)
+def test_a_certificate_that_cannot_be_made_is_refused(trained, options, words, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    if "/proc" in options and not Path("/proc/self").exists():
+        pytest.skip("no /proc")
+    assert_refused(apportion("certify", trained[0], *options.format(tmp_path).split()), words)
+
+
+def test_its_files_are_checked_and_its_examples_shown(trained, tmp_path):
+    assert "shares" not in one_object(apportion("check", "--json"))
+    (tmp_path / "toys.csv").write_text("ball\n")
+    checked = one_object(apportion("check", "--toys", tmp_path / "toys.csv", "--json"))
+    assert checked["shares"] == {"Ann": 1.0}
+    assert_refused(apportion("check", "--toys", "no.csv"), "no.csv: no such file")
+    for command, shown in (
+        (("train",), "apportion train toy --out runs/toy"),
+        (("backtest",), "Whom to play with."),
+        (("backtest", trained[0]), "--friends Ann Bob"),
+        (("train", "toy", "--learner", "careful"), "How carefully."),
+    ):
+        assert shown in " ".join(apportion(*command, "--help").stdout.replace("│", " ").split())
+
+
+def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "other")
+    settings = tmp_path / "other" / "settings.toml"
+    settings.write_text(settings.read_text().replace('"toy"', '"budget"'))
+    given = ("certify", "--against", tmp_path / "other", trained[0])
+    assert_refused(apportion(*given), "give this folder first")
+
+
+def test_a_demo_is_shown_replaced_and_continued(tmp_path, toy, monkeypatch):
+    monkeypatch.setattr(commands, "all_domains", lambda: [toy])
+    folder, mark = tmp_path / "demo", tmp_path / "demo" / ".demo.json"
+    given = ("demo", "--out", folder, "--quiet")
+    done = apportion(*given)
+    assert done.stdout == f"shared\n\nwrote {folder / 'report.html'}\n", done.stderr
+    files = json.loads(mark.read_text())["files"]
+    assert "smiles.csv" in files
+    policy = (folder / "policy.safetensors").read_bytes()
+    # Stopped before its last save: it goes on from there, and comes to the same.
+    mark.write_text('{"files": []}')
+    (folder / "results.json").unlink()
+    assert one_object(apportion(*given, "--json"))["results"]["learner"] == "direct"
+    assert (folder / "policy.safetensors").read_bytes() == policy
+    # Another seed is another demo: the earlier one is replaced, and nothing else.
+    (folder / "notes.txt").touch()
+    assert_refused(apportion(*given, "--seed", 1), "notes.txt, which no demo wrote")
+    (folder / "notes.txt").unlink()
+    assert apportion(*given, "--seed", 1, "--steps", 3).returncode == 0
+    assert (folder / "policy.safetensors").read_bytes() != policy
+    mark.unlink()
+    assert_refused(apportion(*given), "holds a run that is no demo")
