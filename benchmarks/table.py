@@ -5,6 +5,7 @@ the median over turns with the least and the most, and a ratio is taken turn by 
 dictionary from the table's headings to cells; what starts with an underscore is in the file alone.
 """
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -42,6 +43,19 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> Spread:
 def best(rates: Rates) -> list[float]:
     """The fastest of several peers in each turn."""
     return [max(turn) for turn in zip(*rates.values(), strict=True)]
+
+
+def options(
+    doc: str | None, *, turns: int | None = None, peer: str = ""
+) -> argparse.ArgumentParser:
+    """A benchmark's options: where results go, how many turns, and another environment's Python."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    if turns:
+        parser.add_argument("--turns", type=int, default=turns)
+    if peer:
+        parser.add_argument("--peer", help=f"python of an environment with {peer}")
+    return parser
 
 
 def facts(*packages: str, **others: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from apportion.statistics import Estimate, compare
@@ -173,7 +174,7 @@ def benchmark(name: str) -> str:
 
 def steps_on_gpu() -> str:
     """What was hoped for, which numbers of learners stay below, and how long a step of all takes."""
-    rows = json.loads((SPEED / "gpu.json").read_text())["rows"]
+    rows = json.loads((SPEED / "gradient_step_gpu.json").read_text())["rows"]
     rates = {int(row["learners"]): row["ours"]["median"] for row in rows}
     below = [learners for learners, rate in rates.items() if rate < HOPED[learners]]
     wanted = listed([HOPED[learners] / 1000 for learners in rates])
@@ -299,18 +300,24 @@ def federations_attacked() -> str:
 
 def aggregator_training() -> str:
     """Ways to train on validation: means over seeds with many and with few samples."""
-    table = pd.read_csv(RESULTS / "aggregator_training" / "table.csv")
-    columns = ["accuracy", "over gradient shares", "worst over FedAvg"]
-    found = table.groupby(["circumstance", "variant"], sort=False)[columns].mean()
-    many, few = (found.loc[name] for name in ("200 samples", "20 samples"))
-    rows = [
-        [name, *(f"{part.loc[name, column]:{form}}" for part in (many, few)
-                 for column, form in zip(columns, (".4f", "+.4f", "+.4f"), strict=True))]
-        for name in few.index
-    ]  # fmt: skip
+    cells = json.loads((RESULTS / "aggregator_training" / "cells.json").read_text())
+    circumstances = ("200 samples", "20 samples")
+    rows: dict[str, list[str]] = {}
+    for here in circumstances:
+        tested: dict[str, list[np.ndarray]] = {}
+        for cell in cells:
+            if here in cell["finals"]:
+                tested.setdefault(cell["variant"], []).append(np.array(cell["finals"][here]))
+        (plain,), (rival,) = tested["FedAvg"], tested["gradient shares, momentum"]
+        for name, seeds in tested.items():
+            worst = np.mean([(own - plain).mean(1).min().round(4) for own in seeds])
+            found = [f"{np.mean([own.mean().round(4) for own in seeds]):.4f}"]
+            lead = np.mean([(own - rival).mean().round(4) for own in seeds])
+            rows.setdefault(name, []).extend([*found, f"{lead:+.4f}", f"{worst:+.4f}"])
     heads = ("{}", "{}, over gradient shares", "{}, worst kind over FedAvg")
-    named = [head.format(name) for name in ("200 samples", "20 samples") for head in heads]
-    return markdown_table(["", *named], rows)
+    named = [head.format(name) for name in circumstances for head in heads]
+    whole = [[name, *values] for name, values in rows.items() if len(values) == len(named)]
+    return markdown_table(["", *named], whole)
 
 
 def flower() -> str:
@@ -337,21 +344,6 @@ def flower() -> str:
         f"made by `{about['command']}`."
     )
     return f"{markdown_table([*heads, '200 samples over FedAvg'], rows)}\n\n{note}"
-
-
-def flower_memory() -> str:
-    """A sentence on what a round of large models costs."""
-    found = json.loads((RESULTS / "flower" / "memory.json").read_text())
-    ours, plain = found["rounds"]["LearnedAggregation"], found["rounds"]["FedAvg"]
-    return (
-        f"With {found['clients']} replies of {found['parameters'] / 1e6:.0f} million parameters a round of "
-        f"the strategy takes {ours['seconds']:.1f} s beside the {ours['seconds_predicting']:.1f} s that "
-        f"`predict` needs to answer ({plain['seconds']:.1f} s for `FedAvg`, which tries no model), and "
-        f"{ours['peak_bytes'] / 1e6:.0f} MB beyond the replies themselves, {ours['peak_in_models']:.1f} "
-        f"times one model (`FedAvg`: {plain['peak_in_models']:.1f}): models are read where Flower has put "
-        f"them, and averaged block by block. Measured by `{found['command']}` on {found['devices'][0]}, "
-        "beside other work."
-    )
 
 
 def blind() -> str:
@@ -411,7 +403,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for function in (
         all_studies, coverage, seconds_of_studies, steps_on_gpu, federated_episodes, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
-        federations_attacked, aggregator_training, flower, flower_memory, blind, blind_elsewhere,
+        federations_attacked, aggregator_training, flower, blind, blind_elsewhere,
     )
 }  # fmt: skip
 

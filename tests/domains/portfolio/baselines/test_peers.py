@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import universal_portfolios
 
-import programs
 from apportion.domains.portfolio import baselines
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
@@ -26,21 +26,16 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def comparison():
+def peer():
     if PYTHON is None:
         pytest.skip("APPORTION_UNIVERSAL_PYTHON names no python with universal-portfolios")
-    return programs.benchmark("baselines")
-
-
-@pytest.fixture(scope="module")
-def peer(comparison):
-    return comparison.peer_results(PYTHON, DATA)
+    return universal_portfolios.peer_results(PYTHON, DATA)
 
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", NAMES)
-def test_final_wealth_equals_the_peers(comparison, peer, data, name):
-    result = comparison.compare(peer, data, name)
+def test_final_wealth_equals_the_peers(peer, data, name):
+    result = universal_portfolios.compare(peer, data, name)
     assert result.gross_error < 1e-6
     assert result.fee_error < 1e-6
     assert result.exact_cost_error < 1e-6

@@ -1,6 +1,6 @@
-"""Flower's own strategies and the shipped policy on five kinds of federations.
+"""Flower's own strategies and the shipped policy on five kinds of federations, in real Flower.
 
-    python benchmarks/flower_kinds.py [--seeds 8] [--simulated 1] [--rounds 20]
+    python benchmarks/flower.py [--seeds 8] [--simulated 1] [--rounds 20]
 
 The clients are those of examples/flower_app, on digits that the policy was not trained on; every run is
 `Strategy.start` of Flower. With the first seeds (`--simulated`) the messages go through Flower's
@@ -16,7 +16,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,30 +48,36 @@ SAMPLES = (200, 20)
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """One federation: where its clients' digits lie, and what the server has."""
+class FlowerFederation:
+    """Where the clients' digits lie, and what the server has: what it tests on, then its own."""
 
     kind: str
     seed: int
     folder: Path
     images: np.ndarray
     labels: np.ndarray
-    """Of the server: those that the aggregate is tested on first, then its own."""
 
-    def predict(self, samples: int) -> Callable[[ArrayRecord], np.ndarray]:
-        own = self.images[TESTED : TESTED + samples]
-        return lambda arrays: network.logits(arrays.to_numpy_ndarrays(), own)
+    def strategies(self) -> dict[str, tuple[int | None, FedAvg]]:
+        """Each with the number of the server's samples that it looks at."""
+        plain = {"fraction_evaluate": 0.0}
+        found: dict[str, tuple[int | None, FedAvg]] = {
+            "FedAvg": (None, FedAvg(**plain)),
+            "FedAvgM": (None, FedAvgM(server_momentum=0.7, **plain)),
+            "FedYogi": (None, FedYogi(eta=0.05, **plain)),
+        }
+        for samples in SAMPLES:
+            own = slice(TESTED, TESTED + samples)
 
-    def own_labels(self, samples: int) -> np.ndarray:
-        return self.labels[TESTED : TESTED + samples]
+            def predict(arrays: ArrayRecord, own=own) -> np.ndarray:
+                return network.logits(arrays.to_numpy_ndarrays(), self.images[own])
 
-    @property
-    def server_data(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """What the example's `federate` tests models on."""
-        return {"test": (self.images[:TESTED], self.labels[:TESTED])}
+            strategy = LearnedAggregation(predict, self.labels[own])
+            found[f"LearnedAggregation, {samples} samples"] = (samples, strategy)
+        found["LearnedAggregation, no samples"] = (0, LearnedAggregation())
+        return found
 
 
-def deal(kind: str, seed: int, folder: Path) -> Dealt:
+def deal(kind: str, seed: int, folder: Path) -> FlowerFederation:
     """Write the digits of a federation's clients to files, as if they lay on many machines."""
     digits = embedded_digits().pooled(2)
     dealt = mixture(digits, [(kind, CLIENTS, seed)], halves(digits)[1])
@@ -88,22 +93,7 @@ def deal(kind: str, seed: int, folder: Path) -> Dealt:
         )
     own = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
     own = own[: TESTED + max(SAMPLES)]
-    return Dealt(kind, seed, folder, images[own], digits.labels[own])
-
-
-def strategies(dealt: Dealt) -> dict[str, tuple[int | None, FedAvg]]:
-    """Each with the number of the server's samples that it looks at."""
-    plain = {"fraction_evaluate": 0.0}
-    found: dict[str, tuple[int | None, FedAvg]] = {
-        "FedAvg": (None, FedAvg(**plain)),
-        "FedAvgM": (None, FedAvgM(server_momentum=0.7, **plain)),
-        "FedYogi": (None, FedYogi(eta=0.05, **plain)),
-    }
-    for samples in SAMPLES:
-        strategy = LearnedAggregation(dealt.predict(samples), dealt.own_labels(samples))
-        found[f"LearnedAggregation, {samples} samples"] = (samples, strategy)
-    found["LearnedAggregation, no samples"] = (0, LearnedAggregation())
-    return found
+    return FlowerFederation(kind, seed, folder, images[own], digits.labels[own])
 
 
 class InProcess:
@@ -125,17 +115,16 @@ class InProcess:
         return client_app.app(message, Context(1, node, config, RecordDict(), {}))
 
 
-def runs(grid, how: str, federations: list[Dealt], rounds: int) -> list[dict]:
+def runs(grid, how: str, federations: list[FlowerFederation], rounds: int) -> list[dict]:
     """Every strategy in every federation, from the same first model."""
     rows = []
-    for dealt in federations:
-        for name, (samples, strategy) in strategies(dealt).items():
+    for own in federations:
+        test = {"test": (own.images[:TESTED], own.labels[:TESTED])}
+        for name, (samples, strategy) in own.strategies().items():
             begun = time.perf_counter()
-            tested = server_app.federate(
-                grid, strategy, dealt.folder, dealt.server_data, rounds, seed=dealt.seed
-            )
+            tested = server_app.federate(grid, strategy, own.folder, test, rounds, seed=own.seed)
             rows.append({
-                "kind": dealt.kind, "strategy": name, "samples": samples, "seed": dealt.seed, "how": how,
+                "kind": own.kind, "strategy": name, "samples": samples, "seed": own.seed, "how": how,
                 "accuracy": round(tested[-1], 4), "mean": round(float(np.mean(tested[1:])), 4),
                 "seconds": round(time.perf_counter() - begun, 2),
             })  # fmt: skip
@@ -143,7 +132,7 @@ def runs(grid, how: str, federations: list[Dealt], rounds: int) -> list[dict]:
     return rows
 
 
-def simulated(federations: list[Dealt], rounds: int) -> list[dict]:
+def simulated(federations: list[FlowerFederation], rounds: int) -> list[dict]:
     """The same through Flower's simulation."""
     rows: list[dict] = []
     server = ServerApp()
@@ -156,25 +145,6 @@ def simulated(federations: list[Dealt], rounds: int) -> list[dict]:
         server, client_app.app, num_supernodes=CLIENTS, backend_config=server_app.BACKEND
     )
     return rows
-
-
-def about(table: pd.DataFrame, asked: argparse.Namespace) -> dict:
-    """What was run, with what, and how far the simulation is from the run in one process."""
-    keys = ["kind", "strategy", "seed"]
-    wide = table.pivot(index=keys, columns="how", values="accuracy")
-    both = wide.dropna() if "simulation" in wide else wide.iloc[:0]
-    apart = (both["simulation"] - both["in process"]).abs() if len(both) else pd.Series(dtype=float)
-    return {
-        "command": "python benchmarks/flower_kinds.py "
-        f"--seeds {asked.seeds} --simulated {asked.simulated} --rounds {asked.rounds}",
-        "versions": versions() | {name: installed(name) for name in ("flwr", "ray")},
-        "clients": CLIENTS,
-        "tested_on": TESTED,
-        "options": {"FedAvgM": {"server_momentum": 0.7}, "FedYogi": {"eta": 0.05}},
-        "runs_in_both": len(both),
-        "largest_difference": float(apart.max()) if len(apart) else None,
-        "seconds": round(float(table["seconds"].sum()), 1),
-    }
 
 
 def main() -> None:
@@ -192,12 +162,27 @@ def main() -> None:
             for kind in KINDS
         ]
         rows = runs(InProcess(), "in process", federations, asked.rounds)
-        first = [dealt for dealt in federations if dealt.seed < asked.simulated]
+        first = [own for own in federations if own.seed < asked.simulated]
         rows += simulated(first, asked.rounds) if first else []
     table = pd.DataFrame(rows)
+    wide = table.pivot(index=["kind", "strategy", "seed"], columns="how", values="accuracy")
+    both = wide.dropna() if "simulation" in wide else wide.iloc[:0]
+    apart = (both["simulation"] - both["in process"]).abs() if len(both) else pd.Series(dtype=float)
+    about = {
+        "command": "python benchmarks/flower.py "
+        f"--seeds {asked.seeds} --simulated {asked.simulated} --rounds {asked.rounds}",
+        "versions": versions() | {name: installed(name) for name in ("flwr", "ray")},
+        "clients": CLIENTS,
+        "tested_on": TESTED,
+        "options": {"FedAvgM": {"server_momentum": 0.7}, "FedYogi": {"eta": 0.05}},
+        "runs_in_both": len(both),
+        # Between the simulation and the run in one process.
+        "largest_difference": float(apart.max()) if len(apart) else None,
+        "seconds": round(float(table["seconds"].sum()), 1),
+    }
     asked.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(asked.out / "table.csv", index=False)
-    (asked.out / "about.json").write_text(json.dumps(about(table, asked), indent=1) + "\n")
+    (asked.out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     print(table.groupby(["how", "kind", "strategy"])["accuracy"].mean().unstack().to_string())
 
 
