@@ -20,6 +20,7 @@ that need no samples either; it writes docs/results/blind.
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -41,7 +42,7 @@ from apportion.domains.federated.mixtures import (
     unseen_world,
 )
 from apportion.domains.federated.optimisers import ServerStep
-from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy, averaged
+from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy
 from apportion.domains.federated.robust import Median, NearestMixing
 from apportion.domains.federated.settings import FederatedSettings
 from apportion.domains.federated.shipped import shipped_blind_policy
@@ -123,24 +124,47 @@ def bounded(policy: AggregationPolicy, least_step: float) -> AggregationPolicy:
     return jax.tree.unflatten(structure, jax.tree.leaves(policy))
 
 
-def calibrated(policy: AggregationPolicy, theta: jax.Array) -> AggregationPolicy:
-    """Log step, momentum and scores times exp(theta[:3]); log step and momentum shifted by theta[3:5].
+def added(policy: AggregationPolicy, unit: AggregationPolicy) -> AggregationPolicy:
+    """One policy whose scores, log step and momentum are the sums of both: their units side by side."""
+    both = (policy, unit)
 
-    A second policy, of one unit that is always 1, says the shifts; `averaged` halves what both say.
-    """
-    factors = 2 * jnp.exp(theta[:3])
-    scaled = eqx.tree_at(
-        lambda p: (p.server, p.score),
-        policy,
-        (policy.server * factors[:2], policy.score * factors[2]),
+    def beside(part: Callable[[AggregationPolicy], jax.Array]) -> jax.Array:
+        return jnp.concatenate([part(p) for p in both], -1)
+
+    # A client's own units, their mean over the clients, and their spread where that is read.
+    def parts(matrix: Callable[[AggregationPolicy], jax.Array]) -> Iterator[list[jax.Array]]:
+        for n in range(matrix(policy).shape[1] // policy.hidden):
+            yield [matrix(p)[:, n * p.hidden : (n + 1) * p.hidden] for p in both]
+
+    block = jax.scipy.linalg.block_diag
+    server = [jnp.concatenate(part, -1) for part in parts(lambda p: p.server.T)]
+    return eqx.tree_at(
+        lambda p: (
+            *(p.recurrence.from_input, p.recurrence.from_state, p.recurrence.bias),
+            *(p.joint.weight, p.joint.bias, p.score, p.server),
+        ),
+        untrained(policy, policy.hidden + unit.hidden, policy.least_step),
+        (
+            beside(lambda p: p.recurrence.from_input),
+            block(*(p.recurrence.from_state for p in both)),
+            beside(lambda p: p.recurrence.bias),
+            jnp.concatenate([block(*part) for part in parts(lambda p: p.joint.weight)], 1),
+            beside(lambda p: cast(jax.Array, p.joint.bias)),
+            beside(lambda p: p.score),
+            jnp.concatenate(server, -1).T,
+        ),
     )
+
+
+def calibrated(policy: AggregationPolicy, theta: jax.Array) -> AggregationPolicy:
+    """Log step, momentum and scores times exp(theta[:3]); log step and momentum shifted by theta[3:5],
+    by one more unit that is always 1."""
+    factors = jnp.exp(theta[:3])
+    outputs = (policy.server * factors[:2], policy.score * factors[2])
+    scaled = eqx.tree_at(lambda p: (p.server, p.score), policy, outputs)
     one = jax.tree.map(jnp.zeros_like, untrained(policy, 1, policy.least_step))
-    shift = eqx.tree_at(
-        lambda p: (p.joint.bias, p.server),
-        one,
-        (jnp.full(1, 20.0), one.server.at[0].set(2 * theta[3:5])),
-    )
-    return averaged([scaled, shift])
+    shifts = (jnp.full(1, 20.0), one.server.at[0].set(theta[3:5]))
+    return added(scaled, eqx.tree_at(lambda p: (p.joint.bias, p.server), one, shifts))
 
 
 def discounted(policy: AggregationPolicy, theta: float, reach: float) -> AggregationPolicy:
@@ -150,9 +174,6 @@ def discounted(policy: AggregationPolicy, theta: float, reach: float) -> Aggrega
     take theta times of it away: where all clients hold the same number of samples it says nothing. It
     reads `reach` of that distance: tanh is all but a line where that is short, and saturates where long.
     """
-    doubled = eqx.tree_at(
-        lambda p: (p.server, p.score), policy, (2 * policy.server, 2 * policy.score)
-    )
     one = jax.tree.map(jnp.zeros_like, untrained(policy, 1, policy.least_step))
     unit = eqx.tree_at(
         lambda p: (p.recurrence.from_input, p.joint.weight, p.score),
@@ -160,10 +181,10 @@ def discounted(policy: AggregationPolicy, theta: float, reach: float) -> Aggrega
         (
             one.recurrence.from_input.at[0].set(reach),
             one.joint.weight.at[0, 0].set(1.0),
-            jnp.full(1, -2 * theta / reach),
+            jnp.full(1, -theta / reach),
         ),
     )
-    return averaged([doubled, unit])
+    return added(policy, unit)
 
 
 def least_step(theta: jax.Array) -> jax.Array:
@@ -191,7 +212,10 @@ def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
     digits = Digits(mnist.images[places], mnist.labels[places], servers)
     wanted = [(kind, 10, 7000 + n) for kind in KINDS for n in range(COPIES)]
     dealt = mixture(digits, wanted, np.flatnonzero(~servers), samples=settings.samples)
-    federation = federation_of(settings, dealt, 400, 2000, settings.server_samples, seed=77)
+    federation = federation_of(
+        settings, dealt.digits, dealt.partition, evaluation=400, test=2000,
+        drawn=settings.server_samples, gate=True, seed=77,
+    )  # fmt: skip
     by_kind = [np.flatnonzero(np.array(dealt.kinds) == kind) for kind in KINDS]
     rng, theta, path = np.random.default_rng(1), FIRST, []
     for generation in range(GENERATIONS):

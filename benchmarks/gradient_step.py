@@ -29,8 +29,6 @@ makes them, and those of PyTorch with all in one product."""
 TINY = {1: (5, 5), 3: (5, 5)}
 ALONE = 50
 """Steps of a turn of one learner in PyTorch."""
-PRODUCT = (CHANNELS + HIDDEN) * HIDDEN
-"""Numbers in the parameters A and B: a step multiplies each row of each period by them three times."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,6 @@ def on_gpu(row: Row, batched_steps: int, turns: int, device: str) -> dict:
         sides["eager, batched"] = turn_of(many, batched_steps, row.learners)
     rates = alternate(sides, turns)
     own = rates.pop("ours")
-    operations = 3 * 2 * row.window * row.batch * row.entities * PRODUCT
     return {
         "learners": row.learners,
         "ours": spread(own),
@@ -238,7 +235,6 @@ def on_gpu(row: Row, batched_steps: int, turns: int, device: str) -> dict:
         "eager, batched": spread(rates["eager, batched"]) if row.learners > 1 else None,
         "ratio to eager": ratio(own, rates["eager"]),
         "ratio to the best": ratio(own, best(rates)),
-        "TFLOP/s of ours": operations * statistics.median(own) / 1e12,
     }
 
 

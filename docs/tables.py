@@ -37,22 +37,15 @@ LABELS = {
     "fig1": "Figure 1",
     "fig2": "Figure 2",
     "fig3-4": "Figures 3 and 4",
-    "fig3": "Figure 3",
-    "fig4": "Figure 4",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
     "bound": "The bound",
-    "approximation": "The bound with few features",
-    "corollary1": "How fast tasks help",
     "corollary2": "Orderings and subsets",
     "equivariance": "Shared or plain networks",
     "crossover": "When to pool",
-    "should-pool": "Whether to pool",
     "recipe": "A practical policy",
     "recipe-sp500": "The same on 20 stocks",
     "prioritisation": "Where priorities pay",
-    "conflict": "Tasks that conflict",
-    "acting": "Acting in the loop",
     "federations": "Other federations",
 }
 """What the studies are called on the pages, in their order."""
@@ -99,27 +92,24 @@ def significant(value: float | None) -> str:
 
 
 def study_page(study: str) -> str:
-    """What a study asks, what to take away, its verdicts and figures, and where its numbers are."""
+    """What a study asks, and for each of its figures what to take away, the verdicts and the picture."""
     folder, about = RESULTS / study, about_study(study)
-    lines = [f"# {about['title']}", "", description(about["name"]), ""]
+    figures, verdicts = about["figures"], verdicts_of(study)
+    alone = len(figures) == 1
+    lines = [f"# {figures[0]['title'] if alone else label(study)}", "", description(about["name"]), ""]
     lines += ["Made by", "", "```bash", about["command"], "```", ""]
     if (readme := folder / "README.md").exists():
         text = [line for line in readme.read_text().splitlines() if not line.startswith("    ")]
         lines += [" ".join(" ".join(text).removeprefix("Made by").split()), ""]
-    if about["notes"]:
-        lines += [
-            "## What to take away",
-            "",
-            *(f"- {escaped(note)}" for note in about["notes"]),
-            "",
-        ]
-    lines += ["## Verdicts", "", markdown_table(VERDICT, map(verdict_row, verdicts_of(study))), ""]
-    figures = sorted(path.name for path in folder.glob("*.png"))
     for figure in figures:
-        place = f"../results/{study}/{figure}"
-        lines += [f"[![{escaped(about['title'])}]({place})]({place})", ""]
-    table, record = (f"[{name}](../results/{study}/{name})" for name in ("table.csv", "study.json"))
-    lines += [f"All numbers: {table}. Settings, versions and device: {record}."]
+        own = [one for one in verdicts if alone or one["figure"] == figure["name"]]
+        lines += [] if alone else [f"## {figure['title']}", ""]
+        lines += [f"- {escaped(note)}" for note in figure["notes"]]
+        lines += ["", markdown_table(VERDICT, map(verdict_row, own)), ""]
+        place = f"../results/{study}/{figure['picture']}"
+        lines += [f"[![{escaped(figure['title'])}]({place})]({place})", ""]
+        lines += [f"All numbers: [{figure['table']}](../results/{study}/{figure['table']}).", ""]
+    lines += [f"Settings, versions and device: [study.json](../results/{study}/study.json)."]
     return "\n".join(lines) + "\n"
 
 
