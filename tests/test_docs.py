@@ -1,4 +1,4 @@
-"""Every Python block of the documentation and the README runs, and what is generated on a page is current."""
+"""Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
 import ast
 import logging
