@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz kills audit \
-	licences lint bench bench-env bench-gpu docs clean
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env universal-env mutants fuzz \
+	kills audit licences lint bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
 
@@ -43,10 +43,12 @@ test-learning: install
 		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
-# torch along, gigabytes of it, and is asked for by name.
+# torch along, gigabytes of it, and universal-portfolios an old pandas: they are asked for by name.
 peers-env: .peers/acnportal/.installed
 
 byzfl-env: .peers/byzfl/.installed
+
+universal-env: .peers/universal/.installed
 
 .peers/acnportal/.installed:
 	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
@@ -62,20 +64,23 @@ TORCH ?= torch
 	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	touch $@
 
+.peers/universal/.installed:
+	test -x .peers/universal/bin/python || $(PYTHON) -m venv .peers/universal
+	.peers/universal/bin/python -m pip install --quiet --disable-pip-version-check \
+		universal-portfolios==0.4.17 six "pandas<3"
+	touch $@
+
 test-peers: install
-	$(PYTEST) -m peer
+	$(if $(wildcard .peers/universal/.installed),APPORTION_UNIVERSAL_PYTHON=.peers/universal/bin/python) \
+		$(PYTEST) -m peer
 
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
 	$(BIN)/python tests/mutants/run.py
 
-# Files made wrong against every reader of files; Atheris lies beside the environment, which does not need it.
-fuzz: install .peers/atheris/.installed
-	PYTHONPATH=.peers/atheris $(BIN)/python tests/fuzz/run.py --atheris 1000
-
-.peers/atheris/.installed:
-	$(INSTALL) --target .peers/atheris atheris
-	touch $@
+# Files made wrong against every reader of files: not part of CI.
+fuzz: install
+	$(BIN)/python tests/fuzz/run.py
 
 # Jobs of every kind killed at random moments, and whether they end as if nobody had: not part of CI.
 kills: install
@@ -100,44 +105,30 @@ lint: install
 	$(BIN)/pyright --project pyright-strict.json
 	$(BIN)/lint-imports
 
-# Tables of speed against other libraries, each in an environment of its own: those that are there are
-# measured, the others named. Run it on an idle machine.
-BENCH_PEERS := recurrence:torch baselines:universal lspi:mushroom
+# Tables of speed, against other libraries where their environments are there (make bench-env). Run it on an
+# idle machine, then `make tables`.
 bench: install
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/federated.py
+	$(BIN)/python benchmarks/portfolio.py
 	$(BIN)/python benchmarks/charging.py $(call peer,acnportal)
-	$(BIN)/python benchmarks/portfolio.py $(call peer,finrl)
-	@for pair in $(BENCH_PEERS); do name=$${pair%%:*}; env=.peers/$${pair##*:}; \
-		if test -f $$env/.installed; then \
-			echo "$(BIN)/python benchmarks/$$name.py --peer $$env/bin/python"; \
-			$(BIN)/python benchmarks/$$name.py --peer $$env/bin/python || exit 1; \
-		else echo "skipped $$name: no $$env (make bench-env)"; fi; done
-	@for env in acnportal finrl; do test -f .peers/$$env/.installed || \
-		echo "skipped $$env's part: no .peers/$$env (make bench-env)"; done
+	$(if $(call peer,torch),$(BIN)/python benchmarks/gradient_step.py cpu $(call peer,torch), \
+		@echo "skipped gradient_step: no .peers/torch (make bench-env)")
 peer = $(if $(wildcard .peers/$(1)/.installed),--peer .peers/$(1)/bin/python)
 
 # TORCH=torch==2.13.0+cpu takes a small one where the machine knows where to find it.
-bench-env: .peers/acnportal/.installed .peers/universal/.installed .peers/mushroom/.installed \
-	.peers/torch/.installed .peers/finrl/.installed
+bench-env: .peers/acnportal/.installed .peers/torch/.installed
 
-.peers/universal/.installed: WHAT := universal-portfolios==0.4.17 six "pandas<3"
-.peers/torch/.installed: WHAT := "$(TORCH)" numpy
-# These two name old versions of much they do not need here.
-.peers/mushroom/.installed: WHAT := "$(TORCH)" "numpy<2" scipy scikit-learn matplotlib joblib tqdm pygame opencv-python-headless
-.peers/mushroom/.installed: ALONE := mushroom-rl==1.10.2
-.peers/finrl/.installed: WHAT := "$(TORCH)" stable-baselines3 pandas matplotlib
-.peers/finrl/.installed: ALONE := FinRL==0.3.7
-.peers/universal/.installed .peers/torch/.installed .peers/mushroom/.installed .peers/finrl/.installed:
+.peers/torch/.installed:
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(WHAT)
-	$(if $(ALONE),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(ALONE))
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
 	touch $@
 
 # On a machine with a graphics card; MNIST=mnist.npz adds the federated episodes.
 JAX_GPU ?= jax[cuda12]
 bench-gpu: .peers/gpu/.installed
-	.peers/gpu/bin/python benchmarks/gpu.py --kernels --out benchmarks/results $(if $(MNIST),--mnist $(MNIST))
+	.peers/gpu/bin/python benchmarks/gradient_step.py gpu
+	$(if $(MNIST),.peers/gpu/bin/python benchmarks/federated.py --mnist $(MNIST))
 
 .peers/gpu/.installed: pyproject.toml constraints.txt
 	test -x .peers/gpu/bin/python || $(PYTHON) -m venv .peers/gpu
@@ -145,7 +136,12 @@ bench-gpu: .peers/gpu/.installed
 		--editable . "$(JAX_GPU)" "$(TORCH)"
 	touch $@
 
+# The tables on the pages, from what studies and benchmarks wrote: committed, and written by `make tables`.
+tables: install
+	$(BIN)/python docs/tables.py
+
 docs: install
+	$(BIN)/python docs/tables.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

@@ -39,19 +39,37 @@ CERTIFIED = {
     "aggregation": ("federation", "--against fedavg"),
 }
 FIRST = "charging, JPL"
+COLUMNS = (
+    *(
+        "verdict",
+        "decided",
+        "start",
+        "end",
+        "period",
+        "block",
+        "bets",
+        "bound",
+        "mean",
+        "lower",
+        "upper",
+    ),
+    *("clipped", "trust"),
+)
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
-def autocorrelated(
-    rng: np.random.Generator, paths: int, persistence: float, deviation: float
-) -> np.ndarray:
+def clipped(gains: np.ndarray) -> np.ndarray:
+    return np.clip(gains, -1, 1)
+
+
+def autocorrelated(rng, paths: int, persistence: float, deviation: float) -> np.ndarray:
     noise = rng.normal(0, deviation * math.sqrt(1 - persistence**2), (PERIODS, paths))
     found = np.empty_like(noise)
     state = rng.normal(0, deviation, paths)
     for n, step in enumerate(noise):
         state = persistence * state + step
         found[n] = state
-    return np.clip(found.T, -1, 1)
+    return clipped(found.T)
 
 
 def reacting(rng: np.random.Generator, paths: int) -> np.ndarray:
@@ -69,7 +87,7 @@ def days_of_garages(rng: np.random.Generator, paths: int) -> np.ndarray:
     weather = rng.normal(0, 0.2, (paths, PERIODS))
     total = np.zeros((paths, PERIODS))
     for _ in range(20):
-        total += np.clip(weather + rng.normal(0, 0.2, (paths, PERIODS)), -1, 1)
+        total += clipped(weather + rng.normal(0, 0.2, (paths, PERIODS)))
     return total / 20
 
 
@@ -82,14 +100,8 @@ NULLS: dict[str, tuple[Draw, int]] = {
     "coins": (lambda rng, paths: rng.choice([-1.0, 1.0], (paths, PERIODS)), 1),
     "bounded": (lambda rng, paths: rng.uniform(-1, 1, (paths, PERIODS)), 1),
     "small": (lambda rng, paths: rng.uniform(-0.01, 0.01, (paths, PERIODS)), 1),
-    "heavy tails, clipped": (
-        lambda rng, paths: np.clip(0.2 * rng.standard_t(2, (paths, PERIODS)), -1, 1),
-        1,
-    ),
-    "rare large losses": (
-        lambda rng, paths: np.where(rng.random((paths, PERIODS)) < 0.02, -0.98, 0.02),
-        1,
-    ),
+    "heavy tails, clipped": (lambda rng, n: clipped(0.2 * rng.standard_t(2, (n, PERIODS))), 1),
+    "rare large losses": (lambda rng, n: np.where(rng.random((n, PERIODS)) < 0.02, -0.98, 0.02), 1),
     "worse than nothing": (lambda rng, paths: rng.uniform(-1, 0.96, (paths, PERIODS)), 1),
     "autocorrelated .5, in blocks of 5": (lambda rng, n: autocorrelated(rng, n, 0.5, 0.5), 5),
     "autocorrelated .9, in blocks of 20": (lambda rng, n: autocorrelated(rng, n, 0.9, 0.5), 20),
@@ -103,28 +115,23 @@ GAINED = "mean 0.1, deviation 0.3"
 
 
 def unblocked(rng: np.random.Generator, paths: int) -> np.ndarray:
-    """Gains that hang together, to be bet on one by one, as they should not be."""
+    """Autocorrelated gains, to be bet on one by one, as they should not be."""
     return autocorrelated(rng, paths, 0.9, 0.2)
 
 
 def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
-    return np.clip(rng.normal(0.1, 0.3, (paths, PERIODS)), -1, 1)
+    return clipped(rng.normal(0.1, 0.3, (paths, PERIODS)))
 
 
 def simulated(paths: int) -> pd.DataFrame:
     """How many paths of each kind are certified at their best moment, and when half of them are."""
     rows = []
     for kind, (draw, block) in (NULLS | {UNBLOCKED: (unblocked, 1), GAINED: (gained, 1)}).items():
-        found = [
-            Gains(own, -1.0, 1.0).certify(block=block)
-            for own in draw(np.random.default_rng(7), paths)
-        ]
-        when = [
-            made.ends[made.decided] + 1
-            if made.decided is not None and made.verdict == "certified"
-            else np.inf
-            for made in found
-        ]
+        when = []
+        for own in draw(np.random.default_rng(7), paths):
+            made = Gains(own, -1.0, 1.0).certify(block=block)
+            won = made.decided is not None and made.verdict == "certified"
+            when.append(made.ends[made.decided] + 1 if won else np.inf)
         share, half = float(np.isfinite(when).mean()), float(np.median(when))
         row = {"gains": kind, "block": block, "paths": paths, "periods": PERIODS}
         row |= {"certified": round(share, 4), "half_after": half if half < np.inf else None}
@@ -155,29 +162,11 @@ def certified(runs: Path) -> pd.DataFrame:
             )
             (RESULTS / "certificate.json").write_text(json.dumps(found, indent=1) + "\n")
         row = {"name": name, "trained": f"apportion {TRAINED[run]}", "certified": options}
-        row |= {key: found[key] for key in _COLUMNS}
+        row |= {key: found[key] for key in COLUMNS}
         row |= {key: found["wealth"][key] for key in ("better", "worse")}
         place = np.flatnonzero(bets.period == found["decided"])
         rows.append(row | {"bet": int(place[0]) + 1 if len(place) else None})
     return pd.DataFrame(rows)
-
-
-_COLUMNS = [
-    *(
-        "verdict",
-        "decided",
-        "start",
-        "end",
-        "period",
-        "block",
-        "bets",
-        "bound",
-        "mean",
-        "lower",
-        "upper",
-    ),
-    *("clipped", "trust"),
-]
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ with acnportal (`make peers-env`), least laxity first is timed against its simul
 10 stations; that both deliver the same energy is asked by `make test-peers`.
 """
 
-import argparse
 import subprocess
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from table import RESULTS, ROOT, alternate, facts, ratio, spread, version_in, write
+from table import ROOT, alternate, facts, options, ratio, spread, version_in, write
 
 from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.days import Days
@@ -107,26 +106,18 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", help="python of an environment with acnportal")
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    asked = options(__doc__, turns=7, peer="acnportal").parse_args()
     versions = {"acnportal": version_in(asked.peer, "acnportal")} if asked.peer else {}
     about = facts(**versions)
     days = Days.of(read_sessions(), "jpl")
     rows = whole_site(days, asked.turns)
     if asked.peer:
         rows.append(against_acnportal(days, asked.peer, 3))
-    write(
-        "charging",
-        "Site-days a second",
+    text = (
         f"{len(days)} days of 96 periods; medians over turns taken alternately, with the least and "
-        "the most.",
-        rows,
-        about,
-        asked.out,
+        "the most."
     )
+    write("charging", "Site-days a second", text, rows, about, asked.out)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""Our simulator against Flower's, at equal work on the same CPU in one run.
+"""What a round of federated learning costs: ours against Flower's simulator, and on a graphics card.
 
-    python benchmarks/federated.py [--size reduced|paper] [--mnist mnist.npz] [--client torch]
+    python benchmarks/federated.py
+    python benchmarks/federated.py --mnist mnist.npz    (on a graphics card)
 
-Ten clients train the same model on the same images for the same steps, and the server scores every
-submitted model and the aggregate on its evaluation set. Flower's clients run the simulator's own
-compiled step or, with `--client torch`, one in PyTorch as in Flower's quickstart. Either side has
-all cores: ours spreads the clients of one episode over them, Flower has a worker of one thread on
-each. Both are timed when everything is compiled and every worker runs; medians are reported.
+On a processor ten clients train the same model on the same images for the same steps, and the server scores
+every submitted model and the aggregate on its evaluation set; Flower's clients run the simulator's own
+compiled step. Either side has all cores: ours spreads the clients of one episode over them, Flower has a
+worker of one thread on each. Both are timed when everything is compiled and every worker runs. On a card:
+seconds an episode of the paper's size costs in training, beside the card's limits.
 """
 
 import argparse
-import importlib
 import itertools
+import json
 import math
 import os
 import statistics
 import sys
 import time
 import traceback
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +29,34 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import equinox as eqx
-import flower_client
 import jax
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from table import RESULTS, facts, spread, write
+from table import facts, options, spread, write
+
+from apportion.domains.federated.digits import Digits
+from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
+from apportion.domains.federated.training import build, read_digits, sample_tasks, train_policies
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
+BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
+
+
+@cache
+def setting():
+    """The federation for two cores, and the clients of its first unseen task."""
+    settings = reduced_size(state="accuracy")
+    federation, partition = build(settings, read_digits(settings))
+    return federation, sample_tasks(settings, partition, 0)[1][0]
 
 
 class Ours:
     """One episode under equal shares, stepped as in training, its clients spread over the cores."""
 
-    def __init__(self, size: str, rounds: int):
-        federation, task = flower_client.setting(size)
+    def __init__(self, rounds: int):
+        federation, task = setting()
         devices = jax.devices()[: math.gcd(task.width, CORES)]
         mesh = jax.make_mesh(
             (len(devices),), ("entities",), axis_types=(AxisType.Auto,), devices=devices
@@ -67,127 +80,187 @@ class Ours:
 
             return jax.lax.scan(one, state, keys)
 
-        self.state = start(held, task)
-        self.run = lambda state: several(held, task, shares, state, keys)
-        self.state, rewards = jax.block_until_ready(self.run(self.state))
+        self.run = lambda state: jax.block_until_ready(several(held, task, shares, state, keys))
+        self.state, rewards = self.run(start(held, task))
         self.accuracy = float(rewards[-1])
 
     def seconds(self) -> float:
         """Seconds a round."""
         begun = time.perf_counter()
-        jax.block_until_ready(self.run(self.state))
+        self.run(self.state)
         return (time.perf_counter() - begun) / self.rounds
 
 
-class Scoring(FedAvg):
-    """FedAvg that also scores every submitted model, as the learned strategy must."""
-
-    def __init__(self, score):
-        super().__init__(fraction_evaluate=0.0)
-        self.score = score
-        self.trained: list[float] = []
-        self.scored: list[float] = []
-
-    def aggregate_train(self, server_round, replies):
-        replies = list(replies)
-        for reply in replies:
-            if reply.has_error():
-                raise RuntimeError(f"a client failed: {reply.error.reason}")
-        begun = time.perf_counter()
-        self.score([reply.content["arrays"].to_numpy_ndarrays() for reply in replies])
-        self.scored.append(time.perf_counter() - begun)
-        self.trained.append(sum(float(r.content["metrics"]["seconds"]) for r in replies))
-        return super().aggregate_train(server_round, replies)
+@cache
+def trainer():
+    federation, _ = setting()
+    return jax.jit(lambda model, client, key: federation.train(model, client, key=key))
 
 
-def flowers(client, size: str, rounds: int) -> dict[str, Any]:
+def client_app():
+    """Flower's client, which trains with the simulator's own step.
+
+    Its function is looked up by workers as `federated.train`: in `__main__` every round would compile anew.
+    """
+    import federated
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+    app.train()(federated.train)
+    return app
+
+
+def train(message, context):
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+    client = setting()[1].members[int(context.node_config["partition-id"])]
+    model = jnp.asarray(message.content["arrays"].to_numpy_ndarrays()[0])
+    key = jax.random.key(message.content["config"]["server-round"])
+    begun = time.perf_counter()
+    trained = jax.device_get(trainer()(model, client, key))
+    seconds = time.perf_counter() - begun
+    metrics = MetricRecord({"num-examples": 1, "seconds": seconds})
+    content = RecordDict({"arrays": ArrayRecord([trained]), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+def flowers(rounds: int) -> dict[str, Any]:
     """Seconds a round in Flower's simulation, how much of it is training and scoring, and the
     accuracy after as many rounds as ours.
     """
-    score, tested, times, server = client.scorer(size), [], [], ServerApp()
-    strategy = Scoring(score)
+    from flwr.app import ArrayRecord, MetricRecord
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    federation, task = setting()
+    correct = jax.jit(lambda models: federation.correct(models, federation.evaluation).sum(1))
+    tested, times, trained, scored, server = [], [], [], [], ServerApp()
+
+    def score(records: list) -> Any:
+        models = [jnp.asarray(record.to_numpy_ndarrays()[0]) for record in records]
+        return jax.device_get(correct(jnp.stack(models)))
+
+    class Scoring(FedAvg):
+        """FedAvg that also scores every submitted model, as the learned strategy must."""
+
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            for reply in replies:
+                if reply.has_error():
+                    raise RuntimeError(f"a client failed: {reply.error.reason}")
+            begun = time.perf_counter()
+            score([reply.content["arrays"] for reply in replies])
+            scored.append(time.perf_counter() - begun)
+            trained.append(sum(float(r.content["metrics"]["seconds"]) for r in replies))
+            return super().aggregate_train(server_round, replies)
 
     def evaluate(server_round, arrays):
-        tested.append(float(score([arrays.to_numpy_ndarrays()])[0]))
+        tested.append(float(score([arrays])[0]))
         times.append(time.perf_counter())
         return MetricRecord({"accuracy": tested[-1]})
 
     @server.main()
     def main(grid, context):
-        strategy.start(
+        first, _ = ravel_pytree(federation.model.start(key=jax.random.key(0)))
+        Scoring(fraction_evaluate=0.0).start(
             grid,
-            ArrayRecord(client.first(size)),
+            ArrayRecord([jax.device_get(first)]),
             num_rounds=rounds + WARM_UP,
             timeout=120.0,
-            train_config=ConfigRecord({"size": size}),
             evaluate_fn=evaluate,
         )
 
     # Read by the workers, for this process has started its own JAX: one thread each.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    run_simulation(
-        server,
-        client.app,
-        num_supernodes=flower_client.setting(size)[1].width,
-        backend_config={
-            "init_args": {"num_cpus": CORES, "log_to_driver": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        },
-    )
-    each = [after - before for before, after in itertools.pairwise(times)][WARM_UP:]
+    backend = {
+        "init_args": {"num_cpus": CORES, "log_to_driver": False},
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+    }
+    run_simulation(server, client_app(), num_supernodes=task.width, backend_config=backend)
     return {
-        "seconds": each,
-        "training": statistics.median(strategy.trained[WARM_UP:]) / CORES,
-        "scoring": statistics.median(strategy.scored[WARM_UP:]),
+        "seconds": [after - before for before, after in itertools.pairwise(times)][WARM_UP:],
+        "training": statistics.median(trained[WARM_UP:]) / CORES,
+        "scoring": statistics.median(scored[WARM_UP:]),
         "accuracy": tested[rounds],
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=["reduced", "paper"], default="reduced")
-    parser.add_argument("--mnist", type=Path)
-    parser.add_argument("--client", choices=["ours", "torch"], default="ours")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    if asked.size == "paper" and asked.mnist is None:
-        parser.error("--size paper needs --mnist")
-    if asked.mnist is not None:
-        os.environ["BENCHMARK_MNIST"] = str(asked.mnist.resolve())
+def against_flower(asked: argparse.Namespace) -> None:
     jax.config.update("jax_num_cpu_devices", CORES)
     about = facts("flwr")
-    ours = Ours(asked.size, asked.rounds)
+    ours = Ours(asked.rounds)
     # Before and after Flower's run, lest the machine's other work count for one side alone.
     seconds = [ours.seconds() for _ in range(3)]
-    client = "flower_torch_client" if asked.client == "torch" else "flower_client"
-    there = flowers(importlib.import_module(client), asked.size, asked.rounds)
-    seconds += [ours.seconds() for _ in range(3)]
-    here, flower = spread(seconds), spread(there["seconds"])
-    write(
-        "federated" if asked.client == "ours" else "federated_torch",
-        "A round of federated learning against Flower",
-        f"Ten clients, size {asked.size}, Flower's with "
-        f"{'our compiled step' if asked.client == 'ours' else 'PyTorch'}; seconds, medians with the "
-        "least and the most: of Flower's rounds in one simulation, of ours before and after it.",
-        [
-            {
-                "seconds a round, ours": here,
-                "Flower": flower,
-                "of it training": there["training"],
-                "of it scoring": there["scoring"],
-                "ratio": {
-                    "median": flower["median"] / here["median"],
-                    "least": flower["least"] / here["most"],
-                    "most": flower["most"] / here["least"],
-                },
-                "accuracy, ours": ours.accuracy,
-                "accuracy, Flower": there["accuracy"],
-            }
-        ],
-        about,
-        asked.out,
+    there = flowers(asked.rounds)
+    here, flower = spread([*seconds, *(ours.seconds() for _ in range(3))]), spread(there["seconds"])
+    row = {
+        "seconds a round, ours": here,
+        "Flower": flower,
+        "of it training": there["training"],
+        "of it scoring": there["scoring"],
+        "ratio": {
+            "median": flower["median"] / here["median"],
+            "least": flower["least"] / here["most"],
+            "most": flower["most"] / here["least"],
+        },
+        "accuracy, ours": ours.accuracy,
+        "accuracy, Flower": there["accuracy"],
+    }
+    text = (
+        "Ten clients, size reduced, Flower's with our compiled step; seconds, medians with the "
+        "least and the most: of Flower's rounds in one simulation, of ours before and after it."
     )
+    title = "A round of federated learning against Flower"
+    write("federated", title, text, [row], about, asked.out)
+
+
+def bandwidth_seconds(settings: FederatedSettings) -> float:
+    """Seconds an H200 needs to move the hidden layer of all clients in an episode, written and read once
+    each way in bf16; one kernel for both layers leaves it in registers."""
+    clients = sum(settings.task_sizes)
+    layer = (28 // settings.pooling - 4) ** 2 * settings.width
+    trained = clients * settings.samples * settings.epochs
+    scored = (clients + 1) * settings.evaluation
+    return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
+
+
+def episodes(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, float]:
+    """Seconds an episode of training takes, updates of the policy included, once it is compiled: some
+    policies at once, each with tasks of its own."""
+    times: list[tuple[int, float]] = []
+    federation, partition = build(settings, digits)
+    tasks = [sample_tasks(settings, partition, seed)[0] for seed in range(runs)]
+    train_policies(
+        replace(settings, steps=8, chunk=2), federation, tasks, ["mtl"] * runs, range(runs),
+        on_chunk=lambda chunk: times.append((chunk.step, time.perf_counter())),
+    )  # fmt: skip
+    (first, begin), (last, end) = times[0], times[-1]
+    count = runs * settings.rollouts
+    return {"episodes_at_once": count, "seconds_an_episode": (end - begin) / (last - first) / count}
+
+
+def on_gpu(asked: argparse.Namespace) -> None:
+    settings = paper_size(asked.mnist, rounds=50, precision="bfloat16")
+    digits = read_digits(settings)
+    found = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "precision": settings.precision,
+        "bandwidth_seconds": bandwidth_seconds(settings),
+        "measured": [episodes(settings, digits, runs) for runs in (1, 2, 9)],
+    }
+    asked.out.mkdir(parents=True, exist_ok=True)
+    (asked.out / "federated_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found))
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--mnist", type=Path, help="the paper's episodes, on a graphics card")
+    parser.add_argument("--rounds", type=int, default=10)
+    asked = parser.parse_args()
+    on_gpu(asked) if asked.mnist else against_flower(asked)
 
 
 if __name__ == "__main__":

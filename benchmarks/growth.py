@@ -8,16 +8,14 @@ side by side. An exponent is the slope of log seconds in log size: over the whol
 two largest sizes, where what does not grow weighs least.
 """
 
-import argparse
 import math
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import equinox as eqx
 import jax
-from table import RESULTS, alternate, facts, spread, write
+from table import alternate, facts, options, spread, write
 
 from apportion import Direct, Recurrent, Replay, Task
 from apportion.algorithm import Algorithm, advance, begin
@@ -29,7 +27,6 @@ AXES = {
     "universe": (50, 500, 5_000),
     "runs": (1, 10, 100, 1_000),
 }
-SMALL = {name: sizes[:2] for name, sizes in AXES.items()}
 USUAL = {"tasks": 30, "entities": 10, "universe": 200, "runs": 1}
 
 
@@ -94,28 +91,21 @@ def along(axis: str, sizes: tuple[int, ...], steps: int, turns: int) -> list[dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(__doc__, turns=7)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="the two smallest sizes of each axis")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     about = facts()
-    axes = SMALL if asked.small else AXES
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
+    text = (
+        "Medians over turns taken alternately, with the least and the most. Where an axis does "
+        f"not grow: {usual}. A step of several runs is a step of each."
+    )
     rows: list[dict] = []
-    for axis, sizes in axes.items():
-        rows += along(axis, sizes, asked.steps, asked.turns)
+    for axis, sizes in AXES.items():
+        rows += along(axis, sizes[:2] if asked.small else sizes, asked.steps, asked.turns)
         # Written after each, so that a run cut short leaves what it had.
-        write(
-            "growth",
-            "What a step costs as the problem grows",
-            "Medians over turns taken alternately, with the least and the most. Where an axis does "
-            f"not grow: {usual}. A step of several runs is a step of each.",
-            rows,
-            about,
-            asked.out,
-        )
+        write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
-"""Days of trading a second: our market against vectorised NumPy, and against FinRL's environment.
+"""Days of trading a second: our market against vectorised NumPy.
 
-    python benchmarks/portfolio.py [--peer PYTHON]
+    python benchmarks/portfolio.py
 
 A day of one environment: an action for 10 instruments becomes shares, prices move, costs are taken,
 and windows of 31 days of 3 channels are shown. Ours is stepped by one call a day through Gymnasium's
 interface, and by one compiled scan over the year; NumPy's is a Gymnasium vector environment that does
-the same work with arrays over all environments. FinRL's portfolio environment (PYTHON is that of an
-environment that has it, `make bench-env`) takes no costs and shows a covariance matrix and four
-indicators; it is one environment at a time.
+the same work with arrays over all environments.
 """
 
-import argparse
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import equinox as eqx
 import gymnasium
 import jax
 import numpy as np
-from table import RESULTS, alternate, facts, ratio, spread, version_in, write
+from table import alternate, facts, options, ratio, spread, write
 
 from apportion.bridges.gymnasium import ProblemVectorEnv
 from apportion.domains.portfolio import Market, SimulatedMarket
@@ -30,7 +25,6 @@ from apportion.tasks import draw_tasks
 WINDOW, ENTITIES, UNIVERSE, COST, REACH = 31, 10, 50, 0.0025, 5.0
 DAYS = 250
 """Days of a turn."""
-FINRL = Path(__file__).with_name("portfolio_finrl.py")
 
 
 class NumpyMarket(gymnasium.vector.VectorEnv):
@@ -107,7 +101,7 @@ def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
     return turn
 
 
-def measure(count: int, turns: int, python: str | None) -> dict:
+def measure(count: int, turns: int) -> dict:
     prices = SimulatedMarket.draw(universe=UNIVERSE, days=1000, seed=0).prices
     market = Market.of(prices, window=WINDOW)
     tasks = draw_tasks(UNIVERSE, ENTITIES, count, seed=0)
@@ -119,42 +113,26 @@ def measure(count: int, turns: int, python: str | None) -> dict:
         "ours": stepped(ProblemVectorEnv(count, market, tasks, reach=REACH), actions),
         "NumPy": stepped(NumpyMarket(count, values, members), actions),
     }
-    if python is not None:
-        sides["FinRL"] = lambda: float(
-            subprocess.run(
-                [python, str(FINRL)], check=True, capture_output=True, text=True
-            ).stdout.split()[-1]
-        )
     found = alternate(sides, turns)
     return {
         "environments": count,
         "ours, one scan": spread(found["scan"]),
         "ours, by Gymnasium": spread(found["ours"]),
         "NumPy": spread(found["NumPy"]),
-        "FinRL, one": spread(found["FinRL"]) if python else None,
         "scan to NumPy": ratio(found["scan"], found["NumPy"]),
         "by Gymnasium to NumPy": ratio(found["ours"], found["NumPy"]),
-        "scan to FinRL": ratio(found["scan"], found["FinRL"]) if python else None,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peer", help="python of an environment with FinRL")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    versions = {"finrl": version_in(asked.peer, "finrl")} if asked.peer else {}
-    about = facts("gymnasium", numpy=np.__version__, **versions)
-    write(
-        "portfolio",
-        "Days of trading a second",
+    asked = options(__doc__, turns=5).parse_args()
+    about = facts("gymnasium", numpy=np.__version__)
+    text = (
         "All environments together; medians over turns taken alternately, with the least and the "
-        f"most. A turn has {DAYS} days.",
-        [measure(count, asked.turns, asked.peer) for count in (1, 30, 300)],
-        about,
-        asked.out,
+        f"most. A turn has {DAYS} days."
     )
+    rows = [measure(count, asked.turns) for count in (1, 30, 300)]
+    write("portfolio", "Days of trading a second", text, rows, about, asked.out)
 
 
 if __name__ == "__main__":

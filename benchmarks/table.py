@@ -1,17 +1,18 @@
-"""What every benchmark writes: benchmarks/results/NAME.md and NAME.json, by turns, with spread.
+"""What every benchmark writes, benchmarks/results/NAME.json: measured by turns, with spread.
 
 Sides are timed by turns in one run, so that what else the machine does meets all of them; a cell is
 the median over turns with the least and the most, and a ratio is taken turn by turn. A row is a
-dictionary from the table's headings to cells; what starts with an underscore is in the JSON alone.
+dictionary from the table's headings to cells; what starts with an underscore is in the file alone.
 """
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> Spread:
 def best(rates: Rates) -> list[float]:
     """The fastest of several peers in each turn."""
     return [max(turn) for turn in zip(*rates.values(), strict=True)]
+
+
+def options(
+    doc: str | None, *, turns: int | None = None, peer: str = ""
+) -> argparse.ArgumentParser:
+    """A benchmark's options: where results go, how many turns, and another environment's Python."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    if turns:
+        parser.add_argument("--turns", type=int, default=turns)
+    if peer:
+        parser.add_argument("--peer", help=f"python of an environment with {peer}")
+    return parser
 
 
 def facts(*packages: str, **others: str) -> dict[str, str]:
@@ -89,6 +103,23 @@ def number(value: float) -> str:
     )
 
 
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; what would end a cell is escaped."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def as_markdown(found: Mapping[str, Any]) -> str:
+    """What a benchmark wrote, as a table with the machine it was measured on."""
+    rows = found["rows"]
+    heads = [head for head in rows[0] if not head.startswith("_")]
+    table = markdown_table(heads, [[cell(row.get(head)) for head in heads] for row in rows])
+    facts = [f"- {k}: {v}" for k, v in found.items() if k not in ("title", "about", "rows")]
+    return "\n".join([found["about"], "", table, "", *facts])
+
+
 def write(
     name: str,
     title: str,
@@ -97,20 +128,8 @@ def write(
     facts: Mapping[str, str],
     out: Path = RESULTS,
 ) -> None:
-    """Write the table and the numbers behind it, and print the table."""
-    headings = [heading for heading in rows[0] if not heading.startswith("_")]
-    lines = [
-        f"# {title}",
-        "",
-        about,
-        "",
-        f"| {' | '.join(headings)} |",
-        "|---" * len(headings) + "|",
-    ]
-    lines += [f"| {' | '.join(cell(row.get(heading)) for heading in headings)} |" for row in rows]
-    text = "\n".join([*lines, "", *(f"- {key}: {value}" for key, value in facts.items()), ""])
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.md").write_text(text)
+    """Write what was measured, and print its table; docs/tables.py puts it into the page on speed."""
     found = {"title": title, "about": about, "rows": list(rows), **facts}
+    out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(text)
+    print(f"# {title}\n\n{as_markdown(found)}\n")

@@ -1,7 +1,9 @@
-"""Every Python block of the documentation and the README runs, in order, one namespace a page."""
+"""Every Python block of the documentation and the README runs, and what is generated on it is current."""
 
+import ast
 import logging
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -9,37 +11,65 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INCLUDED = re.compile(r"^--8<--\n(.+)\n--8<--$")
+GENERATED = re.compile(r"<!-- file: .+? -->.*?<!-- end -->", re.DOTALL)
+TRAINING = ("how-to.md", "scale-out.md", "own-problem.md", "first-portfolio.md", "federation.md")
+"""Pages whose blocks train for long: `make test` asks them for their imports alone."""
 
 
 def blocks(page):
-    """(line, code) of every Python block that stands on the page itself."""
+    """(line, code) of every Python block of the page; examples shown on it have tests of their own."""
     text = page.read_text(encoding="utf-8")
+    text = GENERATED.sub(lambda shown: "\n" * shown[0].count("\n"), text)
     for found in BLOCK.finditer(text):
-        if not INCLUDED.match(found[1].strip()):
-            yield text[: found.start(1)].count("\n") + 1, found[1]
+        yield text[: found.start(1)].count("\n") + 1, found[1]
+
+
+def run(page, only=lambda statement: True):
+    """All blocks in order, in one namespace; a failure's line number is the page's own."""
+    namespace = {"__name__": "page"}
+    for line, code in blocks(page):
+        tree = ast.parse("\n" * (line - 1) + code, str(page))
+        tree.body = [statement for statement in tree.body if only(statement)]
+        exec(compile(tree, str(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(blocks(page))],
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.name in TRAINING else [])
+        for page in PAGES
+        if any(blocks(page))
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_the_code_blocks_of_the_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "page"}
-    for line, code in blocks(page):
-        # Padding makes a failure's line number the page's own.
-        exec(compile("\n" * (line - 1) + code, str(page), "exec"), namespace)
+    run(page)
 
 
-def test_every_example_that_a_page_includes_is_there():
+def test_everything_that_a_long_page_imports_is_there():
     for page in PAGES:
-        for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
-            included = INCLUDED.match(found[1].strip())
-            assert included is None or (ROOT / included[1]).is_file(), page
+        if page.name in TRAINING:
+            run(page, only=lambda statement: isinstance(statement, ast.Import | ast.ImportFrom))
 
 
+def test_what_is_generated_is_current_and_no_page_waits_for_a_build():
+    tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
+    stale = [
+        page.name
+        for page, text in tables["pages"]()
+        if (page.read_text() if page.exists() else None) != text
+    ]
+    assert stale == []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        marks = re.findall(r"<!-- (.+?) -->", text)
+        assert all(mark == "end" or mark.startswith(("table: ", "file: ")) for mark in marks), page
+        assert "--8<--" not in text, page
+        assert r"\(" not in re.sub(r"^```.*?^```$|`[^`]*`", "", text, flags=re.M | re.S), page
+
+
+@pytest.mark.slow
 def test_the_documentation_builds_without_a_warning(tmp_path, monkeypatch, caplog):
     """All pages of `make docs`, but for what takes most of its time and can warn of nothing: the index
     that is searched, and the sources shown under what is documented.

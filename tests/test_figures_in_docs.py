@@ -30,10 +30,10 @@ def estimates(study):
     """Estimates with their intervals, in the units of the study, one a row."""
     verdicts = json.loads((RESULTS / study / "verdict.json").read_text())
     found = [(v["estimate"], *v["interval"]) for v in verdicts]
-    table = pd.read_csv(RESULTS / study / "table.csv")
-    for columns in (["gain", "gain low", "gain high"], ["value", "low", "high"]):
-        if set(columns) <= set(table):
-            found += table[columns].to_numpy().tolist()
+    for table in map(pd.read_csv, (RESULTS / study).glob("*.csv")):
+        for columns in (["gain", "gain low", "gain high"], ["value", "low", "high"]):
+            if set(columns) <= set(table):
+                found += table[columns].to_numpy().tolist()
     return np.array(found)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
 from apportion.runs.files import pack, unpack
 
 DEEP = 3000
@@ -45,18 +44,8 @@ LITERALS += [
     "{a = 1}",
     "07:32:00",
 ]
-VALUES = [
-    *NUMBERS,
-    *ODD,
-    *TEXTS,
-    [],
-    {},
-    [[]],
-    [1, 2],
-    {"a": 1},
-    {"array": "x"},
-    {"class": "os.system"},
-]
+NESTED = [[], {}, [[]], [1, 2], {"a": 1}, {"array": "x"}, {"class": "os.system"}]
+VALUES = [*NUMBERS, *ODD, *TEXTS, *NESTED]
 
 
 def mutate(name: str, content: bytes, rng: random.Random) -> bytes:
@@ -88,9 +77,8 @@ def _bytes(content: bytes, rng: random.Random) -> bytes:
     elif kind == 4:
         raw[place:place] = rng.choice([b"[" * DEEP, b"{" * DEEP, b"(" * DEEP, b'{"a":' * DEEP])
     elif kind == 5:
-        raw = bytearray(
-            rng.choice([b"", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"PAR1PAR1", b"\n"])
-        )
+        whole = [b"", b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"PAR1PAR1", b"\n"]
+        raw = bytearray(rng.choice(whole))
     elif raw:
         for _ in range(rng.choice([1, 1, 2, 8])):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
@@ -134,17 +122,9 @@ def _toml(content: bytes, rng: random.Random) -> bytes:
     values = [k for k, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     k = rng.choice(values)
     name = lines[k].partition(" = ")[0]
-    value = rng.choice(LITERALS)
-    lines[k] = rng.choice(
-        [
-            f"{name} = {value}",
-            f"{name} = {value}",
-            "",
-            f"{name}x = 1",
-            f"[{name}]",
-            lines[k] + "\n" + lines[k],
-        ]
-    )
+    value = f"{name} = {rng.choice(LITERALS)}"
+    twice = lines[k] + "\n" + lines[k]
+    lines[k] = rng.choice([value, value, "", f"{name}x = 1", f"[{name}]", twice])
     return "\n".join(lines).encode()
 
 

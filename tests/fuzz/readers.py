@@ -4,9 +4,11 @@
 a number that is not finite where none belongs, which `read` asserts.
 """
 
+import hashlib
 import io
 import json
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -15,29 +17,31 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from apportion.domains.charging.forecasts import PERIODS, Predictor
+from apportion.domains.federated.data import load_mnist
+from apportion.runs.files import pack, read_arrays, to_json
+from apportion.runs.settings import read_settings, to_toml
+from apportion.studies.engine import Cell, CellStore, Plan, StudyRequest
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.controller import check_now, read_now
-from apportion.domains.charging.forecasts import Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
-from apportion.domains.federated.data import load_mnist
-from apportion.domains.portfolio.commissions import read_commissions
-from apportion.domains.portfolio.holdings import read_holdings
-from apportion.domains.portfolio.job import accepted_data
-from apportion.domains.portfolio.jumps import find_jumps
-from apportion.domains.portfolio.prices import load_prices
+from apportion.domains.domain import domain_names, find_domain
+from apportion.domains.portfolio.backtest import with_trained_series
+from apportion.domains.portfolio.orders import read_holdings
+from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.rules import read_groups
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice
 from apportion.policy import Pooled
 from apportion.report import write_report
 from apportion.runs.checkpoint import from_arrays, to_arrays
-from apportion.runs.files import pack, read_arrays, to_json
-from apportion.runs.folder import Run, load_run
+from apportion.runs.folder import load_run
 from apportion.runs.policy_file import (
     ARRAYS,
     DESCRIPTION,
@@ -46,10 +50,9 @@ from apportion.runs.policy_file import (
     load_policy,
     save_policy,
 )
-from apportion.runs.registry import JOBS, settings_of
-from apportion.runs.settings import read_settings, to_toml
-from apportion.studies.engine import Cell, CellStore, Plan, conclude, stretches_in
-from apportion.studies.theory import should_pool
+from apportion.statistics import compare
+from apportion.studies.study import FigureResult, Verdict
+from apportion.theory.pooling import Transitions
 
 Files = dict[str, bytes]
 QUICK, SLOW = 8.2, 0.3
@@ -175,23 +178,13 @@ def _now(folder: Path) -> None:
 
 
 def _settings(job: str, folder: Path) -> None:
-    kind = settings_of(job)
+    kind = find_domain(job).settings
     made = kind(**read_settings(folder / "settings.toml", job, kind))
     assert_finite([getattr(made, field.name) for field in fields(made)])
 
 
-def _rates(folder: Path) -> None:
-    assert_finite(read_commissions(folder / "costs.csv"))
-
-
-def _groups(folder: Path) -> None:
-    assert_finite([limit for _, limit in read_groups(folder / "groups.csv")[1]])
-
-
 def _run_files() -> Files:
-    settings = to_toml(settings_of("portfolio")(), "portfolio").encode()
-    import hashlib
-
+    settings = to_toml(find_domain("portfolio").settings(), "portfolio").encode()
     table = {"k": [0.0, 0.5], "eta": [0.1, 0.1], "steps": [3, 3], "sharpe_gain": [0.0, 0.2]}
     choice = {"k": 0.5, "eta": 0.1, "steps": 3, "table": table}
     arrays, about = _state()
@@ -222,7 +215,7 @@ def _state() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def _run(folder: Path) -> None:
     run = load_run(folder)
-    settings_of(run.job)
+    find_domain(run.job)
     assert_finite(run.environment)
     assert_finite(run.results)
     choice = run.choice
@@ -237,8 +230,6 @@ def _run(folder: Path) -> None:
 
 @cache
 def _policy_files(job: str) -> Files:
-    import tempfile
-
     if job == "portfolio":
         policy = PartialTrading(EqualShares(), 0.5)
         about = {"job": job, "window": 8, "channels": 1, "cost": 0.0025, "trained_on": ["A"]}
@@ -246,7 +237,7 @@ def _policy_files(job: str) -> Files:
     else:
         policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
         predictor = {"need": [0.1] * 8, "stay": [0.1] * 8, "medians": [9.0, 5.0]}
-        predictor |= {"to_come_kwh": [0.0] * 96}
+        predictor |= {"to_come_kwh": [1.0] * PERIODS}
         about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": predictor}
         about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
     with tempfile.TemporaryDirectory() as folder:
@@ -256,8 +247,6 @@ def _policy_files(job: str) -> Files:
 
 def _mend_policy(files: Files) -> Files:
     """The arrays' header says which description belongs to them."""
-    import tempfile
-
     try:
         with tempfile.TemporaryDirectory() as folder:
             arrays, about = read_arrays(write(files, Path(folder)) / ARRAYS)
@@ -274,50 +263,45 @@ def _policy(job: str, folder: Path) -> None:
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             assert np.isfinite(np.asarray(leaf)).all()
     if job == "portfolio":
-        accepted_data(MARKET.prices, load_about(folder))
+        with_trained_series(MARKET.prices, load_about(folder))
     else:
         about = load_about(folder)
         check_facts(about)
         Predictor.from_dict(about.get("predictor", {}))
 
 
-_ESTIMATE = {"value": 0.1, "low": 0.05, "high": 0.2, "n": 8}
-_POOLED = pd.DataFrame(
-    [
-        {"task": str(t), "samples": 300, "single_error": 0.1, "pool_error": 0.2, **_ESTIMATE}
-        | {f"together_{name}": value for name, value in _ESTIMATE.items()}
-        | {"covered": 1.0, "cell": cell}
-        for cell in ("first", "second")
-        for t in range(2)
-    ]
-)
+def _conclude(rows: pd.DataFrame, settings: dict[str, Any]) -> list[FigureResult]:
+    means = rows.groupby("cell")["gain"].mean()
+    claim = Verdict.of("it gains", compare(means.to_numpy(), np.zeros(len(means))))
+    return [FigureResult("toy", "Toy", means.reset_index(), [claim], plt.figure)]
+
+
+ROWS = pd.DataFrame({"cell": ["first", "first", "second"], "gain": [0.1, 0.3, 0.2]})
 PLAN = Plan(
-    "should-pool",
+    "toy",
     (Cell("first", {}), Cell("second", {})),
     lambda cells, progress: iter(()),
-    should_pool.conclude,
-    {"gamma": 0.7, "seed": 0},
+    _conclude,
+    {"seed": 0},
 )
 
 
 def _study_files(whole: bool) -> Files:
-    stretch = {"started": "2024-01-01", "seconds": 1.5, "device": "cpu", "cells": 2, "commit": None}
     files = {
-        "cells.json": to_json({"study": "should-pool", "digest": PLAN.digest}).encode(),
-        "study.json": to_json({"name": "should-pool", "computing": [stretch]}).encode(),
+        "cells.json": to_json({"study": "toy", "digest": PLAN.digest}).encode(),
+        "study.json": to_json({"name": "toy", "device": "cpu", "seconds": 1.5}).encode(),
     }
     if whole:
-        return files | {"rows.parquet": _frame_bytes(_POOLED)}
-    parts = {f"cells/{name}.parquet": _frame_bytes(rows) for name, rows in _POOLED.groupby("cell")}
+        return files | {"rows.parquet": _frame_bytes(ROWS)}
+    parts = {f"cells/{name}.parquet": _frame_bytes(rows) for name, rows in ROWS.groupby("cell")}
     return files | parts
 
 
 def _study(folder: Path) -> None:
-    store = CellStore(PLAN, folder)
+    store = CellStore(StudyRequest(PLAN, folder))
     store.check()
-    store.missing()
-    sum(stretch["seconds"] for stretch in stretches_in(folder))
-    conclude(store)
+    store.conclude()
+    plt.close("all")
 
 
 def _transitions_file() -> Files:
@@ -326,10 +310,6 @@ def _transitions_file() -> Files:
         f"t{i % 2},s{rng.integers(3)},a{i % 3},{rng.normal():.3f},s0" for i in range(12)
     )
     return {"tasks.csv": f"task,state,action,reward,next_state\n{rows}\n".encode()}
-
-
-def _transitions(folder: Path) -> None:
-    assert_finite(should_pool.read_transitions(folder / "tasks.csv")[0].reward)
 
 
 def _mnist_file() -> Files:
@@ -345,8 +325,22 @@ def _mnist_file() -> Files:
 
 
 def _study_page() -> Files:
-    verdict = {"claim": "a", "holds": True, "outcome": "holds", "estimate": 0.5, "n": 4}
-    about = {"name": "fig1", "title": "t", "notes": ["n"], "settings": {"seed": 0}, "seed": 0}
+    verdict = {
+        "claim": "a",
+        "holds": True,
+        "outcome": "holds",
+        "estimate": 0.5,
+        "n": 4,
+        "paper": True,
+    }
+    figure = {
+        "name": "fig1",
+        "title": "t",
+        "notes": ["n"],
+        "table": "table.csv",
+        "picture": "figure.png",
+    }
+    about = {"name": "fig1", "figures": [figure], "settings": {"seed": 0}, "seed": 0}
     return {
         "verdict.json": to_json(
             [verdict | {"interval": [0.1, None], "adjusted": "holds"}]
@@ -411,10 +405,9 @@ READERS: dict[str, Reader] = {
         share=QUICK,
     ),
     "groups": Reader(
-        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"), _groups, share=QUICK
-    ),
-    "costs": Reader(
-        _text("costs.csv", "ticker,buy,sell\nA,0.001,0.002\nB,0,0.0025\n"), _rates, share=QUICK
+        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"),
+        lambda folder: assert_finite([x for _, x in read_groups(folder / "groups.csv")[1]]),
+        share=QUICK,
     ),
     "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
     "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),
@@ -424,11 +417,11 @@ READERS: dict[str, Reader] = {
     "what a controller sees": Reader(_text("now.json", to_json(NOW)), _now, share=QUICK),
     **{
         f"settings of {job}": Reader(
-            _text("settings.toml", to_toml(settings_of(job)(), job)),
+            _text("settings.toml", to_toml(find_domain(job).settings(), job)),
             partial(_settings, job),
             share=QUICK,
         )
-        for job in JOBS
+        for job in domain_names()
     },
     "a run's folder": Reader(cache(_run_files), _run),
     "a portfolio policy": Reader(
@@ -439,7 +432,11 @@ READERS: dict[str, Reader] = {
     ),
     "a study's cells": Reader(cache(partial(_study_files, False)), _study),
     "a study's rows": Reader(cache(partial(_study_files, True)), _study),
-    "transitions": Reader(_transitions_file, _transitions, share=QUICK),
+    "transitions": Reader(
+        _transitions_file,
+        lambda folder: assert_finite(Transitions.of(folder / "tasks.csv").reward),
+        share=QUICK,
+    ),
     "mnist.npz": Reader(
         cache(_mnist_file), lambda folder: load_mnist(folder / "mnist.npz"), share=QUICK
     ),
@@ -453,6 +450,3 @@ def read_quietly(reader: Reader, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reader.read(folder)
-
-
-__all__ = ["READERS", "Reader", "Run", "changed", "read_quietly", "write"]

@@ -1,10 +1,9 @@
 """Every reader of files against files made wrong: it may return or raise InputError, and nothing else.
 
-    python tests/fuzz/run.py [--inputs N] [--only WORDS] [--seed S] [--atheris N]
+    python tests/fuzz/run.py [--inputs N] [--only WORDS] [--seed S]
 
 Writes docs/results/fuzz/table.csv: a row for each reader with the inputs tried, what became of them, and
-the slowest. Inputs that found a fault are kept under build/fuzz. With `--atheris N` each reader also gets N
-inputs of Atheris, which looks for bytes that reach new code; it must be installed, and is no dependency.
+the slowest. Inputs that found a fault are kept under build/fuzz.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import csv
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +26,7 @@ from apportion.errors import InputError
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "fuzz" / "table.csv"
 KEPT = ROOT / "build" / "fuzz"
-COLUMNS = ("reader", "engine", "inputs", "read", "refused", "faults", "kinds", "slowest_ms")
+COLUMNS = ("reader", "inputs", "read", "refused", "faults", "kinds", "slowest_ms")
 LIMIT_S = 10
 
 
@@ -68,7 +66,7 @@ def _fuzz(name: str, inputs: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         sound = outcome_of(READERS[name], READERS[name].files(), Path(place))
         if sound != "read":
-            return row(name, "own", Counter({f"the sound file is {sound}": 1}), 0.0)
+            return row(name, Counter({f"the sound file is {sound}": 1}), 0.0)
         for number in range(inputs):
             files = changed(READERS[name], rng)
             begun = time.monotonic()
@@ -77,42 +75,29 @@ def _fuzz(name: str, inputs: int, seed: int) -> dict[str, Any]:
             found[outcome] += 1
             if outcome not in ("read", "refused") and found[outcome] <= 3:
                 write(files, KEPT / name / f"{outcome.partition(' ')[0]}-{number}")
-    return row(name, "own", found, slowest)
+    return row(name, found, slowest)
 
 
-def row(name: str, engine: str, found: Counter, slowest: float) -> dict[str, Any]:
+def row(name: str, found: Counter, slowest: float) -> dict[str, Any]:
     """A row of the table."""
     faults = {kind: count for kind, count in found.items() if kind not in ("read", "refused")}
-    values = (name, engine, found.total(), found["read"], found["refused"], sum(faults.values()))
+    values = (name, found.total(), found["read"], found["refused"], sum(faults.values()))
     kinds = "; ".join(f"{count} x {kind}" for kind, count in sorted(faults.items()))
     return dict(zip(COLUMNS, (*values, kinds, round(1000 * slowest)), strict=True))
 
 
-def _guided(name: str, inputs: int) -> dict[str, Any] | None:
-    """One reader under Atheris, in a process of its own, which Atheris ends."""
-    with tempfile.NamedTemporaryFile("r", suffix=".csv") as told:
-        script = str(Path(__file__).with_name("guided.py"))
-        done = subprocess.run([sys.executable, script, name, str(inputs), told.name], check=False)
-        rows = list(csv.DictReader(told))
-    if not rows:
-        print(f"{name}: Atheris ended with {done.returncode} and told nothing")
-        return None
-    return dict(rows[0])
-
-
-def save(rows: list[dict[str, Any]]) -> None:
-    """Put rows into the table, in place of what was known of the same reader and engine before."""
-    known: dict[tuple[str, str], dict[str, Any]] = {}
+def save(found: dict[str, Any]) -> None:
+    """Put a row into the table, in place of what was known of the same reader before."""
+    known: dict[str, dict[str, Any]] = {}
     if TABLE.exists():
         with TABLE.open(newline="") as file:
-            known = {(row["reader"], row["engine"]): dict(row) for row in csv.DictReader(file)}
-    known |= {(row["reader"], row["engine"]): row for row in rows}
-    order = [(name, engine) for name in READERS for engine in ("own", "atheris")]
+            known = {row["reader"]: dict(row) for row in csv.DictReader(file)}
+    known |= {found["reader"]: found}
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     with TABLE.open("w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)
         table.writeheader()
-        table.writerows(known[key] for key in order if key in known)
+        table.writerows(known[name] for name in READERS if name in known)
 
 
 def main() -> None:
@@ -120,7 +105,6 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=1000, help="for a reader of usual speed")
     parser.add_argument("--only", default="", help="readers whose name has these words")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--atheris", type=int, default=0, help="inputs of Atheris for each reader")
     options = parser.parse_args()
     os.environ["MPLBACKEND"] = "Agg"
     signal.signal(signal.SIGALRM, _hung)
@@ -128,13 +112,10 @@ def main() -> None:
     for name, reader in READERS.items():
         if options.only not in name:
             continue
-        rows = [_fuzz(name, int(options.inputs * reader.share), options.seed)]
-        if options.atheris:
-            rows += [found for found in [_guided(name, options.atheris)] if found]
-        save(rows)
-        for found in rows:
-            total, faults = total + int(found["inputs"]), faults + int(found["faults"])
-            print(" ".join(f"{found[column]}" for column in COLUMNS), flush=True)
+        found = _fuzz(name, int(options.inputs * reader.share), options.seed)
+        save(found)
+        total, faults = total + found["inputs"], faults + found["faults"]
+        print(" ".join(f"{found[column]}" for column in COLUMNS), flush=True)
     print(f"{total} inputs, {faults} faults")
     sys.exit(bool(faults))
 

@@ -1,0 +1,292 @@
+"""Gradient steps of the portfolio's policy a second, ours and PyTorch's, as ratios.
+
+    python benchmarks/gradient_step.py cpu --peer PYTHON
+    python benchmarks/gradient_step.py gpu [--out DIR] [--tiny]
+
+On a processor PyTorch lives in an environment of its own, whose interpreter is PYTHON; ours and its eager
+mode learn at the same sizes by turns. On a graphics card ours trains 1, 10, 90 and 900 learners at once at
+the paper's size, and PyTorch, in the same environment and process, does the same step: eager, by
+torch.nn.RNN (cuDNN), and eager with all learners in one batched product. `--tiny` tries every path at small
+sizes, on a processor too. A turn's rate is that of its median step.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from table import alternate, best, facts, options, ratio, spread, version_in, write
+
+CHANNELS, HIDDEN, DAYS, UNIVERSE, TASKS, COST, RATE = 3, 25, 1000, 50, 30, 0.0025, 2.8e-4
+LEARNERS = {1: (2500, 50), 10: (2500, 50), 90: (1000, 20), 900: (500, 5)}
+"""On a card, learners at once, and the steps of a turn: ours, in five calls of up to 500 steps as training
+makes them, and those of PyTorch with all in one product."""
+TINY = {1: (5, 5), 3: (5, 5)}
+ALONE = 50
+"""Steps of a turn of one learner in PyTorch."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: sizes, learners at once, steps of a turn, and the ratio to reach."""
+
+    name: str
+    window: int
+    batch: int
+    entities: int
+    learners: int
+    steps: int
+    target: float = 0.0
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.window, self.batch, self.entities
+
+
+ROWS = [
+    Row("H31 B109 m10", 31, 109, 10, 1, 20, 2.0),
+    Row("H16 B50 m10", 16, 50, 10, 1, 40, 2.0),
+    Row("H8 B32 m5", 8, 32, 5, 1, 100, 2.0),
+    Row("H8 B32 m5, ten learners", 8, 32, 5, 10, 40, 8.0),
+]
+
+
+def ours(row: Row) -> Callable[[], float]:
+    """A function that makes a turn of steps and returns steps a second, all learners together."""
+    import equinox as eqx
+    import jax
+
+    from apportion import Direct, Recurrent, draw_tasks
+    from apportion.algorithm import Algorithm, advance, begin
+    from apportion.card import as_graphs
+    from apportion.domains.portfolio import Market, SimulatedMarket
+    from apportion.memory import Replay
+
+    market = Market.of(
+        SimulatedMarket.draw(universe=UNIVERSE, days=DAYS, seed=0).prices, window=row.window
+    )
+    keys = jax.random.split(jax.random.key(0), row.learners)
+    policies = eqx.filter_vmap(lambda key: Recurrent(CHANNELS, HIDDEN, key=key))(keys)
+    whole = Replay(length=market.horizon, warm_up=market.horizon, recency=5e-5, act_periods=0)
+    algorithm = Algorithm.of(
+        market,
+        draw_tasks(UNIVERSE, row.entities, TASKS, seed=0),
+        Recurrent(CHANNELS, HIDDEN, key=keys[0]),
+        Direct(row.batch, RATE),
+        replay=whole,
+    )
+    # A chunk is one call, hence short ones, of which the median is taken as of the peer's steps.
+    length = max(row.steps // 5, 1)
+    forward = eqx.filter_jit(
+        eqx.filter_vmap(lambda state: advance(algorithm, state, length)),
+        donate="all",
+        compiler_options=as_graphs(),
+    )
+    start = eqx.filter_jit(eqx.filter_vmap(lambda policy, key: begin(algorithm, policy, key)))
+    held = [forward(start(policies, keys))[0]]
+
+    def step() -> None:
+        held[0] = jax.block_until_ready(forward(held[0]))[0]
+
+    return lambda: row.learners * length / median_seconds(step, 5)
+
+
+def median_seconds(call: Callable[[], object], times: int) -> float:
+    found = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
+
+
+def loop(x, from_input, from_state, bias):
+    """PyTorch's recurrence, one period after the other: the last state. x is (window, learners, rows,
+    channels), with parameters for each learner; of one learner without that axis."""
+    import torch
+
+    h = x.new_zeros(*x.shape[1:-1], HIDDEN)
+    for k in range(len(x)):
+        h = torch.tanh(x[k] @ from_input + h @ from_state + bias)
+    return h
+
+
+def theirs(
+    window: int, batch: int, entities: int, learners: int = 1, *, device="cpu", library=False
+) -> Callable[[], None]:
+    """The same step in PyTorch, of one learner or of many at once, each with its own parameters, task and
+    batch: windows gathered, a tanh recurrence (by torch.nn.RNN where `library` says so), softmax, the
+    reward after costs in the state that the previous allocation leads to, Adam, and the write-back of the
+    batch's states.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    own = (learners,) if learners > 1 else ()
+    # Only what is set up: as a default for all, a device slows every call of a step.
+    with torch.device(device):
+        returns = 0.01 * torch.randn(DAYS, UNIVERSE, 1)
+        prices = returns.cumsum(0).exp() * torch.ones(1, 1, CHANNELS)
+        tasks = torch.stack([torch.randperm(UNIVERSE)[:entities] for _ in range(TASKS)])
+        held = torch.full((learners, TASKS, DAYS, entities), 1 / entities)
+        cell = torch.nn.RNN(CHANNELS, HIDDEN) if library else None
+        shapes = [(CHANNELS, HIDDEN), (HIDDEN, HIDDEN), (1, HIDDEN)]
+        parameters = [torch.nn.Parameter(0.2 * torch.randn(*own, *shape)) for shape in shapes]
+        score, of_held = (torch.nn.Parameter(0.2 * torch.randn(*own, n, 1)) for n in (HIDDEN, 1))
+        back, following = torch.arange(window) - window, torch.arange(batch)
+        each = torch.arange(learners)[:, None]
+    learned = parameters if cell is None else list(cell.parameters())
+    optimiser = torch.optim.Adam([*learned, score, of_held], lr=RATE)
+
+    def step() -> None:
+        t = torch.randint(TASKS, (learners,), device=device)
+        first = torch.randint(window, DAYS - batch, (learners, 1), device=device)
+        members, rows = tasks[t][:, None, :], first + following
+        seen = prices[(rows[..., None] + back)[..., None], members[:, :, None]]
+        x = 10 * (seen / seen[:, :, -1:, :, :1] - 1)
+        x = x.permute(2, 0, 1, 3, 4).reshape(window, *own, batch * entities, CHANNELS)
+        h = loop(x, *parameters) if cell is None else cell(x)[1]
+        before = held[each, t[:, None], rows]
+        scores = (h @ score).view(learners, batch, entities)
+        allocation = torch.softmax(scores + of_held * before, -1)
+        grown = allocation * prices[rows[..., None], members, 0]
+        grown = grown / prices[rows[..., None] - 1, members, 0]
+        growth = grown.sum(-1)
+        after = grown / growth[..., None]
+        arrived = torch.cat([before[..., :1, :], after[..., :-1, :]], -2)
+        kept = 1 - COST * (allocation - arrived).abs().sum(-1)
+        optimiser.zero_grad()
+        (-learners * torch.log(kept * growth).mean()).backward()
+        optimiser.step()
+        held[each, t[:, None], rows] = arrived.detach()
+
+    for _ in range(5):
+        step()
+    return step
+
+
+def in_other_process(python: str, row: Row, threads: int) -> float:
+    """A turn of PyTorch in its own environment."""
+    sizes = [str(n) for n in (*row.sizes, row.steps, threads)]
+    command = [python, __file__, "as-peer", *sizes]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def as_peer(window: int, batch: int, entities: int, steps: int, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    print(1 / median_seconds(theirs(window, batch, entities), steps))
+
+
+def on_cpu(row: Row, python: str, turns: int) -> dict:
+    """The peer with one thread and with all: the better of the two is what we are compared with."""
+    sides = {"ours": ours(row)}
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        sides[f"{threads} threads"] = partial(in_other_process, python, row, threads)
+    rates = alternate(sides, turns)
+    own = rates.pop("ours")
+    return {
+        "size": row.name,
+        "ours": spread(own),
+        "PyTorch, eager": spread(best(rates)),
+        "ratio": ratio(own, best(rates)),
+        "to reach": row.target,
+        "_peer by threads": {name: spread(each) for name, each in rates.items()},
+    }
+
+
+def on_gpu(row: Row, batched_steps: int, turns: int, device: str) -> dict:
+    """One number of learners: those of PyTorch that take one learner run them one after another."""
+    import torch
+
+    def turn_of(step: Callable[[], None], steps: int, learners: int = 1) -> Callable[[], float]:
+        length = max(steps // 5, 1)
+
+        def several() -> None:
+            for _ in range(length):
+                step()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return lambda: learners * length / median_seconds(several, 5)
+
+    sides = {
+        "ours": ours(row),
+        "eager": turn_of(theirs(*row.sizes, device=device), ALONE),
+        "torch.nn.RNN": turn_of(theirs(*row.sizes, device=device, library=True), ALONE),
+    }
+    if row.learners > 1:
+        many = theirs(*row.sizes, row.learners, device=device)
+        sides["eager, batched"] = turn_of(many, batched_steps, row.learners)
+    rates = alternate(sides, turns)
+    own = rates.pop("ours")
+    return {
+        "learners": row.learners,
+        "ours": spread(own),
+        "eager": spread(rates["eager"]),
+        "torch.nn.RNN": spread(rates["torch.nn.RNN"]),
+        "eager, batched": spread(rates["eager, batched"]) if row.learners > 1 else None,
+        "ratio to eager": ratio(own, rates["eager"]),
+        "ratio to the best": ratio(own, best(rates)),
+    }
+
+
+def measure_cpu(asked: argparse.Namespace) -> None:
+    about, rows = facts(torch=version_in(asked.peer, "torch")), []
+    text = (
+        "Medians over turns taken alternately, with the least and the most. The peer is eager "
+        "PyTorch with one thread or one for each core, whichever was faster in that turn."
+    )
+    for row in ROWS:
+        rows.append(on_cpu(row, asked.peer, asked.turns))
+        # Written after each, so that a run cut short leaves what it had.
+        write(
+            "gradient_step", "Gradient steps a second against PyTorch", text, rows, about, asked.out
+        )
+
+
+def measure_gpu(asked: argparse.Namespace) -> None:
+    import torch
+
+    # JAX would take most of the card's memory at once; PyTorch needs its part.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    about = facts(torch=torch.__version__, device_of_torch=device)
+    window, batch, entities = (4, 8, 3) if asked.tiny else (31, 109, 10)
+    text = (
+        f"All learners together, H{window} B{batch} m{entities}; medians over turns taken alternately, "
+        "with the least and the most. `eager` and `torch.nn.RNN` (cuDNN) train one learner after another."
+    )
+    rows = []
+    for learners, (steps, batched_steps) in (TINY if asked.tiny else LEARNERS).items():
+        row = Row(f"{learners} learners", window, batch, entities, learners, steps)
+        rows.append(on_gpu(row, batched_steps, asked.turns, device))
+        write(
+            "gradient_step_gpu",
+            "Gradient steps a second on a graphics card",
+            text,
+            rows,
+            about,
+            asked.out,
+        )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["as-peer"]:
+        return as_peer(*map(int, sys.argv[2:]))
+    parser = options(__doc__, turns=9, peer="PyTorch, for cpu")
+    parser.add_argument("where", choices=["cpu", "gpu"])
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
+    asked = parser.parse_args()
+    measure_cpu(asked) if asked.where == "cpu" else measure_gpu(asked)
+
+
+if __name__ == "__main__":
+    main()

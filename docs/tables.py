@@ -1,0 +1,447 @@
+"""The tables of the documentation, written into its pages from what the studies and benchmarks wrote.
+
+    python docs/tables.py            writes what is stale
+    python docs/tables.py --check    names what is stale, and exits with 1
+
+Pages are Markdown that reads wherever the repository is shown. What stands between
+`<!-- table: NAME -->` and `<!-- end -->` is written by the function or benchmark of that name, what stands
+behind `<!-- file: PATH -->` is that file. The pages of docs/studies, and their lines in mkdocs.yml, are
+made from docs/results.
+"""
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from apportion.statistics import Estimate, compare
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RESULTS, PAGES = DOCS / "results", DOCS / "studies"
+SPEED = ROOT / "benchmarks" / "results"
+GENERATED = re.compile(r"<!-- (table|file): (.+?) -->(\n*).*?<!-- end -->", re.DOTALL)
+NAVIGATION = re.compile(r"(?<=- studies/index\.md\n)(      - .+: studies/.+\.md\n)*")
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from table import as_markdown, markdown_table  # noqa: E402
+
+LABELS = {
+    "charging": "Charging",
+    "fig1": "Figure 1",
+    "fig2": "Figure 2",
+    "fig3-4": "Figures 3 and 4",
+    "fig5": "Figure 5",
+    "fig6": "Figure 6",
+    "bound": "The bound",
+    "corollary2": "Orderings and subsets",
+    "equivariance": "Shared or plain networks",
+    "crossover": "When to pool",
+    "recipe": "A practical policy",
+    "recipe-sp500": "The same on 20 stocks",
+    "prioritisation": "Where priorities pay",
+    "federations": "Other federations",
+}
+"""What the studies are called on the pages, in their order."""
+VERDICT = ("claim", "whose", "verdict", "after Holm", "estimate", "95 % interval", "n")
+
+
+def studies() -> list[str]:
+    """Those with results, in the order of their labels; others follow by name."""
+    found = {path.parent.name for path in RESULTS.glob("*/verdict.json")}
+    return [*(name for name in LABELS if name in found), *sorted(found - LABELS.keys())]
+
+
+def label(study: str) -> str:
+    return LABELS.get(study, study.replace("-", " ").capitalize())
+
+
+def verdicts_of(study: str) -> list[dict[str, Any]]:
+    return json.loads((RESULTS / study / "verdict.json").read_text())
+
+
+def about_study(study: str) -> dict[str, Any]:
+    return json.loads((RESULTS / study / "study.json").read_text())
+
+
+def verdict_row(verdict: dict[str, Any]) -> list[str]:
+    """A claim and what became of it; exact statements have no adjusted outcome."""
+    low, high = (significant(end) for end in verdict["interval"])
+    said = verdict["outcome"].replace("-", " ")
+    return [
+        verdict["claim"],
+        "the paper's" if verdict["paper"] else "ours",
+        f"**{said}**" if verdict["holds"] else said,
+        (verdict.get("adjusted") or "–").replace("-", " "),
+        significant(verdict["estimate"]),
+        f"[{low}, {high}]",
+        str(verdict["n"]),
+    ]
+
+
+def significant(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def study_page(study: str) -> str:
+    """What a study asks, and for each of its figures what to take away, the verdicts and the picture."""
+    folder, about = RESULTS / study, about_study(study)
+    figures, verdicts = about["figures"], verdicts_of(study)
+    alone = len(figures) == 1
+    lines = [f"# {figures[0]['title'] if alone else label(study)}", "", description(about["name"]), ""]
+    lines += ["Made by", "", "```bash", about["command"], "```", ""]
+    if (readme := folder / "README.md").exists():
+        text = [line for line in readme.read_text().splitlines() if not line.startswith("    ")]
+        lines += [" ".join(" ".join(text).removeprefix("Made by").split()), ""]
+    for figure in figures:
+        own = [one for one in verdicts if alone or one["figure"] == figure["name"]]
+        lines += [] if alone else [f"## {figure['title']}", ""]
+        lines += [f"- {escaped(note)}" for note in figure["notes"]]
+        lines += ["", markdown_table(VERDICT, map(verdict_row, own)), ""]
+        place = f"../results/{study}/{figure['picture']}"
+        lines += [f"[![{escaped(figure['title'])}]({place})]({place})", ""]
+        lines += [f"All numbers: [{figure['table']}](../results/{study}/{figure['table']}).", ""]
+    lines += [f"Settings, versions and device: [study.json](../results/{study}/study.json)."]
+    return "\n".join(lines) + "\n"
+
+
+def description(study: str) -> str:
+    """What the study's module says of itself, below its first line."""
+    (module,) = (ROOT / "src/apportion/studies").glob(f"*/{study.replace('-', '_')}.py")
+    return (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")[2].strip()
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\{c}" if c in "*_`[]<>|\\" else c for c in text)
+
+
+def all_studies() -> str:
+    """A row for each claim of each study."""
+    rows = [
+        [f"[{label(study)}]({study}.md)", *verdict_row(verdict)]
+        for study in studies()
+        for verdict in verdicts_of(study)
+    ]
+    return markdown_table(["study", *VERDICT], rows)
+
+
+def coverage() -> str:
+    """How often the intervals hold the truth, in per cent, in the layout of every study."""
+    table = pd.read_csv(RESULTS / "coverage" / "table.csv")
+    rows = [
+        [row["study"], row["units"], f"{100 * row['coverage']:.1f}"]
+        for row in table.to_dict("records")
+    ]
+    return markdown_table(["study", "units", "intervals that hold the truth, %"], rows)
+
+
+def seconds_of_studies() -> str:
+    """How long each study took at full size, and where."""
+    rows = []
+    for study in sorted(studies()):
+        about = about_study(study)
+        device = about["device"].partition(": ")[2]
+        rows.append([f"[{study}](studies/{study}.md)", f"{about['seconds']:.0f}", device])
+    return markdown_table(["study", "seconds", "on"], rows)
+
+
+HOPED = {1: 8_000, 10: 60_000, 90: 120_000, 900: 150_000}
+"""Steps a second on a graphics card, by learners at once."""
+
+
+def benchmark(name: str) -> str:
+    """What a benchmark measured."""
+    return as_markdown(json.loads((SPEED / f"{name}.json").read_text()))
+
+
+def steps_on_gpu() -> str:
+    """What was hoped for, which numbers of learners stay below, and how long a step of all takes."""
+    rows = json.loads((SPEED / "gradient_step_gpu.json").read_text())["rows"]
+    rates = {int(row["learners"]): row["ours"]["median"] for row in rows}
+    below = [learners for learners, rate in rates.items() if rate < HOPED[learners]]
+    wanted = listed([HOPED[learners] / 1000 for learners in rates])
+    outcome = f"{listed(below)} learners stay below" if below else "all were reached"
+    times = listed([1e6 * learners / rate for learners, rate in rates.items()])
+    return (
+        f"{wanted} thousand steps a second were hoped for: {outcome}. "
+        f"A step takes {times} µs for {listed(list(rates))} learners"
+    )
+
+
+def listed(numbers: Sequence[float]) -> str:
+    """Numbers as a sentence lists them.
+
+    >>> listed([1, 20.4, 3000])
+    '1, 20 and 3,000'
+    """
+    shown = [f"{number:,.0f}" for number in numbers]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
+
+
+def federated_episodes() -> str:
+    """Seconds of a federated episode on a graphics card, beside what its bandwidth allows."""
+    found = json.loads((SPEED / "federated_gpu.json").read_text())
+    limit = found["bandwidth_seconds"]
+    rows = [
+        [
+            str(row["episodes_at_once"]),
+            f"{row['seconds_an_episode']:.3f}",
+            f"{row['seconds_an_episode'] / limit:.1f}",
+        ]
+        for row in found["measured"]
+    ]
+    heads = ["episodes at once", "seconds an episode"]
+    heads.append(f"times the bandwidth's limit of {limit:.3f}")
+    about = f"{found['device']}, {found['precision']}, jax {found['jax']}"
+    return f"{markdown_table(heads, rows)}\n\n- {about}"
+
+
+def certificates() -> str:
+    """A row for each certificate: what was asked, what it said and when."""
+    rows = []
+    for row in pd.read_csv(RESULTS / "certificates" / "table.csv").to_dict("records"):
+        blocks = f"{row['period']}s"
+        if row["block"] > 1:
+            blocks = f"blocks of {row['block']} {blocks}"
+        after = f"{row['bets']} {blocks}"
+        if not pd.isna(row["bet"]):
+            after = f"{int(row['bet'])} of {after}"
+        mean, low, high = (
+            f"{round(100 * row[key], 3) + 0.0:.3f}" for key in ("mean", "lower", "upper")
+        )
+        asked = f"`{row['trained']}`, `certify {row['certified']}`"
+        rows.append(
+            [row["name"], asked, f"{row['verdict']} after {after}", mean, f"{low} to {high}"]
+        )
+    return markdown_table(["", "asked", "verdict", "mean gain, points", "at any time within"], rows)
+
+
+def certificates_simulated() -> str:
+    """How often gains of known mean are certified."""
+    rows = []
+    for row in pd.read_csv(RESULTS / "certificates" / "simulated.csv").to_dict("records"):
+        after = "" if pd.isna(row["half_after"]) else f"{row['half_after']:.0f} periods"
+        rows.append([row["gains"], f"{100 * row['certified']:.1f} %", after])
+    return markdown_table(["gains", "certified", "half of them after"], rows)
+
+
+RIVALS = ("FedAvg", "FedAvgM", "gradient shares, momentum")
+SHOWN = ("FedAvg", "FedAvgM", "nearest-neighbour mixing", "fine-tuned", "gradient shares, momentum")
+OURS = "LearnedAggregation, 200 samples"
+
+
+def federations() -> str:
+    """The study's first circumstance, kind by kind."""
+    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    own = table[table["circumstance"] == table["circumstance"].iloc[0]]
+    found = {(row["kind"], row["method"]): row for row in own.to_dict("records")}
+    rows = []
+    for kind in dict.fromkeys(own["kind"]):
+        values = [share(found[kind, name]["final"]) for name in (*SHOWN, "learned")]
+        shown = f"**{kind}**" if kind == "mean of kinds" else kind
+        rows.append([shown, *values, gain_in(found[kind, "learned"])])
+    return markdown_table(["", *SHOWN, "the policy", "over FedAvg"], rows)
+
+
+def federations_elsewhere() -> str:
+    """Means over kinds in every circumstance, and the policy's worst kind there."""
+    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    verdicts = {one["claim"]: one for one in verdicts_of("federations")}
+    rows = []
+    for name in dict.fromkeys(table["circumstance"]):
+        own = table[table["circumstance"] == name].set_index(["kind", "method"])
+        mean = own.loc["mean of kinds"]
+        ours = own.xs("learned", level="method").drop(index="mean of kinds")
+        worst = ours["gain"].idxmin()
+        values = [share(mean.loc[method, "final"]) for method in (*RIVALS, "learned")]
+        lead = verdict_gain(verdicts[f"{name}: ahead of {RIVALS[-1]}, mean of kinds"])
+        gains = [gain_in(mean.loc["learned"]), lead]
+        rows.append([name, *values, *gains, worst, gain_in(ours.loc[worst])])
+    heads = ["", *RIVALS, "the policy", "over FedAvg", f"over {RIVALS[-1]}", "worst kind"]
+    return markdown_table([*heads, "there, over FedAvg"], rows)
+
+
+def federations_below() -> str:
+    """Where the policy is below FedAvg, and not by chance."""
+    table = pd.read_csv(RESULTS / "federations" / "table.csv")
+    below = table[(table["method"] == "learned") & (table["gain high"] < 0)].to_dict("records")
+    found = [f"{row['kind']} ({row['circumstance']}) {gain_in(row, 4)}" for row in below]
+    return "; ".join(found) or "no kind"
+
+
+def federations_attacked() -> str:
+    """How the policy stands to the best defence among attackers, where defences were tried."""
+    mark = ": among attackers within .005 of the best defence, "
+    return "; ".join(
+        f"{verdict_gain(verdict)} over {defence} ({circumstance})"
+        for verdict in verdicts_of("federations")
+        if mark in verdict["claim"]
+        for circumstance, defence in [verdict["claim"].split(mark)]
+    )
+
+
+def aggregator_training() -> str:
+    """Ways to train on validation: means over seeds with many and with few samples."""
+    cells = json.loads((RESULTS / "aggregator_training" / "cells.json").read_text())
+    circumstances = ("200 samples", "20 samples")
+    rows: dict[str, list[str]] = {}
+    for here in circumstances:
+        tested: dict[str, list[np.ndarray]] = {}
+        for cell in cells:
+            if here in cell["finals"]:
+                tested.setdefault(cell["variant"], []).append(np.array(cell["finals"][here]))
+        (plain,), (rival,) = tested["FedAvg"], tested["gradient shares, momentum"]
+        for name, seeds in tested.items():
+            worst = np.mean([(own - plain).mean(1).min().round(4) for own in seeds])
+            found = [f"{np.mean([own.mean().round(4) for own in seeds]):.4f}"]
+            lead = np.mean([(own - rival).mean().round(4) for own in seeds])
+            rows.setdefault(name, []).extend([*found, f"{lead:+.4f}", f"{worst:+.4f}"])
+    heads = ("{}", "{}, over gradient shares", "{}, worst kind over FedAvg")
+    named = [head.format(name) for name in circumstances for head in heads]
+    whole = [[name, *values] for name, values in rows.items() if len(values) == len(named)]
+    return markdown_table(["", *named], whole)
+
+
+def flower() -> str:
+    """Flower's own strategies beside ours: means over seeds, and the paired gain over FedAvg."""
+    table = pd.read_csv(RESULTS / "flower" / "table.csv")
+    here = table[table["how"] == "in process"]
+    wide = here.pivot(index=["kind", "seed"], columns="strategy", values="accuracy")
+    names = list(dict.fromkeys(here["strategy"]))
+    means = wide.groupby("seed").mean()
+    rows = []
+    for kind in (*dict.fromkeys(here["kind"]), "**mean**"):
+        own = means if kind == "**mean**" else wide.loc[kind]
+        gain = estimate(compare(own[OURS].to_numpy(), own["FedAvg"].to_numpy()))
+        rows.append([kind, *(share(own[name].mean()) for name in names), gain])
+    heads = ["", *(name.replace("LearnedAggregation", "learned") for name in names)]
+    about = json.loads((RESULTS / "flower" / "about.json").read_text())
+    simulated = table[table["how"] == "simulation"]["seed"].nunique()
+    note = (
+        f"Means over {len(means)} federations of each kind, and what the policy with 200 samples gains "
+        f"over FedAvg. Every run is Flower's own `Strategy.start` with the example's client app; "
+        f"the first{'' if simulated == 1 else f' {simulated}'} of each kind also went through Flower's "
+        f"simulation ({about['runs_in_both']} runs), and their accuracies differ by "
+        f"{about['largest_difference']:.3f} at most. Flower {about['versions']['flwr']}, "
+        f"made by `{about['command']}`."
+    )
+    return f"{markdown_table([*heads, '200 samples over FedAvg'], rows)}\n\n{note}"
+
+
+def blind() -> str:
+    """The policy without samples, kind by kind, where it was trained for."""
+    table = pd.read_csv(RESULTS / "blind" / "table.csv")
+    own = table[table["circumstance"] == table["circumstance"].iloc[0]]
+    names = list(dict.fromkeys(own["aggregator"]))
+    found = {(row["kind"], row["aggregator"]): row for row in own.to_dict("records")}
+    rows = []
+    for kind in dict.fromkeys(own["kind"]):
+        learned = found[kind, "learned"]
+        gain = f"{learned['gain']:+.3f} [{learned['low']:.3f}, {learned['high']:.3f}]"
+        values = [share(found[kind, name]["accuracy"]) for name in names]
+        rows.append([f"**{kind}**" if kind == "mean" else kind, *values, gain])
+    return markdown_table(["", *names, "learned over FedAvg"], rows)
+
+
+def blind_elsewhere() -> str:
+    """How it does in circumstances that it was not trained for, and the worst of all."""
+    table = pd.read_csv(RESULTS / "blind" / "table.csv")
+    sentences = []
+    for name in dict.fromkeys(table["circumstance"]):
+        own = table[table["circumstance"] == name].set_index(["aggregator", "kind"])
+        ours = own.loc["learned"]
+        kinds = ours.drop(index="mean")
+        worst = kinds["gain"].idxmin()
+        sentences.append(
+            f"- {name}: {share(ours.loc['mean', 'accuracy'])} in the mean, FedAvg "
+            f"{share(own.loc[('FedAvg', 'mean'), 'accuracy'])}, FedAvgM "
+            f"{share(own.loc[('FedAvgM', 'mean'), 'accuracy'])}; worst kind {worst}, "
+            f"{kinds.loc[worst, 'gain']:+.3f} [{kinds.loc[worst, 'low']:.3f}, "
+            f"{kinds.loc[worst, 'high']:.3f}]; worst single run {ours.loc['mean', 'worst run']:+.3f}."
+        )
+    return "\n".join(sentences)
+
+
+def share(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0")
+
+
+def gain_in(row: Any, digits: int = 3) -> str:
+    low, high = row["gain low"], row["gain high"]
+    return f"{row['gain']:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def verdict_gain(verdict: dict[str, Any]) -> str:
+    low, high = verdict["interval"]
+    return f"{verdict['estimate']:+.4f} [{low:.4f}, {high:.4f}]"
+
+
+def estimate(gain: Estimate) -> str:
+    return f"{gain.value:+.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        all_studies, coverage, seconds_of_studies, steps_on_gpu, federated_episodes, certificates,
+        certificates_simulated, federations, federations_elsewhere, federations_below,
+        federations_attacked, aggregator_training, flower, blind, blind_elsewhere,
+    )
+}  # fmt: skip
+
+
+def filled(text: str) -> str:
+    """A page with everything between its marks written anew; a mark within a line stays in it."""
+
+    def written(found: re.Match[str]) -> str:
+        kind, name, space = found[1], found[2], found[3]
+        if kind == "file":
+            made = f"```python\n{(ROOT / name).read_text().strip()}\n```"
+        else:
+            made = TABLES[name]() if name in TABLES else benchmark(name)
+        return f"<!-- {kind}: {name} -->{space}{made}{space}<!-- end -->"
+
+    return GENERATED.sub(written, text)
+
+
+def pages() -> Iterable[tuple[Path, str | None]]:
+    """Every file that has something generated, and what should be in it; None where it should not be."""
+    for page in sorted(DOCS.rglob("*.md")):
+        if page.parent != PAGES or page.name == "index.md":
+            yield page, filled(page.read_text())
+    for page in PAGES.glob("*.md"):
+        if page.stem not in {*studies(), "index"}:
+            yield page, None
+    for study in studies():
+        yield PAGES / f"{study}.md", study_page(study)
+    lines = "".join(f"      - {label(study)}: studies/{study}.md\n" for study in studies())
+    navigation = ROOT / "mkdocs.yml"
+    yield navigation, NAVIGATION.sub(lines, navigation.read_text(), count=1)
+
+
+def main() -> None:
+    check = sys.argv[1:] == ["--check"]
+    stale = 0
+    for page, text in pages():
+        if (page.read_text() if page.exists() else None) == text:
+            continue
+        stale += 1
+        print(f"{page.relative_to(ROOT)}: {'stale' if check else 'written'}")
+        if not check and text is None:
+            page.unlink()
+        elif not check:
+            page.write_text(text or "")
+    if check and stale:
+        sys.exit("some tables are older than their results: run python docs/tables.py")
+
+
+if __name__ == "__main__":
+    main()
