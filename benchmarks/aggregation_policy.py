@@ -31,22 +31,27 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.federated.aggregators import Aggregator, BySamples, run_each
-from apportion.domains.federated.digits import Digits, embedded_digits, load_mnist
-from apportion.domains.federated.kinds import KINDS, mixture
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import (
-    federation_of,
-    halves,
-    training_world,
-    unseen_world,
+from apportion.domains.federated.aggregators import (
+    Aggregator,
+    BySamples,
+    Learned,
+    Median,
+    NearestMixing,
+    ServerStep,
+    run_each,
 )
-from apportion.domains.federated.optimisers import ServerStep
-from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy
-from apportion.domains.federated.robust import Median, NearestMixing
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_blind_policy
-from apportion.domains.federated.through_rounds import ThroughRounds, shortfall
+from apportion.domains.federated.data import (
+    KINDS,
+    Digits,
+    embedded_digits,
+    halves,
+    load_mnist,
+    mixture,
+)
+from apportion.domains.federated.federation import federation_of, training_world, unseen_world
+from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy, shipped_blind_policy
+from apportion.domains.federated.settings import GradientSettings
+from apportion.domains.federated.training import ThroughRounds, shortfall
 from apportion.memory import Replay
 from apportion.priority import Priority
 from apportion.runs.environment import devices, versions
@@ -83,7 +88,7 @@ PEERS: dict[str, Aggregator] = {
 def trained(updates: int, seed: int, start: AggregationPolicy | None) -> AggregationPolicy:
     """The first stage, or the second from where the first ended; every draw is the seed's."""
     kinds = KINDS if start is None else (*KINDS, *CROSSED)
-    settings = FederatedSettings(kinds=",".join(kinds), rounds=30, copies=COPIES, hidden=32)
+    settings = GradientSettings(kinds=",".join(kinds), rounds=30, copies=COPIES, hidden=32)
     federation, dealt = training_world(settings, embedded_digits())
     policy_key, run_key = jax.random.split(jax.random.key(seed))
     first = AggregationPolicy(federation.channels, 32, relative=True, key=policy_key)
@@ -206,7 +211,7 @@ def fitness(federation, policy, thetas, tasks, keys):
 
 def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
     """The mean of the later half of the generations; each tries pairs on either side of where it is."""
-    settings = FederatedSettings(pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1)
+    settings = GradientSettings(pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1)
     places = np.random.default_rng(11).permutation(halves(mnist)[0])[:IMAGES]
     servers = np.arange(IMAGES) < SERVERS
     digits = Digits(mnist.images[places], mnist.labels[places], servers)
@@ -237,7 +242,7 @@ def blind(seeds: range) -> list[dict]:
     """A row for each circumstance, kind and aggregator, with the paired gain over FedAvg."""
     run, rows = eqx.filter_jit(run_each), []
     for name, (clients, changed, peers) in CIRCUMSTANCES.items():
-        settings = FederatedSettings(state="blind", **changed)
+        settings = GradientSettings(state="blind", **changed)
         wanted = [(kind, clients, seed) for kind in KINDS for seed in seeds]
         federation, dealt = unseen_world(settings, embedded_digits(), wanted)
         keys = jax.random.split(jax.random.key(seeds[0]), len(wanted))

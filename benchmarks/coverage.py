@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from apportion.domains.portfolio import metrics
+from apportion.domains.portfolio import record
 from apportion.statistics import (
     Estimate,
     clustered_ratio,
@@ -137,7 +137,7 @@ def of_backtests() -> list[Layout]:
         return over_blocks(np.mean, series)
 
     def ratio(series):
-        return over_blocks(metrics.sharpe, series)
+        return over_blocks(record.sharpe, series)
 
     found = [
         Layout("backtest, lead", f"{count} days, {rho:g}", days(count, rho), lead, MEAN)
@@ -148,7 +148,7 @@ def of_backtests() -> list[Layout]:
     found.append(
         Layout("backtest, lead", "500 days, 0.2, calm and wild", calm_and_wild, lead, MEAN)
     )
-    sharpe = MEAN / SPREAD * np.sqrt(metrics.TRADING_DAYS)
+    sharpe = MEAN / SPREAD * np.sqrt(record.TRADING_DAYS)
     return [*found, Layout("backtest, Sharpe", "500 days, 0.2", days(500, 0.2), ratio, sharpe)]
 
 

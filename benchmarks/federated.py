@@ -35,9 +35,10 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from table import facts, options, spread, write
 
-from apportion.domains.federated.digits import Digits
-from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
-from apportion.domains.federated.training import build, read_digits, sample_tasks, train_policies
+from apportion.domains.federated.data import Digits, read_digits
+from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings, paper_size, reduced_size
+from apportion.domains.federated.training import train_paper_policies
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP = 3
@@ -215,7 +216,7 @@ def against_flower(asked: argparse.Namespace) -> None:
     write("federated", title, text, [row], about, asked.out)
 
 
-def bandwidth_seconds(settings: FederatedSettings) -> float:
+def bandwidth_seconds(settings: GradientSettings) -> float:
     """Seconds an H200 needs to move the hidden layer of all clients in an episode, written and read once
     each way in bf16; one kernel for both layers leaves it in registers."""
     clients = sum(settings.task_sizes)
@@ -225,13 +226,13 @@ def bandwidth_seconds(settings: FederatedSettings) -> float:
     return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
 
 
-def episodes(settings: FederatedSettings, digits: Digits, runs: int) -> dict[str, float]:
+def episodes(settings: GradientSettings, digits: Digits, runs: int) -> dict[str, float]:
     """Seconds an episode of training takes, updates of the policy included, once it is compiled: some
     policies at once, each with tasks of its own."""
     times: list[tuple[int, float]] = []
     federation, partition = build(settings, digits)
     tasks = [sample_tasks(settings, partition, seed)[0] for seed in range(runs)]
-    train_policies(
+    train_paper_policies(
         replace(settings, steps=8, chunk=2), federation, tasks, ["mtl"] * runs, range(runs),
         on_chunk=lambda chunk: times.append((chunk.step, time.perf_counter())),
     )  # fmt: skip

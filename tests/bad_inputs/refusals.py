@@ -17,7 +17,7 @@ from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.domain import find_domain
-from apportion.domains.federated.shipped import shipped_policy
+from apportion.domains.federated.policy import shipped_policy
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies

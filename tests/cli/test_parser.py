@@ -12,7 +12,7 @@ import pytest
 import apportion.runs.runner
 from apportion.cli import COMMANDS
 from apportion.domains.domain import domain_names, find_domain
-from apportion.runs.settings_file import describe_fields
+from apportion.runs.settings import describe_fields
 from cli.command import apportion as run
 from cli.command import assert_refused
 

@@ -106,7 +106,7 @@ class ToyDomain(Domain):
         from apportion.learners.direct import Direct
         from apportion.memory import Replay
         from apportion.policy import Recurrent
-        from apportion.runs.job import Outcome, PreparedJob
+        from apportion.runs.runner import Outcome, PreparedJob
         from apportion.tasks import draw_tasks
         from apportion.training import Chunks
 

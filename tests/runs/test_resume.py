@@ -59,7 +59,7 @@ def _train(folder: Path, cache: Path, fault: str | None = None, after: int = 0) 
     """Begin the run, or continue it: what `apportion train` and `apportion resume` do."""
     import jax
 
-    from apportion.domains.budget.job import prepare
+    from apportion.domains.budget.domain import prepare
     from apportion.runs.progress import Quiet
     from apportion.runs.runner import resume_run, start_run
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from apportion.runs.signals import stoppable
 from matplotlib.figure import Figure
 
 from apportion.cli import main
@@ -25,7 +26,7 @@ from apportion.errors import InputError
 from apportion.runs.files import only_writer, read_json
 from apportion.runs.folder import load_run
 from apportion.runs.progress import Quiet
-from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run, stoppable
+from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run
 
 SETTINGS = BudgetSettings()
 
@@ -151,8 +152,9 @@ def backtest(folder: Path) -> None:
 
 
 def certify(folder: Path) -> None:
-    from apportion.certificate import Gains
     from apportion.cli.certify import _write
+
+    from apportion.certificate import Gains
 
     _write(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import apportion.cli.study  # noqa: F401, before the registry holds toys
+import apportion.cli.commands  # noqa: F401, before the registry holds toys
 from apportion.cli import main
 from apportion.errors import InputError
 from apportion.runs.files import only_writer

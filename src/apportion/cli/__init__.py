@@ -103,7 +103,7 @@ def _run(argv: list[str], out: TextIO) -> None:
         out.write(f"apportion {apportion.__version__}\n")
         return
     if argv[0] not in COMMANDS:
-        from apportion.runs.settings_file import suggest
+        from apportion.runs.settings import suggest
 
         near = suggest(argv[0], COMMANDS) or "; see apportion --help"
         raise InputError(f"there is no command {argv[0]!r}; choose {', '.join(COMMANDS)}{near}")

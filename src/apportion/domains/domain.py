@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from apportion.errors import InputError
-from apportion.runs.settings_file import from_mapping, suggest
+from apportion.runs.settings import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from apportion.problem import Problem
     from apportion.report.page import Section
     from apportion.runs.folder import Run
-    from apportion.runs.job import PreparedJob
     from apportion.runs.progress import Progress
+    from apportion.runs.runner import PreparedJob
 
 
 class Result(Protocol):

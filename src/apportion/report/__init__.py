@@ -7,7 +7,7 @@ section is written for what is there and for nothing else, so that a young run h
 from pathlib import Path
 
 from apportion.errors import InputError, first_line
-from apportion.runs.atomic import write_atomic
+from apportion.runs.files import write_atomic
 
 _FOUND = "a study holds verdict.json and study.json, a run holds metrics.csv or metrics.parquet"
 

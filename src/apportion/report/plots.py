@@ -13,7 +13,7 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.report.page import Plot, number
-from apportion.runs.atomic import read_json
+from apportion.runs.files import read_json
 
 _READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".parquet": pd.read_parquet,

@@ -29,7 +29,7 @@ from apportion.report.page import (
     page,
 )
 from apportion.report.plots import read_if_there, read_table
-from apportion.runs.settings_file import read_toml
+from apportion.runs.settings import read_toml
 from apportion.statistics import Outcome
 
 _CURVES = {

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.algorithm import RunState
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
@@ -266,7 +266,7 @@ class _Events:
 
     def __init__(self, folder: Path, step: int = 0):
         otherwise = " or leave --tensorboard out"
-        with needing("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
+        with optional_import("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
             from tensorboardX import SummaryWriter
         # The reader drops steps after `step` that a killed run had written already.
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 from apportion.studies.engine import Cell, CellResult, Plan, Program
 
 POLL_SECONDS = 0.5
@@ -289,7 +289,7 @@ def _slots(resources: dict[str, float]) -> tuple[int, dict[str, int]]:
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
     """Ray, connected for as long as it is needed; a connection of the caller's is left as it is."""
-    with needing("computing on Ray needs Ray", "cluster"):
+    with optional_import("computing on Ray needs Ray", "cluster"):
         import ray
     if ray.is_initialized():
         yield ray

@@ -17,11 +17,10 @@ from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings, PPOSettings, reduced_size
 from apportion.domains.federated.states import client_state
 from apportion.errors import InputError
-from apportion.runs.atomic import write_arrays
+from apportion.runs.files import write_arrays
 from apportion.runs.folder import Run
-from apportion.runs.job import Outcome
-from apportion.runs.runner import finish
-from apportion.runs.settings_file import from_mapping, read_toml, to_toml
+from apportion.runs.runner import Outcome, finish
+from apportion.runs.settings import from_mapping, read_toml, to_toml
 
 SETTINGS = GradientSettings(
     pooling=1, samples=10, width=4, rounds=2, epochs=1, batch=5, evaluation=40, test=60

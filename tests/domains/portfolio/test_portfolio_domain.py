@@ -35,10 +35,9 @@ from apportion.domains.portfolio.validation import (
 from apportion.errors import InputError
 from apportion.report.page import page
 from apportion.runs.folder import Run, load_run
-from apportion.runs.job import Outcome
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.progress import Quiet, TrainingStatus
-from apportion.runs.runner import Stopped, finish, resume_run, start_run
+from apportion.runs.runner import Outcome, Stopped, finish, resume_run, start_run
 
 PRICES = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 UNTIL = "2002-12-15"

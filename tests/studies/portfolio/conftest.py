@@ -8,7 +8,7 @@ import pytest
 
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.studies.engine import Cell, Plan, programs_of
 
 
@@ -61,7 +61,7 @@ def given(monkeypatch) -> Callable[..., dict[str, Any]]:
             seen.update(market=market, tasks=tasks, settings=settings, **others)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, train_policies.__name__, take_down)
+        monkeypatch.setattr(module, train_portfolio_runs.__name__, take_down)
         with pytest.raises(KeyboardInterrupt):
             list(plan.compute(cells, lambda what, fraction: None))
         return seen

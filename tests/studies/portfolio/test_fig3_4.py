@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio.backtest import backtest, lazy_rebalancing
+from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import BASELINES
 from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
@@ -138,7 +138,7 @@ def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
     gains = []
     for task in draw_tasks(seen, 3, 4, seed=1)[:2]:
         some = prices.select(task.names(prices.tickers))
-        result = backtest(
+        result = backtest_strategies(
             some,
             {LAZY: lazy_rebalancing()},
             baselines={TILT: BASELINES[TILT]},

@@ -44,13 +44,13 @@ from apportion.domains.federated.states import (
     Submission,
     client_state,
 )
-from apportion.errors import InputError, needing
+from apportion.errors import InputError, optional_import
 from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.simplex import Mask
 
-with needing("LearnedAggregation needs Flower", "federated"):
+with optional_import("LearnedAggregation needs Flower", "federated"):
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from apportion.errors import InputError
 from apportion.problem import Observation
-from apportion.runs.atomic import read_arrays, write_arrays
+from apportion.runs.files import read_arrays, write_arrays
 from apportion.simplex import Mask
 
 Model = dict[str, np.ndarray]

@@ -11,7 +11,7 @@ from apportion.domains.domain import Domain
 
 if TYPE_CHECKING:
     from apportion.domains.budget.problem import Budget
-    from apportion.runs.job import PreparedJob
+    from apportion.runs.runner import PreparedJob
 
 
 class BudgetDomain(Domain):
@@ -36,7 +36,7 @@ class BudgetDomain(Domain):
         from apportion.memory import Replay
         from apportion.policy import Policy, Recurrent
         from apportion.problem import evaluate
-        from apportion.runs.job import Outcome, PreparedJob
+        from apportion.runs.runner import Outcome, PreparedJob
         from apportion.statistics import compare
         from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
         from apportion.training import Chunks, OnChunk, Resume

@@ -39,7 +39,7 @@ from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 from apportion.statistics import Estimate, clustered_ratio
 from apportion.tasks import count_tasks, draw_tasks
 

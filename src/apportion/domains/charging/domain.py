@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apportion.problem import Problem
     from apportion.report.page import Plot, Section
     from apportion.runs.folder import Run
-    from apportion.runs.job import PreparedJob
+    from apportion.runs.runner import PreparedJob
 
 _SCHEDULES = (
     "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
@@ -184,8 +184,8 @@ class ChargingDomain(Domain):
 
     def sections(self, folder: Path) -> "list[Section]":
         """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""
-        from apportion.report.files import read_table
         from apportion.report.page import Section, Table
+        from apportion.report.plots import read_table
 
         kw, cars = read_table(folder, "power", indexed=True), read_table(folder, "cars")
         schedules, found = read_table(folder, "schedules"), []
@@ -221,8 +221,8 @@ def _read_own(run: "Run", given: Path | None, timezone: str | None) -> "pd.DataF
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":
     """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
-    from apportion.report.drawing import COLOURS, distinct, numbers, time_axis, times
     from apportion.report.page import Plot
+    from apportion.report.plots import COLOURS, distinct, numbers, time_axis, times
 
     stations = kw.drop(columns="unused")
     order = stations.sum().sort_values(ascending=False).index

@@ -29,8 +29,8 @@ from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.stoppable import tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.signals import tested_after_training
 from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
 

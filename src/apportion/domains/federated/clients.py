@@ -17,8 +17,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from apportion.card import on_card
 from apportion.errors import InputError
+from apportion.gpu import on_gpu
 
 Parameters = dict[str, Array]
 Filter = Float[Array, "pixels channels"]
@@ -111,7 +111,7 @@ def _uniform(
 
 def through_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
     """The logits, less the bias of the softmax layer; by kernels on a card, where their sizes suit."""
-    if on_card():
+    if on_gpu():
         # Pallas takes long to import, and only a program for a graphics card needs it.
         from apportion.domains.federated import convolution_gpu
 

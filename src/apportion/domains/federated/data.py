@@ -22,7 +22,7 @@ import pandas as pd
 
 from apportion.domains.federated.settings import FederationSettings
 from apportion.errors import InputError
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from apportion.tasks import Tasks

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from apportion.domains.domain import Domain
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.errors import InputError
-from apportion.runs.settings_file import from_mapping
+from apportion.runs.settings import from_mapping
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from apportion.certificate import Gains
     from apportion.report.page import Section
     from apportion.runs.folder import Run
-    from apportion.runs.job import PreparedJob
+    from apportion.runs.runner import PreparedJob
 
 FEDAVG = "FedAvg"
 MAX_ROUND_GAIN = 0.25
@@ -137,7 +137,7 @@ def kept_gains(path: Path, against: str, *, max_gain: float = MAX_ROUND_GAIN) ->
     InputError
         The file is none of these, or another baseline than FedAvg is asked for.
     """
-    from apportion.runs.atomic import read_arrays
+    from apportion.runs.files import read_arrays
 
     if against.lower() != FEDAVG.lower():
         raise InputError(

@@ -42,9 +42,9 @@ from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.runs.job import Outcome, PreparedJob
-from apportion.runs.settings_file import suggest
-from apportion.runs.stoppable import tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.settings import suggest
+from apportion.runs.signals import tested_after_training
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume

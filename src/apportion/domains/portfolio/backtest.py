@@ -19,17 +19,17 @@ from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
 from apportion.domains.portfolio.constrained import WithoutCash, everyone
 from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
 from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
 from apportion.domains.portfolio.rules import CASH, Rules
+from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
-from apportion.runs.settings_file import suggest
+from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
 
 Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
     from apportion.report.page import Section
     from apportion.runs.folder import Run
-    from apportion.runs.job import PreparedJob
     from apportion.runs.progress import Progress
+    from apportion.runs.runner import PreparedJob
 
 
 _GLOSSARY = {

@@ -21,10 +21,10 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.domains.calendar import as_day
 from apportion.domains.portfolio.prices import Day, Prices
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
+from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from apportion.domains.calendar import as_day
-from apportion.domains.parquet import read_parquet
-from apportion.errors import InputError, needing, reading
+from apportion.domains.tables import as_day, read_parquet
+from apportion.errors import InputError, optional_import, reading
 
 Day = str | np.datetime64 | None
 """A day, such as 2019-01-02, or none."""
@@ -180,7 +179,7 @@ def _load(path: Path, *unchanged: int) -> Prices:
 def embedded_prices() -> Prices:
     """Closes of 20 large S&P 500 stocks, 1990 to 2022, as skfolio ships them."""
     otherwise = " or give your own file with --prices"
-    with needing("the embedded prices come with skfolio", "market", otherwise):
+    with optional_import("the embedded prices come with skfolio", "market", otherwise):
         from skfolio.datasets import load_sp500_dataset
     return from_frame(load_sp500_dataset(), source="embedded prices")
 

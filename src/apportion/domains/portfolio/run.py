@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from apportion.domains.portfolio.validation import Choice
     from apportion.policy import Policy
     from apportion.runs.folder import Run
-    from apportion.runs.job import Outcome, PreparedJob
+    from apportion.runs.runner import Outcome, PreparedJob
     from apportion.training import OnChunk, Resume
 
 
@@ -40,8 +40,8 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         )
     rules = Rules.of(settings)
     from apportion.domains.portfolio import backtest, training, validation
-    from apportion.runs.job import PreparedJob
-    from apportion.runs.stoppable import tested_after_training
+    from apportion.runs.runner import PreparedJob
+    from apportion.runs.signals import tested_after_training
     from apportion.training import Chunks
 
     # Told now, before a folder is made, if the settings do not fit the data.
@@ -272,7 +272,7 @@ def _outcome(
     following: pd.DataFrame,
 ) -> "Outcome":
     """What a run found: tested on the days after those trained on, where there are any."""
-    from apportion.runs.job import Outcome
+    from apportion.runs.runner import Outcome
 
     notes, tables = [about["chosen"]], {"next": following}
     headline: dict[str, Any] = {"title": "A portfolio", "words": notes}

@@ -9,7 +9,7 @@ import pandas as pd
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY
 from apportion.report.page import Part, Section, Table
 from apportion.report.plots import lines, read_table
-from apportion.runs.atomic import read_json
+from apportion.runs.files import read_json
 
 _METRICS = {
     "wealth": "{:.2f}",

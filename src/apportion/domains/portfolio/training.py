@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import BatchRollout, Direct, lookback
 from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
-from apportion.priority import Selection
+from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
@@ -98,7 +98,7 @@ def train_portfolio_runs(
     *,
     policy_keys: Key[Array, " runs"],
     run_keys: Key[Array, " runs"],
-    selection: Selection | None = None,
+    selection: Priority | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
     chunks: Chunks | None = None,

@@ -31,9 +31,8 @@ from apportion.domains.portfolio.training import (
 )
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.result import Chunk
 from apportion.tasks import Tasks, TaskSets
-from apportion.training import Chunks, OnChunk
+from apportion.training import Chunk, Chunks, OnChunk
 from apportion.trees import grouped
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)

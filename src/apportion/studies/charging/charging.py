@@ -31,14 +31,14 @@ from apportion.domains.charging.backtest import (
     OPTIMUM,
     POLICY,
     ChargingBacktest,
-    backtest,
+    backtest_schedules,
 )
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import (
     Garages,
-    choose_tasks,
+    choose_stations,
     direct_learner,
     train_charging,
 )
@@ -139,7 +139,7 @@ def _train(
         method = "pmtl" if kind == "pmtl" else "mtl"
         return [Ensemble(train_charging(garages, replace(settings, method=method)).policy)]
     problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
-    tasks = choose_tasks(garages, settings)
+    tasks = choose_stations(garages, settings)
     count = about["single_tasks"] if kind == "stl" else settings.members
     seeds = jax.random.split(jax.random.key(settings.seed), (count, 2))
     network = eqx.filter_vmap(lambda key: Pooled(CHANNELS, settings.hidden, key=key))
@@ -182,7 +182,7 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
         ]
         for name, days, size, capacity in tests:
             last = None if few is None else str(days.dates[min(few, len(days)) - 1])
-            result = backtest(
+            result = backtest_schedules(
                 policy,
                 days.between(None, last),
                 garages.predictor.medians,

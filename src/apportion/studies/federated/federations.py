@@ -20,17 +20,25 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.federated.aggregators import Aggregator, BySamples, run_each
-from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.kinds import ATTACKED, KINDS
-from apportion.domains.federated.learned import Learned
-from apportion.domains.federated.mixtures import unseen_world
-from apportion.domains.federated.optimisers import Adaptive, ServerStep
-from apportion.domains.federated.robust import Krum, Median, NearestMixing, TrimmedMean
-from apportion.domains.federated.server_side import FineTuned, ServerClient, ShareGradient
-from apportion.domains.federated.settings import FederatedSettings
-from apportion.domains.federated.shipped import shipped_fingerprint, shipped_policy
-from apportion.domains.federated.training import read_digits
+from apportion.domains.federated.aggregators import (
+    Adaptive,
+    Aggregator,
+    BySamples,
+    FineTuned,
+    GradientShares,
+    Krum,
+    Learned,
+    Median,
+    NearestMixing,
+    ServerClient,
+    ServerStep,
+    TrimmedMean,
+    run_each,
+)
+from apportion.domains.federated.data import ATTACKED, KINDS, Digits, embedded_digits, read_digits
+from apportion.domains.federated.federation import unseen_world
+from apportion.domains.federated.policy import shipped_fingerprint, shipped_policy
+from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
 from apportion.statistics import compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
@@ -48,8 +56,8 @@ PEERS: dict[str, Aggregator] = {
     "trimmed mean": TrimmedMean(0.3),
     "Krum": Krum(3),
     "nearest-neighbour mixing": NearestMixing(0.3),
-    "gradient shares": ShareGradient(momentum=0.0),
-    "gradient shares, momentum": ShareGradient(momentum=0.5),
+    "gradient shares": GradientShares(momentum=0.0),
+    "gradient shares, momentum": GradientShares(momentum=0.5),
     "server as a client": ServerClient(),
     "fine-tuned": FineTuned(),
 }
@@ -60,8 +68,8 @@ DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
 FEW = 5
 """Seeds below which an interval over them is no evidence."""
 SCALES = {
-    "quick": FederatedSettings(rounds=10, samples=60, test=500),
-    "paper": FederatedSettings(
+    "quick": GradientSettings(rounds=10, samples=60, test=500),
+    "paper": GradientSettings(
         pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000
     ),
 }
@@ -145,7 +153,7 @@ def compute_federations(
     cells: Sequence[Cell],
     progress: Progress,
     *,
-    settings: FederatedSettings,
+    settings: GradientSettings,
     digits: Digits | None = None,
 ) -> Rows:
     """Every cell's federation under the cells' aggregator, all in one `vmap`."""

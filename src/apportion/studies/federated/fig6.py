@@ -19,16 +19,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
-from apportion.domains.federated.digits import Digits, embedded_digits
-from apportion.domains.federated.partitions import Partition, paper_split, side_by_side
-from apportion.domains.federated.settings import FederatedSettings, paper_size, reduced_size
-from apportion.domains.federated.training import (
-    build,
-    evaluation_keys,
+from apportion.domains.federated.data import (
+    Digits,
+    Partition,
+    embedded_digits,
+    join_partitions,
+    paper_split,
     read_digits,
-    sample_tasks,
-    train_policies,
 )
+from apportion.domains.federated.evaluation import evaluation_keys
+from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.settings import GradientSettings, paper_size, reduced_size
+from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
@@ -80,7 +82,7 @@ def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
     *,
-    settings: FederatedSettings,
+    settings: GradientSettings,
     digits: Digits | None = None,
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
@@ -99,7 +101,9 @@ def compute_fig6(
             progress(what, 0.9 * chunk.step / chunk.steps)
 
         methods, own = [cell["method"] for cell in cells], [own for own, _ in tasks]
-        trained = train_policies(here, federation, own, methods, seeds, on_chunk=report_progress)
+        trained = train_paper_policies(
+            here, federation, own, methods, seeds, on_chunk=report_progress
+        )
         aggregators = PolicyAggregator(trained.policy)
     unseen = TaskSets.of([own for _, own in tasks])
     keys = evaluation_keys(seeds, here.unseen)
@@ -110,7 +114,7 @@ def compute_fig6(
 
 
 def _deal(
-    settings: FederatedSettings, digits: Digits, seeds: Sequence[int]
+    settings: GradientSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
@@ -119,7 +123,7 @@ def _deal(
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
         tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
-    return side_by_side(deals), [tasks[seed] for seed in seeds]
+    return join_partitions(deals), [tasks[seed] for seed in seeds]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:

@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Int
 
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
-from apportion.domains.portfolio.walk_forward import Years
+from apportion.domains.portfolio.validation import Years
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Rows
 from apportion.tasks import TaskSets, draw_tasks, split_entities

@@ -34,12 +34,17 @@ from matplotlib.figure import Figure
 from apportion.composition import EqualShares
 from apportion.domains.portfolio.backtest import lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import volatility_tilt
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import (
+    Market,
+    Walk,
+    growth_and_sharpe,
+    walk_policy,
+    walk_targets,
+)
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
-from apportion.domains.portfolio.walk import Walk, growth_and_sharpe, walk_policy, walk_targets
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -214,7 +219,7 @@ class _Batch:
             jax.random.split(jax.random.fold_in(seed, i), self.experiments.pairs)[self.runs.pair]
             for i in range(2)
         )
-        train_policies(
+        train_portfolio_runs(
             self.experiments.training,
             self.trained,
             self.settings,

@@ -19,12 +19,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
+from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_tasks
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import choose_tasks, train_policies, training_market
-from apportion.domains.portfolio.walk import Walk, walk_policy, walk_tasks
+from apportion.domains.portfolio.training import (
+    draw_portfolio_tasks,
+    train_portfolio_runs,
+    training_market,
+)
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
@@ -78,7 +80,9 @@ def _compute(
     costs = Costs.of(settings.cost, prices.tickers, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
-    tasks = TaskSets.of([choose_tasks(universe, replace(settings, seed=own))[2] for own in seeds])
+    tasks = TaskSets.of(
+        [draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds]
+    )
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
@@ -103,7 +107,7 @@ def _compute(
             for first, cell in zip(firsts, cells, strict=True)
         ]
     keys = stack(firsts)
-    train_policies(
+    train_portfolio_runs(
         training_market(prices.until(year), settings),
         single_tasks(shown) if single else tasks,
         replace(settings, steps=whole),

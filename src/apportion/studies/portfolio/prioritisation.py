@@ -32,13 +32,11 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
-from apportion.domains.portfolio.costs import Costs
-from apportion.domains.portfolio.market import Market
-from apportion.domains.portfolio.metrics import TRADING_DAYS
+from apportion.domains.portfolio.market import Costs, Market, walk_tasks
+from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.simulated import SimulatedMarket
-from apportion.domains.portfolio.training import train_policies
-from apportion.domains.portfolio.walk import walk_tasks
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
@@ -295,7 +293,7 @@ def _train_and_test(
     `runs` as for `train_policies`; gains are log growth a year over Equal CRP, by kind of task.
     """
     train, test = (stack([getattr(world, name) for world in worlds]) for name in ("train", "test"))
-    policies = train_policies(
+    policies = train_portfolio_runs(
         train,
         TaskSets.of([world.own for world in worlds]),
         settings,

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_policies
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
@@ -121,7 +121,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
         for key in jax.random.split(jax.random.key(s.seed))
     )
     every = s.updates // size.checkpoints
-    train_policies(
+    train_portfolio_runs(
         known.training,
         repeat(own, s.members),
         s,

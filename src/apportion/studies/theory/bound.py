@@ -31,20 +31,25 @@ from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, never_broken, one_by_one
-from apportion.theory.bound import error_bound
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
-from apportion.theory.estimation import LearningConstants, LearningError, learning_error
-from apportion.theory.lspi import PathResult, lspi_paths
-from apportion.theory.mdp import MDP, norm, random_family
-from apportion.theory.sampled import (
+from apportion.theory.bound import (
+    LearningConstants,
+    LearningError,
+    Terms,
+    TransferConstants,
+    error_bound,
+    learning_error,
+)
+from apportion.theory.distance import concentrability, distance_by_enumeration
+from apportion.theory.lspi import (
+    PathResult,
     independent_draws,
     limit,
     lspi_from_moves,
+    lspi_paths,
     one_path,
     separate_paths,
 )
-from apportion.theory.theorem import Terms, TransferConstants
+from apportion.theory.mdp import MDP, norm, random_family
 
 FAMILIES = {
     "quick": {"bound": 100, "approximation": 10},

@@ -31,7 +31,6 @@ from apportion.domains.synthetic import (
     simplex_greedy,
     tied_basis,
 )
-from apportion.precision import in_float64
 from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import ends_of, panels
@@ -39,7 +38,8 @@ from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, one_by_one
 from apportion.studies.theory.fig1 import equivalent_samples
-from apportion.theory.theorem import corollary_2
+from apportion.theory.bound import corollary_2
+from apportion.theory.lspi import in_float64
 
 ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
 RUNS = {"quick": 6, "paper": 64}

@@ -28,11 +28,10 @@ from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, log_slope, never_broken, one_by_one
-from apportion.theory.concentrability import concentrability
-from apportion.theory.distance import distance_by_enumeration
+from apportion.theory.distance import concentrability, distance_by_enumeration
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, norm, random_family
-from apportion.theory.samples import Counts, draw_counts
+from apportion.theory.pooling import Counts, draw_counts
 
 FAMILIES = {
     "quick": {"crossover": 20, "corollary1": 40},

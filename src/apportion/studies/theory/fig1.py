@@ -28,13 +28,13 @@ from apportion.domains.synthetic import (
     spaced_betas,
     tied_basis,
 )
-from apportion.precision import in_float64
 from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import log_slope, means_by, one_by_one
+from apportion.theory.lspi import in_float64
 
 SEEDS = {"quick": 20, "paper": 40}
 SIZES = (20, 50, 100, 200, 500, 1000, 2000)
