@@ -96,7 +96,12 @@ def study_page(study: str) -> str:
     folder, about = RESULTS / study, about_study(study)
     figures, verdicts = about["figures"], verdicts_of(study)
     alone = len(figures) == 1
-    lines = [f"# {figures[0]['title'] if alone else label(study)}", "", description(about["name"]), ""]
+    lines = [
+        f"# {figures[0]['title'] if alone else label(study)}",
+        "",
+        description(about["name"]),
+        "",
+    ]
     lines += ["Made by", "", "```bash", about["command"], "```", ""]
     if (readme := folder / "README.md").exists():
         text = [line for line in readme.read_text().splitlines() if not line.startswith("    ")]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+
 from apportion.runs.files import pack, unpack
 
 DEEP = 3000

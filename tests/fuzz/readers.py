@@ -20,18 +20,15 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from apportion.domains.charging.forecasts import PERIODS, Predictor
-from apportion.domains.federated.data import load_mnist
-from apportion.runs.files import pack, read_arrays, to_json
-from apportion.runs.settings import read_settings, to_toml
-from apportion.studies.engine import Cell, CellStore, Plan, StudyRequest
 from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.controller import check_now, read_now
+from apportion.domains.charging.forecasts import PERIODS, Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.domain import domain_names, find_domain
+from apportion.domains.federated.data import load_mnist
 from apportion.domains.portfolio.backtest import with_trained_series
 from apportion.domains.portfolio.orders import read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
@@ -41,6 +38,7 @@ from apportion.domains.portfolio.validation import Choice
 from apportion.policy import Pooled
 from apportion.report import write_report
 from apportion.runs.checkpoint import from_arrays, to_arrays
+from apportion.runs.files import pack, read_arrays, to_json
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import (
     ARRAYS,
@@ -50,7 +48,9 @@ from apportion.runs.policy_file import (
     load_policy,
     save_policy,
 )
+from apportion.runs.settings import read_settings, to_toml
 from apportion.statistics import compare
+from apportion.studies.engine import Cell, CellStore, Plan, StudyRequest
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.pooling import Transitions
 

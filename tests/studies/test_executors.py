@@ -147,7 +147,9 @@ def test_processes_end_with_the_first_when_it_is_killed(tmp_path):
 def test_compiled_programs_give_the_same_rows_in_several_processes(tmp_path):
     for name, executor in (("one", Serial()), ("two", Processes(2))):
         request = StudyRequest(make_plan("equivariance"), tmp_path / name)
-        assert [done.name for done in perform_plans([request], executor=executor)] == ["equivariance"]
+        assert [done.name for done in perform_plans([request], executor=executor)] == [
+            "equivariance"
+        ]
     assert same_files(tmp_path / "one", tmp_path / "two")
 
 

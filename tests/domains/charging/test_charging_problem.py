@@ -18,10 +18,10 @@ from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.problem import check_problem
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from domains.charging.garages import MEDIANS, STATIONS, opinionated, random_garage, stack
 
-TASKS = Tasks.of([list(range(STATIONS))])
+TASKS = Task.of([list(range(STATIONS))])
 
 
 def problem_of(garage) -> Charging:

@@ -25,7 +25,7 @@ from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 from domains.charging.garages import opinionated
 
 FRAME = read_sessions()
@@ -237,7 +237,7 @@ def walked(problem: Charging, task: Task, day, capacity_kw):
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     days = replace(DAYS, garage=KNOWN).between("2019-06-03", "2019-06-07")
-    problem, task = Charging.of([days], FITTED.medians), Tasks.of([list(range(30))])[0]
+    problem, task = Charging.of([days], FITTED.medians), Task.of([list(range(30))])[0]
     feeder, garage = jnp.float32(20.0), days.garage
 
     def simulated(garage: Garage) -> np.ndarray:
@@ -257,7 +257,7 @@ _observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, st
 
 def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
     """What a policy is shown of these stations, in the last two channels."""
-    task = Tasks.of([list(stations)])[0]
+    task = Task.of([list(stations)])[0]
     start = problem.midnight(task, jnp.int32(day), jnp.float32(8.0))
     history = _observed(problem, task, replace(start, n=jnp.int32(n))).history
     assert history.shape == (len(stations), 1, CHANNELS)

@@ -18,7 +18,7 @@ from apportion.memory import Replay
 from apportion.policy import Recurrent
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_policy, save_policy
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from domains.federated.made_up import made_up_digits
 from learning import SEED, assert_mean_above, optimised, train_seeds
 
@@ -74,7 +74,7 @@ def test_the_untrained_policy_is_fedavg():
 def test_permuting_the_clients_permutes_the_shares_and_nothing_else(plain):
     order = np.random.default_rng(0).permutation(6)
     tasks = MIXTURE.tasks
-    there = episodes(opinionated(), Tasks(tasks.members[:, order], tasks.mask[:, order]))
+    there = episodes(opinionated(), Task(tasks.members[:, order], tasks.mask[:, order]))
     assert np.abs(np.asarray(plain.shares) - 1 / 6).max() > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(plain.shares)[..., order], abs=1e-4)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(plain.tested), abs=0.01)
@@ -222,7 +222,7 @@ def test_a_policy_learns_to_do_better_than_fedavg():
 
     def gain(policy):
         walked = jax.vmap(lambda task: walk(problem, policy, task, key=jax.random.key(9)))
-        found = walked(dealt.tasks.each)
+        found = walked(dealt.tasks)
         return (found.plain - found.losses).mean()
 
     assert_mean_above(eqx.filter_jit(eqx.filter_vmap(gain))(policies), 0.0)

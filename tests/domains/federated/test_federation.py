@@ -18,7 +18,7 @@ from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from domains.federated.made_up import made_up_digits
 
 KEY = jax.random.key(0)
@@ -57,7 +57,7 @@ def steep():
 def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode(steep):
     policy, here = steep
     order = np.random.default_rng(0).permutation(10)
-    there = episodes(policy, Tasks(TRAINING.members[:, order], TRAINING.mask[:, order]))
+    there = episodes(policy, Task(TRAINING.members[:, order], TRAINING.mask[:, order]))
     assert float(jnp.ptp(here.shares)) > 0.05
     assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[..., order], abs=1e-5)
     assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
@@ -65,7 +65,7 @@ def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode(steep):
 
 def test_padding_takes_no_part():
     problem = federation()
-    padded = Tasks.of([np.asarray(TRAINING[0].members).tolist()], width=12)[0]
+    padded = Task.of([np.asarray(TRAINING[0].members).tolist()], width=12)[0]
     here, there = (reset(problem, task) for task in (TRAINING[0], padded))
     for name in ("models", "history", "held"):
         own = np.asarray(getattr(there, name))[:10]

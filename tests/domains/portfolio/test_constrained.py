@@ -26,7 +26,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.runs.policy_file import load_policy, save_policy
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 
 PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
 NAMES = PRICES.tickers
@@ -40,7 +40,7 @@ CASES = {
     "turnover": Rules(max_turnover=0.1),
     "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2, **GROUPS),
 }
-EVERYONE = Tasks.of([range(6)])[0]
+EVERYONE = Task.of([range(6)])[0]
 walk_once, roll_out = eqx.filter_jit(walk_policy), eqx.filter_jit(rollout)
 
 
@@ -100,7 +100,7 @@ def test_permuting_tickers_permutes_shares_within_rules(walked):
 def test_a_task_too_small_for_its_rules_stays_whole():
     """Three instruments of one group cannot stay below its limit: the limit gives way, no more."""
     rules = CASES["groups"]
-    tasks = Tasks.of([[0, 1, 2], [0, 3, 4], [1, 2, 4], [3, 5]])
+    tasks = Task.of([[0, 1, 2], [0, 3, 4], [1, 2, 4], [3, 5]])
     check_problem(market(rules), tasks)
     walk = walk_tasks(constrain(INSIDE, rules), market(rules), tasks)
     shares = np.asarray(walk.allocations)

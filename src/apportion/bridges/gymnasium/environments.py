@@ -23,7 +23,7 @@ from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
 from apportion.problem import Problem, State, Step, check_problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, Tasks, draw_tasks
+from apportion.tasks import Task, draw_tasks
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SEEDS = 2**31
@@ -44,15 +44,15 @@ class Interface(eqx.Module):
     """The spaces of a problem's tasks and the two functions that Gymnasium asks for."""
 
     problem: Problem
-    tasks: Tasks
+    tasks: Task
     reach: float = eqx.field(static=True)
     flat: bool = eqx.field(static=True)
 
     @classmethod
-    def of(cls, problem: Problem, tasks: Task | Tasks, reach: float, flat: bool) -> "Interface":
+    def of(cls, problem: Problem, tasks: Task, reach: float, flat: bool) -> "Interface":
         """Check everything once."""
         if isinstance(tasks, Task):
-            tasks = Tasks(tasks.members[None], tasks.mask[None])
+            tasks = Task(tasks.members[None], tasks.mask[None])
         if not 0 < reach <= 30:
             raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         check_problem(problem, tasks)
@@ -186,9 +186,7 @@ class ProblemEnv(gymnasium.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(
-        self, problem: Problem, tasks: Task | Tasks, *, reach: float = 5.0, flat: bool = True
-    ):
+    def __init__(self, problem: Problem, tasks: Task, *, reach: float = 5.0, flat: bool = True):
         self.interface = Interface.of(problem, tasks, reach, flat)
         self.observation_space, self.action_space = self.interface.spaces()
         self._episode: _Episode | None = None
@@ -245,7 +243,7 @@ class ProblemVectorEnv(VectorEnv):
         self,
         num_envs: int,
         problem: Problem,
-        tasks: Task | Tasks,
+        tasks: Task,
         *,
         reach: float = 5.0,
         flat: bool = True,

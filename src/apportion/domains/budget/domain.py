@@ -38,7 +38,7 @@ class BudgetDomain(Domain):
         from apportion.problem import evaluate
         from apportion.runs.runner import Outcome, PreparedJob
         from apportion.statistics import compare
-        from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+        from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
         from apportion.training import Chunks, OnChunk, Resume
 
         problem = Budget.simulate(
@@ -47,7 +47,7 @@ class BudgetDomain(Domain):
         digest = hashlib.sha256(np.asarray(problem.efficiency).tobytes()).hexdigest()[:16]
         data = {"source": "simulated", "campaigns": settings.universe, "fingerprint": digest}
 
-        def tasks_of(entities: np.ndarray) -> Tasks:
+        def tasks_of(entities: np.ndarray) -> Task:
             count = min(settings.tasks, count_tasks(len(entities), settings.task_size))
             return draw_tasks(entities, settings.task_size, count, seed=settings.seed)
 

@@ -31,7 +31,7 @@ from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
 from apportion.runs.runner import Outcome, PreparedJob
 from apportion.runs.signals import tested_after_training
-from apportion.tasks import Tasks, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
 
 _TESTED_CAPACITY = 0.15
@@ -109,7 +109,7 @@ class Garages:
         return add_forecasts(days, self.predictor, self.recall)
 
 
-def choose_stations(garages: Garages, settings: ChargingSettings) -> Tasks:
+def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
     """Tasks of the training stations, each of one site, the sites in turn."""
     drawn, first = [], 0
     for number, name in enumerate(garages.sites):

@@ -34,7 +34,7 @@ from apportion.domains.federated.policy import AggregationPolicy, Decision, feda
 from apportion.domains.federated.states import shares_by_samples
 from apportion.problem import Choice, Observation
 from apportion.simplex import Mask, masked_softmax
-from apportion.tasks import Task, Tasks, TaskSets
+from apportion.tasks import Task
 
 Shares = Float[Array, " entities"]
 Remembered = PyTree[Array]
@@ -449,16 +449,16 @@ def receive(
 
 @eqx.filter_jit
 def run_each(
-    federation: Federation, aggregator: Aggregator, tasks: Tasks, keys: Key[Array, " tasks"]
+    federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
     """One episode of every task with its own key: arrays (tasks, time, ...)."""
     return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
-        tasks.each, keys
+        tasks, keys
     )
 
 
 def run_episodes(
-    federation: Federation, aggregator: Aggregator, tasks: Tasks, *, key: PRNGKeyArray
+    federation: Federation, aggregator: Aggregator, tasks: Task, *, key: PRNGKeyArray
 ) -> EpisodeRecord:
     """One episode of every task, each with a key of its own out of one."""
     return run_each(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
@@ -466,12 +466,12 @@ def run_episodes(
 
 @eqx.filter_jit
 def run_episode_sets(
-    federation: Federation, aggregators: Aggregator, tasks: TaskSets, keys: Key[Array, "runs tasks"]
+    federation: Federation, aggregators: Aggregator, tasks: Task, keys: Key[Array, "runs tasks"]
 ) -> EpisodeRecord:
     """Each of stacked aggregators on its own tasks: arrays (runs, tasks, time, ...).
 
     An aggregator without arrays, such as `Median()`, serves every run.
     """
     return eqx.filter_vmap(run_each, in_axes=(None, eqx.if_array(0), 0, 0))(
-        federation, aggregators, tasks.each, keys
+        federation, aggregators, tasks, keys
     )

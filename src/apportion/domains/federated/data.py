@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
-    from apportion.tasks import Tasks
+    from apportion.tasks import Task
 
 CLASSES = 10
 MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
@@ -261,7 +261,7 @@ def skewed_tasks(
     sizes: tuple[int, int] = (8, 2),
     seen: tuple[int, int] = (40, 25),
     seed: int = 0,
-) -> tuple["Tasks", ...]:
+) -> tuple["Task", ...]:
     """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
 
     In every task the majority comes first: clients 8 and 9 are the paper's minority.
@@ -274,9 +274,9 @@ def skewed_tasks(
 
 def _mixed_tasks(
     pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int
-) -> "Tasks":
+) -> "Task":
     """Distinct tasks of so many clients out of each pool, in the pools' order."""
-    from apportion.tasks import Tasks
+    from apportion.tasks import Task
 
     rng = np.random.default_rng(seed)
     for pool, size in zip(pools, sizes, strict=True):
@@ -292,7 +292,7 @@ def _mixed_tasks(
     while len(drawn) < count:
         task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
         drawn[tuple(int(i) for i in np.concatenate(task))] = None
-    return Tasks.of(drawn)
+    return Task.of(drawn)
 
 
 SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
@@ -436,7 +436,7 @@ class Mixture:
 
     digits: Digits
     partition: Partition
-    tasks: "Tasks"
+    tasks: "Task"
     kinds: tuple[str, ...]
 
 
@@ -452,7 +452,7 @@ def mixture(
     A fault by itself befalls clients that hold alike. Noisy images are added to the others, and no
     server's set holds them.
     """
-    from apportion.tasks import Tasks
+    from apportion.tasks import Task
 
     images, true_labels, end = [digits.images], [digits.labels], len(digits.labels)
     rows, splits = [], []
@@ -492,6 +492,6 @@ def mixture(
     return Mixture(
         Digits(np.concatenate(images), np.concatenate(true_labels), server),
         partition,
-        Tasks.of([range(first, first + m) for first, m in zip(firsts, sizes, strict=False)]),
+        Task.of([range(first, first + m) for first, m in zip(firsts, sizes, strict=False)]),
         tuple(kind for kind, _, _ in wanted),
     )

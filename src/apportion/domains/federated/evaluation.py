@@ -46,7 +46,7 @@ from apportion.runs.runner import Outcome, PreparedJob
 from apportion.runs.settings import suggest
 from apportion.runs.signals import tested_after_training
 from apportion.statistics import Estimate, compare
-from apportion.tasks import Tasks
+from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 from apportion.trees import stack
 
@@ -135,7 +135,7 @@ def _evaluate_mixture(
 
 
 def _evaluate_paper(
-    policy: Policy, settings: PPOSettings, federation: Federation, tasks: Tasks
+    policy: Policy, settings: PPOSettings, federation: Federation, tasks: Task
 ) -> Outcome:
     """The policy against FedAvg on unseen tasks."""
     aggregators = (PolicyAggregator(policy), UNIFORM)
@@ -152,7 +152,7 @@ def _learned(policy: Policy, federation: Federation) -> Aggregator:
 
 
 def _tried(
-    federation: Federation, aggregators: Sequence[Aggregator], tasks: Tasks, seed: int
+    federation: Federation, aggregators: Sequence[Aggregator], tasks: Task, seed: int
 ) -> list[EpisodeRecord]:
     """Episodes of all tasks under each aggregator, on the same batches."""
     return [
@@ -166,7 +166,7 @@ def _outcome(
     learned: EpisodeRecord,
     fedavg: EpisodeRecord,
     federation: Federation,
-    tasks: Tasks,
+    tasks: Task,
     settings: FederationSettings,
     about: dict[str, Any],
 ) -> Outcome:
@@ -288,7 +288,7 @@ def federation_gains(
 
 
 def _last_accuracy(
-    world: Federation, aggregator: Aggregator, tasks: Tasks, key: PRNGKeyArray
+    world: Federation, aggregator: Aggregator, tasks: Task, key: PRNGKeyArray
 ) -> np.ndarray:
     """Test accuracy after the last round of each task; a task's key is its own, however many there are."""
     keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))

@@ -57,7 +57,7 @@ from apportion.domains.federated.states import (
 from apportion.errors import InputError
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import equal_shares
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
@@ -417,7 +417,7 @@ def build(
     return federation_of(settings, digits, partition, sets=settings.sets), partition
 
 
-def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Tasks, ...]:
+def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Task, ...]:
     """Training and unseen tasks of one seed."""
     return skewed_tasks(
         partition,

@@ -33,7 +33,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.problem import Problem
 from apportion.scorers import Evidence
 from apportion.simplex import equal_shares
-from apportion.tasks import Task, Tasks, TaskSets
+from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult, train, train_runs
 from apportion.trees import stack, take
 
@@ -75,7 +75,7 @@ class ThroughRounds(Learner):
     """
 
     learning_rate: Float[Array, "*runs"]
-    others: Tasks | None
+    others: Task | None
     rollouts: int = eqx.field(static=True)
     updates: int = eqx.field(static=True)
     together: int = eqx.field(static=True)
@@ -88,7 +88,7 @@ class ThroughRounds(Learner):
         learning_rate: float | Array = 1e-2,
         *,
         updates: int,
-        others: Tasks | None = None,
+        others: Task | None = None,
         together: int = 1,
         logarithm: bool = False,
     ):
@@ -166,7 +166,7 @@ class ThroughRounds(Learner):
             return alone, key[None]
         pick_key, walk_key = jax.random.split(jax.random.fold_in(key, 1))
         some = jax.random.permutation(pick_key, len(self.others))[: self.together - 1]
-        tasks = jax.tree.map(lambda a, b: jnp.concatenate([a, b[some]]), alone, self.others.each)
+        tasks = jax.tree.map(lambda a, b: jnp.concatenate([a, b[some]]), alone, self.others)
         more = jax.random.split(walk_key, self.together - 1)
         return tasks, jnp.concatenate([key[None], more])
 
@@ -205,7 +205,7 @@ def shortfall(evidence: Evidence) -> Float[Array, ""]:
 def train_paper_policies(
     settings: PPOSettings,
     federation: Federation,
-    tasks: Sequence[Tasks],
+    tasks: Sequence[Task],
     methods: Sequence[Method],
     seeds: Sequence[int],
     *,
@@ -228,7 +228,7 @@ def train_paper_policies(
     length = max(n for n in range(1, settings.chunk + 1) if settings.steps % n == 0)
     return train_runs(
         federation,
-        TaskSets.of(own),
+        stack(own),
         policies,
         PPO(settings.rollouts, settings.learning_rate, gamma=settings.gamma),
         steps=settings.steps,

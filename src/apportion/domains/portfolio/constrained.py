@@ -16,7 +16,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.recurrence import History
 from apportion.simplex import Allocation, Bounds, Head, Mask
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 
 class Constrained(PolicyWrapper):
@@ -98,7 +98,7 @@ def unconstrained(policy: Policy, rules: Rules) -> Policy:
 
 def everyone(universe: int, *, cash: bool) -> Task:
     """The task of all instruments, with cash in front where there is any."""
-    tasks = Tasks.of([range(universe)])
+    tasks = Task.of([range(universe)])
     return (tasks.with_entity(universe) if cash else tasks)[0]
 
 

@@ -29,7 +29,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within
-from apportion.tasks import Task, Tasks
+from apportion.tasks import Task
 
 WINDOW = 31
 SCALE = 10.0
@@ -421,6 +421,6 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
 
 
 @eqx.filter_jit
-def walk_tasks(policy: Policy, market: Market, tasks: Tasks) -> Walk:
+def walk_tasks(policy: Policy, market: Market, tasks: Task) -> Walk:
     """One policy over many tasks at once."""
-    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks.each)
+    return jax.vmap(lambda task: walk_policy(policy, market, task))(tasks)

@@ -28,7 +28,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
-from apportion.tasks import Task, Tasks, TaskSets, count_tasks, draw_tasks, split_entities
+from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, Resume, TrainingResult, train_runs
 
 
@@ -40,7 +40,7 @@ class PortfolioTraining:
     """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
     training: TrainingResult
     settings: PortfolioSettings
-    tasks: Tasks
+    tasks: Task
     seen: np.ndarray
     """Instruments trained on, as columns of the prices."""
     unseen: np.ndarray
@@ -93,7 +93,7 @@ def train_portfolio(
 
 def train_portfolio_runs(
     market: Market,
-    tasks: Tasks | TaskSets,
+    tasks: Task,
     settings: PortfolioSettings,
     *,
     policy_keys: Key[Array, " runs"],
@@ -187,7 +187,7 @@ def until_traded(
 
 def draw_portfolio_tasks(
     universe: int, settings: PortfolioSettings
-) -> tuple[np.ndarray, np.ndarray, Tasks]:
+) -> tuple[np.ndarray, np.ndarray, Task]:
     """Instruments to train on, instruments held out, and the tasks among the former.
 
     Where the settings have cash, the universe's last entity, it stands in front of every task.

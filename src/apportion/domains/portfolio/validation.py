@@ -31,9 +31,9 @@ from apportion.domains.portfolio.training import (
 )
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.tasks import Tasks, TaskSets
+from apportion.tasks import Task
 from apportion.training import Chunk, Chunks, OnChunk
-from apportion.trees import grouped
+from apportion.trees import grouped, stack
 
 K_GRID = (0.0, 0.25, 0.5, 1.0)
 ETA_GRID = (0.05, 0.1, 0.3, 1.0)
@@ -146,7 +146,7 @@ def score_variants(
     market: Market,
     starts: Int[Array, " cells"],
     days: Int[Array, " cells"],
-    tasks: TaskSets,
+    tasks: Task,
     ks: Float[Array, " variants"],
     etas: Float[Array, " variants"],
     rules: Rules | None = None,
@@ -168,10 +168,10 @@ def score_variants(
             return walk_policy(policy, here, task).log_return
 
         across = jax.vmap(jax.vmap(variant, in_axes=(None, 0, 0)), in_axes=(0, None, None))
-        log = across(tasks.each, ks, etas).swapaxes(0, 1)
+        log = across(tasks, ks, etas).swapaxes(0, 1)
         return growth_and_sharpe(log, days)
 
-    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=16)
+    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=16)
 
 
 def validation_years(prices: Prices, settings: PortfolioSettings, years: int) -> list[int]:
@@ -248,7 +248,7 @@ def select_variant(
 
 
 def _scorer(
-    prices: Prices, settings: PortfolioSettings, spans: Years, tasks: Tasks
+    prices: Prices, settings: PortfolioSettings, spans: Years, tasks: Task
 ) -> Callable[[Policy], pd.DataFrame]:
     """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
     pairs = list(product(K_GRID, ETA_GRID))
@@ -258,7 +258,7 @@ def _scorer(
     test = replace(market, horizon=max(spans.days))
     ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
-    by_year = TaskSets.of([tasks] * len(spans.years))
+    by_year = stack([tasks] * len(spans.years))
 
     def score(policies: Policy) -> pd.DataFrame:
         teams = grouped(policies, settings.members)

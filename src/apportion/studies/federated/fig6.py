@@ -37,8 +37,8 @@ from apportion.statistics import Estimate, compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Tasks, TaskSets
-from apportion.trees import take
+from apportion.tasks import Task
+from apportion.trees import stack, take
 
 METHODS = ("stl", "mtl", "pmtl")
 RICHER = "rich"
@@ -105,7 +105,7 @@ def compute_fig6(
             here, federation, own, methods, seeds, on_chunk=report_progress
         )
         aggregators = PolicyAggregator(trained.policy)
-    unseen = TaskSets.of([own for _, own in tasks])
+    unseen = stack([own for _, own in tasks])
     keys = evaluation_keys(seeds, here.unseen)
     record = run_episode_sets(federation, aggregators, unseen, keys)
     for run, cell in enumerate(cells):
@@ -115,14 +115,14 @@ def compute_fig6(
 
 def _deal(
     settings: GradientSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[Partition, list[tuple[Tasks, Tasks]]]:
+) -> tuple[Partition, list[tuple[Task]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
     for place, seed in enumerate(dict.fromkeys(seeds)):
         deals.append(paper_split(digits, settings.clients, settings.samples, seed=seed))
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
-        tasks[seed] = tuple(Tasks(part.members + first, part.mask) for part in own)
+        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
     return join_partitions(deals), [tasks[seed] for seed in seeds]
 
 

@@ -20,7 +20,8 @@ from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.validation import Years
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Rows
-from apportion.tasks import TaskSets, draw_tasks, split_entities
+from apportion.tasks import Task, draw_tasks, split_entities
+from apportion.trees import stack
 
 SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
 SMALL |= {"learning_rate": 3e-3}
@@ -49,9 +50,9 @@ class Runs(NamedTuple):
 class Experiments:
     """Experiments by test years on one market, each with instruments of its own held out."""
 
-    own: TaskSets
+    own: Task
     """Each experiment's tasks to train on."""
-    held_out: TaskSets
+    held_out: Task
     """Each experiment's tasks of instruments it never trains on."""
     years: Years
     training: Market
@@ -77,7 +78,7 @@ class Experiments:
         seeds = range(settings.seed, settings.seed + experiments)
         halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
         tasks = (
-            TaskSets.of(
+            stack(
                 [
                     draw_tasks(both[half], settings.task_size, count, seed=seed)
                     for both, seed in zip(halves, seeds, strict=True)

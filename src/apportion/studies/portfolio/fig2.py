@@ -33,7 +33,7 @@ from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL, by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Tasks, draw_tasks, single_tasks
+from apportion.tasks import Task, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
 EVERY = 50
@@ -104,7 +104,7 @@ def highest(metrics: Any) -> pd.DataFrame:
 
 
 @eqx.filter_jit
-def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Array:
+def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> jax.Array:
     """Mean reward over the whole training episode, each policy on its own task, a year's worth."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
 
@@ -113,7 +113,7 @@ def _episode_rewards(policies: Policy, market: Market, tasks: Tasks) -> jax.Arra
         walk = walk_policy(eqx.combine(arrays, rest), market, task, chunk=512)
         return walk.log_return.mean() * TRADING_DAYS
 
-    return jax.lax.map(one, (arrays, tasks.each), batch_size=10)
+    return jax.lax.map(one, (arrays, tasks), batch_size=10)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:

@@ -60,7 +60,7 @@ from apportion.studies.portfolio.experiments import (
 )
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Task, TaskSets, single_tasks
+from apportion.tasks import Task, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import copies, stack, take
 
@@ -191,8 +191,8 @@ class _Batch:
     settings: PortfolioSettings
     experiments: Experiments
     runs: Runs
-    trained: TaskSets
-    tested: dict[str, TaskSets]
+    trained: Task
+    tested: dict[str, Task]
 
     @classmethod
     def of(cls, prices: Prices, size: GridSize, cells: Sequence[Cell]) -> "_Batch":
@@ -260,7 +260,7 @@ def _record(
     market: Market,
     starts: Int[Array, " runs"],
     days: Int[Array, " runs"],
-    tasks: TaskSets,
+    tasks: Task,
     follow: Callable[..., Walk],
 ) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
     """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
@@ -270,11 +270,11 @@ def _record(
         arrays, start, days, tasks = run
         here = eqx.tree_at(lambda m: m.first, market, start)
         policy = eqx.combine(arrays, rest)
-        log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks.each)
+        log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
         return growth_and_sharpe(log, days)
 
     # A few runs at a time: their windows of prices would not fit together.
-    return jax.lax.map(one, (arrays, starts, days, tasks.each), batch_size=32)
+    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
 
 
 def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:

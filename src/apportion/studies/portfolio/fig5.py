@@ -33,7 +33,7 @@ from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Tasks, TaskSets, single_tasks
+from apportion.tasks import Task, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import stack, take
 
@@ -80,15 +80,13 @@ def _compute(
     costs = Costs.of(settings.cost, prices.tickers, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
-    tasks = TaskSets.of(
-        [draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds]
-    )
+    tasks = stack([draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds])
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
     watched = [(run, t) for run, cell in enumerate(cells) for t in cell["tasks"]]
     runs, numbers = (np.array(column) for column in zip(*watched, strict=True))
-    shown = Tasks(tasks.members[runs, numbers], tasks.mask[runs, numbers])
+    shown = Task(tasks.members[runs, numbers], tasks.mask[runs, numbers])
     single = settings.method == "stl"
     stages = {METHODS[1]: epoch, METHODS[2]: whole} if single else {METHODS[0]: whole}
     walks: dict[str, Walk] = {}
@@ -123,17 +121,17 @@ def _compute(
 
 
 @eqx.filter_jit
-def _walk_each(policies: Policy, market: Market, tasks: Tasks) -> Walk:
+def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
     """Each task under its own policy."""
     arrays, rest = eqx.partition(policies, eqx.is_array)
     return jax.lax.map(
         lambda run: walk_policy(eqx.combine(run[0], rest), market, run[1]),
-        (arrays, tasks.each),
+        (arrays, tasks),
         batch_size=8,
     )
 
 
-def _rows(prices: Prices, test: Market, tasks: Tasks, walks: dict[str, Walk]) -> pd.DataFrame:
+def _rows(prices: Prices, test: Market, tasks: Task, walks: dict[str, Walk]) -> pd.DataFrame:
     """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker, for
     each method, place among the tasks, and day.
     """

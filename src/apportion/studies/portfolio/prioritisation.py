@@ -45,7 +45,7 @@ from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.portfolio.experiments import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Tasks, TaskSets, draw_tasks
+from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack
 
@@ -144,8 +144,8 @@ class World(NamedTuple):
 
     train: Market
     test: Market
-    own: Tasks
-    unseen: dict[str, Tasks]
+    own: Task
+    unseen: dict[str, Task]
     """Of instruments never trained on, by what is tested."""
 
 
@@ -295,7 +295,7 @@ def _train_and_test(
     train, test = (stack([getattr(world, name) for world in worlds]) for name in ("train", "test"))
     policies = train_portfolio_runs(
         train,
-        TaskSets.of([world.own for world in worlds]),
+        stack([world.own for world in worlds]),
         settings,
         market_axes=jax.tree.map(lambda _: 0, train),
         chunks=Chunks(settings.steps, settings.steps),
@@ -303,20 +303,20 @@ def _train_and_test(
     ).policy
     found = {}
     for kind in worlds[0].unseen:
-        tasks = TaskSets.of([world.unseen[kind] for world in worlds])
+        tasks = stack([world.unseen[kind] for world in worlds])
         equal = _growth(EqualShares(), test, tasks)
         found[kind] = np.asarray(_growth(policies, test, tasks) - equal)
     return found
 
 
 @eqx.filter_jit
-def _growth(policies: Policy, markets: Market, tasks: TaskSets) -> Float[Array, " runs"]:
+def _growth(policies: Policy, markets: Market, tasks: Task) -> Float[Array, " runs"]:
     """Log growth a year of each run's policy in its market, mean over its tasks."""
 
     def one(policy, market, tasks):
         return walk_tasks(policy, market, tasks).log_return.mean() * TRADING_DAYS
 
-    return eqx.filter_vmap(one)(policies, markets, tasks.each)
+    return eqx.filter_vmap(one)(policies, markets, tasks)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
