@@ -51,7 +51,7 @@ class Interface(eqx.Module):
     @classmethod
     def of(cls, problem: Problem, tasks: Task, reach: float, flat: bool) -> "Interface":
         """Check everything once."""
-        if isinstance(tasks, Task):
+        if tasks.members.ndim == 1:
             tasks = Task(tasks.members[None], tasks.mask[None])
         if not 0 < reach <= 30:
             raise InputError(f"reach is {reach}; it must be above 0 and at most 30")

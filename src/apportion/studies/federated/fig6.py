@@ -29,7 +29,7 @@ from apportion.domains.federated.data import (
 )
 from apportion.domains.federated.evaluation import evaluation_keys
 from apportion.domains.federated.federation import build, sample_tasks
-from apportion.domains.federated.settings import GradientSettings, paper_size, reduced_size
+from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
 from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
@@ -82,7 +82,7 @@ def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
     *,
-    settings: GradientSettings,
+    settings: PPOSettings,
     digits: Digits | None = None,
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
@@ -114,7 +114,7 @@ def compute_fig6(
 
 
 def _deal(
-    settings: GradientSettings, digits: Digits, seeds: Sequence[int]
+    settings: PPOSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Partition, list[tuple[Task]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
