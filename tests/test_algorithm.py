@@ -119,13 +119,10 @@ def randomness(key, step):
 
 
 @jax.jit
-def seen(state):
+def seen(priority, state):
     """Probabilities, and where each task's episode stands."""
-    slots = jnp.arange(T)
-    return (
-        Priority(ALPHA).probabilities(state.selection),
-        jax.vmap(state.memory.position)(slots),
-    )
+    positions = jax.vmap(state.memory.position)(jnp.arange(T))
+    return priority.probabilities(state.selection), positions
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +134,7 @@ def both():
     def watch(chunk):
         frames.append(chunk.metrics)
         memory = chunk.state.memory
-        probabilities, positions = seen(chunk.state)
+        probabilities, positions = seen(Priority(ALPHA), chunk.state)
         watched.append(
             {
                 "scores": np.asarray(chunk.state.selection.scores),
