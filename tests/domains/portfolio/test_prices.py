@@ -136,9 +136,9 @@ def test_frames_of_yfinance_that_are_incomplete_are_refused(frame, words, tmp_pa
         ({"high": 1.0}, '1 values of "high" below "low"'),
         ({"close": "1,010.5"}, '"close" has 1 values that are not numbers, first "1,010.5" at line 43'),
         ({"ticker": None}, '"ticker" is empty at line 43'),
-        ({"ticker": " IBM"}, '"IBM" at line 44 and " IBM" differ by spaces only'),
+        ({"ticker": " IBM"}, '" IBM" at line 43 and "IBM" differ by spaces only'),
         ({"ticker": "AMD"}, "2019-01-02 occurs twice for AMD at line 43"),
-        ({"date": "2018-12-31"}, "AMD has no row on 1 of 41 days, first 2018-12-31"),
+        ({"date": "2018-12-31"}, "IBM has no row on 1 of 41 days, first 2019-01-02"),
     ],
 )  # fmt: skip
 def test_a_bad_long_file_gets_one_sentence_with_file_place_and_way_out(fault, words, tmp_path):

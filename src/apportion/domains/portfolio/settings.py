@@ -104,8 +104,9 @@ class PortfolioSettings(TrainingSettings):
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
         """The paper's policy: one seed, the allocation as it is, no penalty, 18,000 updates."""
-        plain: dict[str, Any] = {"steps": 18_000, "members": 1, "tracking_error_weight": 0.0}
-        return cls(**(plain | {"trust": 1.0, "trade_fraction": 1.0} | changes))
+        plain: dict[str, Any] = {"steps": 18_000, "members": 1, "trust": 1.0, "trade_fraction": 1.0}
+        plain["tracking_error_weight"] = 0.0
+        return cls(**(plain | changes))
 
     @property
     def updates(self) -> int:
