@@ -25,7 +25,8 @@ from apportion.errors import InputError
 from apportion.runs.files import only_writer, read_json
 from apportion.runs.folder import load_run
 from apportion.runs.progress import Quiet
-from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run, stoppable
+from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run
+from apportion.runs.signals import stoppable
 
 SETTINGS = BudgetSettings()
 
@@ -210,7 +211,7 @@ def test_two_certificates_in_one_folder_are_both_whole(tmp_path):
 # One compiled loop of hours.
 ENDLESS = """
 import jax, jax.numpy as jnp
-from apportion.runs.runner import stoppable
+from apportion.runs.signals import stoppable
 
 def endless():
     matrix = jnp.eye(300)

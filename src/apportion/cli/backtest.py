@@ -109,7 +109,7 @@ def _market(run: Any, given: MarketOptions, start: str | None, end: str | None, 
     from apportion.domains.portfolio.job import backtest_policy
     from apportion.runs.policy_file import load_about
     from apportion.runs.progress import open_progress
-    from apportion.runs.runner import stoppable
+    from apportion.runs.signals import stoppable
 
     about = load_about(run.folder)
     with open_progress(quiet=quiet) as progress:

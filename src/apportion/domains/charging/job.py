@@ -22,7 +22,8 @@ from apportion.domains.charging.training import Garages, choose_tasks, foresee, 
 from apportion.domains.training import averaged
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.runner import Outcome, PreparedJob, tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.signals import tested_after_training
 from apportion.training import Chunks, OnChunk, Resume
 
 _TESTED_CAPACITY = 0.15

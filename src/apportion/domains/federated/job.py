@@ -40,7 +40,8 @@ from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.runs.runner import Outcome, PreparedJob, tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.signals import tested_after_training
 from apportion.statistics import Estimate, compare
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume

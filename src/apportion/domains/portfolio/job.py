@@ -39,8 +39,9 @@ from apportion.domains.portfolio.validation import (
 )
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.runs.runner import Outcome, PreparedJob, tested_after_training
+from apportion.runs.runner import Outcome, PreparedJob
 from apportion.runs.settings import suggest
+from apportion.runs.signals import tested_after_training
 from apportion.tasks import Tasks
 from apportion.training import Chunks, OnChunk, Resume
 
