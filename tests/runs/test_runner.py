@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from apportion.runs.signals import stoppable
 from matplotlib.figure import Figure
 
 from apportion.cli import main
@@ -27,6 +26,7 @@ from apportion.runs.files import only_writer, read_json
 from apportion.runs.folder import load_run
 from apportion.runs.progress import Quiet
 from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run
+from apportion.runs.signals import stoppable
 
 SETTINGS = BudgetSettings()
 
@@ -152,9 +152,8 @@ def backtest(folder: Path) -> None:
 
 
 def certify(folder: Path) -> None:
-    from apportion.cli.certify import _write
-
     from apportion.certificate import Gains
+    from apportion.cli.certify import _write
 
     _write(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
 
@@ -212,7 +211,7 @@ def test_two_certificates_in_one_folder_are_both_whole(tmp_path):
 # One compiled loop of hours.
 ENDLESS = """
 import jax, jax.numpy as jnp
-from apportion.runs.runner import stoppable
+from apportion.runs.signals import stoppable
 
 def endless():
     matrix = jnp.eye(300)

@@ -5,18 +5,14 @@ time since the last one is twenty times what that one took, so that saving takes
 of the time. What a job chooses before it trains is saved once the choice is complete.
 """
 
-import contextvars
 import json
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,6 +27,7 @@ from apportion.runs.files import LOCK, only_writer, remove, require_free, write_
 from apportion.runs.folder import UNFINISHED, Run, load_run
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
+from apportion.runs.signals import listening
 from apportion.training import Chunk, OnChunk
 
 _SAVE_AFTER = 20.0
@@ -38,9 +35,6 @@ _SAVE_AFTER = 20.0
 _MOST_TASKS = 1000
 """Probabilities over time are saved for no more tasks than a plot can show."""
 _IN_TENSORBOARD = ("reward", "loss", "deviation", "score", "gradient_norm", "weight")
-_LOOK_EVERY = 0.2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,17 +80,6 @@ class Stop:
 
 
 @contextmanager
-def listening(handle: Callable[[int, Any], None]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are handled so, until the block's end; the main thread alone can."""
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def interrupts() -> Iterator[Stop]:
     """Ctrl-C and SIGTERM request a stop at the next chunk's end; a second Ctrl-C stops at once."""
     stop = Stop()
@@ -111,51 +94,6 @@ def interrupts() -> Iterator[Stop]:
 
     with listening(request):
         yield stop
-
-
-def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> T:
-    """What `work` returns; at a signal the process ends at once, with exit code 2.
-
-    For work that saves nothing, such as a backtest: it runs in a thread of its own while this one
-    listens. What is compiled cannot be called back, so the process goes without waiting for it, and
-    says what is `saved`.
-
-    Examples
-    --------
-    >>> stoppable(lambda: 2 + 3)
-    5
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return work()
-    found: list[T] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            raised.append(error)
-
-    # The same context: settings of JAX and of warnings hold in the thread too.
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    with listening(lambda number, frame: _leave(saved)):
-        thread.start()
-        while thread.is_alive():
-            thread.join(_LOOK_EVERY)
-    if raised:
-        raise raised[0]
-    return found[0]
-
-
-def tested_after_training(work: Callable[[], T]) -> T:
-    """What `work` returns: tests of a policy whose training is saved, which a signal stops at once."""
-    return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")
-
-
-def _leave(saved: str) -> None:
-    print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
-    # Leaving in the ordinary way would wait for the compiled work.
-    os._exit(2)
 
 
 def start_run(
