@@ -438,8 +438,12 @@ def make_certify(arguments: Sequence[str]) -> Command:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
             raise InputError(f"--block is {block}; it must be at least 1 period")
+        own = options.get(domain.name)
+        bound = getattr(own, "bound", None)
+        if bound is not None and not 0 < bound < float("inf"):
+            raise InputError(f"--bound is {bound:g}; it must be above 0")
         _check_plot(out)
-        gains = domain.gains(source, against, options.get(domain.name))
+        gains = domain.gains(source, against, own)
         made = gains.certify(alpha=alpha, block=block)
         wrote = write_certificate(made, out)
         _keep(made, place, wrote)
