@@ -240,7 +240,7 @@ LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-c
         "charging",
     ),
     ("a garage, jumps", f"{LLF} --allow-jumps", ("takes no --allow-jumps",), {}, "charging"),
-    ("a garage, bound", f"{LLF} --site jpl --bound 0", ("bound",), {}, "charging"),
+    ("a garage, bound", f"{LLF} --site jpl --bound 0", ("--bound is 0",), {}, "charging"),
     (
         "no such strategy",
         "certify run --against lazy",
@@ -251,7 +251,7 @@ LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-c
     ("one in hindsight", "certify run --against best-crp", ("'best-crp'",), PRICES, "portfolio"),
     ("no later prices", f"{LAZY} --data no.csv", ("no.csv",), {}, "portfolio"),
     ("a market, site", f"{LAZY} --site jpl", ("takes no --site",), {}, "portfolio"),
-    ("a market, bound", f"{LAZY} --data p.csv --bound -1", ("bound",), PRICES, "portfolio"),
+    ("a market, bound", f"{LAZY} --data p.csv --bound -1", ("--bound is -1",), PRICES, "portfolio"),
     (
         "no such rule",
         "certify run --against fedsgd",

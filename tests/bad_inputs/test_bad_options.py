@@ -2,6 +2,9 @@
 
 from refusals import assert_refused, cases
 
+FINISHED_DEMO = """{"files": ["environment.json", "headline.json", "policy.json", "policy.safetensors",
+"results.json", "settings.toml"]}"""
+
 
 @cases(
     ("no study", "study", ("NAME is missing", "choose fig1")),
@@ -70,7 +73,7 @@ from refusals import assert_refused, cases
         "demo beside others",
         "demo --out run",
         ("notes.txt, which no demo wrote",),
-        {"run/.demo.json": "{}", "run/notes.txt": ""},
+        {"run/.demo.json": FINISHED_DEMO, "run/notes.txt": ""},
         "charging",
     ),
     (

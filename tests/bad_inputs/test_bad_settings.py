@@ -71,8 +71,6 @@ def test_settings_of_a_budget(case, tmp_path, monkeypatch, capfd):
     ("--until 2019", "'2019' is not a day"),
     ("--until 1999-01-01", "choose a later day"),
     ("--validation=-1", "validation is -1"),
-    ("--validation-members 0", "validation_members is 0"),
-    ("--validation-instruments 1 --task-size 2 --window 8 --batch 16", "validation_instruments 1"),
     ("--task-size 2 --window 8 --batch 16 --cost 50%", "--cost is '50%'"),
     ("--prices p.csv", "given twice"),
 )

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,14 +38,34 @@ from apportion.domains.domain import Domain, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.folder import UNFINISHED, load_run
-from apportion.runs.progress import open_progress
-from apportion.runs.settings import read_settings, read_toml, to_toml
+from apportion.runs.progress import Progress, TrainingStatus, open_progress
+from apportion.runs.settings_file import read_settings, read_toml, to_toml
 
 Command = Callable[..., Any] | App
 
 _TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
 What --config leaves out has the default shown; what the command line gives goes before both.
 Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
+
+
+class _LateProgress(Progress):
+    """A display that its first message opens, for opening one starts JAX."""
+
+    def __init__(self, *, quiet: bool):
+        self._opened = cache(lambda: open_progress(quiet=quiet))
+
+    def training(self, status: TrainingStatus, title: str = "training") -> None:
+        self._opened().training(status, title)
+
+    def stage(self, text: str, done: float | None = None) -> None:
+        self._opened().stage(text, done)
+
+    def note(self, text: str) -> None:
+        self._opened().note(text)
+
+    def close(self) -> None:
+        if self._opened.cache_info().currsize:
+            self._opened().close()
 
 
 def make_train(arguments: Sequence[str]) -> Command:
@@ -105,7 +126,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.files import require_free
+        from apportion.runs.place import require_free
 
         require_free(out, unfinished=UNFINISHED)
         settings = _absolute(settings)
@@ -159,7 +180,7 @@ def resume_command(
     folder
         Folder of the run.
     """
-    with open_progress(quiet=quiet) as progress:
+    with _LateProgress(quiet=quiet) as progress:
         return _trained(folder, _resume(folder, progress, tensorboard), json)
 
 
@@ -218,7 +239,7 @@ def make_demo(arguments: Sequence[str]) -> Command:
         settings = replace(chosen, steps=steps, seed=seed)
         begun = _is_begun(out, to_toml(settings, domain.name))
         from apportion.report import write_report
-        from apportion.runs.files import write_json
+        from apportion.runs.atomic import write_json
 
         with open_progress(quiet=quiet) as progress:
             if begun:
@@ -245,7 +266,8 @@ def _is_begun(folder: Path, settings: str) -> bool:
 
     An earlier demo is removed where the folder holds nothing else; any other folder is refused.
     """
-    from apportion.runs.files import only_writer, read_json, remove, require_free, require_writable
+    from apportion.runs.atomic import read_json
+    from apportion.runs.place import only_writer, remove, require_free, require_writable
 
     file, mark = folder / "settings.toml", folder / _DEMO_MARK
     if not file.is_file():
@@ -309,12 +331,12 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         """
         run = finished_run(folder, domain)
         if out is not None:
-            from apportion.runs.files import require_free
+            from apportion.runs.place import require_free
 
             require_free(out, unfinished=_HALF_WRITTEN)
-        from apportion.runs.signals import stoppable
+        from apportion.runs.stoppable import stoppable
 
-        with open_progress(quiet=quiet) as progress:
+        with _LateProgress(quiet=quiet) as progress:
             result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
         if out is not None:
             write_backtest(result, out)
@@ -325,13 +347,8 @@ def make_backtest(arguments: Sequence[str]) -> Command:
 
 def write_backtest(result: Any, out: Path) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
-    from apportion.runs.files import (
-        only_writer,
-        require_free,
-        write_atomic,
-        write_figure,
-        write_json,
-    )
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
+    from apportion.runs.place import only_writer, require_free
 
     with only_writer(out):
         require_free(out, unfinished=_HALF_WRITTEN)
@@ -370,7 +387,7 @@ def make_allocate(arguments: Sequence[str]) -> Command:
             _check_file(out, own)
         result = domain.allocate(run, own)
         if out is not None:
-            from apportion.runs.files import write_atomic, write_json
+            from apportion.runs.atomic import write_atomic, write_json
 
             if out.suffix.lower() == ".json":
                 write_json(out, result.to_json())
@@ -385,7 +402,7 @@ def make_allocate(arguments: Sequence[str]) -> Command:
 
 def _check_file(out: Path, options: Any) -> None:
     """Refuse a file that cannot be written, or is among those that are read, before any work."""
-    from apportion.runs.files import require_place
+    from apportion.runs.place import require_place
 
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
@@ -442,8 +459,12 @@ def make_certify(arguments: Sequence[str]) -> Command:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
             raise InputError(f"--block is {block}; it must be at least 1 period")
+        own = options.get(domain.name)
+        bound = getattr(own, "bound", None)
+        if bound is not None and not 0 < bound < float("inf"):
+            raise InputError(f"--bound is {bound:g}; it must be above 0")
         _check_plot(out)
-        gains = domain.gains(source, against, options.get(domain.name))
+        gains = domain.gains(source, against, own)
         made = gains.certify(alpha=alpha, block=block)
         wrote = write_certificate(made, out)
         _keep(made, place, wrote)
@@ -453,7 +474,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
 
 
 def _check_plot(out: Path) -> None:
-    from apportion.runs.files import require_place, require_writable
+    from apportion.runs.place import require_place, require_writable
 
     alone = out.suffix == ".png"
     if (out.is_dir() and alone) or (out.is_file() and not alone):
@@ -463,7 +484,7 @@ def _check_plot(out: Path) -> None:
 
 def write_certificate(made: Any, out: Path) -> Path:
     """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
-    from apportion.runs.files import write_atomic, write_figure, write_json
+    from apportion.runs.atomic import write_atomic, write_figure, write_json
 
     alone = out.suffix == ".png"
     plot = out if alone else out / "certificate.png"
@@ -476,7 +497,7 @@ def write_certificate(made: Any, out: Path) -> Path:
 
 def _keep(made: Any, folder: Path, plot: Path) -> None:
     """Keep the result in the run's folder, for its page, unless that is read-only."""
-    from apportion.runs.files import write_json
+    from apportion.runs.atomic import write_json
 
     own = plot.resolve() == (folder / "certificate.png").resolve()
     about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -582,7 +603,8 @@ def make_study(arguments: Sequence[str]) -> Command:
 
 def _check_study_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written, or holds anything but a whole study."""
-    from apportion.runs.files import read_json, require_writable
+    from apportion.runs.atomic import read_json
+    from apportion.runs.place import require_writable
 
     require_writable(folder)
     found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))
