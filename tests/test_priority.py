@@ -3,6 +3,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from apportion.errors import InputError
 from apportion.memory import read_before_write
 from apportion.priority import LEAST_SCORE, Priority
 from learning import optimised
+
+FIRST = jax.device_put(np.int32(0))
 
 
 def numpy_priority(scores, alpha, beta):
@@ -24,7 +27,7 @@ def numpy_priority(scores, alpha, beta):
 
 def set_score(priority, state, task, value):
     """One update of one task."""
-    drawn = priority.look(state, jnp.asarray(task, jnp.int32))
+    drawn = priority.look(state, jnp.asarray(task, jnp.int32), FIRST)
     return priority.update(state, drawn, jnp.asarray(value))
 
 
@@ -33,7 +36,7 @@ def replay(priority, state, tasks, values):
     def one(state, update):
         task, value = update
         # As the algorithm reads it: left alone, the compiler copies a million scores at every update.
-        drawn = read_before_write(lambda task: priority.look(state, task), task)
+        drawn = read_before_write(lambda task: priority.look(state, task, FIRST), task)
         return priority.update(state, drawn, value), None
 
     return jax.lax.scan(one, state, (tasks, values))[0]
@@ -47,7 +50,7 @@ def draws(priority, state, keys):
 
 @jax.jit
 def looks(priority, state, tasks):
-    return jax.vmap(lambda task: priority.look(state, task))(tasks)
+    return jax.vmap(lambda task: priority.look(state, task, FIRST))(tasks)
 
 
 @partial(jax.jit, static_argnames="total")
@@ -115,7 +118,7 @@ def test_alpha_zero_is_uniform_and_all_weights_are_one():
     priority = Priority(alpha=0.0)
     state = set_score(priority, priority.start(4), 2, 50.0)
     assert np.asarray(priority.probabilities(state)).tolist() == [0.25] * 4
-    looks = [priority.look(state, jnp.asarray(t)) for t in range(4)]
+    looks = [priority.look(state, jnp.asarray(t), FIRST) for t in range(4)]
     assert [float(look.weight) for look in looks] == [1.0] * 4
 
 
@@ -138,3 +141,11 @@ def test_a_score_never_falls_to_zero():
 def test_bad_settings_get_one_sentence(settings, words):
     with pytest.raises(InputError, match=words):
         Priority(**settings)
+
+
+def test_beta_may_be_a_schedule():
+    priority = Priority(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 100), smoothing=0.0)
+    state = set_score(priority, priority.start(2), 0, 4.0)
+    t = jnp.asarray(0, jnp.int32)
+    weights = [float(priority.look(state, t, jnp.asarray(n)).weight) for n in (0, 50, 100)]
+    assert weights == pytest.approx([1.0, 0.5, 0.25])

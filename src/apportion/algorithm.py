@@ -181,8 +181,8 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
 
     chances, memory, slot, batch = state.selection, state.memory, None, None
 
-    def draw(_):
-        drawn = selection.draw(chances, key=draw_key)
+    def draw(number):
+        drawn = selection.draw(chances, number, key=draw_key)
         return drawn, None if memory is None else memories.find_slot(memory, drawn.task)
 
     drawn, found = read_before_write(draw, state.step)

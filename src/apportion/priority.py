@@ -5,6 +5,8 @@ p_t = s_t^alpha / sum_u s_u^alpha and w_t = (T p_t)^-beta / max_u (T p_u)^-beta,
 step costs O(log T); every parent is recomputed from its children, so no error builds up.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -139,7 +141,8 @@ class Priority(eqx.Module):
     alpha
         Degree of prioritisation, 0 (uniform) or more.
     beta
-        Correction of the sampling bias: 1 corrects fully, 0 not at all.
+        Correction of the sampling bias: 1 corrects fully, 0 not at all; or a schedule, a function
+        of the step.
     smoothing
         Weight of the old score in an update.
     initial
@@ -147,25 +150,25 @@ class Priority(eqx.Module):
     """
 
     alpha: Float[Array, "*runs"]
-    beta: Float[Array, "*runs"]
+    beta: Float[Array, "*runs"] | Callable[[Index], Scalar]
     smoothing: Float[Array, "*runs"]
     initial: Float[Array, "*runs"]
 
     def __init__(
         self,
         alpha: float | Array = 0.5,
-        beta: float | Array = 1.0,
+        beta: float | Array | Callable[[Index], Scalar] = 1.0,
         smoothing: float | Array = 0.2,
         initial: float | Array = 1.0,
     ):
         self.alpha = jnp.asarray(alpha, float)
-        self.beta = jnp.asarray(beta, float)
+        self.beta = beta if callable(beta) else jnp.asarray(beta, float)
         self.smoothing = jnp.asarray(smoothing, float)
         self.initial = jnp.asarray(initial, float)
         # Checked in NumPy: JAX would compile a program for every comparison.
         if not _all_at_least_zero(self.alpha):
             raise InputError(f"priority: alpha is {alpha}; it must be >= 0 (0 draws uniformly)")
-        if not _all_at_least_zero(self.beta):
+        if not callable(self.beta) and not _all_at_least_zero(self.beta):
             raise InputError(f"priority: beta is {beta}; it must be >= 0 (1 corrects fully)")
         if not _all_at_least_zero(self.smoothing) or np.asarray(self.smoothing).max() >= 1:
             raise InputError(f"priority: smoothing is {smoothing}; it must be in [0, 1)")
@@ -177,16 +180,17 @@ class Priority(eqx.Module):
         scores = jnp.full((tasks,), jnp.maximum(self.initial, LEAST_SCORE))
         return PriorityState(scores, Trees.over(scores**self.alpha))
 
-    def draw(self, state: PriorityState, *, key: PRNGKeyArray) -> Drawn:
+    def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
         """The next task t ~ p, with its s_t, p_t and w_t."""
         levels = 1 + len(state.powers.sums)
-        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))))
+        return self.look(state, state.powers.find(jax.random.uniform(key, (levels,))), step)
 
-    def look(self, state: PriorityState, task: Index) -> Drawn:
+    def look(self, state: PriorityState, task: Index, step: Index) -> Drawn:
         """What `draw` tells of a task, for any task."""
         path = state.powers.path(task)
         power = path.leaves[0, task % BRANCHING]
-        weight = (state.powers.least / power) ** self.beta
+        beta = self.beta(step) if callable(self.beta) else self.beta
+        weight = (state.powers.least / power) ** beta
         return Drawn(task, state.scores[task], power / state.powers.total, weight, path)
 
     def update(self, state: PriorityState, drawn: Drawn, value: Scalar) -> PriorityState:

@@ -241,7 +241,7 @@ DOMAINS = (
           "        move(real.allocations),", "        jnp.concatenate([real.allocations, jnp.take_along_axis("
           "real.allocations, picks[..., None], -2)], -2),", "tests/domains/test_synthetic.py"),
     Fault("weights are corrected the wrong way", "priority.py",
-          "weight = (state.powers.least / power) ** self.beta", "weight = (power / state.powers.least) ** self.beta",
+          "weight = (state.powers.least / power) ** beta", "weight = (power / state.powers.least) ** beta",
           "tests/test_priority.py -k exact"),
     Fault("a score forgets and keeps the other way", "priority.py",
           "score = s * drawn.score + (1 - s)", "score = (1 - s) * drawn.score + s",

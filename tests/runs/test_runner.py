@@ -146,16 +146,16 @@ class Figures:
 
 
 def backtest(folder: Path) -> None:
-    from apportion.cli.backtest import _write
+    from apportion.cli.commands import write_backtest
 
-    _write(Figures(), folder)
+    write_backtest(Figures(), folder)
 
 
 def certify(folder: Path) -> None:
     from apportion.certificate import Gains
-    from apportion.cli.certify import _write
+    from apportion.cli.commands import write_certificate
 
-    _write(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
+    write_certificate(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
 
 
 def _write_at_once(job: Callable[[Path], None], folder: Path, both, found) -> None:

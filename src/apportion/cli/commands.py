@@ -39,7 +39,7 @@ from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.folder import UNFINISHED, load_run
 from apportion.runs.progress import Progress, TrainingStatus, open_progress
-from apportion.runs.settings_file import read_settings, read_toml, to_toml
+from apportion.runs.settings import read_settings, read_toml, to_toml
 
 Command = Callable[..., Any] | App
 
@@ -126,7 +126,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.place import require_free
+        from apportion.runs.files import require_free
 
         require_free(out, unfinished=UNFINISHED)
         settings = _absolute(settings)
@@ -239,7 +239,7 @@ def make_demo(arguments: Sequence[str]) -> Command:
         settings = replace(chosen, steps=steps, seed=seed)
         begun = _is_begun(out, to_toml(settings, domain.name))
         from apportion.report import write_report
-        from apportion.runs.atomic import write_json
+        from apportion.runs.files import write_json
 
         with open_progress(quiet=quiet) as progress:
             if begun:
@@ -266,8 +266,7 @@ def _is_begun(folder: Path, settings: str) -> bool:
 
     An earlier demo is removed where the folder holds nothing else; any other folder is refused.
     """
-    from apportion.runs.atomic import read_json
-    from apportion.runs.place import only_writer, remove, require_free, require_writable
+    from apportion.runs.files import only_writer, read_json, remove, require_free, require_writable
 
     file, mark = folder / "settings.toml", folder / _DEMO_MARK
     if not file.is_file():
@@ -331,10 +330,10 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         """
         run = finished_run(folder, domain)
         if out is not None:
-            from apportion.runs.place import require_free
+            from apportion.runs.files import require_free
 
             require_free(out, unfinished=_HALF_WRITTEN)
-        from apportion.runs.stoppable import stoppable
+        from apportion.runs.signals import stoppable
 
         with _LateProgress(quiet=quiet) as progress:
             result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
@@ -347,8 +346,13 @@ def make_backtest(arguments: Sequence[str]) -> Command:
 
 def write_backtest(result: Any, out: Path) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
-    from apportion.runs.atomic import write_atomic, write_figure, write_json
-    from apportion.runs.place import only_writer, require_free
+    from apportion.runs.files import (
+        only_writer,
+        require_free,
+        write_atomic,
+        write_figure,
+        write_json,
+    )
 
     with only_writer(out):
         require_free(out, unfinished=_HALF_WRITTEN)
@@ -387,7 +391,7 @@ def make_allocate(arguments: Sequence[str]) -> Command:
             _check_file(out, own)
         result = domain.allocate(run, own)
         if out is not None:
-            from apportion.runs.atomic import write_atomic, write_json
+            from apportion.runs.files import write_atomic, write_json
 
             if out.suffix.lower() == ".json":
                 write_json(out, result.to_json())
@@ -402,7 +406,7 @@ def make_allocate(arguments: Sequence[str]) -> Command:
 
 def _check_file(out: Path, options: Any) -> None:
     """Refuse a file that cannot be written, or is among those that are read, before any work."""
-    from apportion.runs.place import require_place
+    from apportion.runs.files import require_place
 
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
@@ -474,7 +478,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
 
 
 def _check_plot(out: Path) -> None:
-    from apportion.runs.place import require_place, require_writable
+    from apportion.runs.files import require_place, require_writable
 
     alone = out.suffix == ".png"
     if (out.is_dir() and alone) or (out.is_file() and not alone):
@@ -484,7 +488,7 @@ def _check_plot(out: Path) -> None:
 
 def write_certificate(made: Any, out: Path) -> Path:
     """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
-    from apportion.runs.atomic import write_atomic, write_figure, write_json
+    from apportion.runs.files import write_atomic, write_figure, write_json
 
     alone = out.suffix == ".png"
     plot = out if alone else out / "certificate.png"
@@ -497,7 +501,7 @@ def write_certificate(made: Any, out: Path) -> Path:
 
 def _keep(made: Any, folder: Path, plot: Path) -> None:
     """Keep the result in the run's folder, for its page, unless that is read-only."""
-    from apportion.runs.atomic import write_json
+    from apportion.runs.files import write_json
 
     own = plot.resolve() == (folder / "certificate.png").resolve()
     about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -603,8 +607,7 @@ def make_study(arguments: Sequence[str]) -> Command:
 
 def _check_study_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written, or holds anything but a whole study."""
-    from apportion.runs.atomic import read_json
-    from apportion.runs.place import require_writable
+    from apportion.runs.files import read_json, require_writable
 
     require_writable(folder)
     found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))

@@ -112,7 +112,9 @@ class Processes(Executor):
                     for worker in workers:
                         if waiting and not worker.left:
                             worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
-                    busy = {worker.connection: worker for worker in workers if worker.left}
+                    busy: dict[Any, _Worker] = {
+                        worker.connection: worker for worker in workers if worker.left
+                    }
                     # Not before everything that is finished has been saved: it may raise to stop.
                     if not wait(list(busy), 0):
                         on_event("", 0.0)

@@ -16,7 +16,7 @@ from apportion.studies.portfolio.recipe import RecipeSize
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    settings = replace(tiny, method="mtl", members=2, tracking=15.0, steps=6)
+    settings = replace(tiny, method="mtl", members=2, tracking_error_weight=15.0, steps=6)
     size = RecipeSize(settings, experiments=1, years=2, held_out=4, shown=2, checkpoints=2)
     return sized(recipe, size, prices=prices)
 

@@ -280,8 +280,9 @@ class ProblemVectorEnv(VectorEnv):
         if self._episodes is None:
             raise InputError("step before reset: call reset first")
         scores = jnp.asarray(actions, jnp.float32)
-        self._episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
-        observation, info = _hand_out(self._episodes, shown)
+        episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
+        self._episodes = episodes
+        observation, info = _hand_out(episodes, shown)
         reward, terminated, truncated, shares = map(np.asarray, kept)
         info |= {"allocation": shares}
         return observation, reward.astype(np.float64), terminated, truncated, info

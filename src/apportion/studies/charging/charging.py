@@ -34,6 +34,7 @@ from apportion.domains.charging.backtest import (
     backtest_schedules,
 )
 from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import (
@@ -190,7 +191,7 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
                 task_size=size,
                 tasks=about["garages"] if size == 10 else about["sized_garages"],
                 optimum=schedulers and size == 10,
-                peers=None if schedulers else {},
+                schedulers=SCHEDULERS if schedulers else {},
             )
             rows = _rows(result, schedulers)
             tables.append(rows.assign(site=site, test=name, capacity=capacity, stations=size))

@@ -115,7 +115,7 @@ def compute_fig6(
 
 def _deal(
     settings: PPOSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[Partition, list[tuple[Task]]]:
+) -> tuple[Partition, list[tuple[Task, ...]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
     for place, seed in enumerate(dict.fromkeys(seeds)):

@@ -77,7 +77,7 @@ class Experiments:
         """
         seeds = range(settings.seed, settings.seed + experiments)
         halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
-        tasks = (
+        own_tasks, unseen_tasks = (
             stack(
                 [
                     draw_tasks(both[half], settings.task_size, count, seed=seed)
@@ -88,10 +88,10 @@ class Experiments:
         )
         spans = Years.of(prices, years, before=settings.window + settings.batch)
         known = prices.until(prices.dates[max(spans.firsts)])
-        costs = Costs.of(settings.cost, prices.tickers, exact=True)
+        costs = Costs(settings.cost, exact=True)
         whole = Market.of(prices, window=settings.window, costs=costs)
         longest = replace(whole, horizon=max(spans.days))
-        return cls(*tasks, spans, training_market(known, settings), longest)
+        return cls(own_tasks, unseen_tasks, spans, training_market(known, settings), longest)
 
     @property
     def pairs(self) -> int:

@@ -77,7 +77,7 @@ def _compute(
     settings = replace(settings, method=cells[0]["method"])
     seeds = [settings.seed + cell["policy"] for cell in cells]
     year = f"{prices.years()[-1]}-01-01"
-    costs = Costs.of(settings.cost, prices.tickers, exact=True)
+    costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
     tasks = stack([draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds])

@@ -194,7 +194,7 @@ def conflicting_world(seed: int, settings: PortfolioSettings) -> World:
 
 def _split_days(truth: SimulatedMarket, settings: PortfolioSettings) -> tuple[Market, Market]:
     first = truth.prices.dates[TRAIN_DAYS]
-    costs = Costs.of(settings.cost, truth.prices.tickers)
+    costs = Costs(settings.cost)
     train = Market.of(truth.prices.until(first), window=settings.window, costs=costs)
     return train, Market.of(truth.prices, start=first, window=settings.window, costs=costs)
 
@@ -221,11 +221,11 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
     by_name = {rule.name: rule for rule in RULES}
     program = by_name[cells[0]["rule"]].program
     rules = [rule for rule in RULES if rule.program == program]
-    places = list(product(CASES, seeds))
+    places: list[tuple[str, int]] = list(product(CASES, seeds))
     s = replace(settings, scorer=rules[0].scorer)
     rule = np.asarray([rules.index(by_name[cell["rule"]]) for cell in cells])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
-    made = {number: informative_world(*places[number], s) for number in np.unique(world)}
+    made = {int(n): informative_world(*places[int(n)], s) for n in np.unique(world)}
     # A world's first parameters are the same for all rules, its draws are each rule's own.
     policy_keys = jax.random.split(jax.random.key(s.seed), len(places))
     run_keys = jax.random.split(jax.random.key(s.seed + 1), len(places) * len(rules))

@@ -98,7 +98,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
     """
     reward, s = cells[0]["reward"], size.settings
     counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
-    s = s if reward == TRACKING else replace(s, tracking=0.0)
+    s = s if reward == TRACKING else replace(s, tracking_error_weight=0.0)
     years = prices.years()[-size.years :]
     known = Experiments.of(prices, s, years, size.experiments, **counts)
     runs = known.runs(cells)
