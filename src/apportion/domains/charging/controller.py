@@ -220,7 +220,7 @@ class Controller:
             )
         )
         for forecaster in self._forecasters:
-            garage = forecaster.apply(garage, np.datetime64(midnight, "D"))
+            garage = forecaster.apply(garage, np.asarray(midnight, "datetime64[D]"))
         had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
         state = State(*map(jnp.asarray, had))
         seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)

@@ -8,6 +8,7 @@ and `draw`, are pure, written for one day and m stations, and are mapped over da
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -26,7 +27,11 @@ NOTICEABLE_KW = 0.3
 TAKEN = 0.9
 """A car that draws less than this share of a noticeable offer is full."""
 
-Numbers = Array | np.ndarray
+if TYPE_CHECKING:
+    Numbers = Any
+else:
+    # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
+    Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
 PerStation = Float[Array, "*stack entities"]
 Flags = Bool[Array, "*stack entities"]

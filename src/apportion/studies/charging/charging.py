@@ -54,7 +54,7 @@ from apportion.tasks import single_tasks
 from apportion.training import train_runs
 from apportion.trees import take
 
-TRAINING = {
+TRAINING: dict[str, dict[str, Any]] = {
     "quick": {"tasks": 20, "steps": 40, "days": 8, "members": 1, "hidden": 16},
     "paper": {"tasks": 200, "steps": 4000, "days": 64, "members": 3, "hidden": 48},
 }
