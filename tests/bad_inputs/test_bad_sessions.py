@@ -76,8 +76,8 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
     ),
     ("backtest, tasks", "backtest run --site jpl --tasks 0", ("tasks is 0",), {}, "charging"),
     ("backtest, stations", "backtest run --site jpl --stations 0", ("stations 0",), {}, "charging"),
-    ("backtest, prices", "backtest run --prices s.csv", ("reads no --prices",), SOUND, "charging"),
-    ("backtest, cost", "backtest run --cost 0.1", ("reads no --cost",), {}, "charging"),
+    ("backtest, prices", "backtest run --prices s.csv", ("takes no --prices",), SOUND, "charging"),
+    ("backtest, cost", "backtest run --cost 0.1", ("takes no --cost",), {}, "charging"),
     ("backtest, jumps", "backtest run --allow-jumps", ("no --allow-jumps",), {}, "charging"),
 )
 def test_no_command_works_on_wrong_sessions(case, tmp_path, monkeypatch, capfd):
@@ -134,9 +134,9 @@ def test_what_a_controller_is_told_must_make_sense(case, tmp_path, monkeypatch, 
     ("nothing told", "allocate run", ("--now FILE.json",), {}, "charging"),
     ("absent", "allocate run --now now.json", ("now.json: cannot be read",), {}, "charging"),
     ("a folder", "allocate run --now .", ("cannot be read",), {}, "charging"),
-    ("holdings", "allocate run --holdings h.csv", ("reads no --holdings",), {}, "charging"),
-    ("of a portfolio", "allocate run --now now.json", ("reads no --now",), {}, "portfolio"),
-    ("a past", "allocate run --earlier s.csv", ("reads no --earlier",), SOUND, "portfolio"),
+    ("holdings", "allocate run --holdings h.csv", ("takes no --holdings",), {}, "charging"),
+    ("of a portfolio", "allocate run --now now.json", ("takes no --now",), {}, "portfolio"),
+    ("a past", "allocate run --earlier s.csv", ("takes no --earlier",), SOUND, "portfolio"),
     (
         "no past",
         "allocate run --now now.json --earlier s.csv",

@@ -123,7 +123,7 @@ LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
     ("no price", f"{ALLOCATE} h.csv", ("h.csv: A is held and has no price",), LATE, "portfolio"),
-    ("in a garage", "allocate run --lot 1", ("reads no --lot",), {}, "charging"),
+    ("in a garage", "allocate run --lot 1", ("takes no --lot",), {}, "charging"),
 )  # fmt: skip
 def test_orders_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -59,7 +59,7 @@ def _train(folder: Path, cache: Path, fault: str | None = None, after: int = 0) 
     """Begin the run, or continue it: what `apportion train` and `apportion resume` do."""
     import jax
 
-    from apportion.domains.budget.domain import prepare
+    from apportion.domains.budget.domain import DOMAIN
     from apportion.runs.progress import Quiet
     from apportion.runs.runner import resume_run, start_run
 
@@ -68,9 +68,9 @@ def _train(folder: Path, cache: Path, fault: str | None = None, after: int = 0) 
     if fault is not None:
         _break_save(fault, after)
     if (folder / "settings.toml").exists():
-        resume_run(folder, prepare(SETTINGS), Quiet())
+        resume_run(folder, DOMAIN.prepare(SETTINGS), Quiet())
     else:
-        start_run(folder, "budget", SETTINGS, prepare(SETTINGS), Quiet())
+        start_run(folder, "budget", SETTINGS, DOMAIN.prepare(SETTINGS), Quiet())
 
 
 def _live_and_die(folder: Path, cache: Path, rng: random.Random) -> None:

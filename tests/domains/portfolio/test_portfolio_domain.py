@@ -99,7 +99,7 @@ def settings(place) -> PortfolioJob:
 @pytest.fixture(scope="module")
 def whole(place, settings):
     progress = Watched()
-    outcome = start_run(place / "whole", "portfolio", settings, progress)
+    outcome = start_run(place / "whole", "portfolio", settings, DOMAIN.prepare(settings), progress)
     return outcome, progress.seen
 
 
@@ -200,7 +200,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, set
     later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
     replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
     settings = replace(settings, prices=place / "later.csv", allow_jumps=True)
-    touched = start_run(place / "later", "portfolio", settings, Quiet())
+    touched = start_run(place / "later", "portfolio", settings, DOMAIN.prepare(settings), Quiet())
     assert touched.results["net"] != whole[0].results["net"]
     for file in ("choice.csv", "policy.safetensors"):
         assert (place / "later" / file).read_bytes() == (place / "whole" / file).read_bytes()
@@ -221,13 +221,15 @@ def test_earlier_prices_change_the_choice(whole, place, settings):
 def test_a_run_stopped_while_choosing_and_killed_after_ends_the_same(whole, place, settings):
     folder = place / "broken"
     with pytest.raises(Stopped, match="stopped while choosing, after step 3 of 6"):
-        start_run(folder, "portfolio", settings, Watched("choosing", interrupt))
+        start_run(
+            folder, "portfolio", settings, DOMAIN.prepare(settings), Watched("choosing", interrupt)
+        )
     assert load_run(folder).choice is None
     with pytest.raises(SystemError):
-        resume_run(folder, Watched("training", die))
+        resume_run(folder, DOMAIN.prepare(settings), Watched("training", die))
     assert load_run(folder).choice == load_run(place / "whole").choice
     last = Watched()
-    resume_run(folder, last)
+    resume_run(folder, DOMAIN.prepare(settings), last)
     assert "choosing" not in {title for title, _ in last.seen}
     for file in ("choice.json", "choice.csv", "policy.safetensors", "results.json"):
         assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes(), file
@@ -288,11 +290,11 @@ def test_a_signal_in_the_backtest_ends_it_at_once_and_the_run_is_resumed(
         patched.setattr(backtest, "backtest_with_baselines", endless)
         patched.setattr(os, "_exit", leave)
         with pytest.raises(Left):
-            start_run(folder, "portfolio", settings, Quiet())
+            start_run(folder, "portfolio", settings, DOMAIN.prepare(settings), Quiet())
     left.set()
     assert "stopped at once; the training is saved" in capfd.readouterr().err
     assert not load_run(folder).finished
-    resume_run(folder, Quiet())
+    resume_run(folder, DOMAIN.prepare(settings), Quiet())
     for file in ("results.json", "policy.safetensors", "values.csv"):
         assert (folder / file).read_bytes() == (place / "whole" / file).read_bytes()
 
@@ -305,15 +307,15 @@ def test_a_stop_that_is_asked_for_in_the_last_chunk_comes_before_the_backtest(
     seen = Watched("training")
     seen.act = lambda: seen.seen[-1][1] == last and interrupt()
     with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
-        start_run(folder, "portfolio", settings, seen)
-    resume_run(folder, Quiet())
+        start_run(folder, "portfolio", settings, DOMAIN.prepare(settings), seen)
+    resume_run(folder, DOMAIN.prepare(settings), Quiet())
     assert (folder / "results.json").read_bytes() == (place / "whole/results.json").read_bytes()
 
 
 def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):
     settings = replace(TINY, prices=place / "prices.csv", cash=True, validation=0, steps=2)
     folder = tmp_path / "run"
-    trained = start_run(folder, "portfolio", settings, Quiet())
+    trained = start_run(folder, "portfolio", settings, DOMAIN.prepare(settings), Quiet())
     assert trained.results["net"]["policy"]["wealth"] < trained.results["gross"]["policy"]["wealth"]
     held = pd.read_csv(folder / "allocations.csv", index_col=0)
     assert list(held) == ["cash", *PRICES.tickers]
