@@ -35,6 +35,7 @@ from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task
@@ -226,8 +227,7 @@ def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
 
 def _plot(curves: Curves, shares: Curves) -> Figure:
     """Test accuracy by round, then each client's share under STL and under MTL."""
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    left, *right = figure.subplots(1, 3)
+    figure, (left, *right) = panels(12, 3.8, 3, grid=False)
     rounds = np.arange(1, curves["FedAvg"].shape[1] + 1)
     styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
     styles |= {name: (f"C{place}", "-") for place, name in enumerate(shares)}
@@ -252,6 +252,5 @@ def _plot(curves: Curves, shares: Curves) -> Figure:
         axes.set_ylim(0, 1.1 * top)
     for axes in (left, *right):
         axes.set_xlabel("round", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     return figure

@@ -30,6 +30,7 @@ from apportion.domains.portfolio.training import (
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import SMALL, by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -37,8 +38,6 @@ from apportion.tasks import Task, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
 EVERY = 50
-
-
 SCALES = {
     "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, **SMALL)),
     "paper": (10, PortfolioSettings.paper(method="stl")),
@@ -177,15 +176,13 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 def _plot(table: Any) -> Figure:
     """Two scatter plots, coloured by training time."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(10, 4.2, frame=True)
     for axes, column, label in (
         (left, "reward_change", "change of the episode's log growth a year"),
         (right, "gradient_norm", "largest gradient norm"),
     ):
         points = axes.scatter(table.score, table[column], c=table.step, s=5, cmap="viridis")
-        axes.set_xlabel(f"largest score in {EVERY} steps")
-        axes.set_ylabel(label)
+        axes.set(xlabel=f"largest score in {EVERY} steps", ylabel=label)
     right.set_yscale("log")
     figure.colorbar(points, ax=[left, right], label="step")
     return figure

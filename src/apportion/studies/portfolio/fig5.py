@@ -30,6 +30,7 @@ from apportion.domains.portfolio.training import (
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -60,8 +61,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
         Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
         for p, t in product(range(policies), tasks)
     ]
-    own = {"policies": policies, "watched": watched}
-    about = {"data": prices.summary(), **own, **vars(settings)}
+    about = {"data": prices.summary(), "policies": policies, "watched": watched, **vars(settings)}
     compute = partial(_compute, prices, settings, watched)
     return Plan("fig5", tuple(cells), compute, _conclude, about)
 
@@ -164,10 +164,10 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
-    verdicts = (
-        *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
+    verdicts = [
+        *_verdicts(deviation, gain),
         *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
-    )
+    ]
     # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
     kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
     years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
@@ -211,26 +211,22 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
     return rows.loc[:, ~is_share].assign(drawn=drawn).join(shares)
 
 
-def _verdicts(
-    name: str, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
-) -> Iterator[Verdict]:
-    """What is claimed of a single-task policy, from values of policies by months."""
-    flat = over_rows_and_columns(deviation[name])
-    gap = over_rows_and_columns(deviation["pmtl"] - deviation[name])
-    ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
-    claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
-    yield Verdict.of(claim, flat, below=0.02)
-    claim = f"the multi-task policy strays further from equal shares than {name}"
-    yield Verdict.of(claim, gap)
-    claim = f"over all watched tasks the multi-task policy grows more than {name}"
-    yield Verdict.of(claim, ahead, paper=False)
+def _verdicts(deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]) -> Iterator[Verdict]:
+    """What is claimed of both single-task policies, from values of policies by months."""
+    for name in METHODS[1:]:
+        claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
+        yield Verdict.of(claim, over_rows_and_columns(deviation[name]), below=0.02)
+        claim = f"the multi-task policy strays further from equal shares than {name}"
+        yield Verdict.of(claim, over_rows_and_columns(deviation["pmtl"] - deviation[name]))
+        claim = f"over all watched tasks the multi-task policy grows more than {name}"
+        ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
+        yield Verdict.of(claim, ahead, paper=False)
 
 
 def _plot(table: Any) -> Figure:
     """Gain over Equal CRP, then the allocations of both policies."""
     rows = table[table.drawn]
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = panels(14, 4.2, 3, frame=True)
     for name, colour in zip(METHODS, ("C1", "0.7", "0.4"), strict=True):
         one = rows[rows.method == name]
         gain = 100 * np.expm1(one.over_equal.cumsum())
@@ -239,15 +235,13 @@ def _plot(table: Any) -> Figure:
     axes[0].set_ylabel("% over Equal CRP, net")
     axes[0].legend(fontsize=8)
     shares = [c for c in rows.columns if c.startswith("share ")]
-    for place, name in ((1, METHODS[0]), (2, METHODS[2])):
+    labels = [c.removeprefix("share ") for c in shares]
+    for axis, name in zip(axes[1:], (METHODS[0], METHODS[2]), strict=True):
         one = rows[rows.method == name]
-        labels = [c.removeprefix("share ") for c in shares]
-        axes[place].stackplot(
-            pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels
-        )
-        axes[place].set_title(f"allocations, {name}", fontsize=10)
-        axes[place].set_ylim(0, 1)
+        axis.stackplot(pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels)
+        axis.set_title(f"allocations, {name}", fontsize=10)
+        axis.set_ylim(0, 1)
     axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    for each in axes:
-        each.tick_params(axis="x", rotation=40)
+    for axis in axes:
+        axis.tick_params(axis="x", rotation=40)
     return figure
