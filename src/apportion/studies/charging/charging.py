@@ -25,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
+from apportion.domains.charging import training
 from apportion.domains.charging.backtest import (
     CLAIRVOYANT,
     HINDSIGHT,
@@ -37,12 +38,7 @@ from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import (
-    Garages,
-    choose_stations,
-    direct_learner,
-    train_charging,
-)
+from apportion.domains.charging.training import Garages
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
@@ -94,9 +90,8 @@ Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """A cell for each way to train, and one for the schedulers that learn nothing."""
     settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
-    training = {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")}
     about = {
-        "training": training,
+        "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
         **TESTING[scale],
         **OTHERS[scale],
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
@@ -134,13 +129,13 @@ def _train(
         return [Pooled(CHANNELS, 1, key=jax.random.key(0))]
     if kind.startswith("only-"):
         alone = replace(settings, method="mtl", site=(kind.removeprefix("only-"),))
-        trained = train_charging(Garages.of(read_sessions(), alone), alone)
+        trained = training.train_charging(Garages.of(read_sessions(), alone), alone)
         return [Ensemble(trained.policy)]
     if kind in ("mtl", "pmtl", "plain"):
-        method = "pmtl" if kind == "pmtl" else "mtl"
-        return [Ensemble(train_charging(garages, replace(settings, method=method)).policy)]
+        own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
+        return [Ensemble(training.train_charging(garages, own).policy)]
     problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
-    tasks = choose_stations(garages, settings)
+    tasks = training.choose_stations(garages, settings)
     count = about["single_tasks"] if kind == "stl" else settings.members
     seeds = jax.random.split(jax.random.key(settings.seed), (count, 2))
     network = eqx.filter_vmap(lambda key: Pooled(CHANNELS, settings.hidden, key=key))
@@ -148,7 +143,7 @@ def _train(
         learner = PPO(rollouts=32, learning_rate=1e-3, gamma=0.99, epochs=2, minibatches=8)
         steps, trained_on = about["ppo_steps"], tasks
     else:
-        learner, steps = direct_learner(settings), settings.steps
+        learner, steps = training.direct_learner(settings), settings.steps
         # Evenly out of all, so that every site has its share.
         spread = [(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]
         trained_on = single_tasks(tasks[spread])
@@ -258,9 +253,9 @@ def lead(kwh: Kwh, first: Name, second: Name, *, both: bool = False) -> Estimate
 
 def _summarise(rows: Any) -> pd.DataFrame:
     """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
-    found = []
-    for key, test in rows.groupby(["site", "test", "capacity", "stations"], sort=False):
-        about = dict(zip(("site", "test", "capacity", "stations"), key, strict=True))
+    found, by = [], ["site", "test", "capacity", "stations"]
+    for key, test in rows.groupby(by, sort=False):
+        about = dict(zip(by, key, strict=True))
         schedulers = test[test.trained == "schedulers"].schedule.unique()
         names = [(kind, POLICY) for kind in LEARNED]
         names += [("schedulers", scheduler) for scheduler in schedulers]
