@@ -253,34 +253,29 @@ def lead(kwh: Kwh, first: Name, second: Name, *, both: bool = False) -> Estimate
 
 def _summarise(rows: Any) -> pd.DataFrame:
     """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
-    found, by = [], ["site", "test", "capacity", "stations"]
+    found, by, mtl = [], ["site", "test", "capacity", "stations"], ("mtl", POLICY)
     for key, test in rows.groupby(by, sort=False):
-        about = dict(zip(by, key, strict=True))
-        schedulers = test[test.trained == "schedulers"].schedule.unique()
+        kwh, whole = kwh_of(test), test[test.unit == "all"]
         names = [(kind, POLICY) for kind in LEARNED]
-        names += [("schedulers", scheduler) for scheduler in schedulers]
-        kwh = kwh_of(test)
-        found += [about | _row(test, kwh, name) for name in names]
+        names += [("schedulers", s) for s in test[test.trained == "schedulers"].schedule.unique()]
+        for trained, schedule in names:
+            drawn, need = kwh[trained, schedule, "day"]
+            some = whole[(whole.trained == trained) & (whole.schedule == schedule)]
+            row: dict[str, Any] = dict(zip(by, key, strict=True)) | {
+                "schedule": LEARNED[trained] if schedule == POLICY else schedule,
+                "served": float(drawn.sum() / need.sum()),
+                "left_short": some.left_short.mean(),
+                "fairness": some.fairness.mean(),
+                "days": len(drawn),
+            }
+            if trained != "mtl":
+                ahead = lead(kwh, mtl, (trained, schedule))
+                row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
+                if schedule != OPTIMUM:
+                    wide = lead(kwh, mtl, (trained, schedule), both=True)
+                    row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
+            found.append(row)
     return pd.DataFrame(found)
-
-
-def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
-    drawn, need = kwh[(*name, "day")]
-    some = test[(test.trained == name[0]) & (test.schedule == name[1]) & (test.unit == "all")]
-    row: dict[str, Any] = {
-        "schedule": LEARNED[name[0]] if name[1] == POLICY else name[1],
-        "served": float(drawn.sum() / need.sum()),
-        "left_short": some.left_short.mean(),
-        "fairness": some.fairness.mean(),
-        "days": len(drawn),
-    }
-    if name != ("mtl", POLICY):
-        ahead = lead(kwh, ("mtl", POLICY), name)
-        row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
-        if name[1] != OPTIMUM:
-            wide = lead(kwh, ("mtl", POLICY), name, both=True)
-            row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
-    return row
 
 
 def _best_scheduler(table: Any, key: Any) -> str:

@@ -477,8 +477,16 @@ def _plot_learning(table: Any) -> Figure:
     for column, count in enumerate(counts):
         for row, protocol in enumerate(("the paper's protocol", "equal updates")):
             axes = grid[row, column]
-            for method in _COLOURS:
-                _curve(axes, same, method, count, count if row == 0 and method == "stl" else 1)
+            for method, colour in _COLOURS.items():
+                # Mean and quartiles over experiments and years, each step at so many times its number.
+                stretch = count if row == 0 and method == "stl" else 1
+                tasks = 1 if method == "stl" else count
+                rows = same[(same.method == method) & (same.tasks == tasks)]
+                gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
+                mean, x = gains.mean(), stretch * np.asarray(list(gains.groups), float)
+                axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])
+                quartiles = (gains.quantile(0.25), gains.quantile(0.75))
+                axes.fill_between(x, *quartiles, color=colour, alpha=0.2)
             axes.axhline(0, color="k", linewidth=0.8)
             axes.set_title(f"{count} tasks, {protocol}", fontsize=10)
             axes.set_xlabel("updates of the multi-task policy" if row == 0 else "updates")
@@ -498,16 +506,6 @@ def _plot_learning(table: Any) -> Figure:
     years.set_xticks([int(year) for year in sorted(same.year.unique())])
     years.tick_params(axis="x", rotation=45)
     return figure
-
-
-def _curve(axes: Axes, same: Any, method: str, count: int, stretch: int) -> None:
-    """Mean and quartiles over experiments and years, each step at so many times its number."""
-    rows = same[(same.method == method) & (same.tasks == (1 if method == "stl" else count))]
-    gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
-    mean, low, high = gains.mean(), gains.quantile(0.25), gains.quantile(0.75)
-    x, colour = mean.index.to_numpy(float) * stretch, _COLOURS[method]
-    axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])
-    axes.fill_between(x, low, high, color=colour, alpha=0.2)
 
 
 def _plot_fractions(axes: Axes, table: Any, counts: list[int]) -> None:

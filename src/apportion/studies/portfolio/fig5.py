@@ -164,15 +164,12 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
-    verdicts = [
-        *_verdicts(deviation, gain),
-        *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
-    ]
     # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
     kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
     years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
+    found = (years, _verdicts(table, deviation, gain), lambda: _plot(table), notes)
     title = "Figure 5: a test year under a multi-task and a single-task policy"
-    return [FigureResult("fig5", title, years, verdicts, lambda: _plot(table), notes)]
+    return [FigureResult("fig5", title, *found)]
 
 
 def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
@@ -188,19 +185,6 @@ def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
     return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
 
 
-def _where_it_pays(table: Any, name: str) -> Verdict:
-    """Whether a policy gains more on the days it strays further, on top of what straying is worth."""
-    days = table.groupby(["method", "policy", "task"])
-    further = table.deviation - days.deviation.transform("mean")
-    spread = float(further[table.method == name].std())
-    together = table.assign(together=further * table.over_equal / (spread or 1.0))
-    moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
-    claim = (
-        f"{name} strays from equal shares where it pays (gain with one more deviation of straying)"
-    )
-    return Verdict.of(claim, over_rows_and_columns(moved))
-
-
 def mark_drawn(rows: Any) -> pd.DataFrame:
     """The rows with the task to draw marked; shares are kept for that one."""
     total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
@@ -211,8 +195,13 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
     return rows.loc[:, ~is_share].assign(drawn=drawn).join(shares)
 
 
-def _verdicts(deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]) -> Iterator[Verdict]:
-    """What is claimed of both single-task policies, from values of policies by months."""
+def _verdicts(
+    table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
+) -> Iterator[Verdict]:
+    """What is claimed of both single-task policies, from values of policies by months.
+
+    Then whether a policy gains more on the days it strays further, on top of what straying is worth.
+    """
     for name in METHODS[1:]:
         claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
         yield Verdict.of(claim, over_rows_and_columns(deviation[name]), below=0.02)
@@ -221,6 +210,15 @@ def _verdicts(deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]) -> 
         claim = f"over all watched tasks the multi-task policy grows more than {name}"
         ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
         yield Verdict.of(claim, ahead, paper=False)
+    days = table.groupby(["method", "policy", "task"])
+    further = table.deviation - days.deviation.transform("mean")
+    for name in (METHODS[0], METHODS[2]):
+        spread = float(further[table.method == name].std())
+        together = table.assign(together=further * table.over_equal / (spread or 1.0))
+        moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
+        claim = f"{name} strays from equal shares where it pays"
+        claim += " (gain with one more deviation of straying)"
+        yield Verdict.of(claim, over_rows_and_columns(moved))
 
 
 def _plot(table: Any) -> Figure:

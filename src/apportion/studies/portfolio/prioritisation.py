@@ -106,6 +106,7 @@ RULES = (
     Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
     Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
+_BY_NAME = {rule.name: rule for rule in RULES}
 TRIED = tuple(rule for rule in RULES if rule.beta is not None)
 """The rules that are tried on tasks that conflict."""
 
@@ -219,12 +220,11 @@ def _compute(
 
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
-    by_name = {rule.name: rule for rule in RULES}
-    program = by_name[cells[0]["rule"]].program
-    rules = [rule for rule in RULES if rule.program == program]
+    own = [_BY_NAME[cell["rule"]] for cell in cells]
+    rules = [rule for rule in RULES if rule.program == own[0].program]
     places: list[tuple[str, int]] = list(product(CASES, seeds))
-    s = replace(settings, scorer=rules[0].scorer)
-    rule = np.asarray([rules.index(by_name[cell["rule"]]) for cell in cells])
+    s = replace(settings, scorer=own[0].scorer)
+    rule = np.asarray([rules.index(one) for one in own])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
     made = {int(n): informative_world(*places[int(n)], s) for n in np.unique(world)}
     # A world's first parameters are the same for all rules, its draws are each rule's own.
@@ -235,14 +235,13 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
-        selection=_selection([rules[number] for number in rule], s),
+        selection=_selection(own, s),
     )
     return pd.DataFrame({"place": np.arange(len(cells)), "growth": growth["informative"]})
 
 
 def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
-    by_name = {rule.name: rule for rule in TRIED}
-    rules = [by_name[cell["rule"]] for cell in cells]
+    rules = [_BY_NAME[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
     made = {seed: conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
@@ -333,15 +332,10 @@ def conclude_prioritisation(rows: Any) -> FigureResult:
     """Each rule against uniform MTL, case by case."""
     table = rows[["case", "rule", "seed", "growth"]].reset_index(drop=True)
     gaps = over_uniform(table)
-    paper = {rule.name: rule.paper for rule in RULES}
-    verdicts = [
-        Verdict.of(
-            f"{rule} beats uniform MTL with {case}",
-            mean_over(own.gap.to_numpy()),
-            paper=paper[str(rule)],
-        )
-        for (case, rule), own in gaps.groupby(["case", "rule"], sort=False)
-    ]
+    verdicts = []
+    for (case, rule), own in gaps.groupby(["case", "rule"], sort=False):
+        gain, paper = mean_over(own.gap.to_numpy()), _BY_NAME[str(rule)].paper
+        verdicts.append(Verdict.of(f"{rule} beats uniform MTL with {case}", gain, paper=paper))
     notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
