@@ -25,15 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
-from apportion.domains.charging import training
-from apportion.domains.charging.backtest import (
-    CLAIRVOYANT,
-    HINDSIGHT,
-    OPTIMUM,
-    POLICY,
-    ChargingBacktest,
-    backtest_schedules,
-)
+from apportion.domains.charging import backtest, training
+from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
@@ -178,7 +171,7 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
         ]
         for name, days, size, capacity in tests:
             last = None if few is None else str(days.dates[min(few, len(days)) - 1])
-            result = backtest_schedules(
+            result = backtest.backtest_schedules(
                 policy,
                 days.between(None, last),
                 garages.predictor.medians,
@@ -193,23 +186,21 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
     return pd.concat(tables, ignore_index=True)
 
 
-def _rows(result: ChargingBacktest, schedulers: bool) -> pd.DataFrame:
+def _rows(result: backtest.ChargingBacktest, schedulers: bool) -> pd.DataFrame:
     """KWh by day and by station, and how the cars left, of each schedule."""
     dates = [str(day) for day in result.dates]
     places = [str(place) for place in range(result.stations)]
     tables = []
-    for name in result.served:
-        if (name == POLICY) == schedulers:
-            continue
-        by_day = {"unit": "day", "place": dates, "drawn_kwh": result.by_day(name)}
-        tables.append(pd.DataFrame(by_day | {"need_kwh": result.by_day()}).assign(schedule=name))
+    for name in [name for name in result.served if (name == POLICY) != schedulers]:
+        units = {"day": (dates, result.by_day)}
         if name != OPTIMUM:
-            by_station = {"unit": "station", "place": places, "drawn_kwh": result.by_station(name)}
-            by_station |= {"need_kwh": result.by_station()}
-            tables.append(pd.DataFrame(by_station).assign(schedule=name))
+            units["station"] = (places, result.by_station)
+        for unit, (where, kwh) in units.items():
+            row = {"unit": unit, "place": where, "drawn_kwh": kwh(name), "need_kwh": kwh()}
+            tables.append(pd.DataFrame(row).assign(schedule=name))
+        if name != OPTIMUM:
             left = {"left_short": result.short(name), "fairness": result.fairness(name)}
-            row = {"unit": "all", "place": "", "schedule": name} | left
-            tables.append(pd.DataFrame([row]))
+            tables.append(pd.DataFrame([{"unit": "all", "place": "", "schedule": name} | left]))
     return pd.concat(tables, ignore_index=True)
 
 

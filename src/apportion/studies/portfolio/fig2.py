@@ -18,15 +18,12 @@ from matplotlib.figure import Figure
 from scipy.interpolate import BSpline
 from scipy.stats import rankdata
 
+from apportion.domains.portfolio import training
 from apportion.domains.portfolio.market import Market, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    train_portfolio_runs,
-    training_market,
-    untrained_policies,
-)
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
@@ -62,11 +59,11 @@ def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: Progress
 ) -> Rows:
     """A row for every 50 steps of every run: step, score, reward_change, gradient_norm."""
-    market = training_market(prices, s)
+    market = training.training_market(prices, s)
     runs = [cell["run"] for cell in cells]
     tasks = draw_tasks(len(prices.tickers), s.task_size, count, seed=s.seed)[runs]
     keys = jax.random.split(jax.random.key(s.seed), count)[np.asarray(runs)]
-    policies = untrained_policies(prices.channels, s, keys)
+    policies = training.untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
 
     def on_chunk(chunk: Chunk) -> None:

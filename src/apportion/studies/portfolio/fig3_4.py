@@ -265,25 +265,14 @@ def _rows(values: Tested, equal: Tested, cells: int, step: int, named: int) -> p
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    held_out = rows[(rows.tested == "held-out") & (rows.task == -1)]
-    return [
-        FigureResult(
-            "fig3",
-            "Figure 3: gain over Equal CRP on instruments never trained on",
-            _summary(held_out),
-            _transfer_verdicts(held_out),
-            lambda: _plot_transfer(held_out),
-            _transfer_notes(held_out),
-        ),
-        FigureResult(
-            "fig4",
-            "Figure 4: learning curves and the fraction of tasks that gain over STL",
-            _summary(rows),
-            _learning_verdicts(rows),
-            lambda: _plot_learning(rows),
-            _learning_notes(rows),
-        ),
-    ]
+    own = rows[(rows.tested == "held-out") & (rows.task == -1)]
+    title = "Figure 3: gain over Equal CRP on instruments never trained on"
+    verdicts, draw = _transfer_verdicts(own), partial(_plot_transfer, own)
+    fig3 = FigureResult("fig3", title, _summary(own), verdicts, draw, _transfer_notes(own))
+    title = "Figure 4: learning curves and the fraction of tasks that gain over STL"
+    verdicts, draw = _learning_verdicts(rows), partial(_plot_learning, rows)
+    fig4 = FigureResult("fig4", title, _summary(rows), verdicts, draw, _learning_notes(rows))
+    return [fig3, fig4]
 
 
 def by_experiment_and_year(

@@ -19,14 +19,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
+from apportion.domains.portfolio import training
 from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_tasks
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    draw_portfolio_tasks,
-    train_portfolio_runs,
-    training_market,
-)
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
@@ -80,7 +77,8 @@ def _compute(
     costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
-    tasks = stack([draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds])
+    drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
+    tasks = stack([own for _, _, own in drawn])
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
@@ -106,7 +104,7 @@ def _compute(
         ]
     keys = stack(firsts)
     train_portfolio_runs(
-        training_market(prices.until(year), settings),
+        training.training_market(prices.until(year), settings),
         single_tasks(shown) if single else tasks,
         replace(settings, steps=whole),
         policy_keys=keys,

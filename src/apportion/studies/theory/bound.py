@@ -146,10 +146,9 @@ def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     }
     for name, terms in (("theorem_1", plain), ("theorem_1_prime", prime)):
         columns |= {f"{name}_{part}": getattr(terms, term) for part, term in _PARTS.items()}
-    spread_out = {
-        name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()
-    }
-    return pd.DataFrame(spread_out)
+    return pd.DataFrame(
+        {name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()}
+    )
 
 
 def _conclude_bound(rows: Any, seed: int) -> FigureResult:
@@ -172,14 +171,9 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
         f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
         "practical N.",
     )
-    return FigureResult(
-        "bound",
-        "Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table.round(6),
-        _bound_verdicts(table),
-        lambda: _plot_bound(table),
-        notes,
-    )
+    title = "Theorem 1 against the truth: LSPI on the average MDP of random families"
+    found = (table.round(6), _bound_verdicts(table), lambda: _plot_bound(table), notes)
+    return FigureResult("bound", title, *found)
 
 
 def _bound_verdicts(table: Any) -> Iterator[Verdict]:
@@ -313,13 +307,10 @@ def _conclude_approximation(rows: Any) -> FigureResult:
         f"Distance .4, all features: e is {_errors(rows, 'a path of each task', 6, 0.4).mean():.4f} on a "
         f"path of each task and {_errors(rows, 'one path', 6, 0.4).mean():.4f} on one path.",
     )
+    title = "Theorem 1 with few features, on paths and on independent draws"
+    table, verdicts = table.reset_index().round(6), _approximation_verdicts(rows)
     return FigureResult(
-        "approximation",
-        "Theorem 1 with few features, on paths and on independent draws",
-        table.reset_index().round(6),
-        _approximation_verdicts(rows),
-        lambda: _plot_approximation(rows),
-        notes,
+        "approximation", title, table, verdicts, lambda: _plot_approximation(rows), notes
     )
 
 

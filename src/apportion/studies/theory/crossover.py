@@ -104,20 +104,20 @@ def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     for size in SIZES:
         more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
         counts, drawn = more if counts is None else counts + more, size
-        pool = counts.pooled()
         single, multi = (
             lspi_finite(own.visits, own.moves, own.rewards, _features(STATES), GAMMA)
-            for own in (counts, pool)
+            for own in (counts, counts.pooled())
         )
         columns = {
+            "spread": spread,
+            "samples": size,
+            "run": np.arange(runs),
             "single": family.suboptimality(single.policy).mean((-1, -2)),
             "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
             "error": np.sqrt(((multi.action_values - best) ** 2).mean((-1, -2))),
             "average": average.suboptimality(multi.policy).mean(-1),
         }
-        frames.append(
-            pd.DataFrame({"spread": spread, "samples": size, "run": np.arange(runs), **columns})
-        )
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True).assign(predicted=predicted_crossover(family))
 
 
@@ -171,14 +171,11 @@ def _conclude_crossover(rows: Any) -> FigureResult:
     predicted = rows.groupby("spread").predicted.first().to_numpy()
     lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
     means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
-    return FigureResult(
-        "crossover",
-        "When to pool: multi-task against single-task LSPI",
-        means.assign(families=rows.run.nunique()).merge(lines, on="spread"),
-        _crossover_verdicts(grids, lines),
-        lambda: _plot_crossover(grids, lines),
-        _crossover_notes(grids, lines),
-    )
+    table = means.assign(families=rows.run.nunique()).merge(lines, on="spread")
+    title = "When to pool: multi-task against single-task LSPI"
+    verdicts, notes = _crossover_verdicts(grids, lines), _crossover_notes(grids, lines)
+    draw = partial(_plot_crossover, grids, lines)
+    return FigureResult("crossover", title, table, verdicts, draw, notes)
 
 
 def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
@@ -282,15 +279,16 @@ def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
         learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(FEW_STATES), GAMMA)
         off = learned.action_values - average.backup(value)
         columns = {
+            "spread": spread,
+            "tasks": number,
+            "run": np.arange(runs),
             "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
             "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
             "error": np.sqrt((off**2).mean((-1, -2))),
             "epsilon": epsilon,
             "share": share,
         }
-        frames.append(
-            pd.DataFrame({"spread": spread, "tasks": number, "run": np.arange(runs), **columns})
-        )
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -335,14 +333,9 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
         "the floor exceeds the eps term of Theorem 1' on a task of no family (share of families)"
     )
     inside = never_broken(rows, "share", claim, by=["run"])
-    return FigureResult(
-        "corollary1",
-        "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
-        table.round(9),
-        (*_corollary1_verdicts(curves), inside),
-        lambda: _plot_corollary1(curves),
-        notes,
-    )
+    verdicts, draw = (*_corollary1_verdicts(curves), inside), partial(_plot_corollary1, curves)
+    title = "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets"
+    return FigureResult("corollary1", title, table.round(9), verdicts, draw, notes)
 
 
 def _floors(curves: Curves) -> Float[np.ndarray, "runs two spreads"]:
