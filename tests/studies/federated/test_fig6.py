@@ -1,18 +1,16 @@
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.federated.evaluation import prepare
-from apportion.domains.federated.settings import GradientSettings, reduced_size
+from apportion.domains.federated.domain import FederatedDomain
+from apportion.domains.federated.settings import PPOSettings, reduced_size
 from apportion.errors import InputError
 from apportion.studies.federated import fig6
 from domains.federated.made_up import made_up_digits
 from learning import SEED, assert_mean_above, optimised
 
 DIGITS = made_up_digits()
-SMALL = GradientSettings(
+SMALL = PPOSettings(
     pooling=1, clients=(18, 8), seen=(10, 5), samples=25, model="perceptron", width=8, rounds=3,
     epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
     steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy",
@@ -144,7 +142,7 @@ def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
     """
     with optimised():
         found = [
-            prepare(replace(reduced_size(), seed=SEED + seed)).train(None, None).results
+            FederatedDomain().prepare(reduced_size(seed=SEED + seed)).train(None, None).results
             for seed in range(3)
         ]
     assert_mean_above([results["gain_final"]["value"] for results in found], 0.04)
