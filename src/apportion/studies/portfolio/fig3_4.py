@@ -470,7 +470,7 @@ def _plot_learning(table: Any) -> Figure:
                 # Mean and quartiles over experiments and years, each step at so many times its number.
                 stretch = count if row == 0 and method == "stl" else 1
                 tasks = 1 if method == "stl" else count
-                rows = same[(same.method == method) & (same.tasks == tasks)]
+                rows: Any = same[(same.method == method) & (same.tasks == tasks)]
                 gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
                 mean, x = gains.mean(), stretch * np.asarray(list(gains.groups), float)
                 axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])

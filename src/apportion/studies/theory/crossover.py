@@ -312,7 +312,7 @@ def _conclude_corollary1(rows: Any) -> FigureResult:
         for name in ("loss", "floor", "error", "epsilon", "share")
     }
     by, others = ["spread", "tasks"], ["floor", "error", "epsilon"]
-    table = means_by(rows.astype({"tasks": int}), by, "loss", "n")
+    table: Any = means_by(rows.astype({"tasks": int}), by, "loss", "n")
     table = table.merge(rows.groupby(by)[others].mean().reset_index(), on=by)
     table = table[[*by, "loss", "low", "high", *others, "n"]]
     loss, floor, epsilon = (curves[name].mean(1) for name in ("loss", "floor", "epsilon"))
