@@ -29,7 +29,11 @@ def computed(cells):
 
 
 @pytest.mark.parametrize(
-    ("program", "chosen"), [("fixed", slice(0, 64, 27)), ("accuracy", slice(0, 24, 11))]
+    ("program", "chosen"),
+    [
+        ("fixed", slice(0, 64, 27)),
+        pytest.param("accuracy", slice(0, 24, 11), marks=pytest.mark.slow),
+    ],
 )
 def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
     """Seeds and methods differ. The accuracies were equal, the shares apart by 1.3e-7 after four
