@@ -58,8 +58,6 @@ class FederationSettings(TrainingSettings):
     """Episodes of a task in an update."""
     learning_rate: float = 1e-2
     """Step size of the policy's Adam."""
-    beta: float = 0.0
-    """Correction of the sampling bias (pmtl): none, so that what is drawn more often weighs more."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """In which the clients compute."""
     block: int = 400
@@ -106,6 +104,8 @@ class GradientSettings(FederationSettings):
     """Whether the policy also reads clients relative to each other."""
     logarithm: bool = True
     """Whether the loss counts by its logarithm, late rounds as much as early ones."""
+    beta: float = 0.0
+    """Correction of the sampling bias (pmtl): none, so that what is drawn more often weighs more."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -148,7 +148,7 @@ def reduced_size(**changes: Any) -> PPOSettings:
     """The paper's federation and learner, small enough for two cores."""
     sizes = {
         "method": "pmtl", "state": "rich", "model": "convolutional", "width": 8, "rounds": 15,
-        "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "beta": 1.0, "block": 100,
+        "epochs": 2, "unseen": 8, "hidden": 10, "steps": 20, "rollouts": 8, "block": 100,
         "chunk": 4,
     }  # fmt: skip
     return PPOSettings(**(sizes | changes))

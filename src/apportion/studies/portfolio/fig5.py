@@ -71,14 +71,15 @@ def _compute(
     progress: Progress,
 ) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day."""
-    settings = replace(settings, method=cells[0]["method"])
     seeds = [settings.seed + cell["policy"] for cell in cells]
     year = f"{prices.years()[-1]}-01-01"
     costs = Costs(settings.cost, exact=True)
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
+    # All of a multi-task policy's tasks, of which a single-task policy has one.
     drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
     tasks = stack([own for _, _, own in drawn])
+    settings = replace(settings, method=cells[0]["method"])
     count = tasks.members.shape[1]
     epoch = settings.steps // count
     whole = epoch * count
