@@ -11,14 +11,20 @@ from apportion.statistics import Estimate
 
 
 def panels(
-    width: float, height: float, count: int = 2, *, grid: bool = True, **options: Any
+    width: float,
+    height: float,
+    count: int = 2,
+    *,
+    frame: bool = False,
+    grid: bool = True,
+    **options: Any,
 ) -> tuple[Figure, Any]:
-    """A figure and its panels in a row, without frames and with a faint grid."""
+    """A figure and its panels in a row, with whole frames or with a faint grid in none."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, count, **options)
+    axes = figure.subplots(1, count, squeeze=False, **options)[0]
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        if grid:
+        axis.spines[["top", "right"]].set_visible(frame)
+        if grid and not frame:
             axis.grid(alpha=0.25, linewidth=0.6)
     return figure, axes
 

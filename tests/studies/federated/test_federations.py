@@ -51,7 +51,7 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(small):
     assert len(finals) > 1
 
 
-@pytest.mark.parametrize("method", ["nearest-neighbour mixing", "fine-tuned", federations.LEARNED])
+@pytest.mark.parametrize("method", ["fine-tuned", federations.LEARNED])
 def test_every_method_gives_an_accuracy_for_every_round(method, small):
     for rows in computed(cells_of(method, ("scaled",))).values():
         assert rows["round"].tolist() == [1, 2, 3]

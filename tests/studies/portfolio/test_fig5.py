@@ -15,14 +15,11 @@ def plan(prices, tiny, sized):
     return sized(fig5, (2, 2, replace(tiny, held_out=4)), prices=prices)
 
 
-@pytest.fixture(scope="module")
-def cells(plan, compute):
-    return compute(plan)
-
-
 @pytest.mark.slow
-def test_figure_5_draws_the_task_with_the_largest_gap(plan, cells):
-    [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
+def test_figure_5_draws_the_task_with_the_largest_gap_and_keeps_its_shares_alone(plan, compute):
+    cells = compute(plan)
+    rows = pd.concat(cells.values(), ignore_index=True)
+    [study] = plan.conclude(rows, plan.settings)
     table = study.table
     assert "cell" not in table
     assert len(table) == 3 * 2 * 2
@@ -31,23 +28,15 @@ def test_figure_5_draws_the_task_with_the_largest_gap(plan, cells):
     drawn = table[table.drawn]
     assert set(zip(drawn.policy, drawn.task, strict=True)) == {best}
     assert len(study.plot().axes) == 3
-
-
-@pytest.mark.slow
-def test_a_single_task_policy_alone_is_the_same_as_among_others(plan, cells, compute):
-    """Up to rounding, which depends on the batch: 5e-7 of a share were measured."""
-    alone = compute(plan, plan.cells[-1:])
-    assert list(alone) == ["task-1-1"]
-    pd.testing.assert_frame_equal(alone["task-1-1"], cells["task-1-1"], rtol=0, atol=3e-6)
-
-
-@pytest.mark.slow
-def test_shares_are_kept_for_the_drawn_task_alone(cells):
-    marked = fig5.mark_drawn(pd.concat(cells.values(), ignore_index=True))
+    marked = fig5.mark_drawn(rows)
     shares = marked[[c for c in marked if c.startswith("share ")]]
     assert shares.shape[1] == 3
     np.testing.assert_allclose(shares[marked.drawn].sum(axis=1), 1, atol=1e-5)
     assert shares[~marked.drawn].isna().all(axis=None)
+    # A single-task policy alone is the same up to rounding: 5e-7 of a share were measured.
+    alone = compute(plan, plan.cells[-1:])
+    assert list(alone) == ["task-1-1"]
+    pd.testing.assert_frame_equal(alone["task-1-1"], cells["task-1-1"], rtol=0, atol=3e-6)
 
 
 def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given):
@@ -88,11 +77,6 @@ def concluded(rows):
     return figure
 
 
-def test_figure_5_draws_the_task_where_the_multi_task_policy_gains_most(year):
-    table = concluded(year).table
-    assert set(table[table.drawn].policy) == {1}
-
-
 def test_figure_5_says_that_straying_pays_only_where_it_does(year):
     """The multi-task policy's gains follow its deviation; the single-task one's do not."""
     days = year.groupby(["method", "policy"]).deviation
@@ -111,7 +95,10 @@ def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
         assert values.shape == (3, 6)
         days = year[year.method == method].deviation
         assert values.mean() == pytest.approx(days.mean())
-    verdicts = concluded(year).verdicts
+    figure = concluded(year)
+    # Drawn is the task where the multi-task policy gains most.
+    assert set(figure.table[figure.table.drawn].policy) == {1}
+    verdicts = figure.verdicts
     assert {verdict.n for verdict in verdicts} == {3}
     grown = [v.estimate for v in verdicts if "grows more than stl (equal" in v.claim]
     totals = year.groupby(["method", "policy"]).over_equal.sum().groupby("method").mean()

@@ -10,22 +10,7 @@ import pytest
 
 from apportion.statistics import mean_over
 from apportion.studies.portfolio import prioritisation
-from apportion.studies.portfolio.prioritisation import (
-    ACTED,
-    CASES,
-    COSTS,
-    HELD_OUT,
-    RULES,
-    SETTINGS,
-    TRAINED,
-    TRIED,
-    UNIFORM,
-    conclude_acting,
-    conclude_conflict,
-    conclude_prioritisation,
-    conflicting_world,
-    over_uniform,
-)
+from apportion.studies.portfolio.prioritisation import ACTED, CASES, COSTS, RULES, TRIED, UNIFORM
 from learning import optimised
 
 PAPER, UNCORRECTED = RULES[1:3]
@@ -47,30 +32,33 @@ def rows_of(plan, compute, case, rules, seeds):
     return pd.concat(compute(plan, cells_of(plan, "prioritisation", **some)).values())
 
 
+@pytest.fixture(scope="module")
+def plan():
+    return prioritisation.prioritisation(scale="paper")
+
+
 @pytest.mark.slow
 @optimised()
-def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(compute):
+def test_without_correction_prioritisation_pays_where_few_tasks_are_informative(plan, compute):
     """2 of 32 tasks informative, the others quiet, beta 0: at least +0.08 at 1,000 updates."""
-    plan = prioritisation.prioritisation(scale="paper")
     rows = rows_of(plan, compute, "2 of 32, others quiet", (UNIFORM, UNCORRECTED), 4)
-    figure = conclude_prioritisation(rows)
-    assert over_uniform(figure.table).gap.mean() >= 0.08
+    figure = prioritisation.conclude_prioritisation(rows)
+    assert prioritisation.over_uniform(figure.table).gap.mean() >= 0.08
     assert [verdict.holds for verdict in figure.verdicts] == [True]
     assert len(figure.plot().axes) == 1
 
 
 @pytest.mark.slow
 @optimised()
-def test_realised_gain_finds_signal_among_equally_lively_tasks(compute):
+def test_realised_gain_finds_signal_among_equally_lively_tasks(plan, compute):
     """8 of 32 informative: realised gain at least +0.15 over MTL, the paper's score within 0.05.
 
     Ten seeds, as in the study: one seed's gap has a deviation of 0.08, so that the mean of four
     leaves 0.05 by chance.
     """
-    plan = prioritisation.prioritisation(scale="paper")
     rules = (UNIFORM, PAPER, REALISED)
     rows = rows_of(plan, compute, "8 of 32, others lively", rules, 10)
-    gaps = over_uniform(rows).groupby("rule").gap.mean()
+    gaps = prioritisation.over_uniform(rows).groupby("rule").gap.mean()
     assert gaps[REALISED.name] >= 0.15
     assert abs(gaps[PAPER.name]) <= 0.05
 
@@ -122,16 +110,12 @@ def test_gaps_are_paired_by_case_and_seed():
         for s in range(3)
     ]
     table = pd.DataFrame(rows, columns=["case", "rule", "seed", "growth"])
-    np.testing.assert_allclose(over_uniform(table).gap, 0.5)
-    assert mean_over(over_uniform(table).gap.to_numpy()).low == 0.5
+    np.testing.assert_allclose(prioritisation.over_uniform(table).gap, 0.5)
+    assert mean_over(prioritisation.over_uniform(table).gap.to_numpy()).low == 0.5
 
 
-@pytest.fixture(scope="module")
-def world():
-    return conflicting_world(3, SETTINGS)
-
-
-def test_moves_are_taken_back_in_one_camp_and_go_on_in_the_other(world):
+def test_moves_are_taken_back_in_one_camp_and_go_on_in_the_other():
+    world = prioritisation.conflicting_world(3, prioritisation.SETTINGS)
     closes = np.asarray(world.test.prices[..., 0])
     # The common factor is no part of what tells the camps apart.
     returns = np.diff(np.log(closes), axis=0)
@@ -140,18 +124,15 @@ def test_moves_are_taken_back_in_one_camp_and_go_on_in_the_other(world):
     lag = [np.corrcoef(x[1:], x[:-1])[0, 1] for x in own.T]
     assert np.mean(lag[:each]) < -0.1
     assert np.mean(lag[each:]) > 0.1
-
-
-def test_most_tasks_are_of_the_first_camp_and_held_out_ones_of_neither_s_training(world):
-    each = TRAINED + HELD_OUT
+    # Most tasks are of the first camp, and held-out instruments of neither's training.
     members = np.asarray(world.own.members)
     assert (members // each).max(1).tolist() == (members // each).min(1).tolist()
     assert np.bincount(members[:, 0] // each).tolist() == [24, 8]
-    assert (members % each).max() < TRAINED
+    assert (members % each).max() < prioritisation.TRAINED
     for place, tasks in enumerate(world.unseen.values()):
         held = np.asarray(tasks.members)
         assert set((held // each).ravel()) == {place}
-        assert (held % each).min() >= TRAINED
+        assert (held % each).min() >= prioritisation.TRAINED
 
 
 def test_conflicting_rules_are_trained_side_by_side_with_their_own_priorities(short, given):
@@ -180,7 +161,7 @@ def camps_of(most, others):
     [(0.3, 0.3, "holds"), (0.9, 0.0, "does-not-hold"), (0.05, 0.9, "does-not-hold")],
 )
 def test_a_rule_is_judged_by_the_camp_that_it_serves_worse(most, others, outcome):
-    figure = conclude_conflict(camps_of(most, others).sample(frac=1, random_state=1))
+    figure = prioritisation.conclude_conflict(camps_of(most, others).sample(frac=1, random_state=1))
     served = [v for v in figure.verdicts if "fares worse" in v.claim]
     assert len(served) == len(TRIED) - 1
     assert {v.outcome for v in served} == {outcome}
@@ -192,7 +173,9 @@ def test_runs_that_differ_less_are_said_to():
     rows = camps_of(0.5, 0.1)
     wide = rows.rule == UNIFORM.name
     rows.loc[wide, "growth"] += rows.seed[wide] - 3.5
-    differ = [v for v in conclude_conflict(rows).verdicts if "differ less" in v.claim]
+    differ = [
+        v for v in prioritisation.conclude_conflict(rows).verdicts if "differ less" in v.claim
+    ]
     assert {v.outcome for v in differ} == {"holds"}
 
 
@@ -218,7 +201,7 @@ def test_markets_are_paired_and_what_acting_adds_is_said(gain, adds, little):
         for acted, cost, seed in product(ACTED, COSTS, range(10))
     ]
     table = pd.DataFrame(rows, columns=["acted", "cost", "seed", "growth"])
-    figure = conclude_acting(table.sample(frac=1, random_state=1))
+    figure = prioritisation.conclude_acting(table.sample(frac=1, random_state=1))
     eight = [v for v in figure.verdicts if v.claim.startswith("acting 8")]
     assert [v.outcome for v in eight] == [adds, little] * 2
     assert eight[0].estimate == pytest.approx(gain, abs=1e-3)

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from apportion.studies.theory import bound
-from apportion.studies.theory.common import never_broken
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +32,14 @@ def test_no_bound_is_broken_at_paper_size():
     assert all(verdict.holds for verdict in exact)
 
 
-def test_one_broken_run_is_enough_to_break_a_theorem(tasks):
+def test_one_broken_run_is_enough_to_break_a_theorem_and_a_family_counts_once(tasks):
     measured = tasks.measured.to_numpy(copy=True)
-    measured[0] = 1.1 * tasks.theorem_1_prime_total[0]
+    # Two tasks of one family.
+    measured[:2] = 1.1 * tasks.theorem_1_prime_total[:2]
     plain, prime, order, _ = bound._conclude_bound(tasks.assign(measured=measured), 0).verdicts
     assert (prime.outcome, prime.estimate, prime.n) == ("does-not-hold", 0.01, 100)
     assert plain.outcome == order.outcome == "holds"
     assert all(verdict.exact and verdict.p is None for verdict in (plain, prime, order))
-
-
-def test_a_family_that_breaks_a_bound_in_any_row_is_counted_once():
-    rows = pd.DataFrame({"spread": 0.1, "run": [0, 0, 1, 1], "share": [0.5, 1.2, 1.1, 0.9]})
-    broken = never_broken(rows, "share", "claim")
-    assert (broken.outcome, broken.estimate, broken.n) == ("does-not-hold", 1.0, 2)
-    whole = never_broken(rows.assign(share=0.9), "share", "claim")
-    assert (whole.outcome, whole.exact) == ("holds", True)
 
 
 def test_the_features_are_orthonormal_under_the_uniform_distribution():

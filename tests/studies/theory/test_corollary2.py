@@ -39,13 +39,18 @@ def test_effective_numbers_are_read_off_the_independent_tasks():
     for m in ENTITIES:
         assert np.exp(corollary2.of_all(rows, m).value) == pytest.approx(12, rel=1e-6)
         assert np.exp(corollary2.worth(rows, m).value) == pytest.approx(m, rel=1e-6)
-
-
-def test_a_gain_of_a_dozen_at_every_m_is_not_exponential_and_one_that_is_would_be_seen():
-    exponential, least, most, orderings = concluded(made_up(lambda m: 12.0)).verdicts
+    figure = concluded(rows)
+    counted = figure.table[figure.table.arm == "all subsets"].number
+    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in ENTITIES]
+    assert len(figure.plot().axes) == 2
+    # The same gain at every m is not exponential in m.
+    exponential, least, most, orderings = figure.verdicts
     assert exponential.outcome == "does-not-hold"
     assert exponential.estimate == pytest.approx(0, abs=1e-9)
     assert least.outcome == most.outcome == orderings.outcome == "holds"
+
+
+def test_gains_that_are_too_small_too_large_or_exponential_are_seen():
     few = made_up(lambda m: 2.0, ordering=1 / 2)
     assert concluded(few).verdicts[1].outcome == "does-not-hold"
     many = made_up(lambda m: 40.0)
@@ -67,10 +72,3 @@ def test_overlapping_tasks_share_their_entities_luck_and_weights():
         second.allocations[:, 1] / second.allocations[:, 0],
         rtol=1e-4,
     )
-
-
-def test_the_picture_has_both_panels_and_the_table_both_counts():
-    figure = concluded(made_up(lambda m: 12.0))
-    assert len(figure.plot().axes) == 2
-    counted = figure.table[figure.table.arm == "all subsets"].number
-    assert counted.tolist() == [float(corollary_2(4 * m, m).tasks) for m in ENTITIES]

@@ -80,12 +80,12 @@ def test_the_predicted_crossover_is_plain_arithmetic():
     assert crossover.predicted_crossover(family) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.fixture(scope="module")
-def far():
-    return crossover.measure_counts(0.4, 12, seed=1)
-
-
-def test_the_floor_is_what_the_best_policy_of_the_average_loses(far):
+def test_distant_tasks_meet_the_floor_that_the_best_policy_of_their_average_has():
+    far = crossover.measure_counts(0.4, 12, seed=1)
+    mean = far.groupby("tasks")[["loss", "floor"]].mean()
+    assert mean.floor[1] == pytest.approx(0, abs=1e-12)
+    assert mean.loss[64] == pytest.approx(mean.floor[64], rel=0.1)
+    assert 0 < far.share.max() < 1
     family = random_family(states=6, actions=3, tasks=64, spread=0.4, gamma=0.7, runs=12, seed=1)
     kernel, reward = family.kernel[0, :4].mean(0), family.reward[0, :4].mean(0)
 
@@ -101,13 +101,6 @@ def test_the_floor_is_what_the_best_policy_of_the_average_loses(far):
     lost = [(evaluate(*task)[0] - evaluate(*task, policy)[0]).mean() for task in tasks]
     found = far[(far.tasks == 4) & (far.run == 0)].floor.item()
     assert found == pytest.approx(np.mean(lost), abs=1e-9)
-
-
-def test_distant_tasks_meet_a_floor_and_one_task_has_none(far):
-    mean = far.groupby("tasks")[["loss", "floor"]].mean()
-    assert mean.floor[1] == pytest.approx(0, abs=1e-12)
-    assert mean.loss[64] == pytest.approx(mean.floor[64], rel=0.1)
-    assert 0 < far.share.max() < 1
 
 
 def test_equal_tasks_have_no_floor_and_sixteen_times_the_tasks_lose_far_less():

@@ -25,24 +25,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
-from apportion.domains.charging.backtest import (
-    CLAIRVOYANT,
-    HINDSIGHT,
-    OPTIMUM,
-    POLICY,
-    ChargingBacktest,
-    backtest_schedules,
-)
+from apportion.domains.charging import backtest, training
+from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.training import (
-    Garages,
-    choose_stations,
-    direct_learner,
-    train_charging,
-)
+from apportion.domains.charging.training import Garages
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
@@ -94,9 +83,8 @@ Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """A cell for each way to train, and one for the schedulers that learn nothing."""
     settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
-    training = {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")}
     about = {
-        "training": training,
+        "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
         **TESTING[scale],
         **OTHERS[scale],
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
@@ -134,13 +122,13 @@ def _train(
         return [Pooled(CHANNELS, 1, key=jax.random.key(0))]
     if kind.startswith("only-"):
         alone = replace(settings, method="mtl", site=(kind.removeprefix("only-"),))
-        trained = train_charging(Garages.of(read_sessions(), alone), alone)
+        trained = training.train_charging(Garages.of(read_sessions(), alone), alone)
         return [Ensemble(trained.policy)]
     if kind in ("mtl", "pmtl", "plain"):
-        method = "pmtl" if kind == "pmtl" else "mtl"
-        return [Ensemble(train_charging(garages, replace(settings, method=method)).policy)]
+        own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
+        return [Ensemble(training.train_charging(garages, own).policy)]
     problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
-    tasks = choose_stations(garages, settings)
+    tasks = training.choose_stations(garages, settings)
     count = about["single_tasks"] if kind == "stl" else settings.members
     seeds = jax.random.split(jax.random.key(settings.seed), (count, 2))
     network = eqx.filter_vmap(lambda key: Pooled(CHANNELS, settings.hidden, key=key))
@@ -148,7 +136,7 @@ def _train(
         learner = PPO(rollouts=32, learning_rate=1e-3, gamma=0.99, epochs=2, minibatches=8)
         steps, trained_on = about["ppo_steps"], tasks
     else:
-        learner, steps = direct_learner(settings), settings.steps
+        learner, steps = training.direct_learner(settings), settings.steps
         # Evenly out of all, so that every site has its share.
         spread = [(2 * number + 1) * len(tasks) // (2 * count) for number in range(count)]
         trained_on = single_tasks(tasks[spread])
@@ -183,7 +171,7 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
         ]
         for name, days, size, capacity in tests:
             last = None if few is None else str(days.dates[min(few, len(days)) - 1])
-            result = backtest_schedules(
+            result = backtest.backtest_schedules(
                 policy,
                 days.between(None, last),
                 garages.predictor.medians,
@@ -198,23 +186,21 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
     return pd.concat(tables, ignore_index=True)
 
 
-def _rows(result: ChargingBacktest, schedulers: bool) -> pd.DataFrame:
+def _rows(result: backtest.ChargingBacktest, schedulers: bool) -> pd.DataFrame:
     """KWh by day and by station, and how the cars left, of each schedule."""
     dates = [str(day) for day in result.dates]
     places = [str(place) for place in range(result.stations)]
     tables = []
-    for name in result.served:
-        if (name == POLICY) == schedulers:
-            continue
-        by_day = {"unit": "day", "place": dates, "drawn_kwh": result.by_day(name)}
-        tables.append(pd.DataFrame(by_day | {"need_kwh": result.by_day()}).assign(schedule=name))
+    for name in [name for name in result.served if (name == POLICY) != schedulers]:
+        units = {"day": (dates, result.by_day)}
         if name != OPTIMUM:
-            by_station = {"unit": "station", "place": places, "drawn_kwh": result.by_station(name)}
-            by_station |= {"need_kwh": result.by_station()}
-            tables.append(pd.DataFrame(by_station).assign(schedule=name))
+            units["station"] = (places, result.by_station)
+        for unit, (where, kwh) in units.items():
+            row = {"unit": unit, "place": where, "drawn_kwh": kwh(name), "need_kwh": kwh()}
+            tables.append(pd.DataFrame(row).assign(schedule=name))
+        if name != OPTIMUM:
             left = {"left_short": result.short(name), "fairness": result.fairness(name)}
-            row = {"unit": "all", "place": "", "schedule": name} | left
-            tables.append(pd.DataFrame([row]))
+            tables.append(pd.DataFrame([{"unit": "all", "place": "", "schedule": name} | left]))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -258,34 +244,29 @@ def lead(kwh: Kwh, first: Name, second: Name, *, both: bool = False) -> Estimate
 
 def _summarise(rows: Any) -> pd.DataFrame:
     """A row for each test and schedule: what it served, how cars left, and MTL's lead over it."""
-    found = []
-    for key, test in rows.groupby(["site", "test", "capacity", "stations"], sort=False):
-        about = dict(zip(("site", "test", "capacity", "stations"), key, strict=True))
-        schedulers = test[test.trained == "schedulers"].schedule.unique()
+    found, by, mtl = [], ["site", "test", "capacity", "stations"], ("mtl", POLICY)
+    for key, test in rows.groupby(by, sort=False):
+        kwh, whole = kwh_of(test), test[test.unit == "all"]
         names = [(kind, POLICY) for kind in LEARNED]
-        names += [("schedulers", scheduler) for scheduler in schedulers]
-        kwh = kwh_of(test)
-        found += [about | _row(test, kwh, name) for name in names]
+        names += [("schedulers", s) for s in test[test.trained == "schedulers"].schedule.unique()]
+        for trained, schedule in names:
+            drawn, need = kwh[trained, schedule, "day"]
+            some = whole[(whole.trained == trained) & (whole.schedule == schedule)]
+            row: dict[str, Any] = dict(zip(by, key, strict=True)) | {
+                "schedule": LEARNED[trained] if schedule == POLICY else schedule,
+                "served": float(drawn.sum() / need.sum()),
+                "left_short": some.left_short.mean(),
+                "fairness": some.fairness.mean(),
+                "days": len(drawn),
+            }
+            if trained != "mtl":
+                ahead = lead(kwh, mtl, (trained, schedule))
+                row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
+                if schedule != OPTIMUM:
+                    wide = lead(kwh, mtl, (trained, schedule), both=True)
+                    row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
+            found.append(row)
     return pd.DataFrame(found)
-
-
-def _row(test: Any, kwh: Kwh, name: Name) -> dict[str, Any]:
-    drawn, need = kwh[(*name, "day")]
-    some = test[(test.trained == name[0]) & (test.schedule == name[1]) & (test.unit == "all")]
-    row: dict[str, Any] = {
-        "schedule": LEARNED[name[0]] if name[1] == POLICY else name[1],
-        "served": float(drawn.sum() / need.sum()),
-        "left_short": some.left_short.mean(),
-        "fairness": some.fairness.mean(),
-        "days": len(drawn),
-    }
-    if name != ("mtl", POLICY):
-        ahead = lead(kwh, ("mtl", POLICY), name)
-        row |= {"mtl_ahead": ahead.value, "low": ahead.low, "high": ahead.high}
-        if name[1] != OPTIMUM:
-            wide = lead(kwh, ("mtl", POLICY), name, both=True)
-            row |= {"low_with_stations": wide.low, "high_with_stations": wide.high}
-    return row
 
 
 def _best_scheduler(table: Any, key: Any) -> str:

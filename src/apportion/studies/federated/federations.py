@@ -20,21 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.federated.aggregators import (
-    Adaptive,
-    Aggregator,
-    BySamples,
-    FineTuned,
-    GradientShares,
-    Krum,
-    Learned,
-    Median,
-    NearestMixing,
-    ServerClient,
-    ServerStep,
-    TrimmedMean,
-    run_each,
-)
+from apportion.domains.federated import aggregators
 from apportion.domains.federated.data import ATTACKED, KINDS, Digits, embedded_digits, read_digits
 from apportion.domains.federated.federation import unseen_world
 from apportion.domains.federated.policy import shipped_fingerprint, shipped_policy
@@ -46,20 +32,20 @@ from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.trees import take
 
-PEERS: dict[str, Aggregator] = {
-    "FedAvg": BySamples(),
-    "FedAvg, step 1.5": ServerStep(1.5),
-    "FedAvgM": ServerStep(1.0, 0.7),
-    "FedAdam": Adaptive(0.1),
-    "FedYogi": Adaptive(0.05, yogi=True),
-    "median": Median(),
-    "trimmed mean": TrimmedMean(0.3),
-    "Krum": Krum(3),
-    "nearest-neighbour mixing": NearestMixing(0.3),
-    "gradient shares": GradientShares(momentum=0.0),
-    "gradient shares, momentum": GradientShares(momentum=0.5),
-    "server as a client": ServerClient(),
-    "fine-tuned": FineTuned(),
+PEERS: dict[str, aggregators.Aggregator] = {
+    "FedAvg": aggregators.BySamples(),
+    "FedAvg, step 1.5": aggregators.ServerStep(1.5),
+    "FedAvgM": aggregators.ServerStep(1.0, 0.7),
+    "FedAdam": aggregators.Adaptive(0.1),
+    "FedYogi": aggregators.Adaptive(0.05, yogi=True),
+    "median": aggregators.Median(),
+    "trimmed mean": aggregators.TrimmedMean(0.3),
+    "Krum": aggregators.Krum(3),
+    "nearest-neighbour mixing": aggregators.NearestMixing(0.3),
+    "gradient shares": aggregators.GradientShares(momentum=0.0),
+    "gradient shares, momentum": aggregators.GradientShares(momentum=0.5),
+    "server as a client": aggregators.ServerClient(),
+    "fine-tuned": aggregators.FineTuned(),
 }
 """FedAdam stands at Flower's defaults; FedYogi's step and FedAvgM's momentum are those that did best
 among some on digits, FedAvg's step is one of two tried."""
@@ -149,6 +135,9 @@ def _joined(*words: str) -> str:
     return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
 
 
+_run = eqx.filter_jit(aggregators.run_each)
+
+
 def compute_federations(
     cells: Sequence[Cell],
     progress: Progress,
@@ -171,16 +160,13 @@ def compute_federations(
         for cell in cells
     ]
     method = first["method"]
-    aggregator = Learned(shipped_policy()) if method == LEARNED else PEERS[method]
+    aggregator = aggregators.Learned(shipped_policy()) if method == LEARNED else PEERS[method]
     record = _run(federation, aggregator, dealt.tasks, jnp.stack(keys))
     for place, cell in enumerate(cells):
         tested = np.asarray(take(record, place).tested, float)
         rounds = np.arange(1, len(tested) + 1)
         yield cell, pd.DataFrame({"round": rounds, "tested": tested}).assign(**cell.values)
     progress(f"{first.program}: {len(cells)} federations", 1.0)
-
-
-_run = eqx.filter_jit(run_each)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -191,27 +177,23 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     for (scenario, method), own in last.groupby(["circumstance", "method"], sort=False):
         finals = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
         found.setdefault(scenario, {})[method] = finals.to_numpy(float)
-    table = _table(found, kinds)
-    title = "Every kind of federation: the shipped policy beside its peers"
-    concluded = (table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds))
-    return [FigureResult("federations", title, *concluded)]
-
-
-def _table(found: Found, kinds: list[str]) -> pd.DataFrame:
-    """Final accuracy and gain over FedAvg of each method, kind by kind and on average."""
-    rows = []
+    # Final accuracy and gain over FedAvg of each method, kind by kind and on average.
+    records = []
     for scenario, methods in found.items():
         for method, tested in methods.items():
             by_kind = zip(kinds, tested, methods["FedAvg"], strict=True)
             for kind, *both in (*by_kind, ("mean of kinds", tested, methods["FedAvg"])):
                 own, plain = (np.atleast_2d(one) for one in both)
                 gain = compare(own.mean(0), plain.mean(0))
-                rows.append(
+                records.append(
                     {"circumstance": scenario, "kind": kind, "method": method}
                     | {"seeds": gain.n, "final": float(own.mean())}
                     | {"gain": gain.value, "gain low": gain.low, "gain high": gain.high}
                 )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(records)
+    title = "Every kind of federation: the shipped policy beside its peers"
+    concluded = (table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds))
+    return [FigureResult("federations", title, *concluded)]
 
 
 def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
@@ -233,10 +215,8 @@ def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
         if attacked and defences:
             best = max(defences, key=lambda name: float(methods[name][attacked].mean()))
             # The best is chosen by the same numbers: to be near it is to be near every one.
-            gaps = [
-                compare(ours[attacked].mean(0), methods[name][attacked].mean(0))
-                for name in defences
-            ]
+            others = [methods[name][attacked].mean(0) for name in defences]
+            gaps = [compare(ours[attacked].mean(0), other) for other in others]
             claim = f"{scenario}: among attackers within .005 of the best defence, {best}"
             yield Verdict.of_all(claim, gaps, above=-0.005, paper=False)
 
@@ -252,9 +232,7 @@ def _notes(found: Found, kinds: list[str]) -> Iterator[str]:
 
 
 def _plot(table: pd.DataFrame) -> Figure:
-    """For each scenario the points over FedAvg of the learned aggregation, kind by kind, and how
-    the other methods stand.
-    """
+    """For each scenario the points over FedAvg of the learned aggregation and the others, by kind."""
     names = list(dict.fromkeys(table["circumstance"]))
     figure = Figure(figsize=(5 + 3.2 * min(len(names), 4), 4.5 * -(-len(names) // 4)))
     figure.set_layout_engine("constrained")

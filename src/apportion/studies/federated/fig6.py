@@ -18,15 +18,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from apportion.domains.federated import data
 from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
-from apportion.domains.federated.data import (
-    Digits,
-    Partition,
-    embedded_digits,
-    join_partitions,
-    paper_split,
-    read_digits,
-)
+from apportion.domains.federated.data import Digits
 from apportion.domains.federated.evaluation import evaluation_keys
 from apportion.domains.federated.federation import build, sample_tasks
 from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
@@ -35,6 +29,7 @@ from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.statistics import Estimate, compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task
@@ -72,8 +67,8 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     for (state, method), own in product(runs, seeds):
         values = {"method": method, "total": float("nan"), "state": state, "seed": own}
         cells.append(Cell(f"{state}-{method}-{own}", values, program=f"{state}-{method}"))
-    data = (embedded_digits() if digits is None else digits).summary()
-    about = {"data": data, **settings.to_dict(), "seeds": list(seeds)}
+    known = data.embedded_digits() if digits is None else digits
+    about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
     computing = partial(compute_fig6, settings=settings, digits=digits)
     return Plan("fig6", tuple(cells), computing, _conclude, about)
 
@@ -87,7 +82,7 @@ def compute_fig6(
 ) -> Rows:
     """Train the cells' policies in one `vmap`, then try all of them on their seeds' unseen tasks."""
     here = replace(settings, state=cells[0]["state"])
-    digits = read_digits(here) if digits is None else digits
+    digits = data.read_digits(here) if digits is None else digits
     seeds = [cell["seed"] for cell in cells]
     partition, tasks = _deal(here, digits, seeds)
     federation, _ = build(here, digits, partition)
@@ -115,15 +110,15 @@ def compute_fig6(
 
 def _deal(
     settings: PPOSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[Partition, list[tuple[Task, ...]]]:
+) -> tuple[data.Partition, list[tuple[Task, ...]]]:
     """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
     deals, tasks = [], {}
     for place, seed in enumerate(dict.fromkeys(seeds)):
-        deals.append(paper_split(digits, settings.clients, settings.samples, seed=seed))
+        deals.append(data.paper_split(digits, settings.clients, settings.samples, seed=seed))
         first = place * sum(settings.clients)
         own = sample_tasks(settings, deals[-1], seed)
         tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
-    return join_partitions(deals), [tasks[seed] for seed in seeds]
+    return data.join_partitions(deals), [tasks[seed] for seed in seeds]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -145,26 +140,20 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     shares = {
         name: _by_round(methods[name], clients).mean(0) for name in curves if _is_learned(name)
     }
-    table = pd.DataFrame(
-        [
-            {"method": name, "experiments": len(own)} | _landmarks(own.mean(0))
-            for name, own in curves.items()
-        ]
-    ).astype({"first round above .90": "Int64"})
+    records = []
+    for name, own in curves.items():
+        mean, above = own.mean(0), np.flatnonzero(own.mean(0) > 0.9)
+        records.append(
+            {"method": name, "experiments": len(own)}
+            | {f"round {n}": mean[n - 1] for n in (1, 5, 10, 15, 20, 50) if n <= len(mean)}
+            | {"final": mean[-1], "mean over rounds": mean.mean()}
+            | {"first round above .90": int(above[0]) + 1 if len(above) else None}
+        )
+    table = pd.DataFrame(records).astype({"first round above .90": "Int64"})
     verdicts = _verdicts(curves, len(set(rows["seed"])))
-    title, draw = "Figure 6: aggregation of federated models, unseen tasks", partial(_plot, curves)
-    found = (table, verdicts, partial(draw, shares), _notes(table, shares))
+    title = "Figure 6: aggregation of federated models, unseen tasks"
+    found = (table, verdicts, lambda: _plot(curves, shares), _notes(table, shares))
     return [FigureResult("fig6", title, *found)]
-
-
-def _landmarks(mean: np.ndarray) -> dict[str, Any]:
-    """A method's mean accuracy at some rounds, and when it comes above .90."""
-    above = np.flatnonzero(mean > 0.9)
-    return {f"round {n}": mean[n - 1] for n in (1, 5, 10, 15, 20, 50) if n <= len(mean)} | {
-        "final": mean[-1],
-        "mean over rounds": mean.mean(),
-        "first round above .90": int(above[0]) + 1 if len(above) else None,
-    }
 
 
 def _is_learned(name: str) -> bool:
@@ -226,8 +215,7 @@ def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
 
 def _plot(curves: Curves, shares: Curves) -> Figure:
     """Test accuracy by round, then each client's share under STL and under MTL."""
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    left, *right = figure.subplots(1, 3)
+    figure, (left, *right) = panels(12, 3.8, 3, grid=False)
     rounds = np.arange(1, curves["FedAvg"].shape[1] + 1)
     styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
     styles |= {name: (f"C{place}", "-") for place, name in enumerate(shares)}
@@ -252,6 +240,5 @@ def _plot(curves: Curves, shares: Curves) -> Figure:
         axes.set_ylim(0, 1.1 * top)
     for axes in (left, *right):
         axes.set_xlabel("round", fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     return figure

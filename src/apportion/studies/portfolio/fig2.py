@@ -18,18 +18,16 @@ from matplotlib.figure import Figure
 from scipy.interpolate import BSpline
 from scipy.stats import rankdata
 
+from apportion.domains.portfolio import training
 from apportion.domains.portfolio.market import Market, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    train_portfolio_runs,
-    training_market,
-    untrained_policies,
-)
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import SMALL, by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -37,8 +35,6 @@ from apportion.tasks import Task, draw_tasks, single_tasks
 from apportion.training import Chunk, Chunks
 
 EVERY = 50
-
-
 SCALES = {
     "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, **SMALL)),
     "paper": (10, PortfolioSettings.paper(method="stl")),
@@ -63,11 +59,11 @@ def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: Progress
 ) -> Rows:
     """A row for every 50 steps of every run: step, score, reward_change, gradient_norm."""
-    market = training_market(prices, s)
+    market = training.training_market(prices, s)
     runs = [cell["run"] for cell in cells]
     tasks = draw_tasks(len(prices.tickers), s.task_size, count, seed=s.seed)[runs]
     keys = jax.random.split(jax.random.key(s.seed), count)[np.asarray(runs)]
-    policies = untrained_policies(prices.channels, s, keys)
+    policies = training.untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
 
     def on_chunk(chunk: Chunk) -> None:
@@ -177,15 +173,13 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 def _plot(table: Any) -> Figure:
     """Two scatter plots, coloured by training time."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(10, 4.2, frame=True)
     for axes, column, label in (
         (left, "reward_change", "change of the episode's log growth a year"),
         (right, "gradient_norm", "largest gradient norm"),
     ):
         points = axes.scatter(table.score, table[column], c=table.step, s=5, cmap="viridis")
-        axes.set_xlabel(f"largest score in {EVERY} steps")
-        axes.set_ylabel(label)
+        axes.set(xlabel=f"largest score in {EVERY} steps", ylabel=label)
     right.set_yscale("log")
     figure.colorbar(points, ax=[left, right], label="step")
     return figure

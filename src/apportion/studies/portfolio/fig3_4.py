@@ -18,7 +18,7 @@ tasks beat 5, P-MTL beats MTL.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -32,15 +32,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
+from apportion.domains.portfolio import market as markets
 from apportion.domains.portfolio.backtest import lazy_rebalancing
 from apportion.domains.portfolio.baselines.simple import volatility_tilt
-from apportion.domains.portfolio.market import (
-    Market,
-    Walk,
-    growth_and_sharpe,
-    walk_policy,
-    walk_targets,
-)
+from apportion.domains.portfolio.market import Market, Walk, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY
 from apportion.domains.portfolio.settings import PortfolioSettings
@@ -50,14 +45,8 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import (
-    SMALL,
-    SURVIVORSHIP,
-    Experiments,
-    Runs,
-    by_cell,
-    note,
-)
+from apportion.studies.figures import panels
+from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task, single_tasks
@@ -67,6 +56,9 @@ from apportion.trees import copies, stack, take
 TILT = "volatility-tilt"
 _GAINS = ["gain", "log_gain", "sharpe_gain"]
 _COLOURS = {"stl": "0.5", "mtl": "C0", "pmtl": "C1"}
+
+Tested = dict[str, tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]]
+"""Net log growth a year and Sharpe ratio of each run on each of its tasks, by kind of task."""
 
 
 @dataclass(frozen=True)
@@ -162,96 +154,59 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
 
 def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Progress) -> Rows:
     """The rows of cells of one program: all of them trained in one vmap, tested at every checkpoint."""
-    method, count = cells[0]["method"], cells[0]["tasks"]
-    batch = _Batch.of(prices, size, cells)
-    frames = []
-    if method in (LAZY, TILT):
-        lazy = copies(lazy_rebalancing(), len(cells))
-        gains = batch.gains(lazy) if method == LAZY else batch.gains(EqualShares(), _follow_tilt)
-        frames.append(_rows(gains, len(cells), size.settings.steps, size.shown))
+    s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
+    counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
+    known = Experiments.of(prices, s, size.years, size.experiments, **counts)
+    each = size.single_tasks if method == "stl" else 1
+    runs = known.runs(cells, each)
+    if method == "stl":
+        places = known.runs(cells).experiment
+        trained = single_tasks(take(known.own.first(size.single_tasks), places).flat)
+        own = trained
     else:
+        trained = take(known.own.first(count or size.shown), runs.experiment)
+        own = trained.first(size.shown)
+    tested = {"own": own, "held-out": take(known.held_out, runs.experiment)}
 
-        def on_chunk(chunk: Chunk) -> None:
-            if chunk.step in steps:
-                named = size.shown if chunk.step == chunk.steps else size.single_tasks
-                frames.append(_rows(batch.gains(chunk.policy), len(cells), chunk.step, named))
-                what = f"{method}, {count} tasks: {len(cells)} cells, step {chunk.step}"
-                progress(what, chunk.step / chunk.steps)
+    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> Tested:
+        where = (known.testing, runs.starts, runs.days)
+        return {kind: _record(policies, *where, tasks, follow) for kind, tasks in tested.items()}
 
+    found: list[tuple[Tested, int, int]] = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        if chunk.step in steps:
+            named = size.shown if chunk.step == chunk.steps else size.single_tasks
+            found.append((test(chunk.policy), chunk.step, named))
+            what = f"{method}, {count} tasks: {len(cells)} cells, step {chunk.step}"
+            progress(what, chunk.step / chunk.steps)
+
+    if method == LAZY:
+        found.append((test(copies(lazy_rebalancing(), len(cells))), s.steps, size.shown))
+    elif method == TILT:
+        found.append((test(EqualShares(), _follow_tilt), s.steps, size.shown))
+    else:
         steps = size.tested_steps(method)
         every = int(np.gcd.reduce(steps))
-        batch.train(cells, Chunks(every, every, on_chunk))
-    yield from by_cell(cells, pd.concat(frames))
-
-
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """The runs of some cells of one program: what they learn from, and what they are tested on."""
-
-    settings: PortfolioSettings
-    experiments: Experiments
-    runs: Runs
-    trained: Task
-    tested: dict[str, Task]
-
-    @classmethod
-    def of(cls, prices: Prices, size: GridSize, cells: Sequence[Cell]) -> "_Batch":
-        s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
-        counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}
-        known = Experiments.of(prices, s, size.years, size.experiments, **counts)
-        runs = known.runs(cells, each=size.single_tasks if method == "stl" else 1)
-        if method == "stl":
-            places = known.runs(cells).experiment
-            trained = single_tasks(take(known.own.first(size.single_tasks), places).flat)
-            own = trained
-        else:
-            trained = take(known.own.first(count or size.shown), runs.experiment)
-            own = trained.first(size.shown)
-        held_out = take(known.held_out, runs.experiment)
-        return cls(s, known, runs, trained, {"own": own, "held-out": held_out})
-
-    def train(self, cells: Sequence[Cell], chunks: Chunks) -> None:
-        """Train all runs; the first parameters and the draws of a pair come from its place among all."""
-        each = len(self.runs.pair) // len(cells)
         methods = [cell["method"] for cell in cells for _ in range(each)]
-        seed = jax.random.key(self.settings.seed)
+        # The first parameters and the draws of a pair come from its place among all.
         policy_keys, run_keys = (
-            jax.random.split(jax.random.fold_in(seed, i), self.experiments.pairs)[self.runs.pair]
+            jax.random.split(jax.random.fold_in(jax.random.key(s.seed), i), known.pairs)[runs.pair]
             for i in range(2)
         )
         train_portfolio_runs(
-            self.experiments.training,
-            self.trained,
-            self.settings,
+            known.training,
+            trained,
+            s,
             policy_keys=policy_keys,
             run_keys=run_keys,
-            selection=stack([replace(self.settings, method=m).selection() for m in methods]),
-            lengths=self.runs.lengths,
-            chunks=chunks,
+            selection=stack([replace(s, method=m).selection() for m in methods]),
+            lengths=runs.lengths,
+            chunks=Chunks(every, every, on_chunk),
         )
-
-    def gains(
-        self, policies: Policy, follow: Callable[..., Walk] = walk_policy
-    ) -> dict[str, dict[str, np.ndarray]]:
-        """Each kind of task to gains over Equal CRP, runs by tasks."""
-        found = {}
-        for kind in self.tested:
-            growth, sharpe = self._test(kind, policies, follow)
-            equal, equal_sharpe = self._equal[kind]
-            gains = (100 * (np.exp(growth) - np.exp(equal)), growth - equal, sharpe - equal_sharpe)
-            found[kind] = dict(zip(_GAINS, gains, strict=True))
-        return found
-
-    @cached_property
-    def _equal(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        return {kind: self._test(kind, EqualShares(), walk_policy) for kind in self.tested}
-
-    def _test(
-        self, kind: str, policies: Policy, follow: Callable[..., Walk]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        where = (self.experiments.testing, self.runs.starts, self.runs.days, self.tested[kind])
-        growth, sharpe = _record(policies, *where, follow)
-        return np.asarray(growth), np.asarray(sharpe)
+    equal = test(EqualShares())
+    frames = [_rows(values, equal, len(cells), *where) for values, *where in found]
+    yield from by_cell(cells, pd.concat(frames))
 
 
 @eqx.filter_jit
@@ -271,7 +226,7 @@ def _record(
         here = eqx.tree_at(lambda m: m.first, market, start)
         policy = eqx.combine(arrays, rest)
         log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
-        return growth_and_sharpe(log, days)
+        return markets.growth_and_sharpe(log, days)
 
     # A few runs at a time: their windows of prices would not fit together.
     return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
@@ -281,19 +236,22 @@ def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
     """The volatility tilt of every backtest, which sees all days before each period."""
     closes = market.prices[:, task.members, 0]
     targets = volatility_tilt(closes[1:] / closes[:-1])
-    return walk_targets(targets[market.first - 1 + jnp.arange(market.horizon)], market, task)
+    days = market.first - 1 + jnp.arange(market.horizon)
+    return markets.walk_targets(targets[days], market, task)
 
 
-def _rows(
-    gains: dict[str, dict[str, np.ndarray]], cells: int, step: int, named: int
-) -> pd.DataFrame:
-    """A checkpoint's rows: the mean over tasks, and the first `named` own tasks each by itself."""
+def _rows(values: Tested, equal: Tested, cells: int, step: int, named: int) -> pd.DataFrame:
+    """A checkpoint's gains over Equal CRP: the mean over tasks, and the first `named` own tasks each."""
     frames = []
-    for kind, values in gains.items():
+    for kind in values:
+        (growth, sharpe), (base, base_sharpe) = (
+            [np.asarray(one) for one in of[kind]] for of in (values, equal)
+        )
+        gains = (100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe)
         # Single-task policies of a cell stand side by side as tasks.
         by_task = {
             name: v if len(v) == cells else v.mean(-1).reshape(cells, -1)
-            for name, v in values.items()
+            for name, v in zip(_GAINS, gains, strict=True)
         }
         means = {name: v.mean(-1) for name, v in by_task.items()}
         place = {"place": np.arange(cells), "tested": kind, "step": step}
@@ -307,25 +265,14 @@ def _rows(
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
-    held_out = rows[(rows.tested == "held-out") & (rows.task == -1)]
-    return [
-        FigureResult(
-            "fig3",
-            "Figure 3: gain over Equal CRP on instruments never trained on",
-            _summary(held_out),
-            _transfer_verdicts(held_out),
-            lambda: _plot_transfer(held_out),
-            _transfer_notes(held_out),
-        ),
-        FigureResult(
-            "fig4",
-            "Figure 4: learning curves and the fraction of tasks that gain over STL",
-            _summary(rows),
-            _learning_verdicts(rows),
-            lambda: _plot_learning(rows),
-            _learning_notes(rows),
-        ),
-    ]
+    own = rows[(rows.tested == "held-out") & (rows.task == -1)]
+    title = "Figure 3: gain over Equal CRP on instruments never trained on"
+    verdicts, draw = _transfer_verdicts(own), partial(_plot_transfer, own)
+    fig3 = FigureResult("fig3", title, _summary(own), verdicts, draw, _transfer_notes(own))
+    title = "Figure 4: learning curves and the fraction of tasks that gain over STL"
+    verdicts, draw = _learning_verdicts(rows), partial(_plot_learning, rows)
+    fig4 = FigureResult("fig4", title, _summary(rows), verdicts, draw, _learning_notes(rows))
+    return [fig3, fig4]
 
 
 def by_experiment_and_year(
@@ -372,10 +319,9 @@ def task_counts(table: pd.DataFrame) -> tuple[list[int], int]:
 
 def _above_zero(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict:
     """Whether a gap, experiments by years, is positive: it is where its whole interval is."""
-    estimate = over_rows_and_columns(gap.to_numpy())
     positive = int((gap.mean(axis=0) > 0).sum())
     full = f"{claim} ({positive} of {gap.shape[1]} years positive)"
-    return Verdict.of(full, estimate, paper=paper)
+    return Verdict.of(full, over_rows_and_columns(gap.to_numpy()), paper=paper)
 
 
 def _transferred(
@@ -421,8 +367,7 @@ def _plot_transfer(table: Any) -> Figure:
         for method in ("mtl", "pmtl")
     ]
     bars.append((LAZY, None, "lazy CRP", "C2"))
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels(11, 4.2, frame=True)
     last = int(table.year.max())
     for place, (method, tasks, _, colour) in enumerate(bars):
         gains = _transferred(table, method, tasks)
@@ -521,8 +466,16 @@ def _plot_learning(table: Any) -> Figure:
     for column, count in enumerate(counts):
         for row, protocol in enumerate(("the paper's protocol", "equal updates")):
             axes = grid[row, column]
-            for method in _COLOURS:
-                _curve(axes, same, method, count, count if row == 0 and method == "stl" else 1)
+            for method, colour in _COLOURS.items():
+                # Mean and quartiles over experiments and years, each step at so many times its number.
+                stretch = count if row == 0 and method == "stl" else 1
+                tasks = 1 if method == "stl" else count
+                rows: Any = same[(same.method == method) & (same.tasks == tasks)]
+                gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
+                mean, x = gains.mean(), stretch * np.asarray(list(gains.groups), float)
+                axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])
+                quartiles = (gains.quantile(0.25), gains.quantile(0.75))
+                axes.fill_between(x, *quartiles, color=colour, alpha=0.2)
             axes.axhline(0, color="k", linewidth=0.8)
             axes.set_title(f"{count} tasks, {protocol}", fontsize=10)
             axes.set_xlabel("updates of the multi-task policy" if row == 0 else "updates")
@@ -544,16 +497,6 @@ def _plot_learning(table: Any) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, same: Any, method: str, count: int, stretch: int) -> None:
-    """Mean and quartiles over experiments and years, each step at so many times its number."""
-    rows = same[(same.method == method) & (same.tasks == (1 if method == "stl" else count))]
-    gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
-    mean, low, high = gains.mean(), gains.quantile(0.25), gains.quantile(0.75)
-    x, colour = mean.index.to_numpy(float) * stretch, _COLOURS[method]
-    axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])
-    axes.fill_between(x, low, high, color=colour, alpha=0.2)
-
-
 def _plot_fractions(axes: Axes, table: Any, counts: list[int]) -> None:
     """For each fraction of tasks, the gain over STL that they reach at least (equal updates)."""
     pair = ["experiment", "year", "task"]
@@ -568,6 +511,5 @@ def _plot_fractions(axes: Axes, table: Any, counts: list[int]) -> None:
             axes.plot(gap, fraction, line, color=_COLOURS[method], label=label, linewidth=1)
     axes.axvline(0, color="k", linewidth=0.8)
     axes.set_title("tasks that gain at least x over STL", fontsize=10)
-    axes.set_xlabel("points a year over STL, equal updates")
-    axes.set_ylabel("fraction of tasks")
+    axes.set(xlabel="points a year over STL, equal updates", ylabel="fraction of tasks")
     axes.legend(fontsize=7)

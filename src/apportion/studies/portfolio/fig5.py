@@ -19,17 +19,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
+from apportion.domains.portfolio import training
 from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_tasks
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    draw_portfolio_tasks,
-    train_portfolio_runs,
-    training_market,
-)
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import SMALL
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -60,8 +58,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
         Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
         for p, t in product(range(policies), tasks)
     ]
-    own = {"policies": policies, "watched": watched}
-    about = {"data": prices.summary(), **own, **vars(settings)}
+    about = {"data": prices.summary(), "policies": policies, "watched": watched, **vars(settings)}
     compute = partial(_compute, prices, settings, watched)
     return Plan("fig5", tuple(cells), compute, _conclude, about)
 
@@ -80,7 +77,8 @@ def _compute(
     test = Market.of(prices, start=year, window=settings.window, costs=costs)
     universe = len(prices.tickers)
     # All of a multi-task policy's tasks, of which a single-task policy has one.
-    tasks = stack([draw_portfolio_tasks(universe, replace(settings, seed=own))[2] for own in seeds])
+    drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
+    tasks = stack([own for _, _, own in drawn])
     settings = replace(settings, method=cells[0]["method"])
     count = tasks.members.shape[1]
     epoch = settings.steps // count
@@ -107,7 +105,7 @@ def _compute(
         ]
     keys = stack(firsts)
     train_portfolio_runs(
-        training_market(prices.until(year), settings),
+        training.training_market(prices.until(year), settings),
         single_tasks(shown) if single else tasks,
         replace(settings, steps=whole),
         policy_keys=keys,
@@ -165,15 +163,12 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "instruments and tasks, and months of one year.",
         *(f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP" for name in METHODS),
     )
-    verdicts = (
-        *(verdict for name in METHODS[1:] for verdict in _verdicts(name, deviation, gain)),
-        *(_where_it_pays(table, name) for name in (METHODS[0], METHODS[2])),
-    )
     # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
     kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
     years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
+    found = (years, _verdicts(table, deviation, gain), lambda: _plot(table), notes)
     title = "Figure 5: a test year under a multi-task and a single-task policy"
-    return [FigureResult("fig5", title, years, verdicts, lambda: _plot(table), notes)]
+    return [FigureResult("fig5", title, *found)]
 
 
 def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
@@ -189,19 +184,6 @@ def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
     return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
 
 
-def _where_it_pays(table: Any, name: str) -> Verdict:
-    """Whether a policy gains more on the days it strays further, on top of what straying is worth."""
-    days = table.groupby(["method", "policy", "task"])
-    further = table.deviation - days.deviation.transform("mean")
-    spread = float(further[table.method == name].std())
-    together = table.assign(together=further * table.over_equal / (spread or 1.0))
-    moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
-    claim = (
-        f"{name} strays from equal shares where it pays (gain with one more deviation of straying)"
-    )
-    return Verdict.of(claim, over_rows_and_columns(moved))
-
-
 def mark_drawn(rows: Any) -> pd.DataFrame:
     """The rows with the task to draw marked; shares are kept for that one."""
     total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
@@ -213,25 +195,35 @@ def mark_drawn(rows: Any) -> pd.DataFrame:
 
 
 def _verdicts(
-    name: str, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
+    table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
 ) -> Iterator[Verdict]:
-    """What is claimed of a single-task policy, from values of policies by months."""
-    flat = over_rows_and_columns(deviation[name])
-    gap = over_rows_and_columns(deviation["pmtl"] - deviation[name])
-    ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
-    claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
-    yield Verdict.of(claim, flat, below=0.02)
-    claim = f"the multi-task policy strays further from equal shares than {name}"
-    yield Verdict.of(claim, gap)
-    claim = f"over all watched tasks the multi-task policy grows more than {name}"
-    yield Verdict.of(claim, ahead, paper=False)
+    """What is claimed of both single-task policies, from values of policies by months.
+
+    Then whether a policy gains more on the days it strays further, on top of what straying is worth.
+    """
+    for name in METHODS[1:]:
+        claim = f"the policy of {name} keeps nearly equal shares (mean deviation below 0.02)"
+        yield Verdict.of(claim, over_rows_and_columns(deviation[name]), below=0.02)
+        claim = f"the multi-task policy strays further from equal shares than {name}"
+        yield Verdict.of(claim, over_rows_and_columns(deviation["pmtl"] - deviation[name]))
+        claim = f"over all watched tasks the multi-task policy grows more than {name}"
+        ahead = over_rows_and_columns(gain["pmtl"] - gain[name])
+        yield Verdict.of(claim, ahead, paper=False)
+    days = table.groupby(["method", "policy", "task"])
+    further = table.deviation - days.deviation.transform("mean")
+    for name in (METHODS[0], METHODS[2]):
+        spread = float(further[table.method == name].std())
+        together = table.assign(together=further * table.over_equal / (spread or 1.0))
+        moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
+        claim = f"{name} strays from equal shares where it pays"
+        claim += " (gain with one more deviation of straying)"
+        yield Verdict.of(claim, over_rows_and_columns(moved))
 
 
 def _plot(table: Any) -> Figure:
     """Gain over Equal CRP, then the allocations of both policies."""
     rows = table[table.drawn]
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    axes = figure.subplots(1, 3)
+    figure, axes = panels(14, 4.2, 3, frame=True)
     for name, colour in zip(METHODS, ("C1", "0.7", "0.4"), strict=True):
         one = rows[rows.method == name]
         gain = 100 * np.expm1(one.over_equal.cumsum())
@@ -240,15 +232,13 @@ def _plot(table: Any) -> Figure:
     axes[0].set_ylabel("% over Equal CRP, net")
     axes[0].legend(fontsize=8)
     shares = [c for c in rows.columns if c.startswith("share ")]
-    for place, name in ((1, METHODS[0]), (2, METHODS[2])):
+    labels = [c.removeprefix("share ") for c in shares]
+    for axis, name in zip(axes[1:], (METHODS[0], METHODS[2]), strict=True):
         one = rows[rows.method == name]
-        labels = [c.removeprefix("share ") for c in shares]
-        axes[place].stackplot(
-            pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels
-        )
-        axes[place].set_title(f"allocations, {name}", fontsize=10)
-        axes[place].set_ylim(0, 1)
+        axis.stackplot(pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels)
+        axis.set_title(f"allocations, {name}", fontsize=10)
+        axis.set_ylim(0, 1)
     axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
-    for each in axes:
-        each.tick_params(axis="x", rotation=40)
+    for axis in axes:
+        axis.tick_params(axis="x", rotation=40)
     return figure

@@ -42,6 +42,7 @@ from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import by_cell
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -105,6 +106,7 @@ RULES = (
     Rule("realised gain, alpha 1, beta 1", "realised-gain", 1.0, 1.0),
     Rule("realised gain, alpha 1, beta 0 to 1", "realised-gain", 1.0, None),
 )
+_BY_NAME = {rule.name: rule for rule in RULES}
 TRIED = tuple(rule for rule in RULES if rule.beta is not None)
 """The rules that are tried on tasks that conflict."""
 
@@ -218,12 +220,11 @@ def _compute(
 
 
 def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -> pd.DataFrame:
-    by_name = {rule.name: rule for rule in RULES}
-    program = by_name[cells[0]["rule"]].program
-    rules = [rule for rule in RULES if rule.program == program]
+    own = [_BY_NAME[cell["rule"]] for cell in cells]
+    rules = [rule for rule in RULES if rule.program == own[0].program]
     places: list[tuple[str, int]] = list(product(CASES, seeds))
-    s = replace(settings, scorer=rules[0].scorer)
-    rule = np.asarray([rules.index(by_name[cell["rule"]]) for cell in cells])
+    s = replace(settings, scorer=own[0].scorer)
+    rule = np.asarray([rules.index(one) for one in own])
     world = np.asarray([places.index((cell["case"], cell["seed"])) for cell in cells])
     made = {int(n): informative_world(*places[int(n)], s) for n in np.unique(world)}
     # A world's first parameters are the same for all rules, its draws are each rule's own.
@@ -234,14 +235,13 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
-        selection=_selection([rules[number] for number in rule], s),
+        selection=_selection(own, s),
     )
     return pd.DataFrame({"place": np.arange(len(cells)), "growth": growth["informative"]})
 
 
 def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame:
-    by_name = {rule.name: rule for rule in TRIED}
-    rules = [by_name[cell["rule"]] for cell in cells]
+    rules = [_BY_NAME[cell["rule"]] for cell in cells]
     s = replace(settings, scorer=rules[0].scorer)
     made = {seed: conflicting_world(seed, s) for seed in {cell["seed"] for cell in cells}}
     # The first parameters of a market are the same for all rules, the draws are each rule's own.
@@ -332,15 +332,10 @@ def conclude_prioritisation(rows: Any) -> FigureResult:
     """Each rule against uniform MTL, case by case."""
     table = rows[["case", "rule", "seed", "growth"]].reset_index(drop=True)
     gaps = over_uniform(table)
-    paper = {rule.name: rule.paper for rule in RULES}
-    verdicts = [
-        Verdict.of(
-            f"{rule} beats uniform MTL with {case}",
-            mean_over(own.gap.to_numpy()),
-            paper=paper[str(rule)],
-        )
-        for (case, rule), own in gaps.groupby(["case", "rule"], sort=False)
-    ]
+    verdicts = []
+    for (case, rule), own in gaps.groupby(["case", "rule"], sort=False):
+        gain, paper = mean_over(own.gap.to_numpy()), _BY_NAME[str(rule)].paper
+        verdicts.append(Verdict.of(f"{rule} beats uniform MTL with {case}", gain, paper=paper))
     notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
@@ -363,9 +358,8 @@ def over_uniform(table: Any) -> pd.DataFrame:
 def _plot_gaps(gaps: Any) -> Figure:
     """One panel a case: the rules' gaps with intervals over seeds."""
     cases, rules = list(dict.fromkeys(gaps.case)), list(dict.fromkeys(gaps.rule))
-    figure = Figure(figsize=(4 * len(cases) + 3, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
-    for axes, case in zip(panels, cases, strict=True):
+    figure, each = panels(4 * len(cases) + 3, 3.6, len(cases), frame=True, sharey=True)
+    for axes, case in zip(each, cases, strict=True):
         for place, rule in enumerate(rules):
             values = gaps[(gaps.case == case) & (gaps.rule == rule)].gap.to_numpy()
             e = mean_over(values)
@@ -375,8 +369,8 @@ def _plot_gaps(gaps: Any) -> Figure:
         axes.axvline(0, color="k", linewidth=0.8)
         axes.set_title(f"{case} informative" if "others" not in case else case, fontsize=10)
         axes.set_xlabel("log growth a year over uniform MTL")
-    panels[0].set_yticks(range(len(rules)), rules)
-    panels[0].invert_yaxis()
+    each[0].set_yticks(range(len(rules)), rules)
+    each[0].invert_yaxis()
     return figure
 
 
@@ -417,17 +411,16 @@ def _by_seed(table: Any, **where: Any) -> np.ndarray:
 
 def _plot_camps(growths: dict[str, dict[str, np.ndarray]]) -> Figure:
     """Growth of every run in each camp, by rule."""
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(CAMPS), sharey=True)
-    for axes, (camp, (count, _)) in zip(panels, CAMPS.items(), strict=True):
+    figure, each = panels(11, 3.8, len(CAMPS), frame=True, sharey=True)
+    for axes, (camp, (count, _)) in zip(each, CAMPS.items(), strict=True):
         for place, own in enumerate(growths.values()):
             axes.plot(own[camp], np.full(len(own[camp]), place), ".", color="0.6")
             axes.plot(own[camp].mean(), place, "o", color="C0")
         axes.axvline(0, color="k", linewidth=0.8)
         axes.set_xlabel("log growth a year over Equal CRP")
         axes.set_title(f"{camp}: {count} of 32 tasks (grey: each run)", fontsize=10)
-    panels[0].set_yticks(range(len(growths)), list(growths))
-    panels[0].invert_yaxis()
+    each[0].set_yticks(range(len(growths)), list(growths))
+    each[0].invert_yaxis()
     return figure
 
 
@@ -455,14 +448,13 @@ def conclude_acting(rows: Any) -> FigureResult:
 
 def _plot_acting(growths: dict[float, list[np.ndarray]]) -> Figure:
     """A line for each market: its growth by n_e, at each cost."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(COSTS), sharey=True)
-    for axes, (cost, own) in zip(panels, growths.items(), strict=True):
+    figure, each = panels(9, 3.8, len(COSTS), frame=True, sharey=True)
+    for axes, (cost, own) in zip(each, growths.items(), strict=True):
         axes.plot(range(len(ACTED)), np.stack(own), color="0.7", linewidth=0.8, marker=".")
         axes.plot(range(len(ACTED)), np.mean(own, axis=1), "o-", color="C0")
         axes.axhline(0, color="k", linewidth=0.8)
         axes.set_xticks(range(len(ACTED)), [str(acted) for acted in ACTED])
         axes.set_xlabel("periods acted after each update")
         axes.set_title(f"cost {1e4 * cost:g} basis points (grey: each market)", fontsize=10)
-    panels[0].set_ylabel("log growth a year over Equal CRP")
+    each[0].set_ylabel("log growth a year over Equal CRP")
     return figure

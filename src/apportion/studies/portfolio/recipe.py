@@ -27,13 +27,8 @@ from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_varian
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
-from apportion.studies.portfolio.experiments import (
-    SMALL,
-    SURVIVORSHIP,
-    Experiments,
-    by_cell,
-    note,
-)
+from apportion.studies.figures import panels
+from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.training import Chunk, Chunks
@@ -175,17 +170,10 @@ def chosen(table: Any) -> pd.DataFrame:
 def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from its rows."""
     by_strategy = strategies(table)
-    verdicts, notes, summary = [], [], []
-    for kind in ("own", "held-out"):
-        verdicts += _verdicts(by_strategy, kind)
-        notes += [
-            note(
-                f"{name}, {kind} tasks, over Equal CRP",
-                _pivot(by_strategy[name], kind),
-                "log points a year",
-            )
-            for name in (SEED, TEAM, PAPER_SEED, PAPER_TEAM)
-        ]
+    notes, summary = [], []
+    for kind, name in product(("own", "held-out"), (SEED, TEAM, PAPER_SEED, PAPER_TEAM)):
+        gains = _pivot(by_strategy[name], kind)
+        notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains, "log points a year"))
     variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
     notes += [
         f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
@@ -200,6 +188,7 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
             row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
         summary.append(row)
     title = "The practical policy: walk-forward over years, net of costs"
+    verdicts = [v for kind in ("own", "held-out") for v in _verdicts(by_strategy, kind)]
     found = (pd.DataFrame(summary), verdicts, lambda: _plot(by_strategy), notes)
     return [FigureResult("recipe", title, *found)]
 
@@ -248,10 +237,10 @@ def _pivot(rows: Any, kind: str, column: str = "log_gain") -> pd.DataFrame:
 
 def _plot(compared: dict[str, Any]) -> Figure:
     """Each strategy's gain over Equal CRP with its interval, in log points and in Sharpe ratio."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, column, label in zip(
-        panels, ("log_gain", "sharpe_gain"), ("log points a year", "Sharpe ratio"), strict=True
+    figure, (left, right) = panels(11, 4.5, frame=True, sharey=True)
+    for axes, column, label in (
+        (left, "log_gain", "log points a year"),
+        (right, "sharpe_gain", "Sharpe ratio"),
     ):
         for kind, colour, shift in (("own", "C0", -0.12), ("held-out", "C1", 0.12)):
             for place, rows in enumerate(compared.values()):
@@ -263,7 +252,7 @@ def _plot(compared: dict[str, Any]) -> Figure:
         axes.axvline(0, color="k", linewidth=0.8)
         axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel(f"{label} over daily Equal CRP, net")
-    panels[0].set_yticks(range(len(compared)), list(compared))
-    panels[0].invert_yaxis()
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+    left.set_yticks(range(len(compared)), list(compared))
+    left.invert_yaxis()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure

@@ -15,6 +15,7 @@ row is a family.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -31,24 +32,9 @@ from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, never_broken, one_by_one
-from apportion.theory.bound import (
-    LearningConstants,
-    LearningError,
-    Terms,
-    TransferConstants,
-    error_bound,
-    learning_error,
-)
+from apportion.theory import bound as theorems
+from apportion.theory import lspi
 from apportion.theory.distance import concentrability, distance_by_enumeration
-from apportion.theory.lspi import (
-    PathResult,
-    independent_draws,
-    limit,
-    lspi_from_moves,
-    lspi_paths,
-    one_path,
-    separate_paths,
-)
 from apportion.theory.mdp import MDP, norm, random_family
 
 FAMILIES = {
@@ -61,10 +47,10 @@ SPREADS = (0.0, 0.05, 0.1, 0.2, 0.4)
 THREE_SPREADS = (0.0, 0.1, 0.4)
 DIMENSIONS = (2, 3, 4, 6)
 SAMPLINGS = {
-    "one path": one_path,
-    "a path of each task": separate_paths,
-    "independent draws": independent_draws,
-    "no noise": limit,
+    "one path": lspi.one_path,
+    "a path of each task": lspi.separate_paths,
+    "independent draws": lspi.independent_draws,
+    "no noise": lspi.limit,
 }
 _PARTS = {"error": "estimation", "propagation": "propagation", "distance": "task_distance"}
 _PARTS |= {"total": "total"}
@@ -85,7 +71,7 @@ def bound(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         )
         for sampling, dimension in product(SAMPLINGS, DIMENSIONS)
     ]
-    compute = one_by_one(_measure, families=families, seed=seed)
+    compute = partial(one_by_one, partial(_measure, families=families, seed=seed))
     settings = {name: {"families": number, "samples": SAMPLES} for name, number in families.items()}
     return Plan("bound", tuple(cells), compute, _conclude, settings | {"seed": seed})
 
@@ -120,8 +106,8 @@ def draw_family(spread: float, runs: int | None = None, seed: int = 0) -> MDP:
 
 
 def _held_against_theorems(
-    family: MDP, learned: PathResult
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Terms, Terms]:
+    family: MDP, learned: lspi.PathResult
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, theorems.Terms, theorems.Terms]:
     """Of LSPI on the average MDP: e = max_k ||e_k||_mu, (runs, 1), what each task loses by it, the
     tasks' eps over all policies, and what Theorems 1 and 1' allow.
     """
@@ -134,8 +120,9 @@ def _held_against_theorems(
         for mdp in (family, alone)
     )
     distance = distance_by_enumeration(family, alone, _UNIFORM)
-    constants = TransferConstants(GAMMA, alone.reward_bound, own.first, trained.second, distance)
-    given = LearningError(0.0, error)
+    known = (own.first, trained.second, distance)
+    constants = theorems.TransferConstants(GAMMA, alone.reward_bound, *known)
+    given = theorems.LearningError(0.0, error)
     plain = constants.theorem_1(given, ITERATIONS)
     return error, loss, distance, plain, constants.theorem_1_prime(given, ITERATIONS)
 
@@ -145,7 +132,8 @@ def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     family = draw_family(spread, runs, seed)
     average = family.average()
     sizes, key = {"length": SAMPLES * TASKS, "iterations": ITERATIONS}, jax.random.key(seed)
-    learned = lspi_paths(average.kernel, average.reward, np.eye(STATES), GAMMA, **sizes, key=key)
+    features = np.eye(STATES)
+    learned = lspi.lspi_paths(average.kernel, average.reward, features, GAMMA, **sizes, key=key)
     error, loss, distance, plain, prime = _held_against_theorems(family, learned)
     columns = {
         "spread": spread,
@@ -158,10 +146,9 @@ def measure_tasks(spread: float, runs: int, seed: int) -> pd.DataFrame:
     }
     for name, terms in (("theorem_1", plain), ("theorem_1_prime", prime)):
         columns |= {f"{name}_{part}": getattr(terms, term) for part, term in _PARTS.items()}
-    spread_out = {
-        name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()
-    }
-    return pd.DataFrame(spread_out)
+    return pd.DataFrame(
+        {name: np.broadcast_to(value, (runs, TASKS)).ravel() for name, value in columns.items()}
+    )
 
 
 def _conclude_bound(rows: Any, seed: int) -> FigureResult:
@@ -169,7 +156,7 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
     ends = [f"{name}_{part}" for name in ("theorem_1", "theorem_1_prime") for part in _PARTS]
     columns = ["spread", "run", "task", "epsilon", "e", "measured", "trivial", *ends]
     table = rows[columns].astype({"task": int})
-    vacuous = error_bound(draw_family(0.1, seed=seed), samples=1e6, iterations=ITERATIONS)
+    vacuous = theorems.error_bound(draw_family(0.1, seed=seed), samples=1e6, iterations=ITERATIONS)
     families = len(table[["spread", "run"]].drop_duplicates())
     notes = (
         f"Measured suboptimality is at most {(table.measured / table.theorem_1_prime_total).max():.3f} "
@@ -184,14 +171,9 @@ def _conclude_bound(rows: Any, seed: int) -> FigureResult:
         f"{vacuous.samples_needed:.1e} samples on such a family: the full bound is infinite at any "
         "practical N.",
     )
-    return FigureResult(
-        "bound",
-        "Theorem 1 against the truth: LSPI on the average MDP of random families",
-        table.round(6),
-        _bound_verdicts(table),
-        lambda: _plot_bound(table),
-        notes,
-    )
+    title = "Theorem 1 against the truth: LSPI on the average MDP of random families"
+    found = (table.round(6), _bound_verdicts(table), lambda: _plot_bound(table), notes)
+    return FigureResult("bound", title, *found)
 
 
 def _bound_verdicts(table: Any) -> Iterator[Verdict]:
@@ -280,13 +262,13 @@ def measure_features(
     family = draw_family(spread, runs, seed)
     features = cosines(dimension)
     sizes, rng = {"samples": SAMPLES, "iterations": ITERATIONS}, np.random.default_rng(seed)
-    learned = lspi_from_moves(family, features, SAMPLINGS[sampling], **sizes, rng=rng)
+    learned = lspi.lspi_from_moves(family, features, SAMPLINGS[sampling], **sizes, rng=rng)
     error, loss, _, plain, prime = _held_against_theorems(family, learned)
     bounds: Any = np.nan
     if sampling == "no noise":
         # The approximation term of the bound on e, family by family: what is left of it without noise.
-        known = (LearningConstants.of(mdp, features, _UNIFORM) for mdp in family.average())
-        bounds = [learning_error(one, 1e6, ITERATIONS, 0.1).approximation for one in known]
+        known = (theorems.LearningConstants.of(mdp, features, _UNIFORM) for mdp in family.average())
+        bounds = [theorems.learning_error(one, 1e6, ITERATIONS, 0.1).approximation for one in known]
     return pd.DataFrame(
         {
             "sampling": sampling,
@@ -325,13 +307,10 @@ def _conclude_approximation(rows: Any) -> FigureResult:
         f"Distance .4, all features: e is {_errors(rows, 'a path of each task', 6, 0.4).mean():.4f} on a "
         f"path of each task and {_errors(rows, 'one path', 6, 0.4).mean():.4f} on one path.",
     )
+    title = "Theorem 1 with few features, on paths and on independent draws"
+    table, verdicts = table.reset_index().round(6), _approximation_verdicts(rows)
     return FigureResult(
-        "approximation",
-        "Theorem 1 with few features, on paths and on independent draws",
-        table.reset_index().round(6),
-        _approximation_verdicts(rows),
-        lambda: _plot_approximation(rows),
-        notes,
+        "approximation", title, table, verdicts, lambda: _plot_approximation(rows), notes
     )
 
 

@@ -1,7 +1,6 @@
 """What the studies of the theory share: cells one by one, slopes, and whether a bound was broken."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,10 @@ from apportion.studies.engine import Cell, Progress, Rows
 from apportion.studies.study import Verdict
 
 
-def one_by_one(measure: Callable[..., pd.DataFrame], **options: Any):
-    """How a plan computes cells by themselves: `measure` is given a cell's values and the options."""
-    return partial(_one_by_one, measure=partial(measure, **options))
-
-
-def _one_by_one(
-    cells: Sequence[Cell], progress: Progress, measure: Callable[..., pd.DataFrame]
+def one_by_one(
+    measure: Callable[..., pd.DataFrame], cells: Sequence[Cell], progress: Progress
 ) -> Rows:
+    """Each cell's rows are what `measure` makes of its values; a plan's `compute` by `partial`."""
     for done, cell in enumerate(cells):
         progress(cell.name, done / len(cells))
         yield cell, measure(**cell.values)

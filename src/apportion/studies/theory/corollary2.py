@@ -21,16 +21,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.domains.synthetic import (
-    Examples,
-    draw_examples,
-    entropic_allocation,
-    lspi_simplex,
-    reward,
-    separate_basis,
-    simplex_greedy,
-    tied_basis,
-)
+from apportion.domains import synthetic
+from apportion.domains.synthetic import Examples, reward
 from apportion.statistics import Estimate, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import ends_of, panels
@@ -55,10 +47,9 @@ _MULTIPLES = (0.5, 1, 2, 4)
 
 def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """Orderings and subsets of every number of entities."""
-    runs = RUNS[scale]
     cells = Cell.each("entities", "entities", ENTITIES[scale])
-    compute = one_by_one(_measure, runs=runs, seed=seed)
-    return Plan("corollary2", cells, compute, _conclude, {"runs": runs})
+    compute = partial(one_by_one, partial(_measure, runs=RUNS[scale], seed=seed))
+    return Plan("corollary2", cells, compute, _conclude, {"runs": RUNS[scale]})
 
 
 def sizes_of(m: int) -> tuple[int, ...]:
@@ -67,10 +58,24 @@ def sizes_of(m: int) -> tuple[int, ...]:
 
 
 @in_float64
-def _subset_regrets(m: int, runs: int, key_data):
-    """Regret of the tied model, runs by arms: overlapping tasks, then independent ones."""
-    fresh, best = _fresh(m)
-    basis = jnp.asarray(tied_basis(m))
+def _regrets_of(m: int, runs: int, key_data):
+    """Regret on fresh states, runs by arms, in the order of `_arms`.
+
+    The tied model learns from overlapping tasks, from independent ones and from 20 real examples; then
+    separate parameters learn from more and more real ones.
+    """
+    fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
+    betas = jnp.full(m, _BETA)
+    shares = jax.vmap(synthetic.entropic_allocation, (0, None))(fresh, betas)
+    best = reward(fresh, shares, betas)
+    tied, separate = (
+        jnp.asarray(basis(m)) for basis in (synthetic.tied_basis, synthetic.separate_basis)
+    )
+
+    def regret(examples, basis):
+        theta = synthetic.lspi_simplex(examples, basis, _GAMMA, ridge=_RIDGE)
+        chosen = jax.vmap(synthetic.simplex_greedy, (None, 0))(theta, fresh)
+        return (best - reward(fresh, chosen, betas)).mean()
 
     def one(key):
         keys = jax.random.split(key, 3)
@@ -78,39 +83,20 @@ def _subset_regrets(m: int, runs: int, key_data):
         order = jax.random.uniform(keys[1], (OVERLAPPING[-1], RATIO * m))
         drawn = jnp.argsort(order, -1)[:, :m]
         alone = jnp.arange(INDEPENDENT[-1] * m).reshape(-1, m)
-        tasks = [(record, drawn[:number]) for number in OVERLAPPING]
-        tasks += [(others, alone[:number]) for number in INDEPENDENT]
-        learned = [lspi_simplex(examples_of(*pair), basis, _GAMMA, ridge=_RIDGE) for pair in tasks]
-        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
+        real = synthetic.draw_examples((sizes_of(m)[-1],), betas, noise=_NOISE, key=key)
+        found = [regret(examples_of(record, drawn[:number]), tied) for number in OVERLAPPING]
+        found += [regret(examples_of(others, alone[:number]), tied) for number in INDEPENDENT]
+        found += [regret(real[:REAL], tied)]
+        return jnp.stack(found + [regret(real[:number], separate) for number in sizes_of(m)])
 
     return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
 
 
-@in_float64
-def _ordering_regrets(m: int, runs: int, key_data):
-    """Regret of the tied model on 20 real examples, then of separate parameters on more and more."""
-    fresh, best = _fresh(m)
-    betas, sizes = jnp.full(m, _BETA), sizes_of(m)
-
-    def one(key):
-        real = draw_examples((sizes[-1],), betas, noise=_NOISE, key=key)
-        learned = [lspi_simplex(real[:REAL], jnp.asarray(tied_basis(m)), _GAMMA, ridge=_RIDGE)]
-        separate = jnp.asarray(separate_basis(m))
-        learned += [lspi_simplex(real[:number], separate, _GAMMA, ridge=_RIDGE) for number in sizes]
-        return jnp.stack([_regret(theta, fresh, best) for theta in learned])
-
-    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
-
-
-def _fresh(m: int):
-    fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
-    betas = jnp.full(m, _BETA)
-    return fresh, reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas)
-
-
-def _regret(theta, fresh, best):
-    chosen = jax.vmap(simplex_greedy, (None, 0))(theta, fresh)
-    return (best - reward(fresh, chosen, jnp.full(fresh.shape[1], _BETA))).mean()
+def _arms(m: int) -> list[tuple[str, int]]:
+    """Every arm with its number of tasks or examples."""
+    numbers = {"overlapping": OVERLAPPING, "independent": INDEPENDENT, "tied": (REAL,)}
+    numbers["real"] = sizes_of(m)
+    return [(arm, number) for arm, own in numbers.items() for number in own]
 
 
 def draw_record(universe: int, key):
@@ -136,21 +122,14 @@ def examples_of(record, tasks) -> Examples:
 def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     """The regret of every run, arm and number."""
     key_data = jax.random.key_data(jax.random.key(seed))
-    columns = [
-        *(("overlapping", number) for number in OVERLAPPING),
-        *(("independent", number) for number in INDEPENDENT),
-        ("tied", REAL),
-        *(("real", number) for number in sizes_of(entities)),
-    ]
-    both = [f(entities, runs, key_data) for f in (_subset_regrets, _ordering_regrets)]
-    arms, numbers = zip(*columns, strict=True)
+    arms, numbers = zip(*_arms(entities), strict=True)
     return pd.DataFrame(
         {
             "entities": entities,
             "arm": np.repeat(arms, runs),
             "number": np.repeat(numbers, runs),
-            "run": np.tile(np.arange(runs), len(columns)),
-            "regret": np.concatenate(both, 1).T.ravel(),
+            "run": np.tile(np.arange(runs), len(arms)),
+            "regret": _regrets_of(entities, runs, key_data).T.ravel(),
         }
     )
 
@@ -158,7 +137,8 @@ def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
     records, notes = [], []
-    for m in entities_in(rows):
+    known = sorted(int(m) for m in rows.entities.unique())
+    for m in known:
         for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
             mean = mean_over(part.regret.to_numpy())
             ends = (mean.value, mean.low, mean.high)
@@ -183,7 +163,8 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
     table = pd.DataFrame(records, columns=columns)
     title = "Corollary 2: what all orderings and all subsets of the entities are worth"
-    return [FigureResult("corollary2", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
+    found = (table, _verdicts(rows, known), lambda: _plot(rows, known), notes)
+    return [FigureResult("corollary2", title, *found)]
 
 
 def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
@@ -216,25 +197,17 @@ def of_all(rows: Any, m: int) -> Estimate:
     return of_means(_beside_independent(rows, m), partial(log_effective, drawn=OVERLAPPING[-1]))
 
 
-def entities_in(rows: Any) -> list[int]:
-    """The m that were computed."""
-    return sorted(int(m) for m in rows.entities.unique())
-
-
 def worth(rows: Any, m: int) -> Estimate:
     """The log of how many times their number 20 examples in all orderings are worth."""
     sizes = sizes_of(m)
     curve = [_regrets(rows, m, "real", number) for number in sizes]
     values = np.stack([_regrets(rows, m, "tied", REAL), *curve], -1)
-
-    def ratio(means):
-        return np.log(equivalent_samples(means[..., 1:], means[..., 0], sizes) / REAL)
-
-    return of_means(values, ratio)
+    return of_means(
+        values, lambda c: np.log(equivalent_samples(c[..., 1:], c[..., 0], sizes) / REAL)
+    )
 
 
-def _verdicts(rows: Any) -> Iterator[Verdict]:
-    known = entities_in(rows)
+def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
     values = np.stack([_beside_independent(rows, m) for m in known], 1)
     x = np.asarray(known, float) - np.mean(known)
 
@@ -264,10 +237,9 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
 
 
-def _plot(rows: Any) -> Figure:
+def _plot(rows: Any, known: list[int]) -> Figure:
     """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
     figure, (left, right) = panels(13, 4.6)
-    known = entities_in(rows)
     for m, shade in zip(known, ("#fdae6b", "#6baed6", "#2171b5", "#08306b"), strict=False):
         for arm, numbers, style in (
             ("independent", INDEPENDENT, "o--"),

@@ -13,6 +13,7 @@ upper bounds: each is tried as a bound, and as a rate. A cell is a distance; a r
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +28,7 @@ from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import error_bars, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.studies.theory.common import by_run, log_slope, never_broken, one_by_one
+from apportion.studies.theory.common import log_slope, means_by, never_broken, one_by_one
 from apportion.theory.distance import concentrability, distance_by_enumeration
 from apportion.theory.lspi import lspi_finite
 from apportion.theory.mdp import MDP, norm, random_family
@@ -54,8 +55,8 @@ DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
 _UNIFORM = np.full(FEW_STATES, 1 / FEW_STATES)
 _SHADES = ("#08519c", "#6baed6", "#fdae6b", "#e6550d", "#a63603")
 
-Grid = Float[np.ndarray, "spreads sizes runs"]
-Curves = Float[np.ndarray, "runs tasks"]
+Grids = dict[str, Float[np.ndarray, "spreads sizes runs"]]
+Curves = dict[str, Float[np.ndarray, "spreads runs tasks"]]
 
 
 def crossover(*, scale: Scale = "quick", seed: int = 0) -> Plan:
@@ -71,7 +72,7 @@ def crossover(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         "crossover": {"families": families["crossover"]},
         "corollary1": {"families": families["corollary1"], "samples": SAMPLES},
     }
-    compute = one_by_one(_measure, families=families, seed=seed)
+    compute = partial(one_by_one, partial(_measure, families=families, seed=seed))
     return Plan("crossover", cells, compute, _conclude, settings)
 
 
@@ -103,20 +104,20 @@ def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     for size in SIZES:
         more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
         counts, drawn = more if counts is None else counts + more, size
-        pool = counts.pooled()
         single, multi = (
             lspi_finite(own.visits, own.moves, own.rewards, _features(STATES), GAMMA)
-            for own in (counts, pool)
+            for own in (counts, counts.pooled())
         )
         columns = {
+            "spread": spread,
+            "samples": size,
+            "run": np.arange(runs),
             "single": family.suboptimality(single.policy).mean((-1, -2)),
             "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
             "error": np.sqrt(((multi.action_values - best) ** 2).mean((-1, -2))),
             "average": average.suboptimality(multi.policy).mean(-1),
         }
-        frames.append(
-            pd.DataFrame({"spread": spread, "samples": size, "run": np.arange(runs), **columns})
-        )
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True).assign(predicted=predicted_crossover(family))
 
 
@@ -170,17 +171,14 @@ def _conclude_crossover(rows: Any) -> FigureResult:
     predicted = rows.groupby("spread").predicted.first().to_numpy()
     lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
     means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
-    return FigureResult(
-        "crossover",
-        "When to pool: multi-task against single-task LSPI",
-        means.assign(families=rows.run.nunique()).merge(lines, on="spread"),
-        _crossover_verdicts(grids, lines),
-        lambda: _plot_crossover(grids, lines),
-        _crossover_notes(grids, lines),
-    )
+    table = means.assign(families=rows.run.nunique()).merge(lines, on="spread")
+    title = "When to pool: multi-task against single-task LSPI"
+    verdicts, notes = _crossover_verdicts(grids, lines), _crossover_notes(grids, lines)
+    draw = partial(_plot_crossover, grids, lines)
+    return FigureResult("crossover", title, table, verdicts, draw, notes)
 
 
-def _crossover_verdicts(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator[Verdict]:
+def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
     single, multi = grids["single"], grids["multi"]
     error, average = (
         of_means(grids[name][0].T, lambda mean: log_slope(_above_zero(mean), np.array(SIZES)))
@@ -211,7 +209,7 @@ def _crossover_verdicts(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator
     yield Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
 
 
-def _crossover_notes(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator[str]:
+def _crossover_notes(grids: Grids, lines: pd.DataFrame) -> Iterator[str]:
     small, far = SIZES.index(144), SPREADS.index(0.4)
     single, multi = grids["single"].mean(-1), grids["multi"].mean(-1)
     yield f"Equal tasks at N = 144: {multi[0, small]:.4f} pooled against {single[0, small]:.4f} alone."
@@ -225,19 +223,16 @@ def _crossover_notes(grids: dict[str, Grid], lines: pd.DataFrame) -> Iterator[st
         yield f"Distance {spread:g}: {won} (predicted crossover {predicted:,.0f})."
 
 
-def _plot_crossover(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
+def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
     """Left: mean suboptimality against N; right: who is better at every N and distance."""
-    figure = Figure(figsize=(13, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    figure, (left, right) = panels(13, 4.8, grid=False, width_ratios=(1, 1.15))
     alone = grids["single"].mean(-1)
     left.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
     left.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
     for spread, colour in zip((0.0, 0.05, 0.1, 0.2, 0.4), _SHADES, strict=True):
-        curve, label = (
-            grids["multi"][SPREADS.index(spread)].mean(-1),
-            f"pooled, distance {spread:g}",
-        )
-        left.plot(SIZES, curve, "o-", color=colour, markersize=4, label=label)
+        curve = grids["multi"][SPREADS.index(spread)].mean(-1)
+        style = {"color": colour, "markersize": 4, "label": f"pooled, distance {spread:g}"}
+        left.plot(SIZES, curve, "o-", **style)
     left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
     left.set_title("pooling starts lower and stops at its distance")
     left.legend(frameon=False, fontsize=8.5, loc="lower left")
@@ -257,7 +252,6 @@ def _plot_crossover(grids: dict[str, Grid], lines: pd.DataFrame) -> Figure:
     for axis, ticks in ((left, SIZES), (right, x)):
         axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
         axis.minorticks_off()
-        axis.spines[["top", "right"]].set_visible(False)
     bar = figure.colorbar(mesh, ax=right, ticks=[-2, -1, 0, 1, 2])
     bar.ax.set_yticklabels(["1/100", "1/10", "equal", "10x", "100x"])
     bar.set_label("suboptimality, pooled / alone")
@@ -285,15 +279,16 @@ def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
         learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(FEW_STATES), GAMMA)
         off = learned.action_values - average.backup(value)
         columns = {
+            "spread": spread,
+            "tasks": number,
+            "run": np.arange(runs),
             "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
             "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
             "error": np.sqrt((off**2).mean((-1, -2))),
             "epsilon": epsilon,
             "share": share,
         }
-        frames.append(
-            pd.DataFrame({"spread": spread, "tasks": number, "run": np.arange(runs), **columns})
-        )
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -311,66 +306,47 @@ def _distances(family: MDP, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _conclude_corollary1(rows: Any) -> FigureResult:
     """Table, verdicts and figure from every family at every T."""
+    ordered = rows.sort_values(["spread", "run", "tasks"])
     curves = {
-        name: {
-            spread: np.stack(
-                [by_run(rows, name, spread=spread, tasks=count) for count in COUNTS], 1
-            )
-            for spread in DISTANCES
-        }
+        name: ordered[name].to_numpy().reshape(len(DISTANCES), -1, len(COUNTS))
         for name in ("loss", "floor", "error", "epsilon", "share")
     }
-    records = []
-    for spread in DISTANCES:
-        for t, number in enumerate(COUNTS):
-            loss = mean_over(curves["loss"][spread][:, t])
-            rest = {
-                name: curves[name][spread][:, t].mean() for name in ("floor", "error", "epsilon")
-            }
-            ends = {"loss": loss.value, "low": loss.low, "high": loss.high}
-            records.append({"spread": spread, "tasks": number, **ends, **rest, "n": loss.n})
-    loss, floor = ({s: curves[name][s].mean(0) for s in DISTANCES} for name in ("loss", "floor"))
-    shares = np.concatenate([curves["share"][spread][:, -1] for spread in DISTANCES[1:]])
+    by, others = ["spread", "tasks"], ["floor", "error", "epsilon"]
+    table: Any = means_by(rows.astype({"tasks": int}), by, "loss", "n")
+    table = table.merge(rows.groupby(by)[others].mean().reset_index(), on=by)
+    table = table[[*by, "loss", "low", "high", *others, "n"]]
+    loss, floor, epsilon = (curves[name].mean(1) for name in ("loss", "floor", "epsilon"))
     notes = (
-        f"Equal tasks lose {loss[0.0][0]:.4f} alone and {loss[0.0][-1]:.5f} in a pool of 64: the value's "
+        f"Equal tasks lose {loss[0, 0]:.4f} alone and {loss[0, -1]:.5f} in a pool of 64: the value's "
         "error falls like 1/sqrt(T), and what the policy loses falls like its square, about 1/T.",
         "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
         "its action, which is the rarer the smaller the error is.",
         *(
-            f"Distance {s:g}: alone {loss[s][0]:.4f}, 64 pooled {loss[s][-1]:.4f}, floor "
-            f"{floor[s][-1]:.4f} at eps {curves['epsilon'][s].mean():.4f}."
-            for s in DISTANCES[1:]
+            f"Distance {DISTANCES[s]:g}: alone {loss[s, 0]:.4f}, 64 pooled {loss[s, -1]:.4f}, floor "
+            f"{floor[s, -1]:.4f} at eps {epsilon[s].mean():.4f}."
+            for s in range(1, len(DISTANCES))
         ),
-        f"A task's floor is at most {shares.max():.2f} of its eps term in Theorem 1'.",
+        f"A task's floor is at most {curves['share'][1:, :, -1].max():.2f} of its eps term in Theorem 1'.",
     )
     # The same families at several distances are one unit.
     claim = (
         "the floor exceeds the eps term of Theorem 1' on a task of no family (share of families)"
     )
     inside = never_broken(rows, "share", claim, by=["run"])
-    return FigureResult(
-        "corollary1",
-        "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets",
-        pd.DataFrame(records).round(9),
-        (*_corollary1_verdicts(curves), inside),
-        lambda: _plot_corollary1(curves),
-        notes,
-    )
+    verdicts, draw = (*_corollary1_verdicts(curves), inside), partial(_plot_corollary1, curves)
+    title = "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets"
+    return FigureResult("corollary1", title, table.round(9), verdicts, draw, notes)
 
 
-def _floors(curves: dict[str, dict[float, Curves]]) -> Float[np.ndarray, "runs two spreads"]:
+def _floors(curves: Curves) -> Float[np.ndarray, "runs two spreads"]:
     """The floor and eps of all 64 tasks, in the families of every distance above 0."""
-    found = (
-        np.stack([curves[name][spread][:, -1] for spread in DISTANCES[1:]], -1)
-        for name in ("floor", "epsilon")
-    )
-    return np.stack([*found], 1)
+    return np.stack([curves[name][1:, :, -1].T for name in ("floor", "epsilon")], 1)
 
 
-def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Verdict]:
+def _corollary1_verdicts(curves: Curves) -> Iterator[Verdict]:
     late = np.asarray(COUNTS[LATE:], float)
     loss, error = (
-        of_means(curves[name][0.0][:, LATE:], lambda mean: log_slope(mean, late))
+        of_means(curves[name][0][:, LATE:], lambda mean: log_slope(mean, late))
         for name in ("loss", "error")
     )
     claim = "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])"
@@ -380,10 +356,10 @@ def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Ver
     claim = "equal tasks: and no faster, as a rate would have it (slope, T >= 8, >= -.6)"
     yield Verdict.of(claim, loss, above=-0.6, paper=False)
     claim = "equal tasks: twice the tasks always lose less (least step)"
-    steps = [compare(few, more) for few, more in pairwise(curves["loss"][0.0].T)]
+    steps = [compare(few, more) for few, more in pairwise(curves["loss"][0].T)]
     yield Verdict.of_all(claim, steps)
     slope = of_means(_floors(curves), lambda m: log_slope(m[..., 0, :], m[..., 1, :]))
-    far = np.stack([curves[name][DISTANCES[-1]][:, -1] for name in ("loss", "floor")], -1)
+    far = np.stack([curves[name][-1, :, -1] for name in ("loss", "floor")], -1)
     met = of_means(far, lambda m: np.log(m[..., 0] / m[..., 1]))
     claim = "distance .4: 64 tasks lose what the floor says, to a tenth (loss / floor)"
     tenth = math.log(1.1)
@@ -394,19 +370,19 @@ def _corollary1_verdicts(curves: dict[str, dict[float, Curves]]) -> Iterator[Ver
     yield Verdict.of(claim, slope, below=1.2, paper=False)
 
 
-def _plot_corollary1(curves: dict[str, dict[float, Curves]]) -> Figure:
+def _plot_corollary1(curves: Curves) -> Figure:
     """Left: mean suboptimality against T; right: the floor against eps."""
     figure, (left, right) = panels(13, 4.6)
-    for spread, colour in zip(DISTANCES, _SHADES, strict=True):
-        ends = [mean_over(column) for column in curves["loss"][spread].T]
+    for s, (spread, colour) in enumerate(zip(DISTANCES, _SHADES, strict=True)):
+        ends = [mean_over(column) for column in curves["loss"][s].T]
         label = f"distance {spread:g}" if spread else "equal tasks"
         left.plot(COUNTS, [e.value for e in ends], "o-", color=colour, label=label, markersize=4)
         low = [max(e.low, 1e-5) for e in ends]
         left.fill_between(COUNTS, low, [e.high for e in ends], color=colour, alpha=0.2, linewidth=0)
         if spread:
-            left.plot(COUNTS[1:], curves["floor"][spread].mean(0)[1:], ":", color=colour)
+            left.plot(COUNTS[1:], curves["floor"][s].mean(0)[1:], ":", color=colour)
     late = np.asarray(COUNTS[LATE:], float)
-    _slopes(left, late, curves["loss"][0.0][:, LATE].mean(), (-0.5, -1.0))
+    _slopes(left, late, curves["loss"][0][:, LATE].mean(), (-0.5, -1.0))
     left.set(xscale="log", yscale="log", xlabel="tasks T, 36 samples each")
     left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
     left.set_xticks(COUNTS, [str(t) for t in COUNTS])

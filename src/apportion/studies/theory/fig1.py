@@ -8,6 +8,7 @@ A cell is an eps; a row is the regret of one run, arm and N.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,17 +18,8 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from apportion.domains.synthetic import (
-    draw_examples,
-    entropic_allocation,
-    lspi_simplex,
-    permute_examples,
-    reward,
-    separate_basis,
-    simplex_greedy,
-    spaced_betas,
-    tied_basis,
-)
+from apportion.domains import synthetic
+from apportion.domains.synthetic import reward, spaced_betas
 from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
@@ -50,25 +42,26 @@ Regrets = Float[np.ndarray, "runs arms sizes"]
 def _regrets_of(betas, fresh, runs: int, key_data):
     """Mean regret on fresh states: runs, by arm (real, permuted, tied), by number of examples.
 
-    The fresh states, and each run's states, allocations and noise, are the same for every arm and
-    beta. The tied arm sees the 20 real examples at every size.
+    The fresh states, and each run's states, allocations and noise, are the same for every arm and beta.
     """
     betas, fresh = jnp.asarray(betas), jnp.asarray(fresh)
     draw_key, permute_key = jax.random.split(jax.random.wrap_key_data(key_data))
-    real = draw_examples((runs, SIZES[-1]), betas, key=draw_key)
-    permuted = permute_examples(real[:, :_REAL], SIZES[-1], key=permute_key)
+    real = synthetic.draw_examples((runs, SIZES[-1]), betas, key=draw_key)
+    permuted = synthetic.permute_examples(real[:, :_REAL], SIZES[-1], key=permute_key)
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves, 1), real, permuted)
-    best = reward(fresh, jax.vmap(entropic_allocation, (0, None))(fresh, betas), betas).mean()
+    best = reward(
+        fresh, jax.vmap(synthetic.entropic_allocation, (0, None))(fresh, betas), betas
+    ).mean()
 
     def regret(examples, basis):
-        theta = lspi_simplex(examples, jnp.asarray(basis), _GAMMA)
-        chosen = jax.vmap(simplex_greedy, (None, 0))(theta, fresh)
+        theta = synthetic.lspi_simplex(examples, jnp.asarray(basis), _GAMMA)
+        chosen = jax.vmap(synthetic.simplex_greedy, (None, 0))(theta, fresh)
         return best - reward(fresh, chosen, betas).mean()
 
     m = betas.shape[0]
-    separate = jax.vmap(jax.vmap(lambda examples: regret(examples, separate_basis(m))))
+    separate = jax.vmap(jax.vmap(lambda examples: regret(examples, synthetic.separate_basis(m))))
     curves = jnp.stack([separate(both[:, :, :n]) for n in SIZES], -1)
-    alone = jax.vmap(lambda examples: regret(examples, tied_basis(m)))(real[:, :_REAL])
+    alone = jax.vmap(lambda examples: regret(examples, synthetic.tied_basis(m)))(real[:, :_REAL])
     level = jnp.broadcast_to(alone[:, None, None], (runs, 1, len(SIZES)))
     return jnp.concatenate([curves, level], 1)
 
@@ -96,16 +89,15 @@ def ordering_distance(betas: Float[np.ndarray, " entities"]) -> float:
     above = above[above > 1e-12]
     if above.size == 0:
         return 0.0
-    shares = in_float64(entropic_allocation)(np.zeros_like(above), above)
+    shares = in_float64(synthetic.entropic_allocation)(np.zeros_like(above), above)
     return float(-(above * shares * np.log(shares)).sum())
 
 
 def fig1(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     """All three panels of Figure 1."""
-    runs = SEEDS[scale]
     cells = Cell.each("eps", "epsilon", EPSILONS)
-    compute = one_by_one(_measure, runs=runs, seed=seed)
-    return Plan("fig1", cells, compute, _conclude, {"seeds": runs, "gamma": _GAMMA})
+    compute = partial(one_by_one, partial(_measure, runs=SEEDS[scale], seed=seed))
+    return Plan("fig1", cells, compute, _conclude, {"seeds": SEEDS[scale], "gamma": _GAMMA})
 
 
 def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
