@@ -55,7 +55,7 @@ def walker(name: str):
         def period(state, n):
             seen = see(day, state, n, capacity_kw, medians)
             offered = SCHEDULERS[name](seen)
-            state, drawn = draw(day, state, n, offered)
+            state, drawn = draw(seen, offered)
             return state, (seen, offered, drawn)
 
         first = empty(day.arrival.shape[0])

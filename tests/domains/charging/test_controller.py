@@ -170,7 +170,8 @@ def _decided(garages: Garage, day, n: int, capacity, policy):
     garage = garages.at(day, jnp.arange(8))
 
     def period(state, at):
-        return draw(garage, state, at, jnp.full(8, capacity / 8))[0], None
+        seen = see(garage, state, at, capacity, PREDICTOR.medians)
+        return draw(seen, jnp.full(8, capacity / 8))[0], None
 
     state, _ = jax.lax.scan(period, empty(8), jnp.arange(n, dtype=jnp.int32))
     seen = see(garage, state, jnp.int32(n), capacity, PREDICTOR.medians)

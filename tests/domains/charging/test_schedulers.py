@@ -281,7 +281,7 @@ def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
     def limits():
         def period(state, n):
             seen = see(day, state, n, jnp.float32(6.0), MEDIANS)
-            return draw(day, state, n, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
+            return draw(seen, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
 
         return jax.lax.scan(period, empty(1), jnp.arange(6, dtype=jnp.int32))[1]
 
@@ -292,8 +292,8 @@ def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
 def served_by(day, offers, scale):
     def period(state, inputs):
         n, offer = inputs
-        state, drawn = draw(day, state, n, scale * offer)
-        return state, drawn
+        seen = see(day, state, n, feeder(1.0), MEDIANS)
+        return draw(seen, scale * offer)
 
     periods = jnp.arange(PERIODS, dtype=jnp.int32)
     return jax.lax.scan(period, empty(STATIONS), (periods, offers))[1].sum()

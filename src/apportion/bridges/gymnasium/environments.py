@@ -5,7 +5,7 @@ environment apportions: `reach` times the scores through softmax and the period'
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -296,26 +296,19 @@ def _problem_of(domain: str) -> Problem:
 
 
 def _make(
-    domain: str, *, entities: int = 5, tasks: int = 64, seed: int = 0, **options: Any
-) -> ProblemEnv:
-    """An environment over `tasks` subsets of so many entities, drawn by the seed."""
-    problem = _problem_of(domain)
-    return ProblemEnv(problem, draw_tasks(problem.universe, entities, tasks, seed=seed), **options)
-
-
-def _make_vector(
-    num_envs: int,
     domain: str,
     *,
+    num_envs: int | None = None,
     entities: int = 5,
     tasks: int = 64,
     seed: int = 0,
     **options: Any,
-) -> ProblemVectorEnv:
-    """So many of them side by side."""
+) -> ProblemEnv | ProblemVectorEnv:
+    """An environment over `tasks` subsets of entities, drawn by the seed; so many of it side by side."""
     problem = _problem_of(domain)
     subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
-    return ProblemVectorEnv(num_envs, problem, subsets, **options)
+    kind = ProblemEnv if num_envs is None else partial(ProblemVectorEnv, num_envs)
+    return kind(problem, subsets, **options)
 
 
 def register_domains() -> None:
@@ -326,6 +319,6 @@ def register_domains() -> None:
             gymnasium.register(
                 f"apportion/{name.capitalize()}-v0",
                 entry_point=f"{__name__}:_make",
-                vector_entry_point=f"{__name__}:_make_vector",
+                vector_entry_point=f"{__name__}:_make",
                 kwargs={"domain": name},
             )

@@ -450,7 +450,8 @@ def _drawn_kw(
     day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
 ) -> Float[Array, "periods entities"]:
     def period(state, n):
-        state, kwh = draw(day, state, n, schedule(see(day, state, n, capacity_kw, medians)))
+        seen = see(day, state, n, capacity_kw, medians)
+        state, kwh = draw(seen, schedule(seen))
         return state, kwh / PERIOD_HOURS
 
     start = empty(day.arrival.shape[0])
