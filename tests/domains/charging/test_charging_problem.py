@@ -15,7 +15,7 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import PERIODS
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.problem import check_problem
 from apportion.tasks import Task
@@ -96,7 +96,7 @@ def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
 def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage = random_garage(seed)
     _, rewards = walk(garage, EqualShares(), 9.0)
-    energy = simulate(stack(garage), SCHEDULERS["equal"], 9.0, MEDIANS)
+    energy = simulate_all(stack(garage), [SCHEDULERS["equal"]], 9.0, MEDIANS)[0]
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
 
 

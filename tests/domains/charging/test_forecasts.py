@@ -21,7 +21,7 @@ from apportion.domains.charging.forecasts import (
 )
 from apportion.domains.charging.garage import PERIODS, Garage
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import simulate
+from apportion.domains.charging.schedulers import simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
 from apportion.tasks import Task
@@ -227,8 +227,8 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
 
     def simulated(garage: Garage) -> np.ndarray:
         schedule = PolicySchedule(opinionated())
-        energy = simulate(garage, schedule, feeder, FITTED.medians, np.arange(30)[None])
-        return energy[0].sum((1, 2))
+        energy = simulate_all(garage, [schedule], feeder, FITTED.medians, np.arange(30)[None])
+        return energy[0, 0].sum((1, 2))
 
     trained = [
         float(walk_problem(problem, task, opinionated(), jnp.int32(day), feeder)[1].sum())

@@ -18,7 +18,6 @@ from apportion.domains.charging.schedulers import (
     SCHEDULERS,
     best_energies,
     pour,
-    simulate,
     simulate_all,
     simulate_days,
 )
@@ -51,7 +50,7 @@ def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(na
     assert (drawn >= 0).all()
     assert (drawn <= offered / 4 + 1e-5).all()
     assert (drawn[~seen.can_draw] == 0).all()
-    energy = simulate(stack(day), SCHEDULERS[name], capacity, MEDIANS)[0, 0]
+    energy = simulate_all(stack(day), [SCHEDULERS[name]], capacity, MEDIANS)[0, 0, 0]
     assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
     assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
     order = np.random.default_rng(seed).permutation(STATIONS)
@@ -181,7 +180,7 @@ def test_a_simulated_day_equals_one_walked_car_by_car(name):
     stacked = stack(*days)
     for phi in (0.08, 0.25):
         capacity = phi * STATIONS * RATE_KW
-        energy = simulate(stacked, SCHEDULERS[name], capacity, MEDIANS)[0].sum((1, 2))
+        energy = simulate_all(stacked, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0].sum((1, 2))
         expected = [plain_day(day, name, capacity) for day in days]
         assert energy == pytest.approx(expected, rel=1e-4)
 
@@ -196,7 +195,7 @@ def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
     for name, found in zip(names, both, strict=True):
         for task, capacity, energy in zip(tasks, feeders, found, strict=True):
             apart = jax.tree.map(lambda x, task=task: x[:, task], days)
-            alone = simulate(apart, SCHEDULERS[name], capacity, MEDIANS)[0]
+            alone = simulate_all(apart, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0]
             assert alone == pytest.approx(energy, abs=1e-4)
 
 
@@ -302,13 +301,13 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 def test_where_nothing_is_recalled_predictions_stand_in_and_these_are_needed():
     day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
     recalled, predicted = (
-        simulate(stack(day), SCHEDULERS[name], 5.0, MEDIANS)
+        simulate_all(stack(day), [SCHEDULERS[name]], 5.0, MEDIANS)
         for name in ("llf-recalled", "llf-predicted")
     )
     np.testing.assert_array_equal(recalled, predicted)
     day = dataclasses.replace(day, predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate(stack(day), SCHEDULERS["llf-predicted"], 5.0, MEDIANS)
+        simulate_all(stack(day), [SCHEDULERS["llf-predicted"]], 5.0, MEDIANS)
 
 
 def best_energy(arrival, departure, need, capacity):

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
@@ -129,13 +129,7 @@ def _key_from(random: np.random.Generator) -> PRNGKeyArray:
 
 
 _begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
-
-
-@eqx.filter_jit
-def _begin_all(
-    interface: Interface, keys: Key[Array, " batch"], chosen: Int[Array, ""]
-) -> tuple[_Episode, _Shown]:
-    return jax.vmap(lambda key: interface.begin(key, chosen))(keys)
+_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0, None)))
 
 
 @eqx.filter_jit

@@ -18,7 +18,15 @@ import pandas as pd
 from apportion.domains.charging.backtest import HINDSIGHT, check_facts
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
-from apportion.domains.charging.garage import NOTICEABLE_KW, TAKEN, Garage, State, StationView, see
+from apportion.domains.charging.garage import (
+    NOTICEABLE_KW,
+    PERIODS,
+    TAKEN,
+    Garage,
+    State,
+    StationView,
+    see,
+)
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import RATE_KW
@@ -208,16 +216,19 @@ class Controller:
         def periods(times: Any) -> np.ndarray:
             return wide(((times - midnight) / _PERIOD).fillna(0))
 
-        garage = self._predictor.apply(
-            Garage.live(
-                n,
-                wide(table["plugged"]),
-                arrived=periods(table["arrival"]),
-                requested_kwh=wide(table["requested_kwh"]),
-                stated_departure=periods(table["stated_departure"]),
-                stated=wide(table["stated"]),
-            )
-        )
+        plugged = wide(table["plugged"])
+        # Nobody knows what they need or when they leave. All came before this period, so that what was
+        # drawn so far is theirs.
+        cars = {
+            "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
+            "departure": np.where(plugged, PERIODS, 0).astype(np.int32),
+            "arrived": periods(table["arrival"]),
+            "need_kwh": np.zeros(width, np.float32),
+            "requested_kwh": wide(table["requested_kwh"]),
+            "stated_departure": periods(table["stated_departure"]),
+            "stated": wide(table["stated"]),
+        }
+        garage = self._predictor.apply(Garage(**{name: x[:, None] for name, x in cars.items()}))
         for forecaster in self._forecasters:
             garage = forecaster.apply(garage, np.asarray(midnight, "datetime64[D]"))
         had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))

@@ -70,29 +70,6 @@ class Garage(eqx.Module):
     to_come_kwh: Float[Numbers, "*stack periods"] | None = None
     """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
 
-    @classmethod
-    def live(
-        cls,
-        period: int,
-        plugged: Bool[np.ndarray, " entities"],
-        *,
-        arrived: Float[np.ndarray, " entities"],
-        requested_kwh: Float[np.ndarray, " entities"],
-        stated_departure: Float[np.ndarray, " entities"],
-        stated: Bool[np.ndarray, " entities"],
-    ) -> "Garage":
-        """The cars that are plugged in now, of whom nobody knows what they need or when they leave.
-
-        All came before this period, so that what was drawn so far is theirs.
-        """
-        numbers = (arrived, np.zeros(len(plugged)), requested_kwh, stated_departure)
-        return cls(
-            np.where(plugged, period - 1, 0)[:, None].astype(np.int32),
-            np.where(plugged, PERIODS, 0)[:, None].astype(np.int32),
-            *(np.asarray(values, np.float32)[:, None] for values in numbers),
-            stated=np.asarray(stated)[:, None],
-        )
-
     @property
     def there(self) -> Bool[Numbers, "*stack entities sessions"]:
         """Which sessions are not absent."""

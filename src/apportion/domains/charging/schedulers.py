@@ -3,7 +3,7 @@
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
 time of arrival to the second, and only then by the place of the station. Full cars are skipped. Days are
-simulated by `simulate`; `best_energies` is the most that could have been served.
+simulated by `simulate_all`; `best_energies` is the most that could have been served.
 """
 
 import os
@@ -305,17 +305,6 @@ def simulate_all(
         members=members,
     )
     return _over_days(program, days, members.shape[1])
-
-
-def simulate(
-    days: Garage,
-    schedule: Schedule,
-    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
-    medians: Medians,
-    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
-) -> np.ndarray:
-    """The same under one schedule, (tasks, days, entities, sessions)."""
-    return simulate_all(days, [schedule], capacity_kw, medians, members)[0]
 
 
 def best_energies(
