@@ -84,7 +84,7 @@ BAD = {
     "here,a,2019-05-02 08:00,2019-05-02 09:00,,,": 'column "delivered_kwh" is missing',
     "here,a,2019-05-02 08:00,2019-05-02 09:00,,,five": 'column "delivered_kwh" is not a number',
     "here,a,05/02/2019 8am,2019-05-02 09:00,,,5": 'column "arrival" is no time',
-    "here,a,2019-05-02 09:00,9999-12-31 09:00,,,5": 'column "departure" is not of the years 1970 to',
+    "here,a,2019-05-02 09:00,9999-12-31 09:00,,,5": 'column "departure" is not of the years 1970 to 2200',
     "here,a,,2019-05-02 09:00,,,5": 'column "arrival" is missing',
     "here,,2019-05-02 08:00,2019-05-02 09:00,,,5": 'column "station" is empty',
 }

@@ -264,8 +264,9 @@ class ProblemVectorEnv(VectorEnv):
             given = [None] * self.num_envs if seeds is None else list(seeds)
             self._random = [seeding.np_random(one)[0] for one in given]
         keys = jnp.stack([_key_from(random) for random in self._random])
-        self._episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
-        return _hand_out(self._episodes, shown)
+        episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
+        self._episodes = episodes
+        return _hand_out(episodes, shown)
 
     def step(
         self, actions: np.ndarray

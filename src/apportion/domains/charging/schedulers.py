@@ -333,14 +333,14 @@ def best_energies(
     # A row for each task and day.
     days = [np.concatenate([x[:, task] for task in tasks]) for x in (arrival, departure, need_kwh)]
     served = [
-        _solve(*(x[first : first + _TOGETHER] for x in days), capacity_kw)
+        _solve(capacity_kw, *(x[first : first + _TOGETHER] for x in days))
         for first in range(0, len(days[0]), _TOGETHER)
     ]
     return np.concatenate(served).reshape(len(tasks), len(arrival))
 
 
 def _solve(
-    arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray, capacity_kw: float
+    capacity_kw: float, arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray
 ) -> np.ndarray:
     """The most kWh of each day; the days do not touch one another."""
     there = (departure > arrival) & (need_kwh > 0)
