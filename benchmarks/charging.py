@@ -22,7 +22,7 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import Medians
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.policy import Pooled
 
@@ -44,7 +44,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     def side(schedule: Callable) -> Callable[[], float]:
         def turn() -> float:
             start = time.perf_counter()
-            simulate(garage, schedule, capacity, predictor.medians)
+            simulate_all(garage, [schedule], capacity, predictor.medians)
             return len(days) / (time.perf_counter() - start)
 
         turn()  # compiles
@@ -87,7 +87,7 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
 
         def ours() -> float:
             start = time.perf_counter()
-            simulate(garage, SCHEDULERS["llf"], capacity, medians, garages)
+            simulate_all(garage, [SCHEDULERS["llf"]], capacity, medians, garages)
             return COPIES * DAYS / (time.perf_counter() - start)
 
         def theirs() -> float:

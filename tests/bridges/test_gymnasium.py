@@ -69,20 +69,10 @@ def lottery(**options):
     return from_gymnasium(Lottery, universe=8, horizon=6, **options)
 
 
-def train_shortly(problem, tasks, *, steps=4, replay=None, chunks=None, **options):
-    policy = Pooled(2, 4, key=KEY)
-    learner = PPO(rollouts=3, epochs=2, minibatches=2)
-    return train(
-        problem,
-        tasks,
-        policy,
-        learner,
-        steps=steps,
-        replay=Replay(act_periods=0) if replay is None else replay,
-        chunks=Chunks(2) if chunks is None else chunks,
-        key=KEY,
-        **options,
-    )
+def train_shortly(problem, tasks, **options):
+    policy, learner = Pooled(2, 4, key=KEY), PPO(rollouts=3, epochs=2, minibatches=2)
+    options = {"replay": Replay(act_periods=0), "chunks": Chunks(2)} | options
+    return train(problem, tasks, policy, learner, steps=4, key=KEY, **options)
 
 
 @pytest.mark.parametrize("name", IDS)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, Medians, draw, empty, see
-from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS
-from apportion.policy import Pooled
+from apportion.policy import Policy, Pooled
+from apportion.tasks import Task
 
 STATIONS, SESSIONS = 6, 3
 MEDIANS = Medians(jnp.float32(9.0), jnp.float32(5.0))
@@ -55,7 +56,7 @@ def walker(name: str):
         def period(state, n):
             seen = see(day, state, n, capacity_kw, medians)
             offered = SCHEDULERS[name](seen)
-            state, drawn = draw(day, state, n, offered)
+            state, drawn = draw(seen, offered)
             return state, (seen, offered, drawn)
 
         first = empty(day.arrival.shape[0])
@@ -64,11 +65,25 @@ def walker(name: str):
     return walk
 
 
+@eqx.filter_jit
+def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw):
+    """Allocations and kWh drawn in every period of a day, as in training."""
+
+    def period(state, _):
+        shares = policy(problem.observe(task, state), task.mask)
+        step = problem.step(task, state, shares, key=jax.random.key(0))
+        return step.state, (shares, step.reward)
+
+    start = problem.midnight(task, day, capacity_kw)
+    return jax.lax.scan(period, start, None, PERIODS)[1]
+
+
 def stack(*days: Garage) -> Garage:
     """Days on a first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *days)
 
 
+@cache
 def opinionated(volume: float = 3.0) -> Pooled:
     """An untrained policy to whom everything it sees matters."""
     policy = Pooled(CHANNELS, 8, key=jax.random.key(1))

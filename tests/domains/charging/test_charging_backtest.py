@@ -14,7 +14,7 @@ from apportion.domains.charging.backtest import (
     daily_gains,
 )
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, fcfs, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, fcfs, simulate_all
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import Garages, facts_of, train_charging
@@ -58,7 +58,9 @@ def test_every_schedule_delivers_what_its_own_simulation_does(tested, garages):
     assert tested.dates.tolist() == days.dates.tolist()
     for name in ("llf", "equal", "clairvoyant"):
         scheduler = SCHEDULERS[name]
-        alone = simulate(days.garage, scheduler, 0.15 * 6 * RATE_KW, medians, tested.members)
+        alone = simulate_all(days.garage, [scheduler], 0.15 * 6 * RATE_KW, medians, tested.members)[
+            0
+        ]
         assert tested.drawn_kwh[name] == pytest.approx(alone, abs=1e-3)
         assert tested.served[name] == pytest.approx(alone.sum() / tested.need_kwh.sum(), rel=1e-5)
 

@@ -15,23 +15,29 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import PERIODS
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.problem import check_problem
 from apportion.tasks import Task
-from domains.charging.garages import MEDIANS, STATIONS, opinionated, random_garage, stack
+from domains.charging.garages import (
+    MEDIANS,
+    STATIONS,
+    opinionated,
+    random_garage,
+    stack,
+    walk_problem,
+)
 
 TASKS = Task.of([list(range(STATIONS))])
 
 
 def problem_of(garage) -> Charging:
     """A problem of one day."""
-    days = jnp.ones(STATIONS, jnp.int32)
     return Charging(
         garage=jax.tree.map(lambda x: x[None], garage),
         to_come_kwh=jnp.linspace(9.0, 0.0, PERIODS)[None, None],
         site_of=jnp.zeros(STATIONS, jnp.int32),
-        days_of=days,
+        days_of=jnp.ones(STATIONS, jnp.int32),
         worth=jnp.ones(STATIONS),
         medians=MEDIANS,
         capacity=jnp.array([0.1, 0.2], jnp.float32),
@@ -40,18 +46,11 @@ def problem_of(garage) -> Charging:
     )
 
 
-@eqx.filter_jit
-def walk(garage, policy, capacity_kw):
+def walk(garage, policy=None, capacity_kw=8.0):
     """Allocations and kWh drawn in every period of the day."""
-    problem, task = problem_of(garage), TASKS[0]
-
-    def period(state, _):
-        shares = policy(problem.observe(task, state), task.mask)
-        step = problem.step(task, state, shares, key=jax.random.key(0))
-        return step.state, (shares, step.reward)
-
-    start = problem.midnight(task, jnp.int32(0), capacity_kw)
-    return jax.lax.scan(period, start, None, PERIODS)[1]
+    policy = opinionated() if policy is None else policy
+    capacity = jnp.float32(capacity_kw)
+    return walk_problem(problem_of(garage), TASKS[0], policy, jnp.int32(0), capacity)
 
 
 def test_the_interface_is_kept():
@@ -87,8 +86,7 @@ def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
         (garage.recalled_need_kwh, garage.recalled_departure),
     )
     recalled, instead, plain = (
-        np.asarray(walk(g, opinionated(), jnp.float32(8.0))[0])
-        for g in (garage, forget(moved), forget(garage))
+        np.asarray(walk(g)[0]) for g in (garage, forget(moved), forget(garage))
     )
     np.testing.assert_array_equal(recalled, instead)
     assert np.abs(recalled - plain).max() > 1e-3
@@ -96,9 +94,9 @@ def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
 
 @given(st.integers(0, 2**31))
 def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
-    garage, capacity = random_garage(seed), jnp.float32(9.0)
-    _, rewards = walk(garage, EqualShares(), capacity)
-    energy = simulate(stack(garage), SCHEDULERS["equal"], capacity, MEDIANS)
+    garage = random_garage(seed)
+    _, rewards = walk(garage, EqualShares(), 9.0)
+    energy = simulate_all(stack(garage), [SCHEDULERS["equal"]], 9.0, MEDIANS)[0]
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
 
 
@@ -109,7 +107,7 @@ def test_what_comes_after_a_period_changes_no_decision_up_to_it(seed, n):
     # arrivals are another day's.
     later = garage.arrival > n
     staying = (garage.arrival <= n) & (garage.departure > n)
-    shares, _ = walk(garage, opinionated(), jnp.float32(8.0))
+    shares, _ = walk(garage)
     changed = eqx.tree_at(
         lambda g: (g.departure, g.need_kwh, g.requested_kwh, g.recalled_need_kwh),
         garage,
@@ -120,15 +118,15 @@ def test_what_comes_after_a_period_changes_no_decision_up_to_it(seed, n):
             jnp.where(later, other.recalled_need_kwh + 1.0, garage.recalled_need_kwh),
         ),
     )
-    again, _ = walk(changed, opinionated(), jnp.float32(8.0))
+    again, _ = walk(changed)
     np.testing.assert_array_equal(np.asarray(shares)[: n + 1], np.asarray(again)[: n + 1])
 
 
 @given(st.integers(0, 2**31))
 def test_needs_show_only_through_what_was_drawn(seed):
-    garage, capacity = random_garage(seed), jnp.float32(8.0)
+    garage = random_garage(seed)
     more = eqx.tree_at(lambda g: g.need_kwh, garage, garage.need_kwh + 100.0)
-    shares, plenty = (np.asarray(walk(g, opinionated(), capacity)[0]) for g in (garage, more))
+    shares, plenty = (np.asarray(walk(g)[0]) for g in (garage, more))
     differ = np.flatnonzero(np.abs(shares - plenty).max(1) > 0)
     if len(differ):
         # The first decision that differs comes after some car drew less than it could.
@@ -139,12 +137,10 @@ def test_needs_show_only_through_what_was_drawn(seed):
 def test_permuting_stations_permutes_the_shares_within_their_limits(seed):
     garage = random_garage(seed)
     order = np.random.default_rng(seed).permutation(STATIONS)
-    shares, _ = walk(garage, opinionated(), jnp.float32(8.0))
-    moved, _ = walk(jax.tree.map(lambda x: x[order], garage), opinionated(), jnp.float32(8.0))
+    shares, _ = walk(garage)
+    moved, _ = walk(jax.tree.map(lambda x: x[order], garage))
     assert np.asarray(moved) == pytest.approx(np.asarray(shares)[:, order], abs=1e-5)
-    there = np.asarray(
-        (garage.arrival[None] <= jnp.arange(PERIODS)[:, None, None])
-        & (jnp.arange(PERIODS)[:, None, None] < garage.departure[None])
-    ).any(-1)
+    n = np.arange(PERIODS)[:, None, None]
+    there = np.asarray((garage.arrival <= n) & (n < garage.departure)).any(-1)
     assert (np.asarray(shares)[~there] == 0).all()
     assert (np.asarray(shares) * 8.0 <= 6.656 + 1e-4).all()

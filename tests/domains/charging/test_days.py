@@ -18,15 +18,8 @@ DAY = "2019-05-02 "
 def days_of(*rows):
     """Of rows (station, arrival, departure, delivered[, stated departure, requested])."""
     full = [(*row, None, None)[:6] for row in rows]
-    names = [
-        "station",
-        "arrival",
-        "departure",
-        "delivered_kwh",
-        "stated_departure",
-        "requested_kwh",
-    ]
-    frame = pd.DataFrame(full, columns=names).assign(site="here")
+    names = "station arrival departure delivered_kwh stated_departure requested_kwh"
+    frame = pd.DataFrame(full, columns=names.split()).assign(site="here")
     for name in ("arrival", "departure", "stated_departure"):
         frame[name] = pd.to_datetime(frame[name]).astype("datetime64[s]")
     frame["requested_kwh"] = frame.requested_kwh.astype(float)
@@ -42,27 +35,19 @@ def jpl():
     return Days.of(read_sessions(), "jpl")
 
 
-def test_a_session_fills_whole_periods():
+def test_a_session_fills_whole_periods_until_midnight_and_is_marked_where_nothing_was_stated():
     session = one("a", DAY + "07:31", DAY + "09:14", 3.0, DAY + "10:06", 20.0)
     assert (session.arrival, session.departure) == (31, 36)
     assert session.arrived == pytest.approx(7 * 4 + 31 / 15)
     assert session.stated_departure == pytest.approx(40 + 6 / 15)
-    assert session.requested_kwh == 20
-    assert session.stated
-    session = one("a", DAY + "07:30", DAY + "09:15", 3.0)
+    assert (session.requested_kwh, session.stated) == (20, True)
+    session = one("a", DAY + "07:30", DAY + "09:15", 3.0, None, 20.0)
     assert (session.arrival, session.departure) == (30, 37)
-
-
-def test_a_stay_is_cut_at_midnight_and_its_need_to_what_the_station_gives():
+    assert (session.requested_kwh, session.stated_departure, session.stated) == (0, 0, False)
+    # Its need is cut to what the station gives until midnight.
     session = one("a", DAY + "23:00", "2019-05-04 12:00", 30.0)
     assert (session.arrival, session.departure) == (92, 96)
     assert session.need_kwh == pytest.approx(RATE_KW)
-
-
-def test_what_was_not_stated_is_absent_and_marked_so():
-    session = one("a", DAY + "07:00", DAY + "09:00", 3.0, None, 20.0)
-    assert not session.stated
-    assert session.requested_kwh == session.stated_departure == 0
 
 
 def test_of_two_cars_in_one_period_the_earlier_stays_and_one_without_a_period_is_left_out():
@@ -97,46 +82,35 @@ def test_arrays_hold_every_session_of_the_embedded_days():
     rows = frame[(frame.site == "caltech")]
     for d in (0, len(days) // 2, len(days) - 1):
         that_day = rows[rows.arrival.dt.normalize() == pd.Timestamp(str(days.dates[d]))]
-        expected = set()
+        expected = {}
         for row in that_day.itertuples():
-            seconds = [(t - t.normalize()).total_seconds() for t in (row.arrival, row.departure)]
-            first = int(-(-seconds[0] // 900))
-            same_day = row.departure.normalize() == row.arrival.normalize()
-            last = int(seconds[1] // 900) if same_day else 96
+            midnight = row.arrival.normalize()
+            first, last = ((t - midnight).total_seconds() for t in (row.arrival, row.departure))
+            first, last = int(-(-first // 900)), min(int(last // 900), 96)
             if last > first:
                 need = min(row.delivered_kwh, (last - first) * RATE_KW / 4)
-                expected.add((row.station, first, last, round(need, 3)))
+                expected[row.station, first, last] = need
         found = {
-            (
-                days.stations[i],
-                int(garage.arrival[d, i, k]),
-                int(garage.departure[d, i, k]),
-                round(float(garage.need_kwh[d, i, k]), 3),
+            (days.stations[i], int(garage.arrival[d, i, k]), int(garage.departure[d, i, k])): float(
+                garage.need_kwh[d, i, k]
             )
             for i, k in np.argwhere(garage.there[d])
         }
-        assert {x[:3] for x in found} == {x[:3] for x in expected}
-        assert sum(x[3] for x in found) == pytest.approx(sum(x[3] for x in expected), abs=0.05)
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
-def test_days_are_chosen_by_dates_both_included(jpl):
+def test_days_are_chosen_by_dates_both_included_and_refused_where_there_are_none(jpl):
     chosen = jpl.between("2019-06-03", "2019-06-05")
     assert chosen.dates.astype(str).tolist() == ["2019-06-03", "2019-06-04", "2019-06-05"]
     row = int(np.searchsorted(jpl.dates, chosen.dates[0]))
     assert np.array_equal(chosen.garage.need_kwh[0], jpl.garage.need_kwh[row])
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "sentence"),
-    [
+    for start, end, sentence in (
         ("2020-01-01", "2020-12-31", "no working day from 2020-01-01 to 2020-12-31"),
         ("2019-06-08", "2019-06-08", "no working day from 2019-06-08"),
         ("soon", None, "is not a day"),
-    ],
-)
-def test_days_that_are_not_there_are_refused(jpl, start, end, sentence):
-    with pytest.raises(InputError, match=sentence):
-        jpl.between(start, end)
+    ):
+        with pytest.raises(InputError, match=sentence):
+            jpl.between(start, end)
     with pytest.raises(InputError, match='site "mars".* the sites are caltech, jpl'):
         Days.of(read_sessions(), "mars")
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,11 +21,11 @@ from apportion.domains.charging.forecasts import (
 )
 from apportion.domains.charging.garage import PERIODS, Garage
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import simulate
+from apportion.domains.charging.schedulers import simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
 from apportion.tasks import Task
-from domains.charging.garages import opinionated
+from domains.charging.garages import opinionated, walk_problem
 
 FRAME = read_sessions()
 SITES = [Days.of(FRAME, name).between("2019-05-01", "2019-06-30") for name in ("caltech", "jpl")]
@@ -221,20 +220,6 @@ def test_days_long_past_are_forgotten():
     np.testing.assert_allclose(found[first + 1], still_to_come(days.garage)[first], rtol=1e-6)
 
 
-@eqx.filter_jit
-def walked(problem: Charging, task: Task, day, capacity_kw):
-    """The kWh that the policy delivers, period by period as in training."""
-    policy = opinionated()
-
-    def period(state, _):
-        shares = policy(problem.observe(task, state), task.mask)
-        step = problem.step(task, state, shares, key=jax.random.key(0))
-        return step.state, step.reward
-
-    start = problem.midnight(task, day, capacity_kw)
-    return jax.lax.scan(period, start, None, PERIODS)[1].sum()
-
-
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     days = replace(DAYS, garage=KNOWN).between("2019-06-03", "2019-06-07")
     problem, task = Charging.of([days], FITTED.medians), Task.of([list(range(30))])[0]
@@ -242,10 +227,13 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
 
     def simulated(garage: Garage) -> np.ndarray:
         schedule = PolicySchedule(opinionated())
-        energy = simulate(garage, schedule, feeder, FITTED.medians, np.arange(30)[None])
-        return energy[0].sum((1, 2))
+        energy = simulate_all(garage, [schedule], feeder, FITTED.medians, np.arange(30)[None])
+        return energy[0, 0].sum((1, 2))
 
-    trained = [float(walked(problem, task, jnp.int32(day), feeder)) for day in range(len(days))]
+    trained = [
+        float(walk_problem(problem, task, opinionated(), jnp.int32(day), feeder)[1].sum())
+        for day in range(len(days))
+    ]
     assert simulated(garage) == pytest.approx(trained, rel=1e-4)
     for name in ("familiarity", "to_come_kwh"):
         blind = simulated(replace(garage, **{name: np.zeros_like(getattr(garage, name))}))

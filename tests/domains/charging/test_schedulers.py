@@ -18,7 +18,6 @@ from apportion.domains.charging.schedulers import (
     SCHEDULERS,
     best_energies,
     pour,
-    simulate,
     simulate_all,
     simulate_days,
 )
@@ -51,7 +50,7 @@ def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(na
     assert (drawn >= 0).all()
     assert (drawn <= offered / 4 + 1e-5).all()
     assert (drawn[~seen.can_draw] == 0).all()
-    energy = simulate(stack(day), SCHEDULERS[name], capacity, MEDIANS)[0, 0]
+    energy = simulate_all(stack(day), [SCHEDULERS[name]], capacity, MEDIANS)[0, 0, 0]
     assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
     assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
     order = np.random.default_rng(seed).permutation(STATIONS)
@@ -61,21 +60,13 @@ def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(na
 
 
 def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
-    day = random_garage(1, 2, 1)
-    same = {
-        "arrival": jnp.array([[3], [3]], jnp.int32),
-        "departure": jnp.array([[9], [9]], jnp.int32),
-        "arrived": jnp.array([[2.9], [2.1]]),
-        "need_kwh": jnp.full((2, 1), 5.0),
-        "requested_kwh": jnp.full((2, 1), 8.0),
-        "stated_departure": jnp.full((2, 1), 12.0),
-        "stated": jnp.ones((2, 1), bool),
-        "predicted_need_kwh": jnp.full((2, 1), 8.0),
-        "predicted_departure": jnp.full((2, 1), 12.0),
-        "recalled_need_kwh": jnp.full((2, 1), 8.0),
-        "recalled_departure": jnp.full((2, 1), 12.0),
-    }
-    day = dataclasses.replace(day, **same)
+    day = dataclasses.replace(
+        jax.tree.map(lambda x: jnp.repeat(x[:1], 2, 0), random_garage(1, 2, 1)),
+        arrival=jnp.array([[3], [3]], jnp.int32),
+        departure=jnp.array([[9], [9]], jnp.int32),
+        arrived=jnp.array([[2.9], [2.1]]),
+        need_kwh=jnp.full((2, 1), 5.0),
+    )
 
     @jax.jit
     def offers():
@@ -144,53 +135,40 @@ def test_the_clairvoyant_does_look_ahead():
     assert changed > 0
 
 
+def laxity(leaves: str, need: str):
+    return lambda car: car[leaves] / 4 - max(car[need] - car["got"], 0) / RATE_KW
+
+
 KEYS = {
-    "fcfs": lambda c: c["arrived"],
-    "edf": lambda c: c["leaves"],
-    "llf": lambda c: c["leaves"] / 4 - max(c["asked"] - c["got"], 0) / RATE_KW,
-    "edf-predicted": lambda c: c["leaves_predicted"],
-    "llf-predicted": lambda c: (
-        c["leaves_predicted"] / 4 - max(c["need_predicted"] - c["got"], 0) / RATE_KW
-    ),
-    "llf-recalled": lambda c: (
-        c["leaves_recalled"] / 4 - max(c["need_recalled"] - c["got"], 0) / RATE_KW
-    ),
-    "largest-remaining": lambda c: -max(c["asked"] - c["got"], 0),
-    "clairvoyant": lambda c: c["departure"] / 4 - (c["need"] - c["got"]) / RATE_KW,
+    "fcfs": lambda car: car["arrived"],
+    "edf": lambda car: car["stated_departure"],
+    "llf": laxity("stated_departure", "requested_kwh"),
+    "edf-predicted": lambda car: car["predicted_departure"],
+    "llf-predicted": laxity("predicted_departure", "predicted_need_kwh"),
+    "llf-recalled": laxity("recalled_departure", "recalled_need_kwh"),
+    "largest-remaining": lambda car: -max(car["requested_kwh"] - car["got"], 0),
+    "clairvoyant": laxity("departure", "need_kwh"),
 }
 
 
 def plain_day(day: Garage, name: str, capacity: float) -> float:
     """A day car by car, in plain Python and double precision."""
-    cars = []
-    known = sessions(day)
+    cars, known = [], sessions(day)
     for i, k in np.argwhere(known["departure"] > known["arrival"]):
-        x = {name: float(values[i, k]) for name, values in known.items()}
-        said = bool(x["stated"])
-        cars.append(
-            {
-                **{"arrival": x["arrival"], "departure": x["departure"], "arrived": x["arrived"]},
-                **{"need": x["need_kwh"], "got": 0.0, "full": False},
-                "asked": x["requested_kwh"] if said else 9.0,
-                "leaves": x["stated_departure"] if said else x["arrived"] + 20.0,
-                "need_predicted": x["predicted_need_kwh"],
-                "leaves_predicted": x["predicted_departure"],
-                "need_recalled": x["recalled_need_kwh"],
-                "leaves_recalled": x["recalled_departure"],
-            }
-        )
+        car = {name: float(values[i, k]) for name, values in known.items()}
+        if not car["stated"]:
+            car |= {"requested_kwh": 9.0, "stated_departure": car["arrived"] + 20.0}
+        cars.append(car | {"got": 0.0, "full": False})
     for n in range(PERIODS):
         here = [c for c in cars if c["arrival"] <= n < c["departure"] and not c["full"]]
         left = capacity
         for car in [] if name == "equal" else sorted(here, key=KEYS[name]):
-            most = RATE_KW
-            if name == "clairvoyant":
-                most = min(most, (car["need"] - car["got"]) * 4)
-            car["offer"] = min(most, left)
+            open_kw = (car["need_kwh"] - car["got"]) * 4
+            car["offer"] = min(RATE_KW, left, open_kw if name == "clairvoyant" else RATE_KW)
             left -= car["offer"]
         for car in here:
             offer = min(RATE_KW, capacity / len(here)) if name == "equal" else car["offer"]
-            drawn = min(offer, (car["need"] - car["got"]) * 4)
+            drawn = min(offer, (car["need_kwh"] - car["got"]) * 4)
             car["got"] += drawn / 4
             car["full"] = offer > 0.3 and drawn < 0.9 * offer
     return sum(car["got"] for car in cars)
@@ -202,7 +180,7 @@ def test_a_simulated_day_equals_one_walked_car_by_car(name):
     stacked = stack(*days)
     for phi in (0.08, 0.25):
         capacity = phi * STATIONS * RATE_KW
-        energy = simulate(stacked, SCHEDULERS[name], capacity, MEDIANS)[0].sum((1, 2))
+        energy = simulate_all(stacked, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0].sum((1, 2))
         expected = [plain_day(day, name, capacity) for day in days]
         assert energy == pytest.approx(expected, rel=1e-4)
 
@@ -217,7 +195,7 @@ def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
     for name, found in zip(names, both, strict=True):
         for task, capacity, energy in zip(tasks, feeders, found, strict=True):
             apart = jax.tree.map(lambda x, task=task: x[:, task], days)
-            alone = simulate(apart, SCHEDULERS[name], capacity, MEDIANS)[0]
+            alone = simulate_all(apart, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0]
             assert alone == pytest.approx(energy, abs=1e-4)
 
 
@@ -227,22 +205,15 @@ MANY, SIZES = 30, (8, 15, 30)
 
 def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on():
     days = [random_garage(seed, stations=MANY) for seed in range(3)]
-    for name in ("llf", "equal"):
-        shown = []
-
-        def offer(seen, name=name, shown=shown):
-            shown.append(len(seen.plugged))
-            return SCHEDULERS[name](seen)
-
-        run = jax.jit(lambda d, feeder, o=offer: simulate_days(d, o, feeder, MEDIANS))
-        for phi in (0.05, 0.3):
-            capacity = feeder(phi * MANY / STATIONS)
-            for day, found in zip(days, np.asarray(run(stack(*days), capacity)), strict=True):
-                drawn = np.asarray(walker(name)(day, capacity)[2])
-                periods = np.arange(PERIODS)[:, None, None]
-                here = (day.arrival <= periods) & (periods < day.departure)
-                assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
-        assert set(shown) == set(SIZES)
+    run = jax.jit(simulate_days, static_argnums=1)
+    for name, phi in product(("llf", "equal"), (0.05, 0.3)):
+        capacity = feeder(phi * MANY / STATIONS)
+        energies = np.asarray(run(stack(*days), SCHEDULERS[name], capacity, MEDIANS))
+        for day, found in zip(days, energies, strict=True):
+            drawn = np.asarray(walker(name)(day, capacity)[2])
+            periods = np.arange(PERIODS)[:, None, None]
+            here = (day.arrival <= periods) & (periods < day.departure)
+            assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
 
 
 def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
@@ -281,7 +252,7 @@ def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
     def limits():
         def period(state, n):
             seen = see(day, state, n, jnp.float32(6.0), MEDIANS)
-            return draw(day, state, n, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
+            return draw(seen, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
 
         return jax.lax.scan(period, empty(1), jnp.arange(6, dtype=jnp.int32))[1]
 
@@ -292,8 +263,8 @@ def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
 def served_by(day, offers, scale):
     def period(state, inputs):
         n, offer = inputs
-        state, drawn = draw(day, state, n, scale * offer)
-        return state, drawn
+        seen = see(day, state, n, feeder(1.0), MEDIANS)
+        return draw(seen, scale * offer)
 
     periods = jnp.arange(PERIODS, dtype=jnp.int32)
     return jax.lax.scan(period, empty(STATIONS), (periods, offers))[1].sum()
@@ -330,13 +301,13 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 def test_where_nothing_is_recalled_predictions_stand_in_and_these_are_needed():
     day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
     recalled, predicted = (
-        simulate(stack(day), SCHEDULERS[name], 5.0, MEDIANS)
+        simulate_all(stack(day), [SCHEDULERS[name]], 5.0, MEDIANS)
         for name in ("llf-recalled", "llf-predicted")
     )
     np.testing.assert_array_equal(recalled, predicted)
     day = dataclasses.replace(day, predicted_need_kwh=None, predicted_departure=None)
     with pytest.raises(InputError, match="fit a Predictor"):
-        simulate(stack(day), SCHEDULERS["llf-predicted"], 5.0, MEDIANS)
+        simulate_all(stack(day), [SCHEDULERS["llf-predicted"]], 5.0, MEDIANS)
 
 
 def best_energy(arrival, departure, need, capacity):

@@ -5,7 +5,7 @@ environment apportions: `reach` times the scores through softmax and the period'
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
@@ -129,13 +129,7 @@ def _key_from(random: np.random.Generator) -> PRNGKeyArray:
 
 
 _begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
-
-
-@eqx.filter_jit
-def _begin_all(
-    interface: Interface, keys: Key[Array, " batch"], chosen: Int[Array, ""]
-) -> tuple[_Episode, _Shown]:
-    return jax.vmap(lambda key: interface.begin(key, chosen))(keys)
+_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0, None)))
 
 
 @eqx.filter_jit
@@ -270,8 +264,9 @@ class ProblemVectorEnv(VectorEnv):
             given = [None] * self.num_envs if seeds is None else list(seeds)
             self._random = [seeding.np_random(one)[0] for one in given]
         keys = jnp.stack([_key_from(random) for random in self._random])
-        self._episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
-        return _hand_out(self._episodes, shown)
+        episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
+        self._episodes = episodes
+        return _hand_out(episodes, shown)
 
     def step(
         self, actions: np.ndarray
@@ -296,26 +291,19 @@ def _problem_of(domain: str) -> Problem:
 
 
 def _make(
-    domain: str, *, entities: int = 5, tasks: int = 64, seed: int = 0, **options: Any
-) -> ProblemEnv:
-    """An environment over `tasks` subsets of so many entities, drawn by the seed."""
-    problem = _problem_of(domain)
-    return ProblemEnv(problem, draw_tasks(problem.universe, entities, tasks, seed=seed), **options)
-
-
-def _make_vector(
-    num_envs: int,
     domain: str,
     *,
+    num_envs: int | None = None,
     entities: int = 5,
     tasks: int = 64,
     seed: int = 0,
     **options: Any,
-) -> ProblemVectorEnv:
-    """So many of them side by side."""
+) -> ProblemEnv | ProblemVectorEnv:
+    """An environment over `tasks` subsets of entities, drawn by the seed; so many of it side by side."""
     problem = _problem_of(domain)
     subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
-    return ProblemVectorEnv(num_envs, problem, subsets, **options)
+    kind = ProblemEnv if num_envs is None else partial(ProblemVectorEnv, num_envs)
+    return kind(problem, subsets, **options)
 
 
 def register_domains() -> None:
@@ -326,6 +314,6 @@ def register_domains() -> None:
             gymnasium.register(
                 f"apportion/{name.capitalize()}-v0",
                 entry_point=f"{__name__}:_make",
-                vector_entry_point=f"{__name__}:_make_vector",
+                vector_entry_point=f"{__name__}:_make",
                 kwargs={"domain": name},
             )

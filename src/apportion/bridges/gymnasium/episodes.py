@@ -36,8 +36,8 @@ class Episodes:
     def __init__(self, make_env: Any, shape: Shape):
         self.make_env, self.shape = make_env, Shape(*shape)
         self.live: OrderedDict[tuple[Entities, int, bytes], Any] = OrderedDict()
-        self.idle: dict[Entities, list[Any]] = {}
-        self.resting = self.stepped = self.replayed = 0
+        self.idle: list[tuple[Entities, Any]] = []
+        self.stepped = self.replayed = 0
 
     def begin(self, members: np.ndarray, mask: np.ndarray, seeds: np.ndarray) -> Arrays:
         """First observations, (batch, ...) each."""
@@ -78,7 +78,10 @@ class Episodes:
             if terminated[row] or truncated[row] or last[row]:
                 self._rest(entities, env)
             else:
-                self._stand((entities, seed, before.tobytes() + share.tobytes()), env)
+                self.live[entities, seed, before.tobytes() + share.tobytes()] = env
+            if len(self.live) > _KEPT:
+                (entities, *_), oldest = self.live.popitem(last=False)
+                self._rest(entities, oldest)
         return answers
 
     def _arrive(self, entities: Entities, seed: int, past: np.ndarray) -> Any:
@@ -92,27 +95,16 @@ class Episodes:
         return env
 
     def _fresh(self, entities: Entities) -> Any:
-        return self._wake(entities) if entities in self.idle else self.make_env(list(entities))
-
-    def _wake(self, entities: Entities) -> Any:
-        resting = self.idle[entities]
-        env = resting.pop()
-        self.resting -= 1
-        if not resting:
-            del self.idle[entities]
-        return env
-
-    def _stand(self, key: tuple[Entities, int, bytes], env: Any) -> None:
-        self.live[key] = env
-        while len(self.live) > _KEPT:
-            (entities, _, _), oldest = self.live.popitem(last=False)
-            self._rest(entities, oldest)
+        for place, (known, env) in enumerate(self.idle):
+            if known == entities:
+                del self.idle[place]
+                return env
+        return self.make_env(list(entities))
 
     def _rest(self, entities: Entities, env: Any) -> None:
-        self.idle.setdefault(entities, []).append(env)
-        self.resting += 1
-        while self.resting > _KEPT:
-            self._wake(next(iter(self.idle))).close()
+        self.idle.append((entities, env))
+        if len(self.idle) > _KEPT:
+            self.idle.pop(0)[1].close()
 
     def _blank(self, mask: np.ndarray) -> Arrays:
         batch, width = mask.shape

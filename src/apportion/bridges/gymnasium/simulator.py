@@ -74,7 +74,12 @@ class Host:
                 answers = getattr(self.episodes, method)(*flat)
             else:
                 self._processes = self._processes or [self._start() for _ in range(self._workers)]
-                answers = self._ask_processes(method, flat)
+                # The same place of a batch goes to the same process, where its environment is.
+                pieces = zip(*(np.array_split(array, self._workers) for array in flat), strict=True)
+                for (_, connection), piece in zip(self._processes, pieces, strict=True):
+                    connection.send((method, piece))
+                parts = zip(*(_receive(there) for _, there in self._processes), strict=True)
+                answers = map(np.concatenate, parts)
         return tuple(answer.reshape((*stack, *answer.shape[1:])) for answer in answers)
 
     def _start(self) -> tuple[Any, Any]:
@@ -87,15 +92,6 @@ class Host:
         here.send(sys.path)
         here.send_bytes(cloudpickle.dumps(self._setup))
         return process, here
-
-    def _ask_processes(self, method: str, flat: Arrays) -> Arrays:
-        """The answer of all, in the order asked."""
-        # The same place of a batch goes to the same process, where its environment is.
-        pieces = zip(*(np.array_split(array, self._workers) for array in flat), strict=True)
-        for (_, connection), piece in zip(self._processes, pieces, strict=True):
-            connection.send((method, piece))
-        answers = [_receive(connection) for _, connection in self._processes]
-        return tuple(np.concatenate(parts) for parts in zip(*answers, strict=True))
 
 
 def _receive(connection: Any) -> Arrays:

@@ -116,7 +116,7 @@ class ChargingBacktest:
 
     def to_json(self) -> dict[str, Any]:
         """The contract of `apportion backtest --json`."""
-        ahead = {name: self.ahead(name) for name in self.served if name != POLICY}
+        leads = {name: self.ahead(name) for name in self.served if name != POLICY}
         return {
             "site": self.site,
             "start": str(self.dates[0]),
@@ -126,8 +126,8 @@ class ChargingBacktest:
             "capacity": self.capacity,
             "served": self.served,
             "ahead": {
-                name: {"estimate": e.value, "low": e.low, "high": e.high}
-                for name, e in ahead.items()
+                name: {"estimate": lead.value, "low": lead.low, "high": lead.high}
+                for name, lead in leads.items()
             },
         }
 
@@ -153,13 +153,13 @@ class ChargingBacktest:
             f"  {'':18}{'need met':>9}{'left short':>12}{'fairness':>10}   the policy's lead, points",
         ]
         for row in self.to_frame().to_dict("records"):
-            lead = ""
-            if row["schedule"] != POLICY:
-                ends = f"[{100 * row['low']:+.2f}, {100 * row['high']:+.2f}]"
-                lead = f"{100 * row['ahead']:+.2f} {ends}"
-            short, fair = row.get("left_short"), row.get("fairness")
-            known = f"{short:12.1%}{fair:10.3f}" if short == short else f"{'':22}"
-            lines.append(f"  {row['schedule']:18}{row['served']:9.2%}{known}   {lead}")
+            name, known, lead = row["schedule"], f"{'':22}", ""
+            if name in self.drawn_kwh:
+                known = f"{row['left_short']:12.1%}{row['fairness']:10.3f}"
+            if name != POLICY:
+                value, low, high = (100 * row[end] for end in ("ahead", "low", "high"))
+                lead = f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+            lines.append(f"  {name:18}{row['served']:9.2%}{known}   {lead}")
         lines.append(
             "  clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
@@ -182,16 +182,14 @@ class ChargingBacktest:
         if name == OPTIMUM:
             assert self.optimum_kwh is not None, "the optimum was not computed"
             return self.optimum_kwh.sum(0)
-        return self._table(name).sum((0, 2, 3))
+        kwh = self.need_kwh if name is None else self.drawn_kwh[name]
+        return kwh.sum((0, 2, 3))
 
     def by_station(self, name: str | None = None) -> np.ndarray:
         """KWh of a schedule, or of the need, at each station, over all tasks it is in."""
-        sums = np.zeros(self.stations)
-        np.add.at(sums, self.members, self._table(name).sum((1, 3)))
+        kwh, sums = self.need_kwh if name is None else self.drawn_kwh[name], np.zeros(self.stations)
+        np.add.at(sums, self.members, kwh.sum((1, 3)))
         return sums
-
-    def _table(self, name: str | None) -> np.ndarray:
-        return self.need_kwh if name is None else self.drawn_kwh[name]
 
 
 def backtest_schedules(
@@ -224,14 +222,16 @@ def backtest_schedules(
     members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
     # Policies alone, in one program for all of a shape: two equal ones then deliver equal energy.
-    learned = {POLICY: PolicySchedule(policy)}
-    learned |= {n: s for n, s in schedulers.items() if isinstance(s, PolicySchedule)}
-    others = {name: schedule for name, schedule in schedulers.items() if name not in learned}
+    together: list[dict[str, Schedule]] = [{POLICY: PolicySchedule(policy)}, {}]
+    for name, schedule in schedulers.items():
+        if isinstance(schedule, PolicySchedule):
+            together.insert(-1, {name: schedule})
+        else:
+            together[-1][name] = schedule
     drawn = {}
-    for some in (*({name: schedule} for name, schedule in learned.items()), others):
-        if some:
-            found = simulate_all(garage, list(some.values()), feeder, medians, members)
-            drawn |= dict(zip(some, found, strict=True))
+    for some in filter(None, together):
+        found = simulate_all(garage, list(some.values()), feeder, medians, members)
+        drawn |= dict(zip(some, found, strict=True))
     best = None
     if optimum:
         best = best_energies(garage.arrival, garage.departure, garage.need_kwh, feeder, members)
@@ -450,7 +450,8 @@ def _drawn_kw(
     day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
 ) -> Float[Array, "periods entities"]:
     def period(state, n):
-        state, kwh = draw(day, state, n, schedule(see(day, state, n, capacity_kw, medians)))
+        seen = see(day, state, n, capacity_kw, medians)
+        state, kwh = draw(seen, schedule(seen))
         return state, kwh / PERIOD_HOURS
 
     start = empty(day.arrival.shape[0])

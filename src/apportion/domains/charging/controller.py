@@ -18,11 +18,19 @@ import pandas as pd
 from apportion.domains.charging.backtest import HINDSIGHT, check_facts
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
-from apportion.domains.charging.garage import NOTICEABLE_KW, TAKEN, Garage, State, StationView, see
+from apportion.domains.charging.garage import (
+    NOTICEABLE_KW,
+    PERIODS,
+    TAKEN,
+    Garage,
+    State,
+    StationView,
+    see,
+)
 from apportion.domains.charging.problem import observation
 from apportion.domains.charging.schedulers import SCHEDULERS
 from apportion.domains.charging.sessions import RATE_KW
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
@@ -32,6 +40,10 @@ if TYPE_CHECKING:
 
 _PERIOD = pd.Timedelta(minutes=15)
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_kw", "drawn_kw")
+_TIMES = ("arrival", "stated_departure")
+_COLUMNS = {"id": object} | dict.fromkeys(("plugged", "full", "stated"), bool)
+_COLUMNS |= dict.fromkeys(_NUMBERS, float) | dict.fromkeys(_TIMES, "datetime64[s]")
+"""Of a row for each station, and their types."""
 _REMEMBERED = 10_000
 _MOST = 1e12
 """No feeder gives so many kW."""
@@ -71,12 +83,8 @@ class PowerOffers:
 
 def read_now(path: Path) -> dict[str, Any]:
     """A JSON file of what the controller sees."""
-    try:
+    with reading(path, "give a JSON file; see the page on charging"):
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); give a JSON file") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON ({error}); see the page on charging") from None
 
 
 class Controller:
@@ -117,7 +125,15 @@ class Controller:
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
         self._forecasters = ()
         if about.get("recall", False):
-            past = None if earlier is None else self._past(earlier)
+            past = None
+            if earlier is not None:
+                sites = sorted(map(str, earlier.site.unique()))
+                if len(sites) != 1:
+                    raise InputError(
+                        f"earlier sessions are of {len(sites)} sites; give those of this garage's "
+                        "site alone"
+                    )
+                past = add_forecasts(Days.of(earlier, sites[0]), self._predictor)
             self._forecasters = forecasters(past, self._predictor)
         elif earlier is not None:
             raise InputError(
@@ -134,14 +150,6 @@ class Controller:
     def load(cls, folder: Path | str, **options: Any) -> "Controller":
         """The controller of a finished charging run; options as above."""
         return cls(load_run(folder).policy, load_about(folder), **options)
-
-    def _past(self, earlier: pd.DataFrame) -> Days:
-        sites = sorted(map(str, earlier.site.unique()))
-        if len(sites) != 1:
-            raise InputError(
-                f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
-            )
-        return add_forecasts(Days.of(earlier, sites[0]), self._predictor)
 
     def allocate(self, now: Mapping[str, Any], *, trust: float = 1.0) -> dict[str, Any]:
         """The kW to offer each station until the next call, and what nobody can take.
@@ -167,37 +175,36 @@ class Controller:
         if trust < 1 and self._baseline is None:
             raise InputError(f"trust is {trust}, and nobody decides the rest; name a baseline")
         table, time, capacity = check_now(now)
-        names = [str(name) for name in table["id"]]
         table["full"] = self._remember(table)
-        width = max(self._width, _width(len(names)))
+        width = max(self._width, _width(len(table)))
         seen = self._see(table, time, capacity, width)
-        shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(names)), float)
+        shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(table)), float)
         kw = shares * capacity
         if trust < 1 and self._baseline is not None:
             usual = np.asarray(_usual(seen, self._baseline), float)
             kw = usual + trust * (kw - usual)
-        kw = kw[: len(names)]
-        kw = np.minimum(kw, np.asarray(seen.limit_kw)[: len(names)])
+        kw = np.minimum(kw, np.asarray(seen.limit_kw))[: len(table)]
         kw *= min(1.0, capacity / kw.sum()) if kw.sum() > 0 else 1.0
         return {
-            "allocation_kw": dict(zip(names, kw.tolist(), strict=True)),
+            "allocation_kw": dict(zip(table["id"], kw.tolist(), strict=True)),
             "unused_kw": max(capacity - float(kw.sum()), 0.0),
         }
 
-    def _remember(self, table: dict[str, Any]) -> np.ndarray:
+    def _remember(self, table: pd.DataFrame) -> np.ndarray:
         """Who is full: those said to be, and those who took clearly less than they were offered."""
         offered, drawn = table["offered_kw"], table["drawn_kw"]
         full = table["full"] | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
+        full = full.to_numpy(copy=True)
         for place, (name, arrival) in enumerate(zip(table["id"], table["arrival"], strict=True)):
-            key = (str(name), str(arrival))
+            key = (name, str(arrival))
             if full[place] and table["plugged"][place]:
                 self._full[key] = None
-            full[place] = full[place] or key in self._full
+            full[place] |= key in self._full
         while len(self._full) > _REMEMBERED:
             self._full.pop(next(iter(self._full)))
         return full
 
-    def _see(self, table: dict[str, Any], time: Any, capacity: float, width: int) -> StationView:
+    def _see(self, table: pd.DataFrame, time: Any, capacity: float, width: int) -> StationView:
         """What is seen of the stations, padded to `width` of them."""
         midnight = time.normalize()
         n = int((time - midnight) / _PERIOD)
@@ -209,16 +216,19 @@ class Controller:
         def periods(times: Any) -> np.ndarray:
             return wide(((times - midnight) / _PERIOD).fillna(0))
 
-        garage = self._predictor.apply(
-            Garage.live(
-                n,
-                wide(table["plugged"]),
-                arrived=periods(table["arrival"]),
-                requested_kwh=wide(table["requested_kwh"]),
-                stated_departure=periods(table["stated_departure"]),
-                stated=wide(table["stated"]),
-            )
-        )
+        plugged = wide(table["plugged"])
+        # Nobody knows what they need or when they leave. All came before this period, so that what was
+        # drawn so far is theirs.
+        cars = {
+            "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
+            "departure": np.where(plugged, PERIODS, 0).astype(np.int32),
+            "arrived": periods(table["arrival"]),
+            "need_kwh": np.zeros(width, np.float32),
+            "requested_kwh": wide(table["requested_kwh"]),
+            "stated_departure": periods(table["stated_departure"]),
+            "stated": wide(table["stated"]),
+        }
+        garage = self._predictor.apply(Garage(**{name: x[:, None] for name, x in cars.items()}))
         for forecaster in self._forecasters:
             garage = forecaster.apply(garage, np.asarray(midnight, "datetime64[D]"))
         had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
@@ -238,8 +248,8 @@ _usual = eqx.filter_jit(lambda seen, baseline: SCHEDULERS[baseline](seen))
 _shares = eqx.filter_jit(lambda policy, seen, mask: policy(observation(seen, mask), mask))
 
 
-def check_now(now: Any) -> tuple[dict[str, Any], pd.Timestamp, float]:
-    """What the controller sees as columns, its time and its capacity; everything wrong is said at once."""
+def check_now(now: Any) -> tuple[pd.DataFrame, pd.Timestamp, float]:
+    """What the controller sees as a table, its time and its capacity; everything wrong is said at once."""
     found: list[str] = []
     if not isinstance(now, Mapping):
         raise InputError("now: it must be a JSON object with time, capacity_kw and stations")
@@ -252,48 +262,44 @@ def check_now(now: Any) -> tuple[dict[str, Any], pd.Timestamp, float]:
         raise InputError("now: stations must be a list of at least one station")
     rows = []
     for number, station in enumerate(stations):
-        if not isinstance(station, Mapping) or "id" not in station:
+        if isinstance(station, Mapping) and "id" in station:
+            rows.append(_station(station, time, found))
+        else:
             found.append(f"now: station {number} has no id; give each a name of its own")
-            continue
-        rows.append(_station(station, time, found))
     names = [row["id"] for row in rows]
     for name in sorted({name for name in names if names.count(name) > 1}):
         found.append(f"now: station {name} is there twice; give each a name of its own")
     if found or time is None:
         raise InputError("\n".join(found))
-    table: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
-    for name in _NUMBERS:
-        table[name] = np.asarray(table[name], float)
-    for name in ("plugged", "stated", "full"):
-        table[name] = np.asarray(table[name], bool)
-    for name in ("arrival", "stated_departure"):
-        table[name] = pd.Series(table[name], dtype="datetime64[s]")
-    return table, time, capacity
+    columns = {
+        name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in _COLUMNS.items()
+    }
+    return pd.DataFrame(columns), time, capacity
 
 
 def _station(
     station: Mapping[str, Any], time: pd.Timestamp | None, found: list[str]
 ) -> dict[str, Any]:
-    name = str(station["id"])
-    plugged = station.get("plugged", False)
+    """A row of the table."""
+    name, plugged = f"station {station['id']}", station.get("plugged", False)
     if not isinstance(plugged, bool):
-        found.append(f"now: station {name}: plugged is {plugged!r}; it must be true or false")
-    row: dict[str, Any] = {"id": name, "plugged": bool(plugged), "full": bool(station.get("full"))}
+        found.append(f"now: {name}: plugged is {plugged!r}; it must be true or false")
+    row: dict[str, Any] = dict.fromkeys(_NUMBERS, 0.0) | {"max_kw": RATE_KW}
+    row |= {"id": str(station["id"]), "plugged": bool(plugged), "full": bool(station.get("full"))}
+    told = {field: value for field, value in station.items() if value is not None}
     for field in _NUMBERS:
-        default = RATE_KW if field == "max_kw" else 0.0
-        value = station.get(field)
-        row[field] = default if value is None else _number(value, f"station {name}: {field}", found)
+        if field in told:
+            row[field] = _number(told[field], f"{name}: {field}", found)
         if row[field] < 0:
-            found.append(f"now: station {name}: {field} is {value}; it must be >= 0")
-    for field in ("arrival", "stated_departure"):
-        value = station.get(field)
-        row[field] = None if value is None else _time(value, f"station {name}: {field}", found)
-    stated = station.get("requested_kwh") is not None and row["stated_departure"] is not None
-    row["stated"] = bool(plugged) and stated
-    if plugged and row["arrival"] is None and station.get("arrival") is None:
-        found.append(f"now: station {name}: a car is plugged in, but arrival is missing")
+            found.append(f"now: {name}: {field} is {told[field]}; it must be >= 0")
+    for field in _TIMES:
+        row[field] = _time(told[field], f"{name}: {field}", found) if field in told else None
+    stated = "requested_kwh" in told and row["stated_departure"] is not None
+    row["stated"] = row["plugged"] and stated
+    if plugged and "arrival" not in told:
+        found.append(f"now: {name}: a car is plugged in, but arrival is missing")
     if plugged and row["arrival"] is not None and time is not None and row["arrival"] > time:
-        found.append(f"now: station {name}: arrival {row['arrival']} is after the time {time}")
+        found.append(f"now: {name}: arrival {row['arrival']} is after the time {time}")
     return row
 
 
@@ -301,8 +307,7 @@ def _number(value: Any, what: str, found: list[str]) -> float:
     # A whole number of JSON may be too long for a float.
     small = isinstance(value, int | float) and abs(value) < _MOST
     if isinstance(value, bool) or not small:
-        shown = repr(value)[:40]
-        found.append(f"now: {what} is {shown}; it must be a number within {_MOST:g}")
+        found.append(f"now: {what} is {repr(value)[:40]}; it must be a number within {_MOST:g}")
         return 0.0
     return float(value)
 
@@ -312,7 +317,7 @@ def _time(value: Any, what: str, found: list[str]) -> pd.Timestamp | None:
         time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
     except ValueError:
         time = pd.NaT
-    if not isinstance(time, pd.Timestamp) or time is pd.NaT:
-        found.append(f"now: {what} is {value!r}; write local time as 2021-06-01 09:00")
-        return None
-    return time.tz_localize(None)
+    if isinstance(time, pd.Timestamp):
+        return time.tz_localize(None)
+    found.append(f"now: {what} is {value!r}; write local time as 2021-06-01 09:00")
+    return None

@@ -70,29 +70,6 @@ class Garage(eqx.Module):
     to_come_kwh: Float[Numbers, "*stack periods"] | None = None
     """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
 
-    @classmethod
-    def live(
-        cls,
-        period: int,
-        plugged: Bool[np.ndarray, " entities"],
-        *,
-        arrived: Float[np.ndarray, " entities"],
-        requested_kwh: Float[np.ndarray, " entities"],
-        stated_departure: Float[np.ndarray, " entities"],
-        stated: Bool[np.ndarray, " entities"],
-    ) -> "Garage":
-        """The cars that are plugged in now, of whom nobody knows what they need or when they leave.
-
-        All came before this period, so that what was drawn so far is theirs.
-        """
-        numbers = (arrived, np.zeros(len(plugged)), requested_kwh, stated_departure)
-        return cls(
-            np.where(plugged, period - 1, 0)[:, None].astype(np.int32),
-            np.where(plugged, PERIODS, 0)[:, None].astype(np.int32),
-            *(np.asarray(values, np.float32)[:, None] for values in numbers),
-            stated=np.asarray(stated)[:, None],
-        )
-
     @property
     def there(self) -> Bool[Numbers, "*stack entities sessions"]:
         """Which sessions are not absent."""
@@ -156,10 +133,14 @@ class Outlook(eqx.Module):
 class StationView(eqx.Module):
     """What a controller sees of each station at the start of a period; 0 where no car is plugged in.
 
-    Only `truth` looks ahead: it is for the clairvoyant scheduler, and no policy may read it.
+    Only `truth` looks ahead: it is for `draw` and the clairvoyant scheduler, and no policy may read it.
     """
 
+    period: Int[Array, "*stack"]
+    capacity_kw: Float[Array, "*stack"]
     plugged: Flags
+    stays: Flags
+    """Whether the car was there in the period before."""
     can_draw: Flags
     """Plugged in and not known to be full."""
     limit_kw: PerStation
@@ -186,8 +167,6 @@ class StationView(eqx.Module):
     to_come_kwh: Float[Array, "*stack"]
     """What cars still to come needed on earlier days, for each station; 0 where none are recalled."""
     truth: Outlook
-    capacity_kw: Float[Array, "*stack"]
-    period: Int[Array, "*stack"]
 
     @property
     def forecast(self) -> Outlook | None:
@@ -206,57 +185,72 @@ def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions
     return (day.arrival <= n) & (n < day.departure)
 
 
-class Visit(eqx.Module):
-    """Of each station's car in one period: all that no offer changes; 0 where none is plugged in."""
-
-    period: Int[Array, "*stack"]
-    plugged: Flags
-    stays: Flags
-    """Whether the car was there in the period before."""
-    stated: Flags
-    arrived: PerStation
-    hours_here: PerStation
-    said: Outlook
-    """By the driver's statements, or the medians, before anything was drawn."""
-    predicted: Outlook | None
-    recalled: Outlook | None
-    familiarity: PerStation
-    to_come_kwh: Float[Array, "*stack"]
-    truth: Outlook
-
-
-def visit(day: Garage, n: Int[Array, ""], medians: Medians) -> Visit:
-    """Who is there in period n."""
+def visit(
+    day: Garage, n: Int[Array, ""], capacity_kw: Float[Array, ""], medians: Medians
+) -> StationView:
+    """Who is there in period n, as if all had just come: what no offer changes, and nothing drawn yet."""
     here, now = plugged_in(day, n), n.astype(jnp.float32)
-    plugged, nothing = here.any(-1), jnp.zeros(here.shape, jnp.float32)
-    stated, arrived = (here & day.stated).any(-1), _pick(here, day.arrived)
-    requested = jnp.where(stated, _pick(here, day.requested_kwh), medians.requested_kwh)
-    leaving = jnp.where(
-        stated, _pick(here, day.stated_departure), arrived + medians.stay_hours / PERIOD_HOURS
-    )
+    plugged, nothing = here.any(-1), jnp.zeros(here.shape[:1], jnp.float32)
+
+    def pick(values: Array) -> Array:
+        """The value of the session that is there; 0 where none is."""
+        return jnp.where(here, values, 0).sum(-1, dtype=values.dtype)
 
     def outlook(energy: PerStation, departure: PerStation) -> Outlook:
-        hours = jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0)
-        return Outlook(energy, hours)
+        return Outlook(energy, jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0))
 
     def expected(energy: PerSession | None, departure: PerSession | None) -> Outlook | None:
         if energy is None or departure is None:
             return None
-        return outlook(_pick(here, energy), _pick(here, departure))
+        return outlook(pick(energy), pick(departure))
 
-    return Visit(
+    stated, arrived = (here & day.stated).any(-1), pick(day.arrived)
+    requested = jnp.where(stated, pick(day.requested_kwh), medians.requested_kwh)
+    requested = jnp.where(plugged, requested, 0.0)
+    usual = arrived + medians.stay_hours / PERIOD_HOURS
+    return StationView(
         period=n,
+        capacity_kw=capacity_kw,
         plugged=plugged,
         stays=(here & (day.arrival < n)).any(-1),
+        can_draw=plugged,
+        limit_kw=jnp.where(plugged, RATE_KW, 0.0),
         stated=stated,
+        requested_kwh=requested,
+        got_kwh=nothing,
+        offered_kw=nothing,
+        drawn_kw=nothing,
         arrived=arrived,
         hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
-        said=outlook(jnp.where(plugged, requested, 0.0), leaving),
+        said=outlook(requested, jnp.where(stated, pick(day.stated_departure), usual)),
         predicted=expected(day.predicted_need_kwh, day.predicted_departure),
         recalled=expected(day.recalled_need_kwh, day.recalled_departure),
-        familiarity=_pick(here, nothing if day.familiarity is None else day.familiarity),
+        familiarity=nothing if day.familiarity is None else pick(day.familiarity),
         to_come_kwh=jnp.float32(0.0) if day.to_come_kwh is None else day.to_come_kwh[n],
-        truth=outlook(_pick(here, day.need_kwh), _pick(here, day.departure).astype(jnp.float32)),
+        truth=outlook(pick(day.need_kwh), pick(day.departure).astype(jnp.float32)),
+    )
+
+
+def look(fresh: StationView, state: State) -> StationView:
+    """What is seen of those who are there, once they have been offered something."""
+    kept = (state.got_kwh, state.offered_kw, state.drawn_kw)
+    got, offered, drawn = (jnp.where(fresh.stays, x, 0.0) for x in kept)
+    can_draw = fresh.plugged & ~(state.full & fresh.stays)
+
+    def still(outlook: Outlook) -> Outlook:
+        return Outlook(jnp.maximum(outlook.open_kwh - got, 0.0), outlook.hours_left)
+
+    return replace(
+        fresh,
+        can_draw=can_draw,
+        limit_kw=jnp.where(can_draw, RATE_KW, 0.0),
+        got_kwh=got,
+        offered_kw=offered,
+        drawn_kw=drawn,
+        said=still(fresh.said),
+        predicted=None if fresh.predicted is None else still(fresh.predicted),
+        recalled=None if fresh.recalled is None else still(fresh.recalled),
+        truth=still(fresh.truth),
     )
 
 
@@ -268,74 +262,23 @@ def see(
     medians: Medians,
 ) -> StationView:
     """What is known at the start of period n."""
-    return look(visit(day, n, medians), state, capacity_kw)
-
-
-def look(visit: Visit, state: State, capacity_kw: Float[Array, ""]) -> StationView:
-    """What is known of those who are there."""
-    state = _of_those_here(visit, state)
-    can_draw = visit.plugged & ~state.full
-
-    def still(outlook: Outlook) -> Outlook:
-        open_kwh = jnp.maximum(outlook.open_kwh - state.got_kwh, 0.0)
-        return Outlook(open_kwh, outlook.hours_left)
-
-    return StationView(
-        plugged=visit.plugged,
-        can_draw=can_draw,
-        limit_kw=jnp.where(can_draw, RATE_KW, 0.0),
-        stated=visit.stated,
-        requested_kwh=visit.said.open_kwh,
-        got_kwh=state.got_kwh,
-        offered_kw=state.offered_kw,
-        drawn_kw=state.drawn_kw,
-        arrived=visit.arrived,
-        hours_here=visit.hours_here,
-        said=still(visit.said),
-        predicted=None if visit.predicted is None else still(visit.predicted),
-        recalled=None if visit.recalled is None else still(visit.recalled),
-        familiarity=visit.familiarity,
-        to_come_kwh=visit.to_come_kwh,
-        truth=still(visit.truth),
-        capacity_kw=capacity_kw,
-        period=visit.period,
-    )
+    return look(visit(day, n, capacity_kw, medians), state)
 
 
 def draw(
-    day: Garage, state: State, n: Int[Array, ""], offered_kw: Float[Array, " entities"]
+    seen: StationView, offered_kw: Float[Array, " entities"]
 ) -> tuple[State, Float[Array, " entities"]]:
-    """Offer power in period n; the state after it, and the kWh that each station drew.
+    """Offer power to those who are seen; the state after the period, and the kWh that each station drew.
 
     What is offered beyond a station's limit is lost, so a schedule should not do so.
     """
-    # What was stated, and what stands in for it, moves no energy.
-    return charge(visit(day, n, Medians(jnp.zeros(()), jnp.zeros(()))), state, offered_kw)
-
-
-def charge(
-    visit: Visit, state: State, offered_kw: Float[Array, " entities"]
-) -> tuple[State, Float[Array, " entities"]]:
-    """As `draw`, for those who are there."""
-    state = _of_those_here(visit, state)
-    can_draw = visit.plugged & ~state.full
-    offered = jnp.where(can_draw, jnp.clip(offered_kw, 0.0, RATE_KW), 0.0)
-    left = visit.truth.open_kwh - state.got_kwh
-    # By `where` and not by `maximum`: a car that has all it needs would be at the tie, where half a
-    # gradient leaks into what it had got.
-    takes = can_draw & (left > 0)
+    offered = jnp.where(seen.can_draw, jnp.clip(offered_kw, 0.0, RATE_KW), 0.0)
+    left = seen.truth.open_kwh
+    # By `where`: a car that has all it needs is at a tie of `maximum`, where half a gradient would leak
+    # into what it had got.
+    takes = seen.can_draw & (left > 0)
     drawn = jnp.where(takes, jnp.minimum(offered, left / PERIOD_HOURS), 0.0)
-    full = state.full | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
+    was_full = seen.plugged & ~seen.can_draw
+    full = was_full | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
     drawn_kwh = drawn * PERIOD_HOURS
-    return State(state.got_kwh + drawn_kwh, offered, drawn, full), drawn_kwh
-
-
-def _pick(here: Bool[Array, "entities sessions"], values: Array) -> Array:
-    """The value of the session that is there; 0 where none is."""
-    return jnp.where(here, values, 0).sum(-1, dtype=values.dtype)
-
-
-def _of_those_here(visit: Visit, state: State) -> State:
-    """The state without what belonged to a car that has left."""
-    kept = (state.got_kwh, state.offered_kw, state.drawn_kw)
-    return State(*(jnp.where(visit.stays, x, 0.0) for x in kept), full=state.full & visit.stays)
+    return State(seen.got_kwh + drawn_kwh, offered, drawn, full), drawn_kwh

@@ -142,8 +142,7 @@ class Charging(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        day = self.garage.at(state.day, task.members)
-        garage, drawn = draw(day, state.garage, state.n, allocation * state.capacity_kw)
+        garage, drawn = draw(self.see(task, state), allocation * state.capacity_kw)
         n = state.n + 1
         following = DayState(state.day, n, state.capacity_kw, garage)
         reward = jnp.where(task.mask, drawn * self.worth[task.members], 0.0).sum()

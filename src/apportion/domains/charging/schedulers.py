@@ -3,13 +3,12 @@
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
 time of arrival to the second, and only then by the place of the station. Full cars are skipped. Days are
-simulated by `simulate`; `best_energies` is the most that could have been served.
+simulated by `simulate_all`; `best_energies` is the most that could have been served.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import equinox as eqx
@@ -31,7 +30,7 @@ from apportion.domains.charging.garage import (
     PerStation,
     State,
     StationView,
-    charge,
+    draw,
     empty,
     look,
     plugged_in,
@@ -59,39 +58,9 @@ def equal(seen: StationView) -> PerStation:
     return pour(seen.limit_kw, seen.capacity_kw)
 
 
-def fcfs(seen: StationView) -> PerStation:
-    """First come, first served."""
-    return serve_in_order(seen, seen.arrived)
-
-
-def edf(seen: StationView) -> PerStation:
-    """Earliest stated departure first."""
-    return serve_in_order(seen, seen.said.hours_left)
-
-
-def llf(seen: StationView) -> PerStation:
-    """Least laxity first, by statements."""
-    return serve_in_order(seen, seen.said.laxity)
-
-
-def edf_predicted(seen: StationView) -> PerStation:
-    """Earliest predicted departure first."""
-    return serve_in_order(seen, _forecast(seen.predicted).hours_left)
-
-
-def llf_predicted(seen: StationView) -> PerStation:
-    """Least laxity first, by predicted needs and departures."""
-    return serve_in_order(seen, _forecast(seen.predicted).laxity)
-
-
-def llf_recalled(seen: StationView) -> PerStation:
-    """Least laxity first, by predictions that recall earlier days where the days do."""
-    return serve_in_order(seen, _forecast(seen.forecast).laxity)
-
-
-def largest_remaining(seen: StationView) -> PerStation:
-    """The car with the most of its request still open first."""
-    return serve_in_order(seen, -seen.said.open_kwh)
+def in_order(key: Callable[[StationView], PerStation]) -> Schedule:
+    """The scheduler that serves the smallest of these keys first."""
+    return lambda seen: serve_in_order(seen, key(seen))
 
 
 def clairvoyant(seen: StationView) -> PerStation:
@@ -100,15 +69,23 @@ def clairvoyant(seen: StationView) -> PerStation:
     return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
 
+fcfs = in_order(lambda seen: seen.arrived)
+"""First come, first served."""
+edf = in_order(lambda seen: seen.said.hours_left)
+"""Earliest stated departure first."""
+llf = in_order(lambda seen: seen.said.laxity)
+"""Least laxity first, by statements."""
 SCHEDULERS: dict[str, Schedule] = {
     "equal": equal,
     "fcfs": fcfs,
     "edf": edf,
     "llf": llf,
-    "edf-predicted": edf_predicted,
-    "llf-predicted": llf_predicted,
-    "llf-recalled": llf_recalled,
-    "largest-remaining": largest_remaining,
+    "edf-predicted": in_order(lambda seen: _forecast(seen.predicted).hours_left),
+    "llf-predicted": in_order(lambda seen: _forecast(seen.predicted).laxity),
+    # By predictions that recall earlier days where the days do.
+    "llf-recalled": in_order(lambda seen: _forecast(seen.forecast).laxity),
+    # The car with the most of its request still open first.
+    "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
     "clairvoyant": clairvoyant,
 }
 """Every scheduler by the name that the command line and the reports use."""
@@ -165,40 +142,30 @@ def simulate_days(
     the busiest of the days needs: the schedule is not shown the others, to whom it could give nothing.
     """
     count, entities, _ = days.arrival.shape
-    sizes = _sizes(entities)
+    sizes = (entities,)
+    if entities >= _FEW and jax.default_backend() == "cpu":
+        # Few choices, since each is compiled.
+        sizes = (-(-entities // 4), -(-entities // 2), entities)
 
     def stretch(carry, start):
-        awaits = jax.vmap(_awaits, (0, 0, None))(days, carry[0], start)
+        state, energy = carry
+        arrives = (days.arrival >= start) & (days.arrival < start + _STRETCH) & days.there
+        is_here = (days.arrival < start) & (start < days.departure)
+        awaits = arrives.any(-1) | (is_here.any(-1) & ~state.full)
+
+        def in_rows(size: int):
+            one_day = partial(_stretch, size, schedule, capacity_kw, medians, start)
+            return lambda: jax.vmap(one_day)(days, awaits, state, energy)
+
+        branches = [lambda: carry, *map(in_rows, sizes)]
         most = awaits.sum(-1).max()
-
-        def of(size: int):
-            one = partial(_stretch, size, schedule, capacity_kw, medians, start)
-            return lambda carry: jax.vmap(one)(days, awaits, *carry)
-
-        branches = [lambda carry: carry, *map(of, sizes)]
-        return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches, carry), None
+        return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches), None
 
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), empty(entities))
     starts = jnp.arange(0, PERIODS, _STRETCH, dtype=jnp.int32)
     begun = state, jnp.zeros(days.arrival.shape, jnp.float32)
     (_, energy), _ = jax.lax.scan(stretch, begun, starts)
     return energy
-
-
-def _sizes(entities: int) -> tuple[int, ...]:
-    """How many stations are worked on at once: few choices, since each is compiled."""
-    if entities < _FEW or jax.default_backend() != "cpu":
-        return (entities,)
-    return -(-entities // 4), -(-entities // 2), entities
-
-
-def _awaits(day: Garage, state: State, start: Int[Array, ""]) -> Flags:
-    """Where a car can draw at some time in the stretch: it comes, or it is there and not yet full."""
-    comes = (
-        (day.arrival >= start) & (day.arrival < start + _STRETCH) & (day.departure > day.arrival)
-    )
-    is_here = plugged_in(day, start) & (day.arrival < start)
-    return comes.any(-1) | (is_here.any(-1) & ~state.full)
 
 
 def _stretch(
@@ -214,21 +181,21 @@ def _stretch(
 ) -> tuple[State, PerSession]:
     """A stretch of one day in `size` rows, enough for all who await power; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
+    packed_day, packed = day, state
     if size < len(rank):
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
         packed_day, packed = day.each_station(rows), jax.tree.map(rows, state)
-    else:
-        packed_day, packed = day, state
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    visits = jax.vmap(lambda n: visit(packed_day, n, medians))(periods)
+    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw, medians))(periods)
 
-    def period(state, visit):
-        return charge(visit, state, schedule(look(visit, state, capacity_kw)))
+    def period(state, fresh):
+        seen = look(fresh, state)
+        return draw(seen, schedule(seen))
 
-    packed, drawn = jax.lax.scan(period, packed, visits)
+    packed, drawn = jax.lax.scan(period, packed, fresh)
     here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
     added = jnp.where(here, drawn[..., None], 0.0).sum(0)
     if size == len(rank):
@@ -340,17 +307,6 @@ def simulate_all(
     return _over_days(program, days, members.shape[1])
 
 
-def simulate(
-    days: Garage,
-    schedule: Schedule,
-    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
-    medians: Medians,
-    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
-) -> np.ndarray:
-    """The same under one schedule, (tasks, days, entities, sessions)."""
-    return simulate_all(days, [schedule], capacity_kw, medians, members)[0]
-
-
 def best_energies(
     arrival: np.ndarray,
     departure: np.ndarray,
@@ -374,46 +330,31 @@ def best_energies(
     [[2.0]]
     """
     tasks = np.arange(arrival.shape[1])[None] if members is None else np.asarray(members)
-    days = [
-        _Day.of(*(x[day, task] for x in (arrival, departure, need_kwh)))
-        for task in tasks
-        for day in range(len(arrival))
+    # A row for each task and day.
+    days = [np.concatenate([x[:, task] for task in tasks]) for x in (arrival, departure, need_kwh)]
+    served = [
+        _solve(capacity_kw, *(x[first : first + _TOGETHER] for x in days))
+        for first in range(0, len(days[0]), _TOGETHER)
     ]
-    batches = [days[first : first + _TOGETHER] for first in range(0, len(days), _TOGETHER)]
-    served = np.concatenate([_solve(batch, capacity_kw) for batch in batches])
-    return served.reshape(len(tasks), len(arrival))
+    return np.concatenate(served).reshape(len(tasks), len(arrival))
 
 
-@dataclass(frozen=True, eq=False)
-class _Day:
-    """A day's variables: which session and interval each belongs to."""
-
-    need_kwh: np.ndarray
-    hours: np.ndarray
-    """Of each interval."""
-    session: np.ndarray
-    interval: np.ndarray
-
-    @classmethod
-    def of(cls, arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray) -> "_Day":
-        arrival, departure, need = (np.ravel(x) for x in (arrival, departure, need_kwh))
-        there = (departure > arrival) & (need > 0)
-        arrival, departure = arrival[there], departure[there]
-        cuts = np.unique(np.concatenate([arrival, departure]))
-        inside = (arrival[:, None] <= cuts[:-1]) & (cuts[1:] <= departure[:, None])
-        return cls(need[there].astype(float), np.diff(cuts) * PERIOD_HOURS, *np.nonzero(inside))
-
-
-def _solve(days: list[_Day], capacity_kw: float) -> np.ndarray:
+def _solve(
+    capacity_kw: float, arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray
+) -> np.ndarray:
     """The most kWh of each day; the days do not touch one another."""
-    sessions = np.cumsum([0, *(len(day.need_kwh) for day in days)])
-    intervals = np.cumsum([0, *(len(day.hours) for day in days)])
-    session = np.concatenate([d.session + s for d, s in zip(days, sessions[:-1], strict=True)])
-    interval = np.concatenate([d.interval + i for d, i in zip(days, intervals[:-1], strict=True)])
-    if not len(session):
-        return np.zeros(len(days))
-    hours = np.concatenate([day.hours for day in days])
-    needs = np.concatenate([day.need_kwh for day in days])
+    there = (departure > arrival) & (need_kwh > 0)
+    day, needs = np.nonzero(there)[0], need_kwh[there].astype(float)
+    if not len(day):
+        return np.zeros(len(arrival))
+    # One day after another on one clock.
+    begins = day * (int(departure.max()) + 1)
+    first, last = arrival[there] + begins, departure[there] + begins
+    cuts = np.unique(np.concatenate([first, last]))
+    inside = (first[:, None] <= cuts[:-1]) & (cuts[1:] <= last[:, None])
+    filled = inside.any(0)
+    hours = np.diff(cuts)[filled] * PERIOD_HOURS
+    session, interval = np.nonzero(inside[:, filled])
     ones, columns = np.ones(len(session)), np.arange(len(session))
     by_session = csr_array((ones, (session, columns)), shape=(len(needs), len(session)))
     by_interval = csr_array((ones, (interval, columns)), shape=(len(hours), len(session)))
@@ -426,6 +367,7 @@ def _solve(days: list[_Day], capacity_kw: float) -> np.ndarray:
         method="highs",
     )
     if not solution.success:
-        raise RuntimeError(f"the linear programme of {len(days)} days failed: {solution.message}")
-    day_of = np.repeat(np.arange(len(days)), [len(day.session) for day in days])
-    return np.bincount(day_of, solution.x, minlength=len(days))
+        raise RuntimeError(
+            f"the linear programme of {len(arrival)} days failed: {solution.message}"
+        )
+    return np.bincount(day[session], solution.x, minlength=len(arrival))

@@ -172,21 +172,22 @@ class _Found:
 
     def refuse(self, bad: Any, what: str, way_out: str, values: Any = None) -> None:
         """Refuse the sessions where `bad`, if there are any; of `values` the first is shown."""
-        self._say(self.refusals, bad, what, way_out, values)
+        self.refusals += self._say(bad, what, way_out, values)
 
     def note(self, odd: Any, what: str, what_follows: str) -> None:
         """Note the sessions where `odd`, if there are any."""
-        self._say(self.notes, odd, what, what_follows)
+        self.notes += self._say(odd, what, what_follows)
 
-    def _say(self, said: list[str], bad: Any, what: str, then: str, values: Any = None) -> None:
+    def _say(self, bad: Any, what: str, then: str, values: Any = None) -> list[str]:
         places = np.flatnonzero(bad)
-        if len(places):
-            number = int(self.rows[places[0]])
-            csv = self.source.lower().endswith(".csv")
-            first = f"line {number + 2}" if csv else f"row {number + 1}"
-            shown = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
-            many = count(len(places), "session")
-            said.append(f"{self.source}: {what} in {many}, first at {first}{shown}; {then}")
+        if not len(places):
+            return []
+        number = int(self.rows[places[0]])
+        csv = self.source.lower().endswith(".csv")
+        first = f"line {number + 2}" if csv else f"row {number + 1}"
+        shown = "" if values is None else f' ("{np.asarray(values, object)[places[0]]}")'
+        many = count(len(places), "session")
+        return [f"{self.source}: {what} in {many}, first at {first}{shown}; {then}"]
 
 
 def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -> CheckedSessions:
@@ -204,12 +205,17 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
         return CheckedSessions(source, pd.DataFrame(columns=list(LAYOUT)), found.refusals)
     frame = pd.DataFrame(index=raw.index)
     for name in ("site", "station"):
-        frame[name] = _names(columns.get(name), name, found)
+        if name in columns:
+            frame[name] = _text(columns[name])
+            found.refuse(frame[name] == "", f'column "{name}" is empty', f"name the {name}")
+        else:
+            frame[name] = "garage"
+            found.notes.append(f'{source}: no column "{name}"; all sessions count as one {name}')
     times = _local_times(columns, _zone(columns.get("timezone"), timezone, found), found)
     for name in _TIMES:
         frame[name] = times.get(name, np.full(len(frame), "NaT", "datetime64[s]"))
     for name in ("requested_kwh", "delivered_kwh"):
-        frame[name] = _energies(columns.get(name), name, found)
+        frame[name] = _energies(columns[name], name, found) if name in columns else np.nan
     found.refuse(
         frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
     )
@@ -256,15 +262,6 @@ def _first_input(value: Any) -> dict[str, Any]:
 def _text(column: Any) -> Any:
     """A column as text without space around it, "" where nothing is."""
     return column.astype(object).where(column.notna(), "").map(str).str.strip()
-
-
-def _names(column: Any, name: str, found: _Found) -> Any:
-    if column is None:
-        found.notes.append(f'{found.source}: no column "{name}"; all sessions count as one {name}')
-        return "garage"
-    text = _text(column)
-    found.refuse(text == "", f'column "{name}" is empty', f"name the {name}")
-    return text
 
 
 def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
@@ -344,9 +341,7 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     return times.mask(odd), np.unique(zoned[~gap.to_numpy() & ~wrong.to_numpy()])
 
 
-def _energies(column: Any, name: str, found: _Found) -> Any:
-    if column is None:
-        return np.nan
+def _energies(column: Any, name: str, found: _Found) -> np.ndarray:
     text, what = _text(column), f'column "{name}"'
     gap = text.str.lower().isin(_MISSING).to_numpy()
     values = np.asarray(pd.to_numeric(text.where(~gap), errors="coerce"), float)

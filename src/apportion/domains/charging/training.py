@@ -6,7 +6,7 @@ after training.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -79,15 +79,19 @@ class Garages:
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with forecasts."""
-        return [
-            self._with_forecasts(days.between(None, self.until[name]).at(self.seen[name]))
+        training = [
+            days.between(None, self.until[name]).at(self.seen[name])
             for name, days in self.sites.items()
         ]
+        return [add_forecasts(days, self.predictor, self.recall) for days in training]
 
     @cached_property
     def all_days(self) -> dict[str, Days]:
         """All stations and days, with forecasts; of the days before, all stations are recalled."""
-        return {name: self._with_forecasts(days) for name, days in self.sites.items()}
+        return {
+            name: add_forecasts(days, self.predictor, self.recall)
+            for name, days in self.sites.items()
+        }
 
     def unseen_stations(self, site: str) -> Days:
         """The held-out stations on the training days, with forecasts."""
@@ -105,9 +109,6 @@ class Garages:
                 tests[f"{site}, from {later.dates[0]}"] = later
         return tests
 
-    def _with_forecasts(self, days: Days) -> Days:
-        return add_forecasts(days, self.predictor, self.recall)
-
 
 def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
     """Tasks of the training stations, each of one site, the sites in turn."""
@@ -121,10 +122,7 @@ def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
             draw_tasks(places, settings.task_size, count, seed=settings.seed + 1000 * number)
         )
         first += stations
-    together = drawn[0]
-    for others in drawn[1:]:
-        together = together.joined(others)
-    return together
+    return reduce(Task.joined, drawn)
 
 
 def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
