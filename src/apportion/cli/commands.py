@@ -24,7 +24,6 @@ from apportion.cli.options import (
     Json,
     Out,
     Quiet,
-    TensorBoard,
     all_domains,
     domain_of,
     examples,
@@ -114,7 +113,6 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config: File = None,
         json: Json = False,
         quiet: Quiet = False,
-        tensorboard: TensorBoard = False,
         settings: Annotated[kind, Parameter(name="*", group="Settings")] = kind(),  # noqa: B008 # pyright: ignore
     ) -> Any:
         """Train a policy.
@@ -134,9 +132,7 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         from apportion.runs.runner import start_run
 
         with open_progress(quiet=quiet) as progress:
-            outcome = start_run(
-                out, domain.name, settings, prepared, progress, tensorboard=tensorboard
-            )
+            outcome = start_run(out, domain.name, settings, prepared, progress)
         return _trained(out, outcome, json)
 
     return command
@@ -161,14 +157,7 @@ def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
     return f"{outcome.summary}\nwrote {folder}"
 
 
-def resume_command(
-    folder: Folder,
-    /,
-    *,
-    json: Json = False,
-    quiet: Quiet = False,
-    tensorboard: TensorBoard = False,
-) -> Any:
+def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = False) -> Any:
     """Continue a run exactly where it stopped.
 
     Every number comes out as if the run had never stopped.
@@ -181,10 +170,10 @@ def resume_command(
         Folder of the run.
     """
     with _LateProgress(quiet=quiet) as progress:
-        return _trained(folder, _resume(folder, progress, tensorboard), json)
+        return _trained(folder, _resume(folder, progress), json)
 
 
-def _resume(folder: Path, progress: Any, tensorboard: bool = False) -> Any:
+def _resume(folder: Path, progress: Progress) -> Any:
     """The outcome of a run that goes on; None where it is finished."""
     run = load_run(folder)
     if run.finished:
@@ -193,7 +182,7 @@ def _resume(folder: Path, progress: Any, tensorboard: bool = False) -> Any:
     prepared = domain.prepare(domain.load_settings(run))
     from apportion.runs.runner import resume_run
 
-    return resume_run(folder, prepared, progress, tensorboard=tensorboard)
+    return resume_run(folder, prepared, progress)
 
 
 _DEMO_MARK = ".demo.json"
