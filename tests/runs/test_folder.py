@@ -50,7 +50,6 @@ def test_what_is_no_run_or_unfinished_is_refused_in_one_sentence(run, tmp_path):
         apportion.load_run(tmp_path)
     with pytest.raises(InputError, match="apportion resume"):
         _ = load_run(run.folder).policy
-    assert "not finished" in run.summary()
 
 
 def test_rows_grow_chunk_by_chunk_and_pandas_opens_them(run):
@@ -58,8 +57,6 @@ def test_rows_grow_chunk_by_chunk_and_pandas_opens_them(run):
         run.write_rows("metrics", last, _rows(last - 1, last))
     assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert len(pd.read_parquet(run.folder / "metrics.parquet")) == 6
-    assert "6 steps" in run.summary()
-    assert run.plot().axes
 
 
 def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):

@@ -40,7 +40,7 @@ def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
     for part in (
         "step 50 of 100",
         "10 steps/s",
-        "5 s left",
+        "0:00:05 left",
         "0.25",
         "0.02",
         "3 (40%)",

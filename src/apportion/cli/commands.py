@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,7 +36,7 @@ from apportion.domains.domain import Domain, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.folder import UNFINISHED, load_run
-from apportion.runs.progress import Progress, TrainingStatus, open_progress
+from apportion.runs.progress import Progress, open_progress
 from apportion.runs.settings import read_settings, read_toml, to_toml
 
 Command = Callable[..., Any] | App
@@ -45,26 +44,6 @@ Command = Callable[..., Any] | App
 _TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
 What --config leaves out has the default shown; what the command line gives goes before both.
 Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
-
-
-class _LateProgress(Progress):
-    """A display that its first message opens, for opening one starts JAX."""
-
-    def __init__(self, *, quiet: bool):
-        self._opened = cache(lambda: open_progress(quiet=quiet))
-
-    def training(self, status: TrainingStatus, title: str = "training") -> None:
-        self._opened().training(status, title)
-
-    def stage(self, text: str, done: float | None = None) -> None:
-        self._opened().stage(text, done)
-
-    def note(self, text: str) -> None:
-        self._opened().note(text)
-
-    def close(self) -> None:
-        if self._opened.cache_info().currsize:
-            self._opened().close()
 
 
 def make_train(arguments: Sequence[str]) -> Command:
@@ -169,7 +148,7 @@ def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = Fals
     folder
         Folder of the run.
     """
-    with _LateProgress(quiet=quiet) as progress:
+    with open_progress(quiet=quiet) as progress:
         return _trained(folder, _resume(folder, progress), json)
 
 
@@ -324,7 +303,7 @@ def make_backtest(arguments: Sequence[str]) -> Command:
             require_free(out, unfinished=_HALF_WRITTEN)
         from apportion.runs.signals import stoppable
 
-        with _LateProgress(quiet=quiet) as progress:
+        with open_progress(quiet=quiet) as progress:
             result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
         if out is not None:
             write_backtest(result, out)
