@@ -2,9 +2,6 @@
 
 from refusals import assert_refused, cases
 
-FINISHED_DEMO = """{"files": ["environment.json", "headline.json", "policy.json", "policy.safetensors",
-"results.json", "settings.toml"]}"""
-
 
 @cases(
     ("no study", "study", ("NAME is missing", "choose fig1")),
@@ -62,26 +59,12 @@ FINISHED_DEMO = """{"files": ["environment.json", "headline.json", "policy.json"
     ("demo, steps", "demo --steps 0", ("steps is 0",)),
     ("demo in a file", "demo --out f", ("f: is a file",), {"f": "mine"}),
     ("demo inside a file", "demo --out f/x", ("is a file",), {"f": "mine"}),
-    ("demo over a run", "demo --out run", ("no demo",), {}, "budget"),
+    ("demo over a run", "demo --out run", ("holds another run",), {}, "budget"),
     (
         "demo among others",
         "demo --out d",
         ("holds other files, such as report.html",),
         {"d/report.html": "mine"},
-    ),
-    (
-        "demo beside others",
-        "demo --out run",
-        ("notes.txt, which no demo wrote",),
-        {"run/.demo.json": FINISHED_DEMO, "run/notes.txt": ""},
-        "charging",
-    ),
-    (
-        "an earlier demo stays",
-        "demo --out run --steps 0",
-        ("steps is 0",),
-        {"run/.demo.json": "{}"},
-        "charging",
     ),
     ("check, what", "check --price p.csv", ("did you mean --prices?",)),
     ("check, json", "check --json=x", ("true or false",)),

@@ -6,10 +6,8 @@ returns is printed: text, or with `--json` plain values.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -103,28 +101,25 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.files import require_free
-
-        require_free(out, unfinished=UNFINISHED)
-        settings = _absolute(settings)
-        prepared = domain.prepare(settings)
-        from apportion.runs.runner import start_run
-
+        # Files by their full path, so that the run's settings serve from any folder.
+        values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        paths = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
         with open_progress(quiet=quiet) as progress:
-            outcome = start_run(out, domain.name, settings, prepared, progress)
+            outcome = _start(out, domain, replace(settings, **paths), progress)
         return _trained(out, outcome, json)
 
     return command
 
 
-def _absolute(settings: Any) -> Any:
-    """Files by their full path, so that the run's settings serve from any folder."""
-    paths = {
-        field.name: value.resolve()
-        for field in fields(settings)
-        if isinstance(value := getattr(settings, field.name), Path)
-    }
-    return replace(settings, **paths)
+def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
+    """The outcome of a run that begins; its folder and its data are checked before JAX is started."""
+    from apportion.runs.files import require_free
+
+    require_free(folder, unfinished=UNFINISHED)
+    prepared = domain.prepare(settings)
+    from apportion.runs.runner import start_run
+
+    return start_run(folder, domain.name, settings, prepared, progress)
 
 
 def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
@@ -164,17 +159,6 @@ def _resume(folder: Path, progress: Progress) -> Any:
     return resume_run(folder, prepared, progress)
 
 
-_DEMO_MARK = ".demo.json"
-"""Says in a folder that a demo made it, and names its files once it is done: only these are replaced."""
-_STOPPED = (
-    *("settings.toml", "environment.json", "choice.json", "checkpoints"),
-    *("metrics.parquet", "probabilities.parquet"),
-)
-"""What a demo that was stopped may have written."""
-_LATER = ("certificate.json", "certificate.png", "report.html")
-"""What other commands add to a demo."""
-
-
 def make_demo(arguments: Sequence[str]) -> Command:
     """`demo`: the first domain that has one."""
     domain, chosen = next(
@@ -198,28 +182,21 @@ def make_demo(arguments: Sequence[str]) -> Command:
         Parameters
         ----------
         out
-            Folder to write to; an earlier demo in it is replaced.
+            Folder to write to.
         steps
             Updates of the policy.
         seed
             Decides everything random.
         """
         settings = replace(chosen, steps=steps, seed=seed)
-        begun = _is_begun(out, to_toml(settings, domain.name))
+        file = out / "settings.toml"
+        begun = file.is_file()
+        if begun and file.read_text("utf-8") != to_toml(settings, domain.name):
+            raise InputError(f"{out}: holds another run; choose another folder with --out")
         from apportion.report import write_report
-        from apportion.runs.files import write_json
 
         with open_progress(quiet=quiet) as progress:
-            if begun:
-                outcome = _resume(out, progress)
-            else:
-                prepared = domain.prepare(settings)
-                from apportion.runs.runner import start_run
-
-                write_json(out / _DEMO_MARK, {"files": []})
-                outcome = start_run(out, domain.name, settings, prepared, progress)
-            written = sorted(entry.name for entry in out.iterdir() if entry.name[0] != ".")
-            write_json(out / _DEMO_MARK, {"files": written})
+            outcome = _resume(out, progress) if begun else _start(out, domain, settings, progress)
             progress.stage("writing the report")
             report = write_report(out)
         if json:
@@ -227,36 +204,6 @@ def make_demo(arguments: Sequence[str]) -> Command:
         return f"{outcome.summary}\n\nwrote {report}" if outcome else f"wrote {report}"
 
     return command
-
-
-def _is_begun(folder: Path, settings: str) -> bool:
-    """Whether a demo of these settings was stopped here; if not, there is room for one.
-
-    An earlier demo is removed where the folder holds nothing else; any other folder is refused.
-    """
-    from apportion.runs.files import only_writer, read_json, remove, require_free, require_writable
-
-    file, mark = folder / "settings.toml", folder / _DEMO_MARK
-    if not file.is_file():
-        require_free(folder, unfinished=UNFINISHED)
-        return False
-    if not mark.is_file():
-        raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
-    written = list(map(str, read_json(mark).get("files", ())))
-    if not written and file.read_text("utf-8") == settings:
-        return True
-    require_writable(folder)
-    found = [entry for entry in folder.iterdir() if entry.name[0] != "."]
-    others = {entry.name for entry in found} - {*(written or _STOPPED), *_LATER}
-    if others:
-        raise InputError(
-            f"{folder}: holds {min(others)}, which no demo wrote; move it, or choose another folder "
-            "with --out"
-        )
-    with only_writer(folder):
-        for entry in [*found, mark]:
-            remove(entry)
-    return False
 
 
 def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, dict[str, type], str]:
@@ -397,7 +344,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
         against: Annotated[str, Parameter(metavar="NAME")],
         alpha: float = 0.05,
         block: int = 1,
-        out: File = None,
+        out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
         json: Json = False,
         **options: Any,
     ) -> Any:
@@ -421,12 +368,9 @@ def make_certify(arguments: Sequence[str]) -> Command:
         block
             Consecutive periods whose mean is one bet, for gains that are autocorrelated.
         out
-            A .png for the plot, or a folder for plot, table and JSON; by default the run's
-            certificate.png.
+            Folder for the certificate: JSON, a table and a plot; by default the run's.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
-        place = folder.parent if folder.is_file() else folder
-        out = place / "certificate.png" if out is None else out
         if not 0 < alpha < 1:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
@@ -435,49 +379,25 @@ def make_certify(arguments: Sequence[str]) -> Command:
         bound = getattr(own, "bound", None)
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
-        _check_plot(out)
-        gains = domain.gains(source, against, own)
-        made = gains.certify(alpha=alpha, block=block)
-        wrote = write_certificate(made, out)
-        _keep(made, place, wrote)
-        return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
+        out = out or (folder.parent if folder.is_file() else folder)
+        from apportion.runs.files import require_writable
+
+        require_writable(out)
+        made = domain.gains(source, against, own).certify(alpha=alpha, block=block)
+        plot = write_certificate(made, out)
+        return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
     return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
 
 
-def _check_plot(out: Path) -> None:
-    from apportion.runs.files import require_place, require_writable
-
-    alone = out.suffix == ".png"
-    if (out.is_dir() and alone) or (out.is_file() and not alone):
-        raise InputError(f"{out}: give a .png file, or a folder")
-    (require_place if alone else require_writable)(out)
-
-
 def write_certificate(made: Any, out: Path) -> Path:
-    """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
+    """Write a certificate to a folder: JSON, table, and last its plot, whose path is returned."""
     from apportion.runs.files import write_atomic, write_figure, write_json
 
-    alone = out.suffix == ".png"
-    plot = out if alone else out / "certificate.png"
-    if not alone:
-        write_json(out / "certificate.json", made.to_json())
-        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
-    write_figure(plot, made.plot(), dpi=130)
-    return plot
-
-
-def _keep(made: Any, folder: Path, plot: Path) -> None:
-    """Keep the result in the run's folder, for its page, unless that is read-only."""
-    from apportion.runs.files import write_json
-
-    own = plot.resolve() == (folder / "certificate.png").resolve()
-    about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
-    about |= {"plot": plot.name if own else str(plot)}
-    try:
-        write_json(folder / "certificate.json", made.to_json() | about)
-    except OSError as error:
-        warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)
+    write_json(out / "certificate.json", made.to_json())
+    write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+    write_figure(out / "certificate.png", made.plot(), dpi=130)
+    return out / "certificate.png"
 
 
 def make_study(arguments: Sequence[str]) -> Command:
@@ -666,7 +586,13 @@ def make_check(arguments: Sequence[str]) -> Command:
                 for extra, packages in EXTRAS.items()
             },
         }
-        lines = _describe_installation(found)
+        lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
+        lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
+        for extra, packages in found["extras"].items():
+            missing = ", ".join(name for name, version in packages.items() if version is None)
+            present = ", ".join(f"{name} {version}" for name, version in packages.items())
+            install = f"missing {missing}: pip install 'apportion[{extra}]'"
+            lines.append(f"{extra:12} {install if missing else present}")
         for domain in domains:
             own = options.get(domain.name)
             if own is not None and own != type(own)():
@@ -678,14 +604,3 @@ def make_check(arguments: Sequence[str]) -> Command:
     return with_options(
         command, option_kinds("check", domains), examples("check", domains, "check ")
     )
-
-
-def _describe_installation(found: dict[str, Any]) -> list[str]:
-    lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
-    lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
-    for extra, packages in found["extras"].items():
-        missing = ", ".join(name for name, version in packages.items() if version is None)
-        present = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
-        install = f"missing {missing}: pip install 'apportion[{extra}]'"
-        lines.append(f"{extra:12} {install if missing else present}")
-    return lines

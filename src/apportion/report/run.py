@@ -209,11 +209,10 @@ def _certificate(folder: Path) -> list[Section]:
         "wealth of the bets": made["wealth"],
         "trust of a gate": made["trust"],
         "gains beyond the bound": made["clipped"],
-        "made at": made.get("made"),
     }
     parts: list[Part] = [Headlines([card]), Facts("What it rests on", facts)]
     plot = folder / "certificate.png"
-    if made.get("plot") == plot.name and plot.is_file():
+    if plot.is_file():
         words = f"The wealth of both bets and the bounds on the mean gain: {made['verdict']}."
         parts.append(Picture("The bets", plot.read_bytes(), words))
     return [Section("Certificate", parts, _BETS)]
