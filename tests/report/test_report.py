@@ -31,28 +31,22 @@ CLOSING = "</script><script>alert(2)</script>"
 TICKERS = ["AAPL", "AMD", HOSTILE, CLOSING, "<b>BOLD</b>"]
 
 
-def some_metrics(methods=("pmtl", "stl"), runs=3, tasks=8):
+def some_metrics(runs=3, tasks=8):
     rng = np.random.default_rng(0)
     step = np.arange(10, 1001, 10)
     frames = []
-    for method in methods:
-        for run in range(runs):
-            rise = 1 - np.exp(-step / 300)
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "method": method,
-                        "run": run,
-                        "step": step,
-                        "task": rng.integers(0, tasks, len(step)),
-                        "reward": rise + rng.normal(0, 0.05, len(step)),
-                        "loss": -rise,
-                        "deviation": 0.3 * rise,
-                        "score": 0.3 * rise + rng.uniform(0, 0.05, len(step)),
-                        "gradient_norm": np.exp(rng.normal(0, 0.3, len(step))),
-                    }
-                )
-            )
+    for run in range(runs):
+        rise = 1 - np.exp(-step / 300)
+        columns = {
+            "run": run,
+            "step": step,
+            "task": rng.integers(0, tasks, len(step)),
+            "reward": rise + rng.normal(0, 0.05, len(step)),
+            "loss": -rise,
+            "deviation": 0.3 * rise,
+            "score": 0.3 * rise + rng.uniform(0, 0.05, len(step)),
+        }
+        frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -142,19 +136,17 @@ def every_plot():
     metrics = some_metrics()
     return [
         plots.learning_curve(metrics, "reward", "Reward"),
-        plots.learning_curve(metrics.drop(columns=["method", "run"]), "loss", "Loss"),
+        plots.learning_curve(metrics.drop(columns="run"), "loss", "Loss"),
         plots.task_probabilities(some_probabilities(), "Chances"),
-        plots.task_probabilities(plots.draw_frequencies(metrics), "Draws"),
         plots.allocations(some_shares()),
         plots.values(some_wealth()),
         plots.ahead_of_equal(some_wealth()),
         plots.drawdowns(some_wealth()),
         plots.lines("Lines", "1 word.", some_shares(), {"title": "share (%)", "kind": "percent"}),
-        plots.score_against_gradient(metrics),
     ]
 
 
-def test_every_colour_is_in_both_palettes_and_every_axis_says_its_unit():
+def test_every_plot_is_in_both_palettes_says_its_units_and_is_said_in_words_too():
     style = files("apportion.report").joinpath("page.css").read_text()
     units = re.compile(r"\(.+\)$|^date$")
     for plot in every_plot():
@@ -164,10 +156,6 @@ def test_every_colour_is_in_both_palettes_and_every_axis_says_its_unit():
             assert units.search(axis["title"]), axis
             assert axis["kind"] in ("number", "percent", "log", "date", "category")
         json.dumps({"data": plot.data, "layout": plot.layout}, allow_nan=False)
-
-
-def test_every_figure_is_said_in_words_too():
-    for plot in every_plot():
         assert plot.title
         assert any(character.isdigit() for character in plot.description), plot.title
 
@@ -212,21 +200,6 @@ def test_of_many_strategies_the_well_known_are_drawn_and_the_others_wait_in_the_
     drawn = [line["name"] for line in lines if not line["hidden"]]
     assert drawn == ["policy", "equal-crp"]
     assert len(lines) == len(names)
-
-
-def test_draw_frequencies_sum_to_one_in_every_period():
-    shares = plots.draw_frequencies(some_metrics(), tasks=10)
-    assert shares.shape[1] == 10
-    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
-
-
-def test_rank_correlation_given_time_removes_what_time_alone_explains():
-    rng = np.random.default_rng(5)
-    step = pd.Series(np.arange(2000.0))
-    first, second = (step + rng.normal(0, 200, 2000) for _ in range(2))
-    plainly, given_time = plots.rank_correlations(first, second, step)
-    assert plainly > 0.8
-    assert abs(given_time) < 0.1
 
 
 def test_a_curve_of_a_single_run_is_its_median():
@@ -350,11 +323,9 @@ def test_half_a_character_makes_no_page(study_folder, tmp_path):
 
 
 def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
-    some_metrics(methods=["pmtl"], runs=1).drop(columns=["method", "run"]).to_csv(
-        tmp_path / "metrics.csv", index=False
-    )
+    some_metrics(runs=1).drop(columns="run").to_csv(tmp_path / "metrics.csv", index=False)
     text = write_report(tmp_path).read_text()
-    assert "How often each task was drawn" in text
+    assert "Reward of the batch" in text
     assert "Value against baselines" not in text
 
 
@@ -419,7 +390,7 @@ def show(browser, folder, **how):
 
 ALL_DRAWN = """
 return [...document.querySelectorAll(".canvas")].every((canvas) =>
-  canvas.querySelector("path.line, rect.cell, circle.dot"))
+  canvas.querySelector("path.line, rect.cell"))
 """
 
 
@@ -456,7 +427,7 @@ def errors(browser):
 
 @pytest.mark.browser
 def test_a_run_report_draws_every_plot_without_errors_or_network(desktop):
-    assert len(desktop.find_elements("css selector", ".canvas svg")) >= 9
+    assert len(desktop.find_elements("css selector", ".canvas svg")) >= 8
     assert errors(desktop) == []
     asked = requested(desktop)
     assert any(url.endswith("report.html") for url in asked)

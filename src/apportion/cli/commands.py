@@ -481,8 +481,7 @@ def make_study(arguments: Sequence[str]) -> Command:
                 name, out, request, executor=executor, draw=draw, progress=progress.stage
             ):
                 verdicts[done.name], seconds[done.name] = done.study.verdicts(), done.seconds
-                lines += [done.name, *map(describe_verdict, verdicts[done.name])]
-                lines.append(f"wrote {write_report(done.folder)}")
+                lines += [done.study.summary(), f"wrote {write_report(done.folder)}"]
         whole = round(time.monotonic() - begun, 1)
         if json:
             content = {"folder": str(out), "studies": verdicts}
@@ -511,19 +510,6 @@ def _check_study_folder(folder: Path) -> None:
         # A Parquet file begins and ends with its mark.
         if len(content) <= 8 or not content[:4] == content[-4:] == b"PAR1":
             raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
-
-
-def describe_verdict(verdict: dict[str, Any]) -> str:
-    """A study's verdict in a line."""
-    from apportion.studies.study import after_all
-
-    low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
-    mark = verdict["outcome"].replace("-", " ")
-    after = after_all(verdict["outcome"], verdict["adjusted"]).replace("-", " ")
-    return (
-        f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
-        f"n = {verdict['n']}{after}"
-    )
 
 
 def report_command(folder: Folder, /, *, json: Json = False) -> Any:
