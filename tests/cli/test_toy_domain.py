@@ -85,15 +85,6 @@ def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
     assert_refused(apportion("backtest", folder, "--fiends", "A"), "did you mean --friends?")
 
 
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("backtest", "--prices"), ("allocate", "--now"), ("certify", "--federations")],
-)
-def test_an_option_of_another_domain_is_refused_in_a_sentence(trained, command, option):
-    given = (command, trained[0], option, "x", *(["--against", "chance"] * (command == "certify")))
-    assert_refused(apportion(*given), f"a run of toy takes no {option}")
-
-
 def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     folder, _ = trained
     table, plain = tmp_path / "a.csv", tmp_path / "a.json"

@@ -160,12 +160,6 @@ def test_every_plot_is_in_both_palettes_says_its_units_and_is_said_in_words_too(
         assert any(character.isdigit() for character in plot.description), plot.title
 
 
-def test_names_that_look_alike_once_cut_stay_apart():
-    shares = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
-    names = [trace["name"] for trace in plots.allocations(shares).data]
-    assert len(set(names)) == 2
-
-
 def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_first():
     shares = dated(np.tile([0.35, 0.25, 0.24, 0.16, 0.0], (120, 1)), list("abcde"))
     plot = plots.allocations(shares)
@@ -178,6 +172,9 @@ def test_allocations_are_drawn_as_points_from_equal_shares_and_the_furthest_firs
     drawn = plots.allocations(many).data
     assert len(drawn) == 12
     assert sum(not series["hidden"] for series in drawn) == 4
+    # Names that look alike once cut stay apart.
+    alike = dated(np.full((120, 2), 0.5), ["x" * 60 + "a", "x" * 60 + "b"])
+    assert len({series["name"] for series in plots.allocations(alike).data}) == 2
 
 
 def test_being_ahead_of_equal_shares_is_the_ratio_of_the_values():
@@ -185,9 +182,7 @@ def test_being_ahead_of_equal_shares_is_the_ratio_of_the_values():
     (line,) = plots.ahead_of_equal(wealth).data
     assert line["name"] == "policy"
     assert line["y"][-1] == pytest.approx(0.1)
-
-
-def test_drawdown_counts_from_the_value_of_one_that_was_invested():
+    # Drawdown counts from the value of one that was invested.
     wealth = dated(np.linspace(0.9, 0.8, 120)[:, None], ["policy"])
     lines = plots.drawdowns(wealth).data[0]["y"]
     assert lines[0] == pytest.approx(-0.1)
@@ -206,9 +201,6 @@ def test_a_curve_of_a_single_run_is_its_median():
     metrics = pd.DataFrame({"step": np.arange(1, 501), "reward": np.repeat(np.arange(50.0), 10)})
     curve = plots.learning_curve(metrics, "reward", "Reward")
     assert curve.data[-1]["y"] == list(range(50))
-
-
-def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(InputError, match="no column 'reward'; it has step"):
         plots.learning_curve(pd.DataFrame({"step": [1]}), "reward", "Reward")
 
@@ -227,7 +219,7 @@ def test_a_page_escapes_every_text_it_is_given():
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 12
 
 
-def test_a_page_is_small_one_file_and_begins_with_what_when_and_on_whom(run_folder):
+def test_a_page_is_small_says_what_when_and_on_whom_and_what_its_domain_shows(run_folder):
     text = (run_folder / "report.html").read_text()
     assert len(text) < 500_000
     assert not re.search(r"(src|href)=.?(https?:|//|/)", text)
@@ -237,10 +229,6 @@ def test_a_page_is_small_one_file_and_begins_with_what_when_and_on_whom(run_fold
     assert "<dt>trained until</dt><dd>2018-12-31</dd>" in first
     assert "<dt>instruments</dt><dd>5</dd>" in first
     assert "<dt>score and probability</dt>" in text
-
-
-def test_a_page_shows_the_sections_of_its_runs_domain(run_folder):
-    text = (run_folder / "report.html").read_text()
     section = text[text.index(">Next allocation<", text.index("<main>")) :]
     assert "after 2019-06-17" in section
     assert section.index("AMD") < section.index("AAPL")
@@ -329,31 +317,9 @@ def test_a_run_page_needs_no_more_than_its_metrics(tmp_path):
     assert "Value against baselines" not in text
 
 
-def test_a_folder_that_is_neither_run_nor_study_is_refused(tmp_path):
-    with pytest.raises(InputError, match="neither a run nor a study"):
-        write_report(tmp_path)
-    with pytest.raises(InputError, match="no such folder"):
-        write_report(tmp_path / "nowhere")
-
-
-def test_a_damaged_file_is_named(tmp_path):
-    (tmp_path / "verdict.json").write_text("[{")
-    with pytest.raises(InputError, match=r"verdict\.json: not valid JSON"):
-        write_report(tmp_path)
-
-
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1280,900",
-]
+FLAGS = ["--headless=new", "--no-sandbox", "--no-first-run", "--window-size=1280,900"]
+DISABLED = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage")
+FLAGS += [f"--disable-{name}" for name in DISABLED]
 
 
 @pytest.fixture(scope="module")
@@ -426,12 +392,16 @@ def errors(browser):
 
 
 @pytest.mark.browser
-def test_a_run_report_draws_every_plot_without_errors_or_network(desktop):
+def test_a_run_report_draws_and_names_every_plot_without_errors_or_network(desktop):
     assert len(desktop.find_elements("css selector", ".canvas svg")) >= 8
     assert errors(desktop) == []
     asked = requested(desktop)
     assert any(url.endswith("report.html") for url in asked)
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    for canvas in desktop.find_elements("css selector", ".canvas"):
+        assert canvas.accessible_name
+        words = canvas.get_attribute("aria-describedby")
+        assert desktop.find_element("id", words).text
 
 
 @pytest.mark.browser
@@ -467,14 +437,6 @@ def test_a_hostile_name_stays_text_everywhere(desktop):
     for name in TICKERS:
         assert name in legend.text
     assert HOSTILE in desktop.find_element("css selector", "h1").text
-
-
-@pytest.mark.browser
-def test_every_plot_has_an_accessible_name_and_is_said_in_words(desktop):
-    for canvas in desktop.find_elements("css selector", ".canvas"):
-        assert canvas.accessible_name
-        words = canvas.get_attribute("aria-describedby")
-        assert desktop.find_element("id", words).text
 
 
 @pytest.mark.browser
@@ -531,18 +493,11 @@ def test_the_page_and_its_cards_fit_the_window(browser, run_folder, width):
 
 
 @pytest.mark.browser
-def test_the_page_follows_the_dark_setting(browser, run_folder):
-    show(browser, run_folder, scheme="dark", width=390)
+def test_the_page_follows_the_dark_setting_and_prints_light_and_unfolded(browser, run_folder):
+    show(browser, run_folder, scheme="dark")
     paper = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert sum(int(part) for part in paper.removeprefix("rgb(").rstrip(")").split(",")) < 150
     assert browser.execute_script(LINE) == DARK
-    emulate(browser, scheme="light", width=390)
-    wait(lambda: browser.execute_script(LINE) == LIGHT)
-
-
-@pytest.mark.browser
-def test_printing_a_dark_page_gives_light_plots_and_opens_what_is_folded(browser, run_folder):
-    show(browser, run_folder, scheme="dark")
     opened = len(browser.find_elements("css selector", "details[open]"))
     browser.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script(LINE) == LIGHT
@@ -550,6 +505,8 @@ def test_printing_a_dark_page_gives_light_plots_and_opens_what_is_folded(browser
     browser.execute_script("dispatchEvent(new Event('afterprint'))")
     assert browser.execute_script(LINE) == DARK
     assert len(browser.find_elements("css selector", "details[open]")) == opened
+    emulate(browser, scheme="light")
+    wait(lambda: browser.execute_script(LINE) == LIGHT)
 
 
 @pytest.mark.browser
