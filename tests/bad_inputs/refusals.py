@@ -47,10 +47,18 @@ class Case:
 
 
 def cases(*rows: tuple) -> pytest.MarkDecorator:
-    """A table of rows (name, command, words, files, run) as the tests of a function."""
-    table = [Case(*row) for row in rows]
+    """A table of rows (name, command, words, files, run) as tests; one word needs no tuple."""
+    table = [
+        Case(name, command, (words,) if isinstance(words, str) else words, *rest)
+        for name, command, words, *rest in rows
+    ]
     assert len({case.name for case in table}) == len(table), "two rows have one name"
     return pytest.mark.parametrize("case", table, ids=lambda case: case.name)
+
+
+def of(run: str, *rows: tuple, files: Mapping[str, Content] | None = None) -> list[tuple]:
+    """Rows (name, command, words[, files]) that find a run of this kind, and these files, too."""
+    return [(*row[:3], {**(files or {}), **(row[3] if row[3:] else {})}, run) for row in rows]
 
 
 def assert_refused(case: Case, folder: Path, monkeypatch, capfd) -> None:

@@ -29,7 +29,7 @@ def market(prices, tmp_path_factory) -> tuple[Path, dict]:
     until = pd.read_csv(prices)["date"][110]
     done = apportion(
         "train", "portfolio", "--prices", prices, "--out", folder, "--until", until, "--json",
-        "--tensorboard", *TINY.split(),
+        *TINY.split(),
     )  # fmt: skip
     return folder, one_object(done)
 
@@ -53,7 +53,6 @@ def test_a_portfolio_is_trained_and_backtested_as_the_contract_says(market, pric
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["data"]["fingerprint"]
     assert environment["versions"]["jax"]
-    assert list((folder / "tensorboard").iterdir())
     done = apportion("backtest", folder, "--prices", prices, "--start", days[110], "--json")
     result = one_object(done)
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
@@ -106,9 +105,9 @@ def test_a_portfolio_is_allocated_from_its_holdings(market, prices, tmp_path):
 def test_a_portfolio_is_certified_on_later_days_alone(market, prices, tmp_path):
     folder, _ = market
     asked = ("certify", folder, "--against", "lazy-crp")
-    found = one_object(apportion(*asked, "--bound", "0.02", "--out", tmp_path / "c.png", "--json"))
+    found = one_object(apportion(*asked, "--bound", "0.02", "--out", tmp_path / "c", "--json"))
     assert (found["period"], found["bound"]) == ("week", [-0.02, 0.02])
-    assert (tmp_path / "c.png").is_file()
+    assert (tmp_path / "c" / "certificate.png").is_file()
     pd.read_csv(prices)[:110].to_csv(tmp_path / "old.csv", index=False)
     assert_refused(apportion(*asked, "--data", tmp_path / "old.csv"), "needs later days")
 

@@ -220,7 +220,7 @@ def _run(folder: Path) -> None:
     choice = run.choice
     if choice is not None:
         Choice.from_dict(choice)
-    run.summary()
+    assert isinstance(run.metrics, pd.DataFrame)
     saved = run.newest_checkpoint()
     if saved is not None:
         assert isinstance(saved[0], int)

@@ -89,7 +89,7 @@ def _export(data: Path, out: Path) -> None:
 
 
 def _demo(data: Path, out: Path) -> None:
-    command("demo", "--out", str(out), "--quiet", "--steps", "4", "--days", "4")
+    command("demo", "--out", str(out), "--quiet", "--steps", "4")
 
 
 RUN = ("policy.safetensors", "policy.json", "results.json", "settings.toml")
@@ -143,10 +143,10 @@ JOBS = {
     ),
     "export": Job(
         _export,
-        ("policy.stablehlo", "policy.npz", "numpy_policy.py"),
-        "numpy_policy.py",
+        ("policy.stablehlo",),
+        "policy.stablehlo",
         25,
-        (("after the end", "numpy_policy.py"), ("writing", "policy.stablehlo")),
+        (("after the end", "policy.stablehlo"),),
     ),
     "demo": Job(
         _demo,

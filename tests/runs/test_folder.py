@@ -17,7 +17,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.runs.checkpoint import from_arrays, to_arrays
-from apportion.runs.folder import KEPT, Run, load_run
+from apportion.runs.folder import KEPT, Run
 from apportion.runs.settings import from_mapping, read_settings, to_toml
 from apportion.tasks import draw_tasks
 
@@ -41,25 +41,9 @@ def _state(hidden: int = 4):
     return eqx.filter_jit(begin)(algorithm, policy, KEY)
 
 
-def test_what_is_no_run_or_unfinished_is_refused_in_one_sentence(run, tmp_path):
-    with pytest.raises(InputError, match="already holds a run"):
-        Run.create(run.folder, "budget", BudgetSettings(), {})
-    with pytest.raises(InputError, match="no such folder"):
-        load_run(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="holds no run"):
-        apportion.load_run(tmp_path)
+def test_a_policy_is_that_of_a_finished_run(run):
     with pytest.raises(InputError, match="apportion resume"):
-        _ = load_run(run.folder).policy
-    assert "not finished" in run.summary()
-
-
-def test_rows_grow_chunk_by_chunk_and_pandas_opens_them(run):
-    for last in (2, 4, 6):
-        run.write_rows("metrics", last, _rows(last - 1, last))
-    assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
-    assert len(pd.read_parquet(run.folder / "metrics.parquet")) == 6
-    assert "6 steps" in run.summary()
-    assert run.plot().axes
+        _ = apportion.load_run(run.folder).policy
 
 
 def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
@@ -70,6 +54,7 @@ def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
     run.truncate_after(4)
     run.write_rows("metrics", 6, _rows(5, 6))
     assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert len(pd.read_parquet(run.folder / "metrics.parquet")) == 6
     assert run.newest_checkpoint()[0] == 4
     assert not list(run.folder.rglob(".*.part"))
 
@@ -139,6 +124,7 @@ def test_a_checkpoint_of_other_settings_is_refused_by_name():
     [
         ("budget", BudgetSettings(method="mtl", noise=0.25, seed=9)),
         ("portfolio", PortfolioJob(until="2019-01-01", learning_rate=1e-5)),
+        ("portfolio", PortfolioJob(until='quote " back \\ tab \t é \x7f')),
     ],
 )
 def test_settings_survive_their_file(job, settings, tmp_path):
@@ -154,7 +140,6 @@ def test_settings_survive_their_file(job, settings, tmp_path):
     [
         ({"taks": 3}, r"no setting is called 'taks'; did you mean tasks\?"),
         ({"method": "pmlt"}, r"method is 'pmlt'; it is one of pmtl, mtl, stl; did you mean pmtl\?"),
-        ({"tasks": 3.5}, "tasks is 3.5; it must be of type int"),
         ({"tasks": True}, "tasks is True; it must be of type int"),
         ({"noise": "loud"}, "noise is 'loud'; it must be of type float"),
         ({"tasks": 0}, "tasks is 0; it must be at least 1"),
@@ -163,9 +148,3 @@ def test_settings_survive_their_file(job, settings, tmp_path):
 def test_wrong_settings_are_described_in_one_sentence(content, message):
     with pytest.raises(InputError, match=message):
         from_mapping(content, BudgetSettings, "x.toml")
-
-
-def test_a_setting_that_is_a_name_with_odd_characters_survives(tmp_path):
-    odd = PortfolioJob(until='quote " back \\ tab \t é \x7f')
-    (tmp_path / "s.toml").write_text(to_toml(odd, "portfolio"))
-    assert read_settings(tmp_path / "s.toml", "portfolio", PortfolioJob)["until"] == odd.until

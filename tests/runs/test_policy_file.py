@@ -16,7 +16,7 @@ from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkT
 from apportion.errors import InputError
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.runs import policy_file
-from apportion.runs.files import write_arrays, write_json
+from apportion.runs.files import read_arrays, write_arrays, write_json
 from apportion.runs.policy_file import ARRAYS, DESCRIPTION, load_about, load_policy, save_policy
 from apportion.simplex import Head
 
@@ -68,6 +68,7 @@ POLICIES = {
     "Ensemble": lambda: Ensemble(
         eqx.filter_vmap(lambda eta: PartialTrading(EqualShares(), eta))(jnp.array([0.1, 0.9]))
     ),
+    "stacked over runs": lambda: _ensemble().members,
 }
 
 
@@ -78,12 +79,6 @@ def test_a_saved_policy_comes_back_the_same_to_the_bit(name, tmp_path):
     for place in (tmp_path, tmp_path / ARRAYS, tmp_path / DESCRIPTION):
         assert eqx.tree_equal(load_policy(place), policy)
         assert load_about(place) == {"entities": ["A", "B"]}
-
-
-def test_a_policy_stacked_over_runs_keeps_its_leading_axis(tmp_path):
-    policies = _ensemble().members
-    save_policy(policies, tmp_path)
-    assert eqx.tree_equal(load_policy(tmp_path), policies)
 
 
 def test_the_description_holds_every_argument_of_the_constructor(tmp_path):
@@ -115,19 +110,19 @@ def test_saving_twice_gives_the_same_bytes(tmp_path):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_a_users_own_policy_comes_back_where_its_class_is_given(tmp_path):
+def test_a_users_own_policy_comes_back_only_where_its_class_is_given(tmp_path, monkeypatch):
     policy = PartialTrading(_own(), 0.5)
     save_policy(policy, tmp_path, {"x": 1})
-    assert eqx.tree_equal(load_policy(tmp_path, kind=Own), policy)
-    assert eqx.tree_equal(load_policy(tmp_path, kind=(Own, EqualShares)), policy)
-    assert load_about(tmp_path) == {"x": 1}
-
-
-def test_a_class_from_outside_is_refused_by_name_unless_it_is_given(tmp_path):
-    save_policy(PartialTrading(_own(), 0.5), tmp_path)
+    for kind in (Own, (Own, EqualShares)):
+        assert eqx.tree_equal(load_policy(tmp_path, kind=kind), policy)
     for kind in ((), Recurrent):
         with pytest.raises(InputError, match=rf"class {__name__}\.Own, .*kind=Own\)"):
             load_policy(tmp_path, kind=kind)
+    # A class that has moved to another module is found by its name.
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, "__module__", "where.it.was")
+        save_policy(policy, tmp_path / "moved")
+    assert eqx.tree_equal(load_policy(tmp_path / "moved", kind=Own), policy)
 
 
 def test_no_module_is_imported_because_a_file_names_it(tmp_path, monkeypatch):
@@ -137,14 +132,6 @@ def test_no_module_is_imported_because_a_file_names_it(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"unsafe_module\.Own, which is not part of apportion"):
         load_policy(tmp_path)
     assert "unsafe_module" not in sys.modules
-
-
-def test_a_class_that_has_moved_to_another_module_is_found_by_its_name(tmp_path, monkeypatch):
-    policy = _own()
-    with monkeypatch.context() as patch:
-        patch.setattr(Own, "__module__", "where.it.was")
-        save_policy(policy, tmp_path)
-    assert eqx.tree_equal(load_policy(tmp_path, kind=Own), policy)
 
 
 class Forgetful(Own):
@@ -314,13 +301,14 @@ def _recurrent(**changes) -> dict:
     ids=lambda value: None if isinstance(value, str) else "",
 )
 def test_a_description_that_does_not_fit_its_arrays_makes_no_policy(described, reason, tmp_path):
-    _forge(tmp_path, described, policy_file._named_arrays(Recurrent(3, 5, key=KEY)))
+    arrays, _ = read_arrays(save_policy(Recurrent(3, 5, key=KEY), tmp_path))
+    _forge(tmp_path, described, arrays)
     with pytest.raises(InputError, match=rf"does not make a policy \(.*({reason})"):
         load_policy(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["eta", "k"])
-@pytest.mark.parametrize("value", [5.0, -0.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [5.0, -0.1, float("nan")])
 def test_a_fraction_outside_0_and_1_is_refused(name, value, tmp_path):
     wrapper = {"eta": "composition.PartialTrading", "k": "composition.ShrunkToEqual"}[name]
     described = _call(wrapper, policy=_call("composition.EqualShares"), **{name: {"array": name}})
@@ -328,20 +316,3 @@ def test_a_fraction_outside_0_and_1_is_refused(name, value, tmp_path):
         _forge(tmp_path, described, {name: array})
         with pytest.raises(InputError, match=rf"{name} is .*; it must be between 0 and 1"):
             load_policy(tmp_path)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_arrays_with_numbers_that_are_not_finite_are_refused(value, tmp_path):
-    arrays = policy_file._named_arrays(Recurrent(3, 5, key=KEY))
-    arrays["recurrence/bias"] = np.array([0, 0, value, 0, 0], np.float32)
-    _forge(tmp_path, _recurrent(), arrays)
-    with pytest.raises(InputError, match="array recurrence/bias has values that are not finite"):
-        load_policy(tmp_path)
-
-
-def test_numbers_json_does_not_know_are_refused(tmp_path):
-    save_policy(Recurrent(1, 2, key=KEY), tmp_path)
-    file = tmp_path / DESCRIPTION
-    file.write_text(file.read_text().replace("0.0", "NaN"))
-    with pytest.raises(InputError, match=r"not valid JSON \(NaN is no number\)"):
-        load_policy(tmp_path)

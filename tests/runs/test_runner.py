@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -133,13 +132,11 @@ def train_long_enough(folder: Path) -> None:
 class Figures:
     """What a backtest found, as far as it is written."""
 
-    number: int = 3
-
     def to_json(self) -> dict:
-        return {"number": self.number}
+        return {"done": True}
 
     def to_frame(self) -> pd.DataFrame:
-        return pd.DataFrame({"number": [self.number] * 1000})
+        return pd.DataFrame({"number": [3] * 1000})
 
     def plot(self) -> Figure:
         return Figure()
@@ -149,13 +146,6 @@ def backtest(folder: Path) -> None:
     from apportion.cli.commands import write_backtest
 
     write_backtest(Figures(), folder)
-
-
-def certify(folder: Path) -> None:
-    from apportion.certificate import Gains
-    from apportion.cli.commands import write_certificate
-
-    write_certificate(Gains(np.linspace(-0.5, 0.5, 40), -1.0, 1.0).certify(), folder)
 
 
 def _write_at_once(job: Callable[[Path], None], folder: Path, both, found) -> None:
@@ -183,29 +173,13 @@ def write_twice(job: Callable[[Path], None], folder: Path) -> list[str]:
     return told
 
 
-def test_of_two_that_train_in_one_folder_one_is_refused(tmp_path):
-    refused, wrote = write_twice(train_long_enough, tmp_path / "run")
+@pytest.mark.parametrize("job", [train_long_enough, backtest])
+def test_of_two_that_write_in_one_folder_one_is_refused(job, tmp_path):
+    refused, wrote = write_twice(job, tmp_path / "out")
     assert wrote == "wrote"
-    assert "another process is writing in it" in refused or "already holds a run" in refused
-    run = load_run(tmp_path / "run")
-    assert run.results == {"done": True}
-    assert run.policy == EqualShares()
-
-
-def test_of_two_backtests_into_one_folder_one_is_refused(tmp_path):
-    refused, wrote = write_twice(backtest, tmp_path / "out")
-    assert wrote == "wrote"
-    assert "another process is writing in it" in refused or "holds other files" in refused
-    assert read_json(tmp_path / "out" / "results.json") == {"number": 3}
-    assert len(pd.read_csv(tmp_path / "out" / "table.csv")) == 1000
-
-
-def test_two_certificates_in_one_folder_are_both_whole(tmp_path):
-    assert write_twice(certify, tmp_path / "out") == ["wrote", "wrote"]
-    assert read_json(tmp_path / "out" / "certificate.json")["verdict"] == "not yet"
-    assert len(pd.read_csv(tmp_path / "out" / "certificate.csv")) == 40
-    assert (tmp_path / "out" / "certificate.png").read_bytes()[-8:-4] == b"IEND"
-    assert not list(tmp_path.rglob(".*.part"))
+    words = ("another process is writing in it", "already holds a run", "holds other files")
+    assert any(word in refused for word in words)
+    assert read_json(tmp_path / "out" / "results.json") == {"done": True}
 
 
 # One compiled loop of hours.

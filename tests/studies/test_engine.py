@@ -68,8 +68,12 @@ def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path)
     assert same_files(whole, cut)
     assert done.seconds >= early["seconds"] >= 0
     perform(toy(log), cut)
+    # Drawing computes nothing.
+    for file in FILES[:3]:
+        (cut / file).unlink()
     perform(toy(log), cut, draw=True)
     assert len(computed(log)) == 6
+    assert same_files(whole, cut)
     assert not (cut / "cells").exists()
     told = about(cut)
     assert (told["seconds"], told["command"]) == (done.seconds, "apportion study toy")
@@ -90,18 +94,6 @@ def test_a_study_that_died_goes_on_from_its_saved_cells(whole, tmp_path):
     assert same_files(whole, tmp_path / "cut")
 
 
-def test_drawing_computes_nothing(whole, tmp_path):
-    with pytest.raises(InputError, match=r"6 of 6 cells are missing \(first: cell-0\)"):
-        perform(toy(), tmp_path / "none", draw=True)
-    assert not (tmp_path / "none").exists()
-    perform(toy(), tmp_path / "toy")
-    for file in FILES[:3]:
-        (tmp_path / "toy" / file).unlink()
-    perform(toy(tmp_path / "log"), tmp_path / "toy", draw=True)
-    assert computed(tmp_path / "log") == []
-    assert same_files(whole, tmp_path / "toy")
-
-
 @pytest.mark.parametrize("change", [{"seed": 1}, {"scale": "paper"}, {"cells": 5}])
 def test_a_folder_with_cells_of_other_settings_is_refused(whole, change):
     before = {file: file.stat().st_mtime_ns for file in whole.rglob("*") if file.is_file()}
@@ -111,6 +103,9 @@ def test_a_folder_with_cells_of_other_settings_is_refused(whole, change):
 
 
 def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"6 of 6 cells are missing \(first: cell-0\)"):
+        perform(toy(), tmp_path / "none", draw=True)
+    assert not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file; choose a folder"):
         perform(toy(), tmp_path / "file")

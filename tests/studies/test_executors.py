@@ -18,7 +18,6 @@ from apportion.studies import executors
 from apportion.studies.engine import Plan, StudyRequest, perform_plans, programs_of
 from apportion.studies.executors import Processes, Serial
 from apportion.studies.registry import make_plan
-from cli.command import apportion, assert_refused
 from studies.test_engine import perform, same_files
 from studies.toys import computed, toy
 
@@ -151,12 +150,3 @@ def test_compiled_programs_give_the_same_rows_in_several_processes(tmp_path):
             "equivariance"
         ]
     assert same_files(tmp_path / "one", tmp_path / "two")
-
-
-def test_processes_are_at_least_one_and_stand_alone(tmp_path):
-    for other in (("--draw",), ("--on", "ray")):
-        done = apportion("study", "bound", "--processes", 2, *other, "--out", tmp_path / "new")
-        assert_refused(done, f"leave {' '.join(other)} out")
-    done = apportion("study", "bound", "--processes", 0, "--out", tmp_path / "new")
-    assert_refused(done, "processes is 0", "at least 1")
-    assert not (tmp_path / "new").exists()

@@ -6,11 +6,8 @@ returns is printed: text, or with `--json` plain values.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +21,6 @@ from apportion.cli.options import (
     Json,
     Out,
     Quiet,
-    TensorBoard,
     all_domains,
     domain_of,
     examples,
@@ -38,7 +34,7 @@ from apportion.domains.domain import Domain, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.folder import UNFINISHED, load_run
-from apportion.runs.progress import Progress, TrainingStatus, open_progress
+from apportion.runs.progress import Progress, open_progress
 from apportion.runs.settings import read_settings, read_toml, to_toml
 
 Command = Callable[..., Any] | App
@@ -46,26 +42,6 @@ Command = Callable[..., Any] | App
 _TRAIN = """The folder keeps everything about the run: settings, metrics, checkpoints, policy.
 What --config leaves out has the default shown; what the command line gives goes before both.
 Ctrl-C saves, and `apportion resume DIR` continues exactly there."""
-
-
-class _LateProgress(Progress):
-    """A display that its first message opens, for opening one starts JAX."""
-
-    def __init__(self, *, quiet: bool):
-        self._opened = cache(lambda: open_progress(quiet=quiet))
-
-    def training(self, status: TrainingStatus, title: str = "training") -> None:
-        self._opened().training(status, title)
-
-    def stage(self, text: str, done: float | None = None) -> None:
-        self._opened().stage(text, done)
-
-    def note(self, text: str) -> None:
-        self._opened().note(text)
-
-    def close(self) -> None:
-        if self._opened.cache_info().currsize:
-            self._opened().close()
 
 
 def make_train(arguments: Sequence[str]) -> Command:
@@ -114,7 +90,6 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config: File = None,
         json: Json = False,
         quiet: Quiet = False,
-        tensorboard: TensorBoard = False,
         settings: Annotated[kind, Parameter(name="*", group="Settings")] = kind(),  # noqa: B008 # pyright: ignore
     ) -> Any:
         """Train a policy.
@@ -126,30 +101,25 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
         config
             TOML file of settings; any run's settings.toml is one.
         """
-        from apportion.runs.files import require_free
-
-        require_free(out, unfinished=UNFINISHED)
-        settings = _absolute(settings)
-        prepared = domain.prepare(settings)
-        from apportion.runs.runner import start_run
-
+        # Files by their full path, so that the run's settings serve from any folder.
+        values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        paths = {name: path.resolve() for name, path in values.items() if isinstance(path, Path)}
         with open_progress(quiet=quiet) as progress:
-            outcome = start_run(
-                out, domain.name, settings, prepared, progress, tensorboard=tensorboard
-            )
+            outcome = _start(out, domain, replace(settings, **paths), progress)
         return _trained(out, outcome, json)
 
     return command
 
 
-def _absolute(settings: Any) -> Any:
-    """Files by their full path, so that the run's settings serve from any folder."""
-    paths = {
-        field.name: value.resolve()
-        for field in fields(settings)
-        if isinstance(value := getattr(settings, field.name), Path)
-    }
-    return replace(settings, **paths)
+def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
+    """The outcome of a run that begins; its folder and its data are checked before JAX is started."""
+    from apportion.runs.files import require_free
+
+    require_free(folder, unfinished=UNFINISHED)
+    prepared = domain.prepare(settings)
+    from apportion.runs.runner import start_run
+
+    return start_run(folder, domain.name, settings, prepared, progress)
 
 
 def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
@@ -161,14 +131,7 @@ def _trained(folder: Path, outcome: Any, as_json: bool) -> Any:
     return f"{outcome.summary}\nwrote {folder}"
 
 
-def resume_command(
-    folder: Folder,
-    /,
-    *,
-    json: Json = False,
-    quiet: Quiet = False,
-    tensorboard: TensorBoard = False,
-) -> Any:
+def resume_command(folder: Folder, /, *, json: Json = False, quiet: Quiet = False) -> Any:
     """Continue a run exactly where it stopped.
 
     Every number comes out as if the run had never stopped.
@@ -180,11 +143,11 @@ def resume_command(
     folder
         Folder of the run.
     """
-    with _LateProgress(quiet=quiet) as progress:
-        return _trained(folder, _resume(folder, progress, tensorboard), json)
+    with open_progress(quiet=quiet) as progress:
+        return _trained(folder, _resume(folder, progress), json)
 
 
-def _resume(folder: Path, progress: Any, tensorboard: bool = False) -> Any:
+def _resume(folder: Path, progress: Progress) -> Any:
     """The outcome of a run that goes on; None where it is finished."""
     run = load_run(folder)
     if run.finished:
@@ -193,18 +156,7 @@ def _resume(folder: Path, progress: Any, tensorboard: bool = False) -> Any:
     prepared = domain.prepare(domain.load_settings(run))
     from apportion.runs.runner import resume_run
 
-    return resume_run(folder, prepared, progress, tensorboard=tensorboard)
-
-
-_DEMO_MARK = ".demo.json"
-"""Says in a folder that a demo made it, and names its files once it is done: only these are replaced."""
-_STOPPED = (
-    *("settings.toml", "environment.json", "choice.json", "checkpoints"),
-    *("metrics.parquet", "probabilities.parquet"),
-)
-"""What a demo that was stopped may have written."""
-_LATER = ("certificate.json", "certificate.png", "report.html")
-"""What other commands add to a demo."""
+    return resume_run(folder, prepared, progress)
 
 
 def make_demo(arguments: Sequence[str]) -> Command:
@@ -230,28 +182,21 @@ def make_demo(arguments: Sequence[str]) -> Command:
         Parameters
         ----------
         out
-            Folder to write to; an earlier demo in it is replaced.
+            Folder to write to.
         steps
             Updates of the policy.
         seed
             Decides everything random.
         """
         settings = replace(chosen, steps=steps, seed=seed)
-        begun = _is_begun(out, to_toml(settings, domain.name))
+        file = out / "settings.toml"
+        begun = file.is_file()
+        if begun and file.read_text("utf-8") != to_toml(settings, domain.name):
+            raise InputError(f"{out}: holds another run; choose another folder with --out")
         from apportion.report import write_report
-        from apportion.runs.files import write_json
 
         with open_progress(quiet=quiet) as progress:
-            if begun:
-                outcome = _resume(out, progress)
-            else:
-                prepared = domain.prepare(settings)
-                from apportion.runs.runner import start_run
-
-                write_json(out / _DEMO_MARK, {"files": []})
-                outcome = start_run(out, domain.name, settings, prepared, progress)
-            written = sorted(entry.name for entry in out.iterdir() if entry.name[0] != ".")
-            write_json(out / _DEMO_MARK, {"files": written})
+            outcome = _resume(out, progress) if begun else _start(out, domain, settings, progress)
             progress.stage("writing the report")
             report = write_report(out)
         if json:
@@ -259,36 +204,6 @@ def make_demo(arguments: Sequence[str]) -> Command:
         return f"{outcome.summary}\n\nwrote {report}" if outcome else f"wrote {report}"
 
     return command
-
-
-def _is_begun(folder: Path, settings: str) -> bool:
-    """Whether a demo of these settings was stopped here; if not, there is room for one.
-
-    An earlier demo is removed where the folder holds nothing else; any other folder is refused.
-    """
-    from apportion.runs.files import only_writer, read_json, remove, require_free, require_writable
-
-    file, mark = folder / "settings.toml", folder / _DEMO_MARK
-    if not file.is_file():
-        require_free(folder, unfinished=UNFINISHED)
-        return False
-    if not mark.is_file():
-        raise InputError(f"{folder}: holds a run that is no demo; choose another folder with --out")
-    written = list(map(str, read_json(mark).get("files", ())))
-    if not written and file.read_text("utf-8") == settings:
-        return True
-    require_writable(folder)
-    found = [entry for entry in folder.iterdir() if entry.name[0] != "."]
-    others = {entry.name for entry in found} - {*(written or _STOPPED), *_LATER}
-    if others:
-        raise InputError(
-            f"{folder}: holds {min(others)}, which no demo wrote; move it, or choose another folder "
-            "with --out"
-        )
-    with only_writer(folder):
-        for entry in [*found, mark]:
-            remove(entry)
-    return False
 
 
 def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, dict[str, type], str]:
@@ -335,7 +250,7 @@ def make_backtest(arguments: Sequence[str]) -> Command:
             require_free(out, unfinished=_HALF_WRITTEN)
         from apportion.runs.signals import stoppable
 
-        with _LateProgress(quiet=quiet) as progress:
+        with open_progress(quiet=quiet) as progress:
             result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
         if out is not None:
             write_backtest(result, out)
@@ -429,7 +344,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
         against: Annotated[str, Parameter(metavar="NAME")],
         alpha: float = 0.05,
         block: int = 1,
-        out: File = None,
+        out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
         json: Json = False,
         **options: Any,
     ) -> Any:
@@ -453,12 +368,9 @@ def make_certify(arguments: Sequence[str]) -> Command:
         block
             Consecutive periods whose mean is one bet, for gains that are autocorrelated.
         out
-            A .png for the plot, or a folder for plot, table and JSON; by default the run's
-            certificate.png.
+            Folder for the certificate: JSON, a table and a plot; by default the run's.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
-        place = folder.parent if folder.is_file() else folder
-        out = place / "certificate.png" if out is None else out
         if not 0 < alpha < 1:
             raise InputError(f"--alpha is {alpha:g}; it must be above 0 and below 1")
         if block < 1:
@@ -467,49 +379,25 @@ def make_certify(arguments: Sequence[str]) -> Command:
         bound = getattr(own, "bound", None)
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
-        _check_plot(out)
-        gains = domain.gains(source, against, own)
-        made = gains.certify(alpha=alpha, block=block)
-        wrote = write_certificate(made, out)
-        _keep(made, place, wrote)
-        return made.to_json() | {"plot": str(wrote)} if json else f"{made.summary()}\nwrote {wrote}"
+        out = out or (folder.parent if folder.is_file() else folder)
+        from apportion.runs.files import require_writable
+
+        require_writable(out)
+        made = domain.gains(source, against, own).certify(alpha=alpha, block=block)
+        plot = write_certificate(made, out)
+        return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
     return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
 
 
-def _check_plot(out: Path) -> None:
-    from apportion.runs.files import require_place, require_writable
-
-    alone = out.suffix == ".png"
-    if (out.is_dir() and alone) or (out.is_file() and not alone):
-        raise InputError(f"{out}: give a .png file, or a folder")
-    (require_place if alone else require_writable)(out)
-
-
 def write_certificate(made: Any, out: Path) -> Path:
-    """Write the plot, and with it table and JSON where a folder is asked for; returns the plot's path."""
+    """Write a certificate to a folder: JSON, table, and last its plot, whose path is returned."""
     from apportion.runs.files import write_atomic, write_figure, write_json
 
-    alone = out.suffix == ".png"
-    plot = out if alone else out / "certificate.png"
-    if not alone:
-        write_json(out / "certificate.json", made.to_json())
-        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
-    write_figure(plot, made.plot(), dpi=130)
-    return plot
-
-
-def _keep(made: Any, folder: Path, plot: Path) -> None:
-    """Keep the result in the run's folder, for its page, unless that is read-only."""
-    from apportion.runs.files import write_json
-
-    own = plot.resolve() == (folder / "certificate.png").resolve()
-    about = {"made": datetime.now(UTC).isoformat(timespec="seconds")}
-    about |= {"plot": plot.name if own else str(plot)}
-    try:
-        write_json(folder / "certificate.json", made.to_json() | about)
-    except OSError as error:
-        warnings.warn(f"{folder}: does not keep the certificate ({error.strerror})", stacklevel=2)
+    write_json(out / "certificate.json", made.to_json())
+    write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+    write_figure(out / "certificate.png", made.plot(), dpi=130)
+    return out / "certificate.png"
 
 
 def make_study(arguments: Sequence[str]) -> Command:
@@ -593,8 +481,7 @@ def make_study(arguments: Sequence[str]) -> Command:
                 name, out, request, executor=executor, draw=draw, progress=progress.stage
             ):
                 verdicts[done.name], seconds[done.name] = done.study.verdicts(), done.seconds
-                lines += [done.name, *map(describe_verdict, verdicts[done.name])]
-                lines.append(f"wrote {write_report(done.folder)}")
+                lines += [done.study.summary(), f"wrote {write_report(done.folder)}"]
         whole = round(time.monotonic() - begun, 1)
         if json:
             content = {"folder": str(out), "studies": verdicts}
@@ -623,19 +510,6 @@ def _check_study_folder(folder: Path) -> None:
         # A Parquet file begins and ends with its mark.
         if len(content) <= 8 or not content[:4] == content[-4:] == b"PAR1":
             raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
-
-
-def describe_verdict(verdict: dict[str, Any]) -> str:
-    """A study's verdict in a line."""
-    from apportion.studies.study import after_all
-
-    low, high = ("?" if end is None else f"{end:.4g}" for end in verdict["interval"])
-    mark = verdict["outcome"].replace("-", " ")
-    after = after_all(verdict["outcome"], verdict["adjusted"]).replace("-", " ")
-    return (
-        f"  {mark}: {verdict['claim']}: {verdict['estimate']:.4g} [{low}, {high}], "
-        f"n = {verdict['n']}{after}"
-    )
 
 
 def report_command(folder: Folder, /, *, json: Json = False) -> Any:
@@ -698,7 +572,13 @@ def make_check(arguments: Sequence[str]) -> Command:
                 for extra, packages in EXTRAS.items()
             },
         }
-        lines = _describe_installation(found)
+        lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
+        lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
+        for extra, packages in found["extras"].items():
+            missing = ", ".join(name for name, version in packages.items() if version is None)
+            present = ", ".join(f"{name} {version}" for name, version in packages.items())
+            install = f"missing {missing}: pip install 'apportion[{extra}]'"
+            lines.append(f"{extra:12} {install if missing else present}")
         for domain in domains:
             own = options.get(domain.name)
             if own is not None and own != type(own)():
@@ -710,14 +590,3 @@ def make_check(arguments: Sequence[str]) -> Command:
     return with_options(
         command, option_kinds("check", domains), examples("check", domains, "check ")
     )
-
-
-def _describe_installation(found: dict[str, Any]) -> list[str]:
-    lines = [f"{name:12} {version or 'missing'}" for name, version in found["versions"].items()]
-    lines += ["", *(f"device       {device}" for device in found["devices"]), ""]
-    for extra, packages in found["extras"].items():
-        missing = ", ".join(name for name, version in packages.items() if version is None)
-        present = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
-        install = f"missing {missing}: pip install 'apportion[{extra}]'"
-        lines.append(f"{extra:12} {install if missing else present}")
-    return lines

@@ -23,7 +23,6 @@ Out = Annotated[Path, Parameter(metavar="DIR")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]
 Json = Annotated[bool, Parameter(help="Print one JSON object.")]
 Quiet = Annotated[bool, Parameter(help="Show no progress.")]
-TensorBoard = Annotated[bool, Parameter(help="Also write TensorBoard event files.")]
 
 
 def all_domains() -> list[Domain]:

@@ -237,20 +237,6 @@
     };
   };
 
-  const drawDots = (plot, svg) => {
-    const [{ x, y, tone }] = plot.data;
-    const bounds = pad(extent(x), 0.03);
-    const heights = plot.layout.yaxis.kind === "log" ? pad(extent(y).map(Math.log), 0.04).map(Math.exp) : pad(extent(y), 0.05);
-    const ticks = plot.layout.yaxis.kind === "log" ? logTicks : linearTicks;
-    const { px, py } = frame(plot, svg, bounds, heights, linearTicks(...bounds, Math.max(2, plot.width / 85)), ticks(...heights, 7), 14);
-    const [first, last] = extent(tone);
-    x.forEach((value, i) => {
-      const part = (100 * (tone[i] - first)) / (last - first || 1);
-      if (value !== null && y[i] !== null) make(svg, "circle", { class: "dot", cx: px(value).toFixed(1), cy: py(y[i]), r: 2.5, style: `fill:color-mix(in srgb, var(--series-1) ${part.toFixed(0)}%, var(--series-2))` });
-    });
-    return () => null;
-  };
-
   const draw = (plot) => {
     const { canvas } = plot;
     const width = canvas.clientWidth;
@@ -260,8 +246,7 @@
     const svg = canvas.querySelector("svg");
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${width} ${plot.height}`);
-    const kinds = { heat: drawHeat, dots: drawDots };
-    plot.near = (kinds[plot.data[0].type] || drawLines)(plot, svg);
+    plot.near = (plot.data[0].type === "heat" ? drawHeat : drawLines)(plot, svg);
     plot.pointer = make(svg, "line", { class: "pointer", y1: 28, y2: plot.height - 44, visibility: "hidden" });
   };
 

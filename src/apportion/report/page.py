@@ -182,7 +182,7 @@ class Plot(Part):
     """An interactive plot, a title, and the sentence that says it in words.
 
     `data` has a mapping for each series: a `line` (y, name, color, width, dash, and low and high of a
-    band around it), a stacked `area`, or a single `heat` (names, z, middle) or `dots` (x, y, tone).
+    band around it), a stacked `area`, or a single `heat` (names, z, middle).
     `layout` has `xaxis` and `yaxis`, each with its title, unit included, and kind (number, percent, log,
     date), and perhaps `x` for all series and `trained`, the last day that is shaded. Colours are numbers
     of the page's palette, so that they follow the reader's light or dark setting; what is `hidden` waits

@@ -99,7 +99,16 @@ def run_page(folder: Path) -> str:
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."
         sections.append(Section("Allocations", [plots.allocations(shares)], lead))
-    sections += [_learning(metrics), _tasks(folder, metrics)]
+    curves = [
+        plots.learning_curve(metrics, c, title) for c, title in _CURVES.items() if c in metrics
+    ]
+    lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
+    sections.append(Section("Learning", curves, lead))
+    chances = read_table(folder, "probabilities", indexed=True)
+    if chances is not None:
+        heat = plots.task_probabilities(chances, "Probability of each task over training")
+        lead = "Which tasks the algorithm chose to learn from."
+        sections.append(Section("Tasks", [heat], lead))
     sections += provenance(settings, environment)
     words = _GLOSSARY | dict({} if domain is None else domain.glossary)
     sections.append(Section("Glossary", [Glossary("The words of this page", words)]))
@@ -209,39 +218,13 @@ def _certificate(folder: Path) -> list[Section]:
         "wealth of the bets": made["wealth"],
         "trust of a gate": made["trust"],
         "gains beyond the bound": made["clipped"],
-        "made at": made.get("made"),
     }
     parts: list[Part] = [Headlines([card]), Facts("What it rests on", facts)]
     plot = folder / "certificate.png"
-    if made.get("plot") == plot.name and plot.is_file():
+    if plot.is_file():
         words = f"The wealth of both bets and the bounds on the mean gain: {made['verdict']}."
         parts.append(Picture("The bets", plot.read_bytes(), words))
     return [Section("Certificate", parts, _BETS)]
-
-
-def _learning(metrics: pd.DataFrame) -> Section:
-    drawn: list[Part] = [
-        plots.learning_curve(metrics, column, title)
-        for column, title in _CURVES.items()
-        if column in metrics
-    ]
-    lead = "Lines are medians, bands the middle half: over runs, or over neighbouring steps of one run."
-    return Section("Learning", drawn, lead)
-
-
-def _tasks(folder: Path, metrics: pd.DataFrame) -> Section:
-    chances = read_table(folder, "probabilities", indexed=True)
-    title = "Probability of each task over training"
-    if chances is None:
-        one: Any = metrics
-        if "method" in metrics:
-            one = metrics[metrics["method"] == metrics["method"].iloc[0]]
-        chances, title = plots.draw_frequencies(one), "How often each task was drawn"
-    parts: list[Part] = [plots.task_probabilities(chances, title)]
-    if {"score", "gradient_norm"} <= set(metrics.columns):
-        parts.append(plots.score_against_gradient(metrics))
-    lead = "Which tasks the algorithm chose to learn from, and whether its score tells how much."
-    return Section("Tasks", parts, lead)
 
 
 def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> list[Section]:

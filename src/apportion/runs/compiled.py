@@ -1,4 +1,4 @@
-"""Compiled programs: kept on disk for the next start, and how long compiling took.
+"""Compiled programs, kept on disk for the next start.
 
 A program of a run takes seconds to compile. The command line keeps what is compiled in the user's
 cache folder, where the next command of the same sizes finds it. Importing the library changes nothing.
@@ -62,28 +62,3 @@ def _processor() -> int:
     except OSError:
         lines = []
     return zlib.crc32("".join(line for line in lines[:40] if line.startswith("flags")).encode())
-
-
-class CompileClock:
-    """Seconds that JAX has spent compiling since this was made."""
-
-    def __init__(self) -> None:
-        # Imported here, because the command line starts JAX only where it is needed.
-        from jax import monitoring
-
-        self.seconds = 0.0
-        self.programs = 0
-        monitoring.register_event_duration_secs_listener(self._hear)
-
-    def close(self) -> None:
-        """Listen no longer."""
-        from jax import monitoring
-
-        monitoring.unregister_event_duration_listener(self._hear)
-
-    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.programs += 1
-        # Tracing is left out: what is traced within another trace would be counted twice.
-        if event.startswith("/jax/core/compile/") and "trace" not in event:
-            self.seconds += duration_secs

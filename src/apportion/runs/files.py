@@ -49,7 +49,13 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    # The rename is on disk once the folder is. Windows has no such call: it cannot open a folder.
+    if sys.platform != "win32":
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
@@ -57,17 +63,6 @@ def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", **options)
     write_atomic(path, picture.getvalue())
-
-
-def _sync_folder(folder: Path) -> None:
-    # The rename is on disk once the folder is. Windows has no such call: it cannot open a folder.
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
@@ -79,21 +74,14 @@ def to_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
-def from_json(text: str) -> Any:
-    """Strict JSON: NaN and Infinity, of which it knows nothing, and numbers too large are refused.
-
-    >>> from_json("[1e999]")
-    Traceback (most recent call last):
-    ...
-    ValueError: 1e999 is no number
-    """
-    return json.loads(text, parse_constant=_number, parse_float=_number)
-
-
 def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
-    """A run's JSON file, or one sentence on what is wrong with it."""
+    """What a file of strict JSON holds, or one sentence on what is wrong with it.
+
+    NaN and Infinity, of which JSON knows nothing, and numbers too large are refused.
+    """
     try:
-        return from_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, parse_constant=_number, parse_float=_number)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; {missing}") from None
     except OSError as error:

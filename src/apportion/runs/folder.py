@@ -35,13 +35,11 @@ from apportion.runs.settings import read_toml, to_toml
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from apportion.policy import Policy
 
 UNFINISHED = ("environment.json",)
 """What a run that was killed before it had settings may have left."""
-_EVERY_RUN = ("step", "reward", "deviation")
 KEPT = 3
 """Checkpoints kept: where the newest is damaged, the one before it is used."""
 
@@ -138,48 +136,6 @@ class Run:
                 f"{self.folder / name}.parquet: cannot be read ({reason}); put it back from a copy"
             ) from None
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-    def _recorded(self) -> "pd.DataFrame":
-        """The metrics that every run has, as numbers."""
-        metrics: Any = self.metrics
-        try:
-            return metrics if metrics.empty else metrics[[*_EVERY_RUN]].astype(float)
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{self.folder / 'metrics.parquet'}: does not hold {', '.join(_EVERY_RUN)} as numbers; "
-                "put it back from a copy"
-            ) from None
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The metrics."""
-        return self.metrics
-
-    def summary(self) -> str:
-        """What is trained, how far it is, and the means over the last tenth of the steps."""
-        metrics = self._recorded()
-        state = "finished" if self.finished else "not finished"
-        if metrics.empty:
-            return f"{self.folder}: {self.job}, {state}, no steps yet"
-        steps = metrics["step"].to_numpy()
-        last = steps.max()
-        late = metrics[steps > 0.9 * last]
-        return (
-            f"{self.folder}: {self.job}, {state}, {last:.0f} steps; last tenth: reward "
-            f"{late['reward'].mean():.4g}, deviation from equal shares {late['deviation'].mean():.4g}"
-        )
-
-    def plot(self) -> "Figure":
-        """Reward and deviation from equal shares over training."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
-        means: Any = self._recorded().groupby("step")[["reward", "deviation"]].mean()
-        smooth = means.rolling(max(len(means) // 50, 1), min_periods=1).mean()
-        for axes, column in zip(figure.subplots(1, 2), smooth.columns, strict=True):
-            axes.plot(smooth.index, smooth[column])
-            axes.set_title(column, fontsize=10, loc="left")
-            axes.set_xlabel("step")
-        return figure
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
         """Append a chunk's rows to a table; the same chunk again replaces them."""

@@ -20,7 +20,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -69,7 +68,9 @@ def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None
     True
     """
     folder, name = Path(folder), type(policy).__name__
-    arrays, classes = _named_arrays(policy), []
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(policy, eqx.is_array))
+    arrays = {leaf_name(path): np.asarray(leaf) for path, leaf in leaves}
+    classes: list[type] = []
     described = _describe(policy, "", classes)
     # As it will be read back: the digest is of the parsed JSON.
     content = {"format": _FORMAT, "policy": described, "about": about or {}}
@@ -251,11 +252,6 @@ def _find_class(path: str, kinds: tuple[type, ...]) -> type:
         f"holds a policy of class {path}, which is not part of apportion; "
         f"if you trust it, pass the class itself: load_policy(folder, kind={name})"
     )
-
-
-def _named_arrays(tree: PyTree) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
-    return {leaf_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _fill(skeleton: Policy, arrays: Mapping[str, np.ndarray]) -> Policy:

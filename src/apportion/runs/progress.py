@@ -6,10 +6,9 @@ A live display on a terminal, plain lines now and then elsewhere; both on standa
 import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-from apportion.runs.compiled import CompileClock
 
 if TYPE_CHECKING:
     from apportion.training import Chunk
@@ -18,9 +17,6 @@ EQUAL_BELOW = 1e-3
 """Closer than this to equal shares, a policy has learnt to do nothing."""
 ONE_ABOVE = 0.98
 """Nearer than this to all in one entity, a policy has stopped sharing."""
-
-_WORTH_TELLING = 0.5
-"""Seconds of compiling from which on they are shown."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,7 @@ class Progress(ABC):
     def note(self, text: str) -> None:
         """A message to show once."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End of the work."""
 
     def __enter__(self) -> "Progress":
@@ -97,34 +92,25 @@ class Quiet(Progress):
     def _nothing(self, *_: Any, **__: Any) -> None:
         pass
 
-    training = stage = note = close = _nothing
+    training = stage = note = _nothing
 
 
-def describe(status: TrainingStatus, speed: float | None, compiling: float = 0.0) -> str:
-    """One line on how far training is; `compiling` is how many seconds that took.
+def describe(status: TrainingStatus, speed: float | None) -> str:
+    """One line on how far training is.
 
     >>> describe(TrainingStatus(50, 100, 0.1, 0.02, ("3 (40%)",), ""), 25.0)
-    'step 50 of 100, 25 steps/s, 2 s left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
+    'step 50 of 100, 25 steps/s, 0:00:02 left, reward 0.1, from equal 0.02, most drawn tasks 3 (40%)'
     """
     parts = [f"step {status.step} of {status.steps}"]
     if speed:
         left = (status.steps - status.step) / speed
-        parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
-    if compiling >= _WORTH_TELLING:
-        parts.append(f"{_duration(compiling)} compiling")
+        parts += [f"{speed:.3g} steps/s", f"{timedelta(seconds=round(left))} left"]
     parts += [f"reward {status.reward:.4g}", f"from equal {status.deviation:.3g}"]
     if status.most_drawn:
         parts.append(f"most drawn tasks {', '.join(status.most_drawn)}")
     if status.warning:
         parts.append(f"warning: {status.warning}")
     return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes / 60:.1f} h"
 
 
 @dataclass
@@ -134,7 +120,6 @@ class Lines(Progress):
     seconds: float = 5.0
     _first: tuple[float, int] | None = None
     _step: int = 0
-    _clock: CompileClock = field(default_factory=CompileClock)
     _printed: float = -1e9
     _warned: str = ""
 
@@ -146,7 +131,7 @@ class Lines(Progress):
         begun, first = self._first
         speed = (status.step - first) / max(now - begun, 1e-9) or None
         self._step, self._warned = status.step, status.warning
-        line = f"{title}: {describe(status, speed, self._clock.seconds)}"
+        line = f"{title}: {describe(status, speed)}"
         self._print(line, always=fresh or status.step == status.steps)
 
     def stage(self, text: str, done: float | None = None) -> None:
@@ -154,9 +139,6 @@ class Lines(Progress):
 
     def note(self, text: str) -> None:
         self._print(text, always=True)
-
-    def close(self) -> None:
-        self._clock.close()
 
     def _print(self, line: str, *, always: bool) -> None:
         now = time.monotonic()
@@ -173,7 +155,6 @@ class Live(Progress):
         from rich.console import Console
         from rich.live import Live as RichLive
 
-        self._clock = CompileClock()
         self._console = Console(stderr=True)
         # Speed is estimated over minutes, for a chunk may take that long.
         self._bar = progress.Progress(
@@ -210,8 +191,6 @@ class Live(Progress):
             ("from equal shares", f"{status.deviation:.4g}", ""),
             ("most drawn tasks", ", ".join(status.most_drawn), ""),
         ]
-        if self._clock.seconds >= _WORTH_TELLING:
-            rows.append(("compiling took", _duration(self._clock.seconds), ""))
         if status.warning:
             rows.append(("warning", status.warning, "yellow"))
         numbers = Table.grid(padding=(0, 2))
@@ -231,7 +210,6 @@ class Live(Progress):
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        self._clock.close()
         self._live.stop()
 
     def _restart(self, title: str, total: int | float | None) -> None:

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.algorithm import RunState
-from apportion.errors import InputError, optional_import
+from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
@@ -34,7 +34,6 @@ _SAVE_AFTER = 20.0
 """A save is due after this many times the seconds the last one took."""
 _MOST_TASKS = 1000
 """Probabilities over time are saved for no more tasks than a plot can show."""
-_IN_TENSORBOARD = ("reward", "loss", "deviation", "score", "gradient_norm", "weight")
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,7 @@ def interrupts() -> Iterator[Stop]:
 
 
 def start_run(
-    folder: Path,
-    job: str,
-    settings: Any,
-    prepared: PreparedJob,
-    progress: Progress,
-    *,
-    tensorboard: bool = False,
+    folder: Path, job: str, settings: Any, prepared: PreparedJob, progress: Progress
 ) -> Outcome:
     """Train in a new folder, in which `job` and the settings are kept.
 
@@ -122,30 +115,21 @@ def start_run(
             require_free(folder, unfinished=UNFINISHED)
             ours = True
             run = Run.create(folder, job, settings, facts)
-            return _train(run, prepared, progress, tensorboard)
+            return _train(run, prepared, progress)
     except Stopped:
         raise
     except (InputError, OSError) as error:
         # Refused before the first step was saved, or no room for the settings: nothing can be resumed.
         begun = isinstance(error, OSError) and (folder / "settings.toml").exists()
         if ours and not begun and not any(folder.glob("checkpoints/*")):
-            _take_back(folder, was_there)
+            # What is hidden in a folder that was there is someone else's.
+            found = [e for e in folder.iterdir() if e.name == LOCK or not e.name.startswith(".")]
+            for entry in found if was_there else [folder]:
+                remove(entry)
         raise
 
 
-def _take_back(folder: Path, was_there: bool) -> None:
-    """Remove a run that was just made; what is hidden in a folder that was there is someone else's."""
-    if not was_there:
-        remove(folder)
-        return
-    for entry in list(folder.iterdir()):
-        if entry.name == LOCK or not entry.name.startswith("."):
-            remove(entry)
-
-
-def resume_run(
-    folder: Path, prepared: PreparedJob, progress: Progress, *, tensorboard: bool = False
-) -> Outcome | None:
+def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> Outcome | None:
     """Continue a run exactly where it stopped; None where it is finished already.
 
     Parameters
@@ -165,7 +149,7 @@ def resume_run(
         progress.note(f"warning: versions have changed since the run started, to {changed}")
     with only_writer(run.folder):
         # Another process may have finished it in the meantime.
-        return None if run.finished else _train(run, prepared, progress, tensorboard)
+        return None if run.finished else _train(run, prepared, progress)
 
 
 def finish(run: Run, outcome: Outcome) -> None:
@@ -177,7 +161,7 @@ def finish(run: Run, outcome: Outcome) -> None:
     write_json(run.folder / "results.json", outcome.results)
 
 
-def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: bool) -> Outcome:
+def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:
     with interrupts() as stop:
         saved = run.newest_checkpoint()
         done = 0 if saved is None else saved[0]
@@ -189,35 +173,12 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress, tensorboard: boo
         def resume(first: RunState) -> RunState:
             return first if saved is None else from_arrays(first, *saved[1:], str(run.folder))
 
-        with closing(_Events(run.folder, done)) if tensorboard else nullcontext() as events:
-            on_chunk = _Recorder(run, progress, stop, events)
-            choose = prepared.choose
-            chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
-            outcome = prepared.train(on_chunk, resume, *chosen)
+        choose = prepared.choose
+        chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)
+        outcome = prepared.train(_Recorder(run, progress, stop), resume, *chosen)
         progress.stage("saving")
         finish(run, outcome)
     return outcome
-
-
-class _Events:
-    """Writes chunks as scalars under `tensorboard/` in a run's folder."""
-
-    def __init__(self, folder: Path, step: int = 0):
-        otherwise = " or leave --tensorboard out"
-        with optional_import("TensorBoard event files need tensorboardX", "tensorboard", otherwise):
-            from tensorboardX import SummaryWriter
-        # The reader drops steps after `step` that a killed run had written already.
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
-
-    def write(self, chunk: Chunk) -> None:
-        """Add one chunk's means."""
-        for name in _IN_TENSORBOARD:
-            self._writer.add_scalar(name, chunk.metrics[name].to_numpy().mean(), chunk.step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._writer.close()
 
 
 @dataclass
@@ -227,7 +188,6 @@ class _Recorder:
     run: Run
     progress: Progress
     stop: Stop
-    events: _Events | None
     save_due: float = 0.0
 
     def __call__(self, chunk: Chunk) -> bool:
@@ -239,8 +199,6 @@ class _Recorder:
             self.run.write_checkpoint(chunk.step, *to_arrays(chunk.state))
             now = time.monotonic()
             self.save_due = now + _SAVE_AFTER * (now - start)
-        if self.events is not None:
-            self.events.write(chunk)
         self.progress.training(TrainingStatus.of(chunk))
         # After the last step too: what follows, such as a backtest, may take longer than training.
         if self.stop.requested:

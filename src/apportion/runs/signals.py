@@ -48,9 +48,14 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
         except BaseException as error:
             raised.append(error)
 
+    def leave(number: int, frame: Any) -> None:
+        print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
+        # Leaving in the ordinary way would wait for the compiled work.
+        os._exit(2)
+
     # The same context: settings of JAX and of warnings hold in the thread too.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
-    with listening(lambda number, frame: _leave(saved)):
+    with listening(leave):
         thread.start()
         while thread.is_alive():
             thread.join(_LOOK_EVERY)
@@ -62,9 +67,3 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
 def tested_after_training(work: Callable[[], T]) -> T:
     """What `work` returns: tests of a policy whose training is saved, which a signal stops at once."""
     return stoppable(work, "the training is saved, and `apportion resume` tests the policy again")
-
-
-def _leave(saved: str) -> None:
-    print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
-    # Leaving in the ordinary way would wait for the compiled work.
-    os._exit(2)

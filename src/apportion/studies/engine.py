@@ -29,7 +29,7 @@ import apportion
 from apportion.errors import InputError, first_line
 from apportion.runs.environment import versions
 from apportion.runs.files import only_writer, read_json, write_atomic, write_json
-from apportion.runs.runner import Stop, Stopped, interrupts
+from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far; it may raise to stop."""
-
-_RECORD_EVERY = 1.0
-"""Seconds between two notes in `study.json` of how long the study has computed."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +216,14 @@ def perform_plans(
         def on_event(what: str, done: float) -> None:
             there = total - sum(left.values())
             progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
-            _raise_if_stopped(stop, there, total, list(stores.values()))
+            if stop.requested:
+                folders = [store.folder for store in stores.values()]
+                studies = " and ".join(stores) if len(stores) < 3 else f"{len(stores)} studies"
+                raise Stopped(
+                    f"stopped: {there} of {total} cells of {studies} are saved in "
+                    f"{folders[0] if len(folders) == 1 else folders[0].parent}; the same command goes "
+                    "on from there"
+                )
 
         for name in [name for name, count in left.items() if not count]:
             yield stores[name].conclude()
@@ -233,18 +237,6 @@ def perform_plans(
             left[done.study] -= 1
             if not left[done.study]:
                 yield stores[done.study].conclude()
-
-
-def _raise_if_stopped(stop: Stop, there: int, total: int, stores: Sequence["CellStore"]) -> None:
-    """Stop where the user has asked to."""
-    if stop.requested:
-        names = [store.plan.study for store in stores]
-        studies = " and ".join(names) if len(names) < 3 else f"{len(names)} studies"
-        folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
-        raise Stopped(
-            f"stopped: {there} of {total} cells of {studies} are saved in {folder}; the same command "
-            "goes on from there"
-        )
 
 
 class CellStore:
@@ -274,8 +266,16 @@ class CellStore:
                 f"{self.folder}: holds cells of a study with other settings or data; choose another "
                 "folder, or give the settings it was begun with"
             )
-        self._seconds, devices = computed_before(self.folder)
-        self._devices = dict.fromkeys(devices)
+        path = self.folder / "study.json"
+        content = read_json(path) if path.exists() else {}
+        seconds = content.get("seconds", 0.0) if isinstance(content, dict) else None
+        device = content.get("device") or "" if isinstance(content, dict) else None
+        if not isinstance(seconds, int | float) or not isinstance(device, str):
+            raise InputError(
+                f"{path}: does not say how the study was computed; put it back from a copy"
+            )
+        self._seconds = float(seconds)
+        self._devices = dict.fromkeys(device.split(", ") if device else ())
 
     def open(self) -> None:
         """Make the folder this plan's."""
@@ -303,8 +303,8 @@ class CellStore:
         self._seconds += done.seconds
         self._devices[done.device] = None
         self._changed = True
-        # A program may end with a hundred cells at once.
-        if time.monotonic() - self._recorded > _RECORD_EVERY:
+        # Not at every cell: a program may end with a hundred at once.
+        if time.monotonic() - self._recorded > 1.0:
             self.record()
 
     def rows(self) -> pd.DataFrame:
@@ -367,19 +367,6 @@ class CellStore:
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{cell.name}.parquet"
-
-
-def computed_before(folder: Path) -> tuple[float, list[str]]:
-    """The seconds and the devices that a study's folder tells of."""
-    path = folder / "study.json"
-    content = read_json(path) if path.exists() else {}
-    seconds = content.get("seconds", 0.0) if isinstance(content, dict) else None
-    device = content.get("device") or "" if isinstance(content, dict) else None
-    if not isinstance(seconds, int | float) or not isinstance(device, str):
-        raise InputError(
-            f"{path}: does not say how the study was computed; put it back from a copy"
-        )
-    return float(seconds), device.split(", ") if device else []
 
 
 def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:

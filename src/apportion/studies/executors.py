@@ -230,7 +230,10 @@ class Ray(Executor):
     ) -> Generator[CellResult]:
         """Compute programs on the cluster; a task is started again when its worker dies."""
         with _connected(self.address) as ray:
-            slots, needs = _slots(ray.cluster_resources())
+            resources = ray.cluster_resources()
+            gpus = int(resources.get("GPU", 0))
+            slots = gpus or int(resources.get("CPU", 0))
+            needs = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
             task = ray.remote(max_retries=_ATTEMPTS - 1, **needs)(_compute_task)
             plans = {program.plan.study: ray.put(program.plan) for program in programs}
             waiting = {
@@ -276,18 +279,6 @@ def _parts(cells: Sequence[Cell], most: int) -> list[Sequence[Cell]]:
     ]
 
 
-def _slots(resources: dict[str, float]) -> tuple[int, dict[str, int]]:
-    """How many tasks run at once, and what each one needs.
-
-    >>> _slots({"CPU": 16.0, "GPU": 2.0})
-    (2, {'num_cpus': 1, 'num_gpus': 1})
-    """
-    gpus = int(resources.get("GPU", 0))
-    if gpus:
-        return gpus, {"num_cpus": 1, "num_gpus": 1}
-    return int(resources.get("CPU", 0)), {"num_cpus": 1}
-
-
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
     """Ray, connected for as long as it is needed; a connection of the caller's is left as it is."""
@@ -297,38 +288,26 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    _require_answer(address)
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     # Ray takes the signal that asks a study to stop for itself.
     on_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
+    host, colon, port = address.rpartition("//")[2].rpartition(":")
     try:
+        if colon and port.isdecimal():
+            # Where nothing listens, Ray would try for minutes.
+            socket.create_connection((host, int(port)), timeout=10).close()
         with warnings.catch_warnings():
             # What Ray means to do in future versions is no concern of the user's.
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except ConnectionError as error:
-        raise _no_answer(address, error) from None
+    except OSError as error:
+        raise InputError(
+            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`"
+        ) from None
     if on_main_thread:
         signal.signal(signal.SIGTERM, handler)
     try:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _require_answer(address: str) -> None:
-    """Refuse at once an address where nothing listens; Ray would try for minutes."""
-    host, colon, port = address.rpartition("//")[2].rpartition(":")
-    if not (colon and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise _no_answer(address, error) from None
-
-
-def _no_answer(address: str, error: OSError) -> InputError:
-    return InputError(
-        f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`"
-    )

@@ -142,9 +142,12 @@ class FigureResult:
         lines = [self.title, ""]
         for verdict in self.verdicts:
             low, high = verdict.interval
+            # What the number of comparisons changes, if it does.
+            left = verdict.adjusted if verdict.adjusted != verdict.outcome else None
+            after = f"; {left} after Holm's adjustment" if left else ""
             lines.append(
                 f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
-                f"n = {verdict.n}{after_all(verdict.outcome, verdict.adjusted)}"
+                f"n = {verdict.n}{after}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
 
@@ -210,11 +213,6 @@ class Study:
         whole = {"name": self.name, "figures": about, "settings": self.settings, **(facts or {})}
         write_json(folder / "study.json", plain(whole))
         write_json(folder / "verdict.json", self.verdicts())
-
-
-def after_all(outcome: str, adjusted: str | None) -> str:
-    """What the number of comparisons changes, if it does."""
-    return "" if adjusted in (None, outcome) else f"; {adjusted} after Holm's adjustment"
 
 
 def plain(content: Any) -> Any:
