@@ -263,7 +263,8 @@ def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
         as_day(str(about.get("last")))
         sound = isinstance(cost, int | float) and 0 <= cost < 0.5
         sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
-        Rules.from_dict(about.get("rules")).check_ranges()
+        rules = Rules.from_dict(about.get("rules"))
+        sound = sound and isinstance(rules.cash, bool)
     except (InputError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
     if not sound:

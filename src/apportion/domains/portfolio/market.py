@@ -12,7 +12,6 @@ no commission; without cash both its shares are 0. The two differ by less than 2
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -134,8 +133,6 @@ class Market(Problem):
     window: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
     universe: int = eqx.field(static=True)
-    groups: Int[Array, " universe"] | None = None
-    """The number of each entity's group, -1 for none."""
     listed: Bool[Array, "periods universe"] | None = None
     """Whether each entity can be held over the period that ends on each row; None: all can."""
     rebalanced: Bool[Array, " periods"] | None = None
@@ -157,8 +154,8 @@ class Market(Problem):
 
         Without `start` the first period is the first with a full window of history. With a cash
         entity (`costs.cash`) a constant price is added as the universe's last entity: put it in
-        front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps who
-        is in which group and when a strategy trades; the rest is the strategy's own.
+        front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps when a
+        strategy trades; the rest is the strategy's own.
         """
         costs = Costs() if costs is None else costs
         first, last = rows_between(prices, start, end, window=window)
@@ -172,7 +169,8 @@ class Market(Problem):
             window=window,
             horizon=last - first + 1,
             universe=values.shape[1],
-            **_ruled(prices, rules, slice(0, last + 1), cash=costs.cash),
+            listed=_listed(prices, slice(0, last + 1), costs),
+            rebalanced=_rebalanced(prices, slice(0, last + 1), rules),
         )
 
     @classmethod
@@ -199,13 +197,14 @@ class Market(Problem):
             window=window,
             horizon=1,
             universe=values.shape[1],
-            **_ruled(prices, rules, slice(-window - 1, None), cash=costs.cash),
+            listed=_listed(prices, slice(-window - 1, None), costs),
+            rebalanced=_rebalanced(prices, slice(-window - 1, None), rules),
         )
 
     def ruled(self, prices: Prices, rules: Rules) -> "Market":
         """The same market, of the same prices, for strategies with these rules."""
         rows = slice(0, self.prices.shape[0])
-        return replace(self, **_ruled(prices, rules, rows, cash=self.costs.cash))
+        return replace(self, rebalanced=_rebalanced(prices, rows, rules))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
@@ -220,10 +219,9 @@ class Market(Problem):
         return equal_within(task.mask, self._presence(task, n))
 
     def observe(self, task: Task, state: Holding) -> Observation:
-        groups = None if self.groups is None else self.groups[task.members]
         presence = self._presence(task, state.n)
         limits = None if presence is None else presence.limits
-        return Observation(self.windows(task, state.n), state.held, limits=limits, groups=groups)
+        return Observation(self.windows(task, state.n), state.held, limits=limits)
 
     def _presence(self, task: Task, n: Int[Array, ""]) -> Bounds | None:
         if self.listed is None:
@@ -302,21 +300,20 @@ def _with_cash(values: np.ndarray, costs: Costs) -> np.ndarray:
     return np.concatenate([values, np.ones_like(values[:, :1])], 1) if costs.cash else values
 
 
-def _ruled(prices: Prices, rules: Rules | None, rows: slice, *, cash: bool) -> dict[str, Any]:
-    """Groups, listings and rebalancing days of these rows; nothing where there is nothing to keep to."""
-    rules = Rules() if rules is None else rules
-    groups, listed, rebalanced = rules.numbers(prices.tickers), prices.tradable(), None
-    if rules.rebalance != "daily":
-        # A period is decided at the close before the row on which it ends.
-        rebalanced = np.append(True, rebalancing_days(prices.dates, rules.rebalance))
-    if cash:
-        groups = None if groups is None else np.append(groups, np.int32(-1))
-        listed = None if listed is None else np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-    return {
-        "groups": None if groups is None else jnp.asarray(groups),
-        "listed": None if listed is None else jnp.asarray(listed[rows]),
-        "rebalanced": None if rebalanced is None else jnp.asarray(rebalanced[rows]),
-    }
+def _listed(prices: Prices, rows: slice, costs: Costs) -> Array | None:
+    """Who can be held in the periods of these rows, cash always; None where all can."""
+    listed = prices.tradable()
+    if listed is None:
+        return None
+    return jnp.asarray(np.pad(listed, ((0, 0), (0, int(costs.cash))), constant_values=True)[rows])
+
+
+def _rebalanced(prices: Prices, rows: slice, rules: Rules | None) -> Array | None:
+    """Which periods of these rows begin with a trade; None where all do."""
+    if rules is None or rules.rebalance == "daily":
+        return None
+    # A period is decided at the close before the row on which it ends.
+    return jnp.asarray(np.append(True, rebalancing_days(prices.dates, rules.rebalance))[rows])
 
 
 def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:

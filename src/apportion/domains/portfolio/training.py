@@ -207,8 +207,6 @@ def draw_portfolio_tasks(
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     """The market over every period that has a full window behind it; refuses rules it cannot meet."""
     rules = Rules.of(settings)
-    if settings.group is not None:
-        rules.check_tickers(prices.tickers, settings.group)
     rules.check(prices.tickers)
     market = Market.of(
         prices,
