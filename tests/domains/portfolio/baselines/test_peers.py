@@ -3,16 +3,14 @@
 Set APPORTION_UNIVERSAL_PYTHON to the python of an environment with universal-portfolios.
 """
 
-import functools
 import os
-from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import universal_portfolios
 
-import programs
 from apportion.domains.portfolio.baselines import reversion
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
@@ -26,21 +24,16 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def comparison():
+def peer():
     if PYTHON is None:
         pytest.skip("APPORTION_UNIVERSAL_PYTHON names no python with universal-portfolios")
-    return programs.benchmark("baselines")
-
-
-@pytest.fixture(scope="module")
-def peer(comparison):
-    return comparison.peer_results(PYTHON, DATA)
+    return universal_portfolios.peer_results(PYTHON, DATA)
 
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", NAMES)
-def test_final_wealth_equals_the_peers(comparison, peer, data, name):
-    result = comparison.compare(peer, data, name)
+def test_final_wealth_equals_the_peers(peer, data, name):
+    result = universal_portfolios.compare(peer, data, name)
     assert result.gross_error < 1e-6
     assert result.fee_error < 1e-6
     assert result.exact_cost_error < 1e-6
@@ -82,26 +75,6 @@ def test_final_wealth_equals_the_published_tables(peer, name):
         mantissa, _, power = printed.partition("E")
         half = 0.5 * 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
         assert abs(found - float(printed)) <= half * 1.001, (data, found, printed)
-
-
-def test_cwmr_as_its_authors_program_it_earns_what_they_print(peer):
-    """Li et al. (2013), CWMR-Stdev. Figures transcribed without the paper at hand; the definition is
-    that of the authors' toolbox (github.com/OLPS/OLPS, Strategy/cwmr_stdev_expert.m, phi = 2 and
-    epsilon = 0.5), which differs from the paper of 2011 and from our default in two ways: not the log
-    of growth but growth itself, and a covariance of trace 1/m.
-    """
-    for data, printed in {
-        "nyse_o": 6.49e15,
-        "nyse_n": 1.41e6,
-        "tse": 332.62,
-        "msci": 17.28,
-    }.items():
-        relatives = classical(peer, data)
-        m = relatives.shape[1]
-        theirs = functools.partial(
-            reversion.cwmr, epsilon=0.5, confidence=NormalDist().cdf(2), log=False, trace=1 / m
-        )
-        assert wealth(theirs, relatives) == pytest.approx(printed, rel=1e-3)
 
 
 def test_median_reversion_comes_within_three_percent_of_its_paper(peer):
