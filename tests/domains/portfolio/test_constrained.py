@@ -102,32 +102,24 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
     np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
 
 
-def test_a_held_portfolio_grows_as_buy_and_hold_does():
-    rules = Rules(rebalance="monthly")
-    result = backtest_strategies(PRICES, {"policy": INSIDE}, window=8, rules={"policy": rules})
+def test_a_held_portfolio_grows_as_buy_and_hold_does_and_others_as_without_rules():
+    rules = replace(CASES["all"], rebalance="monthly")
+    both = {"policy": constrain(INSIDE, rules), "free": INSIDE}
+    result = backtest_strategies(PRICES, both, window=8, rules={"policy": rules})
     decided = rebalancing_days(PRICES.dates, "monthly")[7:-1]
     decided[0] = True
-    y = PRICES.relatives()[8:]
     wealth, worth = 1.0, np.zeros(6)
-    for n, relatives in enumerate(y):
+    for n, relatives in enumerate(PRICES.relatives()[8:]):
         if decided[n]:
             worth = wealth * result.allocations["policy"][n].astype(float)
         worth = worth * relatives
         wealth = worth.sum()
     assert np.prod(1 + result.gross["policy"]) == pytest.approx(wealth, rel=1e-5)
     assert "rebalanced monthly; all other strategies are unconstrained" in result.summary()
-    assert (
-        "unconstrained" not in backtest_strategies(PRICES, {"policy": INSIDE}, window=8).summary()
-    )
-
-
-def test_other_strategies_are_as_without_rules():
-    rules = {"policy": replace(CASES["all"], rebalance="weekly")}
-    policy = constrain(INSIDE, rules["policy"])
-    ruled = backtest_strategies(PRICES, {"policy": policy, "free": INSIDE}, window=8, rules=rules)
     free = backtest_strategies(PRICES, {"free": INSIDE}, window=8)
+    assert "unconstrained" not in free.summary()
     for name in ("free", "equal-crp"):
-        np.testing.assert_array_equal(ruled.net[name], free.net[name])
+        np.testing.assert_array_equal(result.net[name], free.net[name])
 
 
 TINY = PortfolioSettings(

@@ -11,7 +11,6 @@ value before = value after + cost. Reading holdings starts no JAX.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ class Orders:
         """What all trades cost together."""
         return float(self.costs.sum())
 
-    @cached_property
+    @property
     def units(self) -> np.ndarray:
         """What is bought and sold, in units; NaN where there is no price."""
         return self.trades / self.prices

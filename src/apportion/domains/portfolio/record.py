@@ -142,10 +142,10 @@ class Backtest:
         growth = over_blocks(log_growth, returns)
         ends = np.array([growth.value, growth.low, growth.high])
         with np.errstate(over="ignore"):  # what a few days compound to
-            in_all, a_year = np.exp(ends * years).tolist(), np.expm1(ends).tolist()
+            in_all, a_year = np.exp(ends * years), np.expm1(ends)
         return {
-            "wealth": Estimate(*in_all, growth.n),
-            "annual_return": Estimate(*a_year, growth.n),
+            "wealth": Estimate(*map(float, in_all), n=growth.n),
+            "annual_return": Estimate(*map(float, a_year), n=growth.n),
             "log_growth": growth,
             "sharpe": over_blocks(sharpe, returns),
             "turnover": over_blocks(np.mean, self.turnover[name]),

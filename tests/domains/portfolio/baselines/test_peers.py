@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import universal_portfolios
 
-from apportion.domains.portfolio.baselines import reversion
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
 pytestmark = pytest.mark.peer
@@ -75,19 +74,3 @@ def test_final_wealth_equals_the_published_tables(peer, name):
         mantissa, _, power = printed.partition("E")
         half = 0.5 * 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
         assert abs(found - float(printed)) <= half * 1.001, (data, found, printed)
-
-
-def test_median_reversion_comes_within_three_percent_of_its_paper(peer):
-    """Huang et al. (2013) stop their median at a tolerance of 1e-3; ours goes on to the median."""
-    for data, printed in {"nyse_o": 1.64e17, "nyse_n": 3.25e8, "tse": 181.34, "djia": 2.67}.items():
-        assert wealth(reversion.rmr, classical(peer, data)) == pytest.approx(printed, rel=0.03)
-
-
-def test_anticor_bought_over_all_windows_comes_within_two_percent_of_its_paper(peer):
-    """Borodin et al. (2004), equal money on windows 2 to 30, held."""
-    for data, printed in {"djia": 1.59, "sp500": 5.56}.items():
-        relatives = classical(peer, data)
-        mean = np.mean(
-            [wealth(lambda y, w=w: reversion.anticor(y, w), relatives) for w in range(2, 31)]
-        )
-        assert mean == pytest.approx(printed, rel=0.02)
