@@ -57,7 +57,7 @@ def recurrent():
 
 POLICIES = {
     AggregationPolicy: lambda: awake(AggregationPolicy(CHANNELS, 4, key=KEY)),
-    Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), (0.5,), 0.4),
+    Constrained: lambda: Constrained(recurrent(), Head(0.01, 0.6), 0.4),
     Ensemble: lambda: Ensemble.of([recurrent(), Recurrent(CHANNELS, 4, key=jax.random.key(1))]),
     EqualShares: EqualShares,
     Gate: lambda: Gate(recurrent(), EqualShares(), low=-1.0, high=1.0).after(0.9).after(0.9),

@@ -1,4 +1,4 @@
-"""Holdings and groups of a portfolio."""
+"""Holdings and costs of a portfolio."""
 
 from pathlib import Path
 
@@ -11,19 +11,23 @@ TRAIN = (
 )
 
 
-def files(command: str, file: str, *rows: tuple, run: str = ""):
-    """A table of rows (name, content, words...) of a file that a command must refuse."""
+def files(*rows: tuple[str, str | bytes, str]):
+    """A table of rows (name, content, words) of holdings that must be refused."""
     return cases(
         *(
-            (name, f"{command} {file}", (file, *words), {file: content, "p.csv": WIDE}, run)
-            for name, content, *words in rows
+            (
+                name,
+                f"{ALLOCATE} h.csv",
+                ("h.csv", words),
+                {"h.csv": content, "p.csv": WIDE},
+                "portfolio",
+            )
+            for name, content, words in rows
         )
     )
 
 
 @files(
-    ALLOCATE,
-    "h.csv",
     *(
         (f"{column}, {name}", f"ticker,{column}\n{rows}\n", words.format(column))
         for column in ("share", "quantity")
@@ -36,7 +40,8 @@ def files(command: str, file: str, *rows: tuple, run: str = ""):
             ("twice", "A,0.5\nA,0.5", "A occurs twice"),
         )
     ),
-    ("empty", "", "not a table of holdings"),
+    ("empty", "", "cannot be read"),
+    ("JSON", '{"A": 1.0}', "not a table of holdings"),
     ("other names", "name,weight\nA,1\n", "not a table of holdings"),
     ("no share", "ticker,share\nA,\n", 'the share of A is ""'),
     ("a number for a name", "ticker,share\n007,1\n", "007 is not among the prices"),
@@ -50,58 +55,9 @@ def files(command: str, file: str, *rows: tuple, run: str = ""):
     ("cash below 0", "ticker,quantity\nA,1\ncash,-5\n", 'the quantity of cash is "-5"'),
     ("cash is nan", "ticker,quantity\nA,1\ncash,nan\n", 'the quantity of cash is "nan"'),
     ("nothing", "ticker,quantity\nA,0\ncash,0\n", "holds nothing"),
-    ("binary", b"\x00\xff\xfe", "not a table of holdings"),
-    run="portfolio",
+    ("binary", b"\x00\xff\xfe", "cannot be read"),
 )
 def test_holdings_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@files(
-    ALLOCATE,
-    "h.json",
-    ("cut short", '{"A": 0.5', "not a table of holdings"),
-    ("a list", "[1]", "not a table of holdings"),
-    ("a number", "1", "not a table of holdings"),
-    ("null", '{"A": null}', 'the share of A is "None"'),
-    ("true", '{"A": true}', 'the share of A is "True"'),
-    ("units for shares", '{"A": 10}', "sum to 10"),
-    ("both", '{"quantities": {"A": 1}, "allocation": {"A": 1}}', "gives both"),
-    ("units beside shares", '{"quantities": {"A": 1}, "B": 0.5}', '"B" stands beside'),
-    ("units of nobody", '{"quantities": {"D": 1}}', "D is not among the prices"),
-    ("units are a list", '{"quantities": [1]}', "not a table of holdings"),
-    ("units are null", '{"quantities": {"A": null}}', 'the quantity of A is "None"'),
-    (
-        "units too many for a float",
-        f'{{"quantities": {{"A": 1{"0" * 400}}}}}',
-        'the quantity of A is "1000',
-    ),
-    ("cash twice", '{"quantities": {}, "cash": 1, "cash": 2}', "cash occurs twice"),
-    ("cash is text", '{"quantities": {"A": 1}, "cash": "some"}', 'of cash is "some"'),
-    ("one name twice", '{"A": 0.0, "A": 1.0}', "A occurs twice"),
-    ("not finite", '{"A": NaN}', 'the share of A is "nan"'),
-    ("too little", '{"allocation": {"A": 0.2}}', "sum to 0.2"),
-    run="portfolio",
-)
-def test_holdings_in_json_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@files(
-    f"{TRAIN} --group",
-    "g.csv",
-    ("empty", "", "cannot be read"),
-    ("no limit", "ticker,group\nA,x\n", 'column "limit" is missing'),
-    ("no rows", "ticker,group,limit\n", "names no ticker"),
-    ("a hole", "ticker,group,limit\nA,,0.5\n", 'column "group" is empty at line 2'),
-    ("limit is text", "ticker,group,limit\nA,x,half\n", "line 2", '"half" is not a share'),
-    ("limit above 1", "ticker,group,limit\nA,x,1.5\n", '"1.5" is not a share'),
-    ("limit below 0", "ticker,group,limit\nA,x,-0.1\n", '"-0.1" is not a share'),
-    ("limit not finite", "ticker,group,limit\nA,x,nan\n", '"nan" is not a share'),
-    ("two limits", "ticker,group,limit\nA,x,0.5\nB,x,0.6\n", "line 3", "one limit"),
-    ("in two groups", "ticker,group,limit\nA,x,0.5\nA,y,0.5\n", "A occurs twice"),
-)
-def test_groups_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
 
 
@@ -132,20 +88,6 @@ def test_orders_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, cap
 @cases(
     ("no holdings", f"{ALLOCATE} h.csv", ("h.csv: no such file",), PRICES, "portfolio"),
     ("holdings a folder", f"{ALLOCATE} .", ("cannot be read",), PRICES, "portfolio"),
-    ("no groups", f"{TRAIN} --group g.csv", ("g.csv: no such file",), PRICES),
-    ("groups a folder", f"{TRAIN} --group .", ("cannot be read",), PRICES),
-    (
-        "unknown ticker in a group",
-        f"{TRAIN} --group g.csv",
-        ("g.csv: ticker D is not among",),
-        PRICES | {"g.csv": "ticker,group,limit\nD,x,0.5\n"},
-    ),
-    (
-        "groups too small",
-        f"{TRAIN} --group g.csv",
-        ("can together hold only 0.3",),
-        PRICES | {"g.csv": "ticker,group,limit\nA,x,0.3\nB,x,0.3\nC,x,0.3\n"},
-    ),
     ("costs a folder", f"{TRAIN} --cost .", ("--cost",), PRICES),
     ("cost is text", f"{TRAIN} --cost cheap", ("cheap",), PRICES),
     ("cost is negative", f"{TRAIN} --cost=-0.1", ("cost is -0.1",), PRICES),

@@ -32,7 +32,6 @@ from apportion.domains.federated.data import load_mnist
 from apportion.domains.portfolio.backtest import with_trained_series
 from apportion.domains.portfolio.orders import read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
-from apportion.domains.portfolio.rules import read_groups
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.validation import Choice
 from apportion.policy import Pooled
@@ -150,8 +149,8 @@ def _prices(name: str, folder: Path) -> None:
             assert (there == inside).all()
 
 
-def _holdings(name: str, folder: Path) -> None:
-    held = read_holdings(folder / name, ("A", "B", "000001"))
+def _holdings(folder: Path) -> None:
+    held = read_holdings(folder / "h.csv", ("A", "B", "000001"))
     everything = np.append(held.amounts, held.cash)
     assert np.isfinite(everything).all()
     assert (everything >= 0).all()
@@ -232,7 +231,7 @@ def _policy_files(job: str) -> Files:
     if job == "portfolio":
         policy = PartialTrading(EqualShares(), 0.5)
         about = {"job": job, "window": 8, "channels": 1, "cost": 0.0025, "trained_on": ["A"]}
-        about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6, "members": [], "groups": []}}
+        about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6}}
     else:
         policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
         predictor = {"need": [0.1] * 8, "stay": [0.1] * 8, "medians": [9.0, 5.0]}
@@ -397,17 +396,7 @@ READERS: dict[str, Reader] = {
         _table("p.parquet", MARKET.prices.to_frame), partial(_prices, "p.parquet")
     ),
     "prices, long Parquet": Reader(_table("p.parquet", _long), partial(_prices, "p.parquet")),
-    "holdings, CSV": Reader(_text("h.csv", SHARES), partial(_holdings, "h.csv"), share=QUICK),
-    "holdings, JSON": Reader(
-        _text("h.json", '{"allocation": {"A": 0.25, "B": 0.5, "000001": 0.25}}'),
-        partial(_holdings, "h.json"),
-        share=QUICK,
-    ),
-    "groups": Reader(
-        _text("groups.csv", "ticker,group,limit\nA,x,0.5\nB,y,0.7\nC,x,0.5\n"),
-        lambda folder: assert_finite([x for _, x in read_groups(folder / "groups.csv")[1]]),
-        share=QUICK,
-    ),
+    "holdings, CSV": Reader(_text("h.csv", SHARES), _holdings, share=QUICK),
     "sessions, CSV": Reader(_text("s.csv", SESSIONS), partial(_sessions, "s.csv")),
     "sessions of ACN, CSV": Reader(_text("s.csv", INPUTS), partial(_sessions, "s.csv")),
     "sessions, Parquet": Reader(

@@ -123,7 +123,14 @@ class MultiTaskPortfolio(BaseOptimization):
             Not used; scikit-learn hands it over.
         """
         prices = self._prices(np.asarray(validate_data(self, X, **_NUMBERS)), X)
-        held = self._held(self.n_features_in_)
+        held = None
+        if self.previous_weights is not None:
+            weights = self._clean_previous_weights(self.n_features_in_)
+            if (weights < 0).any() or not np.isfinite(weights).all():
+                raise InputError(
+                    "previous_weights: the policy holds no short positions; give shares >= 0"
+                )
+            held = weights / weights.sum() if weights.sum() > 0 else None
         self.policy_ = self._trained(prices) if self.policy is None else self.policy
         self.weights_ = self._decide(prices, held)
         return self
@@ -137,7 +144,12 @@ class MultiTaskPortfolio(BaseOptimization):
         """
         check_is_fitted(self, "weights_")
         values = check_array(X, **_NUMBERS)
-        if self._knows(X):
+        names = getattr(self, "feature_names_in_", None)
+        if isinstance(X, pd.DataFrame) and names is not None:
+            fitted = list(X.columns) == list(names)
+        else:
+            fitted = values.shape[1] == self.n_features_in_
+        if fitted:
             return cast(Portfolio, super().predict(X))
         rows = self.window - 1
         if len(values) <= rows:
@@ -174,8 +186,7 @@ class MultiTaskPortfolio(BaseOptimization):
         given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
         given["task_size"] = min(self.task_size, assets)
         given["batch"] = max(1, min(self.batch, days - self.window))
-        settings = PortfolioSettings(**given)
-        return train_portfolio(prices, settings).policy
+        return train_portfolio(prices, PortfolioSettings(**given)).policy
 
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
         days, assets = prices.close.shape
@@ -191,18 +202,6 @@ class MultiTaskPortfolio(BaseOptimization):
         decided = np.maximum(np.asarray(decided, float), 0.0)
         return decided / decided.sum()
 
-    def _held(self, assets: int) -> np.ndarray | None:
-        """Previous weights as shares; None where there are none to start from."""
-        if self.previous_weights is None:
-            return None
-        weights = self._clean_previous_weights(assets)
-        if (weights < 0).any() or not np.isfinite(weights).all():
-            raise InputError(
-                "previous_weights: the policy holds no short positions; give shares >= 0"
-            )
-        total = weights.sum()
-        return weights / total if total > 0 else None
-
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
         """Prices that have these returns and start from 1."""
         bad = np.argwhere(values <= -1)
@@ -212,15 +211,6 @@ class MultiTaskPortfolio(BaseOptimization):
                 f"X: row {row}, column {column} is {values[row, column]:g}; returns must be above -1"
             )
         values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
-        names = (
-            [str(c) for c in X.columns] if isinstance(X, pd.DataFrame) else range(values.shape[1])
-        )
+        names = X.columns if isinstance(X, pd.DataFrame) else range(values.shape[1])
         days = np.datetime64(0, "D") + np.arange(len(values))
         return Prices(days, tuple(str(name) for name in names), values)
-
-    def _knows(self, X: Any) -> bool:
-        """Whether the columns of `X` are the fitted assets, in their order."""
-        fitted = getattr(self, "feature_names_in_", None)
-        if isinstance(X, pd.DataFrame) and fitted is not None:
-            return list(X.columns) == list(fitted)
-        return np.ndim(X) == 2 and np.shape(X)[1] == self.n_features_in_

@@ -73,25 +73,14 @@ def test_wealth_is_that_of_plain_accounting(result, name, eta):
 
 def test_the_parallel_walk_is_the_rollout_of_the_problem(policy):
     market = Market.of(PRICES, window=8, costs=Costs(0.0025))
-    task = draw_tasks(5, 3, 2, seed=0)[1]
+    tasks = draw_tasks(5, 3, 4, seed=0)
+    task = tasks[1]
     walk = walk_policy(policy, market, task, chunk=7)
     path = rollout(market, policy, task, key=jax.random.key(0))
     np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
     np.testing.assert_allclose(walk.allocations, path.allocations, atol=1e-6)
-
-
-def test_many_tasks_walk_as_each_would_alone():
-    market = Market.of(PRICES, window=8)
-    tasks = draw_tasks(5, 3, 4, seed=2)
-    together = walk_tasks(LAZY, market, tasks)
-    alone = walk_policy(LAZY, market, tasks[2])
-    np.testing.assert_allclose(together.growth[2], alone.growth, rtol=1e-6)
-
-
-def test_net_equals_gross_without_commission(policy):
-    free = backtest_strategies(PRICES, {"policy": policy}, window=8, cost=0.0)
-    for name in free.net:
-        np.testing.assert_allclose(free.net[name], free.gross[name], atol=1e-12)
+    together = walk_tasks(policy, market, tasks)
+    np.testing.assert_allclose(together.growth[1], walk.growth, rtol=1e-6)
 
 
 @given(st.floats(0, 0.05), st.integers(0, 1000))
@@ -133,7 +122,7 @@ def test_permuting_columns_permutes_shares_and_leaves_wealth(policy, result):
     np.testing.assert_allclose(moved.net["policy"], result.net["policy"], atol=1e-6)
 
 
-def test_json_is_the_contract(result):
+def test_the_result_shows_itself_and_json_is_the_contract(result):
     told = json.loads(json.dumps(result.to_json()))
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}
     assert set(told) == {*about, "net", "gross"}
@@ -143,8 +132,10 @@ def test_json_is_the_contract(result):
         assert set(told[side]) == {"policy", "lazy-equal-crp", "buy-and-hold", "first", "equal-crp"}
         assert all(set(values) == keys for values in told[side].values())
 
-
-def test_the_result_shows_itself(result):
+    # Periods that the policy was trained on are counted.
+    assert told["in_sample_periods"] == 0
+    day = str(result.dates[4])
+    assert replace(result, trained_until=day).to_json()["in_sample_periods"] == 5
     assert "lazy-equal-crp" in result.summary()
     frame = result.to_frame().set_index("strategy")
     assert (frame.wealth_low <= frame.wealth).all()
@@ -172,8 +163,10 @@ def test_blocks_keep_the_dependence_that_single_days_would_lose():
 
 def test_metrics_have_intervals_in_their_own_units():
     returns = 0.001 + 0.01 * np.random.default_rng(1).standard_normal(504)
-    found = record.intervals(returns, np.full(504, 0.02))
-    values = record.measures_of(returns, np.full(504, 0.02))
+    turnover = np.full(504, 0.02)
+    days, net = np.arange(504).astype("datetime64[D]"), {"some": returns}
+    tested = record.Backtest(days, (), 0.0, net, net, {"some": turnover}, {})
+    found, values = tested.intervals("some"), tested.measures["net"]["some"]
     assert values.keys() - found.keys() == {"volatility", "max_drawdown"}
     for name, estimate in found.items():
         assert estimate.value == pytest.approx(values[name])
@@ -197,10 +190,3 @@ def test_each_strategy_is_told_as_its_turn_comes():
         on_strategy=lambda *news: told.append(news),
     )  # fmt: skip
     assert told == [("equal-crp", 0.0), ("olmar", 0.5)]
-
-
-def test_periods_the_policy_was_trained_on_are_counted(result):
-    day = result.dates[4]
-    assert replace(result, trained_until=str(day)).in_sample == 5
-    assert replace(result, trained_until=str(day)).to_json()["in_sample_periods"] == 5
-    assert result.in_sample == 0

@@ -6,7 +6,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
@@ -30,15 +29,10 @@ from apportion.tasks import Task
 
 PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
 NAMES = PRICES.tickers
-GROUPS = {
-    "members": ((NAMES[4], 1), *((name, 0) for name in NAMES[:3])),
-    "groups": (("tech", 0.3), ("oil", 0.1)),
-}
 CASES = {
     "weights": Rules(max_weight=0.25, min_weight=0.08),
-    "groups": Rules(max_weight=0.45, **GROUPS),
     "turnover": Rules(max_turnover=0.1),
-    "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2, **GROUPS),
+    "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2),
 }
 EVERYONE = Task.of([range(6)])[0]
 walk_once, roll_out = eqx.filter_jit(walk_policy), eqx.filter_jit(rollout)
@@ -57,40 +51,24 @@ def market(rules: Rules, prices=PRICES) -> Market:
     return Market.of(prices, window=8, costs=Costs(0.0025), rules=rules)
 
 
-@pytest.fixture(scope="module", params=CASES)
-def walked(request):
-    rules = CASES[request.param]
-    return rules, walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
-
-
-def test_every_day_of_a_walk_is_within_the_rules(walked):
-    rules, walk = walked
-    shares = np.asarray(walk.allocations, float)
-    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
-    assert shares.max() <= rules.max_weight + 1e-6
-    assert shares.min() >= rules.min_weight - 1e-6
-    numbers = rules.numbers(NAMES)
-    for number, limit in enumerate(rules.limits):
-        assert shares[:, numbers == number].sum(1).max() <= limit + 1e-6
-    # Equal shares break the groups' limits, so the first day is forced whatever the turnover.
-    assert np.asarray(walk.turnover)[1:].max() <= rules.max_turnover + 1e-6
-
-
 @pytest.fixture(scope="module")
 def free():
     return walk_once(INSIDE, market(Rules()), EVERYONE)
 
 
-def test_without_the_rules_the_same_policy_breaks_them_all(walked, free):
-    rules, _ = walked
+@pytest.mark.parametrize("rules", CASES.values(), ids=CASES)
+def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(rules, free):
+    walk = walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
+    shares = np.asarray(walk.allocations, float)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
+    assert shares.max() <= rules.max_weight + 1e-6
+    assert shares.min() >= rules.min_weight - 1e-6
+    assert np.asarray(walk.turnover).max() <= rules.max_turnover + 1e-6
+    # Without the rules the same policy breaks them all.
     shares = np.asarray(free.allocations)
     assert shares.max() > rules.max_weight or rules.max_weight == 1
     assert shares.min() < rules.min_weight or rules.min_weight == 0
     assert np.asarray(free.turnover).max() > rules.max_turnover or rules.max_turnover == 2
-
-
-def test_permuting_tickers_permutes_shares_within_rules(walked):
-    rules, walk = walked
     order = np.array([3, 5, 1, 0, 4, 2])
     moved = market(rules, PRICES.select([NAMES[i] for i in order]))
     again = walk_once(constrain(INSIDE, rules), moved, EVERYONE)
@@ -98,17 +76,15 @@ def test_permuting_tickers_permutes_shares_within_rules(walked):
 
 
 def test_a_task_too_small_for_its_rules_stays_whole():
-    """Three instruments of one group cannot stay below its limit: the limit gives way, no more."""
-    rules = CASES["groups"]
-    tasks = Task.of([[0, 1, 2], [0, 3, 4], [1, 2, 4], [3, 5]])
+    """Two instruments cannot both stay below 45 %: the limit gives way, no more."""
+    rules = CASES["all"]
+    tasks = Task.of([[0, 1, 2], [0, 3, 4], [3, 5]])
     check_problem(market(rules), tasks)
     walk = walk_tasks(constrain(INSIDE, rules), market(rules), tasks)
     shares = np.asarray(walk.allocations)
     np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-5)
-    # 0.45 and both groups hold 0.85: the 0.15 left over go by their room, 0.15 and 0.35.
-    full = [0.3 + 0.15 * 0.3, 0.45, 0.1 + 0.15 * 0.7]
-    np.testing.assert_allclose(shares[1], np.tile(full, (len(shares[1]), 1)), atol=1e-6)
-    np.testing.assert_allclose(shares[3], np.tile([0.5, 0.5, 0], (len(shares[3]), 1)), atol=1e-6)
+    assert shares[:2].max() <= 0.45 + 1e-6
+    np.testing.assert_allclose(shares[2], np.tile([0.5, 0.5, 0], (len(shares[2]), 1)), atol=1e-6)
 
 
 @pytest.mark.parametrize("rebalance", ["weekly", "monthly"])
@@ -126,32 +102,24 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
     np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
 
 
-def test_a_held_portfolio_grows_as_buy_and_hold_does():
-    rules = Rules(rebalance="monthly")
-    result = backtest_strategies(PRICES, {"policy": INSIDE}, window=8, rules={"policy": rules})
+def test_a_held_portfolio_grows_as_buy_and_hold_does_and_others_as_without_rules():
+    rules = replace(CASES["all"], rebalance="monthly")
+    both = {"policy": constrain(INSIDE, rules), "free": INSIDE}
+    result = backtest_strategies(PRICES, both, window=8, rules={"policy": rules})
     decided = rebalancing_days(PRICES.dates, "monthly")[7:-1]
     decided[0] = True
-    y = PRICES.relatives()[8:]
     wealth, worth = 1.0, np.zeros(6)
-    for n, relatives in enumerate(y):
+    for n, relatives in enumerate(PRICES.relatives()[8:]):
         if decided[n]:
             worth = wealth * result.allocations["policy"][n].astype(float)
         worth = worth * relatives
         wealth = worth.sum()
     assert np.prod(1 + result.gross["policy"]) == pytest.approx(wealth, rel=1e-5)
     assert "rebalanced monthly; all other strategies are unconstrained" in result.summary()
-    assert (
-        "unconstrained" not in backtest_strategies(PRICES, {"policy": INSIDE}, window=8).summary()
-    )
-
-
-def test_other_strategies_are_as_without_rules():
-    rules = {"policy": replace(CASES["all"], rebalance="weekly")}
-    policy = constrain(INSIDE, rules["policy"])
-    ruled = backtest_strategies(PRICES, {"policy": policy, "free": INSIDE}, window=8, rules=rules)
     free = backtest_strategies(PRICES, {"free": INSIDE}, window=8)
+    assert "unconstrained" not in free.summary()
     for name in ("free", "equal-crp"):
-        np.testing.assert_array_equal(ruled.net[name], free.net[name])
+        np.testing.assert_array_equal(result.net[name], free.net[name])
 
 
 TINY = PortfolioSettings(
@@ -159,19 +127,11 @@ TINY = PortfolioSettings(
 )
 
 
-@pytest.fixture(scope="module")
-def group_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("groups") / "groups.csv"
-    rows = [(n, "tech", 0.3) for n in NAMES[:3]] + [(NAMES[4], "oil", 0.1)]
-    pd.DataFrame(rows, columns=["ticker", "group", "limit"]).to_csv(path, index=False)
-    return path
-
-
 @pytest.mark.parametrize("rebalance", ["daily", "weekly"])
-def test_training_learns_within_the_rules_and_moves_no_limit(group_file, rebalance, tmp_path):
+def test_training_learns_within_the_rules_and_moves_no_limit(rebalance, tmp_path):
     settings = replace(
-        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, group=group_file,
-        rebalance=rebalance, trust=1.0, trade_fraction=1.0,
+        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, rebalance=rebalance,
+        trust=1.0, trade_fraction=1.0,
     )  # fmt: skip
     # Two come late or go early, so that some days of some tasks have nobody to hold.
     close = np.array(PRICES.close)
@@ -182,7 +142,6 @@ def test_training_learns_within_the_rules_and_moves_no_limit(group_file, rebalan
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy))
     assert isinstance(policy, Constrained)
     assert (policy.head.floor, policy.head.cap, policy.turnover) == (0.02, 0.45, 0.4)
-    assert policy.group_limits == (0.3, 0.1)
     assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
     keys = jax.random.split(jax.random.split(jax.random.key(0))[0], settings.members)
     start = compose(untrained_policies(3, settings, keys), settings)
@@ -231,16 +190,12 @@ def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
     np.testing.assert_allclose(fresh, ahead.allocations["policy"][0], atol=1e-6)
 
 
-def test_rules_are_refused_before_any_work(group_file):
-    with pytest.raises(InputError, match="group tech: its 3 instruments at min_weight 0.12"):
-        train_portfolio(PRICES, replace(TINY, group=group_file, min_weight=0.12))
-    with pytest.raises(InputError, match=f"ticker {NAMES[0]} is not among the prices"):
-        train_portfolio(PRICES.select(NAMES[1:]), replace(TINY, group=group_file))
+def test_rules_are_refused_before_any_work():
+    with pytest.raises(InputError, match="min_weight 0.2: 6 instruments"):
+        train_portfolio(PRICES, replace(TINY, min_weight=0.2))
     few = PRICES.select(NAMES[:3])
     with pytest.raises(InputError, match="max_weight 0.25: 3 instruments"):
         backtest_strategies(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
-    with pytest.raises(InputError, match="names no groups; build the market with the same rules"):
-        walk_policy(constrain(INSIDE, CASES["groups"]), market(Rules()), EVERYONE)
 
 
 class AllCash(Policy):

@@ -1,6 +1,5 @@
 """Orders: money adds up, whole lots never overspend, and costs are those of a backtest."""
 
-import json
 from dataclasses import replace
 
 import jax
@@ -143,24 +142,15 @@ def test_shares_come_in_the_order_of_the_tickers_and_the_rest_holds_nothing(tmp_
     np.testing.assert_array_equal(read_holdings(table, NAMES[:3]).amounts, [0.75, 0, 0.25])
 
 
-def test_what_allocate_prints_serves_as_holdings(tmp_path):
-    file = tmp_path / "today.json"
-    for content in ({"B": 1.0}, {"date": "2019-01-02", "allocation": {"B": 1.0}}):
-        file.write_text(json.dumps(content))
-        np.testing.assert_array_equal(read_holdings(file, NAMES[:3]).amounts, [0, 1, 0])
-
-
-def test_quantities_and_cash_are_read_from_either_kind_of_file(tmp_path):
-    table, file = tmp_path / "today.csv", tmp_path / "today.json"
+def test_quantities_and_cash_are_read(tmp_path):
+    table = tmp_path / "today.csv"
     table.write_text("Ticker, Quantity\ncash,12.5\nC,3\n")
-    file.write_text('{"quantities": {"C": 3}, "cash": 12.5}')
-    for path in (table, file):
-        held = read_holdings(path, NAMES[:3], cash=True)
-        assert held.counted
-        assert held.cash == 12.5
-        np.testing.assert_array_equal(held.amounts, [0, 0, 3])
-        # What is not held needs no price.
-        np.testing.assert_array_equal(held.values(np.array([1, np.nan, 2])), [12.5, 0, 0, 6])
+    held = read_holdings(table, NAMES[:3], cash=True)
+    assert held.counted
+    assert held.cash == 12.5
+    np.testing.assert_array_equal(held.amounts, [0, 0, 3])
+    # What is not held needs no price.
+    np.testing.assert_array_equal(held.values(np.array([1, np.nan, 2])), [12.5, 0, 0, 6])
 
 
 def test_cash_must_be_named_only_where_the_policy_may_hold_it(tmp_path):

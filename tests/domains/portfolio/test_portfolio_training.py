@@ -28,13 +28,6 @@ TINY = PortfolioSettings(
 )
 
 
-def test_years_without_history_are_refused():
-    with pytest.raises(InputError, match="walk-forward year 2000: 0 days before it"):
-        Years.of(PRICES, [2000], before=10)
-    with pytest.raises(InputError, match="walk-forward year 2010"):
-        Years.of(PRICES, [2010], before=10)
-
-
 def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
     rows = [
         (k, 0.1, 100, year, gain)
@@ -44,8 +37,16 @@ def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["k", "eta", "steps", "year", "sharpe_gain"])
 
 
-def test_a_learned_policy_is_chosen_when_it_wins_most_years():
-    assert best_variant(votes([0.3, 0.2, 0.1], [0.02, 0.03, 0.2])).k == 0.5
+@pytest.mark.parametrize(
+    ("learned", "equal", "k"),
+    [
+        ([0.3, 0.2, 0.1], [0.02, 0.03, 0.2], 0.5),  # best on average and in most years
+        ([2.0, -0.1, -0.1], [0.02, 0.03, 0.02], 0.0),  # one lucky year
+        ([-0.1, 0.0, 0.1], [0.2, 0.2, 0.2], 0.0),
+    ],
+)
+def test_trust_is_earned_by_winning_most_years(learned, equal, k):
+    assert best_variant(votes(learned, equal)).k == k
 
 
 def test_equal_shares_are_trained_least():
@@ -57,33 +58,24 @@ def test_equal_shares_are_trained_least():
     assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
 
 
-def test_one_lucky_year_does_not_earn_trust():
-    assert best_variant(votes([2.0, -0.1, -0.1], [0.02, 0.03, 0.02])).k == 0.0
-
-
-def test_equal_shares_are_kept_where_they_are_best():
-    assert best_variant(votes([-0.1, 0.0, 0.1], [0.2, 0.2, 0.2])).k == 0.0
+SETTINGS = replace(TINY, method="pmtl", held_out=1, protocol="per-task", steps=2)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    settings = replace(TINY, method="pmtl", held_out=1, protocol="per-task", steps=2)
-    return train_portfolio(PRICES, settings)
+    return train_portfolio(PRICES, SETTINGS)
 
 
-def test_training_leaves_held_out_instruments_alone(trained):
+def test_the_paper_protocol_gives_updates_for_each_task_and_holds_instruments_out(trained):
+    """Two for each of three tasks; a single-task policy has one task, and gets its two."""
     assert len(trained.unseen) == 1
     assert trained.unseen[0] not in np.asarray(trained.tasks.members)
-    assert trained.fingerprint == PRICES.fingerprint
-
-
-def test_the_paper_protocol_gives_updates_for_each_task(trained):
-    """Two for each of three tasks; a single-task policy has one task, and gets its two."""
     assert np.asarray(trained.training.state.step).tolist() == [6, 6]
-    alone = train_portfolio(PRICES, replace(trained.settings, method="stl"))
+    alone = train_portfolio(PRICES, replace(SETTINGS, method="stl"))
     assert len(alone.tasks) == 1
     assert np.asarray(alone.training.state.step).tolist() == [2, 2]
     assert len(alone.training.metrics) == 2 * 2
+    assert PortfolioSettings.paper(method="mtl", steps=300, tasks=30).updates == 300
 
 
 def test_the_next_allocation_follows_the_columns_of_the_file(trained):
@@ -111,20 +103,14 @@ def test_the_next_allocation_is_what_a_backtest_does_next(trained):
 def test_settings_that_cannot_work_are_refused():
     with pytest.raises(InputError, match="trust is 1.5"):
         PortfolioSettings(trust=1.5)
-    with pytest.raises(InputError, match="method 'sgd'"):
-        PortfolioSettings(method="sgd")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="task_size 9: only 5 instruments"):
-        train_portfolio(PRICES, replace(TINY, task_size=9))
-    with pytest.raises(InputError, match="a batch has 5000"):
-        train_portfolio(PRICES, replace(TINY, batch=5000))
-    with pytest.raises(InputError, match="choose one of max-deviation"):
-        train_portfolio(PRICES, replace(TINY, scorer="beauty"))
-
-
-def test_protocols_count_updates_differently():
-    assert PortfolioSettings.paper(method="stl", protocol="per-task", steps=300).updates == 300
-    assert (
-        PortfolioSettings.paper(method="mtl", protocol="per-task", steps=300, tasks=30).updates
-        == 9000
-    )
-    assert PortfolioSettings.paper(method="mtl", steps=300, tasks=30).updates == 300
+    for changes, message in (
+        ({"method": "sgd"}, "method 'sgd'"),
+        ({"task_size": 9}, "task_size 9: only 5 instruments"),
+        ({"batch": 5000}, "a batch has 5000"),
+        ({"scorer": "beauty"}, "choose one of max-deviation"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_portfolio(PRICES, replace(TINY, **changes))
+    for year in (2000, 2010):
+        with pytest.raises(InputError, match=f"walk-forward year {year}: "):
+            Years.of(PRICES, [year], before=10)

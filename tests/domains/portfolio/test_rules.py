@@ -1,34 +1,15 @@
 """The rules of a portfolio: what cannot be met is refused in a sentence before any work."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.portfolio.rules import Rules, read_groups, rebalancing_days
+from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob, PortfolioSettings
 from apportion.errors import InputError
 from apportion.runs.settings import read_settings, to_toml
 
 TICKERS = ("A", "B", "C", "D", "E")
-GROUPED = Rules(members=(("A", 0), ("B", 0), ("C", 1)), groups=(("tech", 0.3), ("oil", 0.1)))
-
-
-def written(tmp_path, text: str):
-    path = tmp_path / "groups.csv"
-    path.write_text(text)
-    return path
-
-
-def test_a_group_file_gives_each_ticker_a_number_and_each_group_a_limit(tmp_path):
-    path = written(tmp_path, "Ticker, group ,limit\nA,tech,0.3\nC,oil,0.1\nB , tech,.3\n")
-    members, groups = read_groups(path)
-    assert members == (("A", 0), ("C", 1), ("B", 0))
-    assert groups == (("tech", 0.3), ("oil", 0.1))
-    rules = Rules.of(PortfolioSettings(group=path))
-    assert rules.numbers(TICKERS).tolist() == [0, 0, 1, -1, -1]  # pyright: ignore[reportOptionalMemberAccess]
-    assert rules.limits == (0.3, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -48,28 +29,16 @@ def test_settings_that_no_task_can_meet_are_refused(changes, message):
         PortfolioSettings(**changes)
 
 
-def test_bounds_that_just_fit_are_accepted():
+def test_rules_that_the_instruments_cannot_meet_are_refused():
     PortfolioSettings(max_weight=0.1, task_size=10)
     PortfolioSettings(min_weight=0.1, task_size=10)
     Rules(max_weight=0.2).check(TICKERS)
-
-
-def test_rules_that_the_instruments_cannot_meet_are_refused():
-    GROUPED.check(TICKERS)
-    with pytest.raises(InputError, match="together hold only 0.4 .* raise a group's limit"):
-        GROUPED.check(TICKERS[:3])
-    with pytest.raises(InputError, match="together hold only 0.9"):
-        replace(GROUPED, max_weight=0.25).check(TICKERS)
-    with pytest.raises(InputError, match="group tech: its 2 instruments at min_weight 0.16"):
-        replace(GROUPED, min_weight=0.16).check(TICKERS)
     with pytest.raises(InputError, match="max_weight 0.15: 5 instruments .* at least 0.2"):
         Rules(max_weight=0.15).check(TICKERS)
     with pytest.raises(InputError, match="min_weight 0.3: 5 instruments .* at most 0.2"):
         Rules(min_weight=0.3).check(TICKERS)
     with pytest.raises(InputError, match='"cash" is among the prices'):
         Rules(cash=True).check(("cash", "A"))
-    with pytest.raises(InputError, match="g.csv: ticker A is not among the prices"):
-        GROUPED.check_tickers(TICKERS[1:], "g.csv")
 
 
 def test_rebalancing_days_are_the_first_of_their_week_or_month():
@@ -90,22 +59,18 @@ def test_rebalancing_days_are_the_first_of_their_week_or_month():
         np.testing.assert_array_equal(rebalancing_days(dates[:20], rebalance), whole[:20])
 
 
-def test_rules_are_kept_as_plain_values():
-    rules = replace(GROUPED, max_weight=0.5, rebalance="weekly")
+def test_rules_are_kept_as_plain_values_and_in_settings(tmp_path):
+    rules = Rules(max_weight=0.5, max_turnover=0.25, rebalance="weekly", cash=True)
     assert Rules.from_dict(rules.to_dict()) == rules
     assert Rules.from_dict(None) == Rules()
     assert Rules().none
     assert not Rules(rebalance="weekly").none
     assert not Rules(rebalance="weekly").bind_shares
     assert rules.describe() == (
-        "at most 50% each, at most 30% in tech, at most 10% in oil, rebalanced weekly"
+        "at most 50% each, at most 0.25 traded at a time, cash where it likes, rebalanced weekly"
     )
-
-
-def test_settings_with_rules_are_written_and_read(tmp_path):
-    settings = PortfolioJob(
-        max_weight=0.4, min_weight=0.01, max_turnover=0.5, rebalance="weekly", group=tmp_path / "g"
-    )
+    settings = PortfolioJob(**rules.to_dict())
     (tmp_path / "s.toml").write_text(to_toml(settings, "portfolio"))
     again = PortfolioJob(**read_settings(tmp_path / "s.toml", "portfolio", PortfolioJob))
     assert again == settings
+    assert Rules.of(again) == rules

@@ -15,11 +15,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY, Baseline
 from apportion.domains.portfolio.constrained import WithoutCash, everyone
 from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
 from apportion.domains.portfolio.prices import Day, Prices
@@ -32,8 +31,6 @@ from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
 
-Baseline = Callable[[Float[Array, "time entities"]], Float[Array, "time entities"]]
-"""Relatives to target allocations; row n may use relatives of rows before n only."""
 MOST_FOR_NEWTON = 100
 """Instruments above which the online Newton step, a programme a day, is left out unless asked for."""
 BOUND = 0.01
@@ -105,8 +102,15 @@ def backtest_strategies(
     y = jnp.asarray(relatives, jnp.float32)
     for name, baseline in baselines.items():
         on_strategy(name, len(allocations) / count)
-        targets = baseline(y[first:] if name in WITHOUT_HISTORY else y)[-market.horizon :]
-        _check_targets(name, np.asarray(targets))
+        targets = jnp.asarray(baseline(y[first:] if name in WITHOUT_HISTORY else y))
+        targets = targets[-market.horizon :]
+        sound = np.asarray(on_simplex(targets, tolerance=1e-3))
+        if not sound.all():
+            row = int(np.argmin(sound))
+            raise InputError(
+                f"baseline {name}: its allocation in period {row} is "
+                f"{np.asarray(targets[row]).round(4).tolist()}; shares must be >= 0 and sum to 1"
+            )
         walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
         allocations[name] = np.asarray(walk.allocations)
     relatives, listed, held = relatives[first:], prices.tradable(), None
@@ -167,16 +171,6 @@ def account(
 _cost_factor = eqx.filter_jit(lambda costs, w, a: jax.vmap(costs.cost_factor)(w, a))
 _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
-
-
-def _check_targets(name: str, targets: np.ndarray) -> None:
-    sound = np.asarray(on_simplex(jnp.asarray(targets), tolerance=1e-3))
-    if not sound.all():
-        row = int(np.argmin(sound))
-        raise InputError(
-            f"baseline {name}: its allocation in period {row} is {targets[row].round(4).tolist()}; "
-            "shares must be >= 0 and sum to 1"
-        )
 
 
 def backtest_with_baselines(
@@ -263,7 +257,8 @@ def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
         as_day(str(about.get("last")))
         sound = isinstance(cost, int | float) and 0 <= cost < 0.5
         sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
-        Rules.from_dict(about.get("rules")).check_ranges()
+        rules = Rules.from_dict(about.get("rules"))
+        sound = sound and isinstance(rules.cash, bool)
     except (InputError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
     if not sound:

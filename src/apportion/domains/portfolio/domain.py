@@ -75,8 +75,8 @@ class PortfolioAllocateOptions(PriceOptions):
     """The next period's allocation, and the orders that lead to it from what is held."""
 
     holdings: Path | None = None
-    """What is held today: a CSV of ticker and quantity with a row for cash, or of ticker and share; or
-    JSON. By default equal shares. With it come the orders, what they cost and what is left."""
+    """What is held today: a CSV of ticker and quantity with a row for cash, or of ticker and share. By
+    default equal shares. With it come the orders, what they cost and what is left."""
     lot: float | None = None
     """Trade in whole lots of so many units; fractions by default."""
 

@@ -12,7 +12,6 @@ no commission; without cash both its shares are 0. The two differ by less than 2
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -66,42 +65,23 @@ class Costs(eqx.Module):
     """The first entity of every task is cash, free of commission."""
 
     def cost_factor(self, held: Allocation, allocation: Allocation) -> Scalar:
-        """The fraction of wealth left after trading from `held` to `allocation`."""
-        cash = 1 if self.cash else 0
-        rate = self.rate.astype(held.dtype)
-        first = 1 - rate * jnp.abs(held - allocation)[cash:].sum()
-        if not self.exact:
-            return first
-        none = jnp.zeros_like(first)
-        w0, a0 = (held[0], allocation[0]) if self.cash else (none, none)
-        return _fixed_point(held[cash:], allocation[cash:], w0, a0, rate, first)
+        """The fraction of wealth left after trading from `held` to `allocation`.
 
-
-def _fixed_point(
-    held: Allocation,
-    allocation: Allocation,
-    held_cash: Scalar,
-    cash: Scalar,
-    c: Scalar,
-    guess: Scalar,
-) -> Scalar:
-    """The root of a concave, decreasing, piecewise-linear function of mu, by Newton's method.
-
-    The last step alone carries the gradient: at the root it is the implicit function's.
-    """
-    both = 2 * c - c**2
-
-    def newton(mu: Scalar) -> Scalar:
-        mu = jax.lax.stop_gradient(mu)
-        sold = jnp.maximum(held - mu * allocation, 0.0).sum()
-        excess = 1 - c * held_cash - both * sold - mu * (1 - c * cash)
-        selling = jnp.where(held > mu * allocation, allocation, 0.0).sum()
-        slope = jax.lax.stop_gradient(both * selling - (1 - c * cash))
-        return mu - excess / slope
-
-    for _ in range(_NEWTON_STEPS):
-        guess = newton(guess)
-    return guess
+        The exact one is the root of a concave, decreasing, piecewise-linear function of mu, by Newton's
+        method. The last step alone carries the gradient: at the root it is the implicit function's.
+        """
+        c = self.rate.astype(held.dtype)
+        w0, a0 = (held[0], allocation[0]) if self.cash else (0.0, 0.0)
+        w, a = (held[1:], allocation[1:]) if self.cash else (held, allocation)
+        mu = 1 - c * jnp.abs(w - a).sum()
+        both = 2 * c - c**2
+        for _ in range(_NEWTON_STEPS if self.exact else 0):
+            mu = jax.lax.stop_gradient(mu)
+            sold = jnp.maximum(w - mu * a, 0.0).sum()
+            excess = 1 - c * w0 - both * sold - mu * (1 - c * a0)
+            selling = jnp.where(w > mu * a, a, 0.0).sum()
+            mu = mu - excess / jax.lax.stop_gradient(both * selling - (1 - c * a0))
+        return mu
 
 
 class Holding(eqx.Module):
@@ -134,8 +114,6 @@ class Market(Problem):
     window: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
     universe: int = eqx.field(static=True)
-    groups: Int[Array, " universe"] | None = None
-    """The number of each entity's group, -1 for none."""
     listed: Bool[Array, "periods universe"] | None = None
     """Whether each entity can be held over the period that ends on each row; None: all can."""
     rebalanced: Bool[Array, " periods"] | None = None
@@ -157,22 +135,13 @@ class Market(Problem):
 
         Without `start` the first period is the first with a full window of history. With a cash
         entity (`costs.cash`) a constant price is added as the universe's last entity: put it in
-        front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps who
-        is in which group and when a strategy trades; the rest is the strategy's own.
+        front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps when a
+        strategy trades; the rest is the strategy's own.
         """
-        costs = Costs() if costs is None else costs
         first, last = rows_between(prices, start, end, window=window)
-        values = _with_cash(prices.filled()[: last + 1], costs)
-        return cls(
-            prices=jnp.asarray(values, jnp.float32),
-            first=jnp.asarray(first, jnp.int32),
-            length=jnp.asarray(last - first + 1, jnp.int32),
-            costs=costs,
-            tracking=jnp.asarray(tracking, float),
-            window=window,
-            horizon=last - first + 1,
-            universe=values.shape[1],
-            **_ruled(prices, rules, slice(0, last + 1), cash=costs.cash),
+        rows = slice(0, last + 1)
+        return cls._over(
+            prices, rows, rows, first, last - first + 1, window, costs, tracking, rules
         )
 
     @classmethod
@@ -188,24 +157,46 @@ class Market(Problem):
 
         Its one period has no prices yet, so only what is decided in period 0 means anything.
         """
+        rows, periods = slice(-window, None), slice(-window - 1, None)
+        return cls._over(prices, rows, periods, window, 1, window, costs, 0.0, rules)
+
+    @classmethod
+    def _over(
+        cls,
+        prices: Prices,
+        rows: slice,
+        periods: slice,
+        first: int,
+        horizon: int,
+        window: int,
+        costs: Costs | None,
+        tracking: float,
+        rules: Rules | None,
+    ) -> "Market":
         costs = Costs() if costs is None else costs
-        values = _with_cash(prices.filled()[-window:], costs)
+        values, listed = prices.filled()[rows], prices.tradable()
+        if costs.cash:
+            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
+            listed = (
+                listed if listed is None else np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
+            )
         return cls(
             prices=jnp.asarray(values, jnp.float32),
-            first=jnp.asarray(window, jnp.int32),
-            length=jnp.asarray(1, jnp.int32),
+            first=jnp.asarray(first, jnp.int32),
+            length=jnp.asarray(horizon, jnp.int32),
             costs=costs,
-            tracking=jnp.zeros(()),
+            tracking=jnp.asarray(tracking, float),
             window=window,
-            horizon=1,
+            horizon=horizon,
             universe=values.shape[1],
-            **_ruled(prices, rules, slice(-window - 1, None), cash=costs.cash),
+            listed=None if listed is None else jnp.asarray(listed[periods]),
+            rebalanced=_rebalanced(prices, periods, rules),
         )
 
     def ruled(self, prices: Prices, rules: Rules) -> "Market":
         """The same market, of the same prices, for strategies with these rules."""
         rows = slice(0, self.prices.shape[0])
-        return replace(self, **_ruled(prices, rules, rows, cash=self.costs.cash))
+        return replace(self, rebalanced=_rebalanced(prices, rows, rules))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
@@ -220,10 +211,9 @@ class Market(Problem):
         return equal_within(task.mask, self._presence(task, n))
 
     def observe(self, task: Task, state: Holding) -> Observation:
-        groups = None if self.groups is None else self.groups[task.members]
         presence = self._presence(task, state.n)
         limits = None if presence is None else presence.limits
-        return Observation(self.windows(task, state.n), state.held, limits=limits, groups=groups)
+        return Observation(self.windows(task, state.n), state.held, limits=limits)
 
     def _presence(self, task: Task, n: Int[Array, ""]) -> Bounds | None:
         if self.listed is None:
@@ -297,26 +287,12 @@ class Market(Problem):
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
 
 
-def _with_cash(values: np.ndarray, costs: Costs) -> np.ndarray:
-    """The prices, and behind them a constant one where there is cash."""
-    return np.concatenate([values, np.ones_like(values[:, :1])], 1) if costs.cash else values
-
-
-def _ruled(prices: Prices, rules: Rules | None, rows: slice, *, cash: bool) -> dict[str, Any]:
-    """Groups, listings and rebalancing days of these rows; nothing where there is nothing to keep to."""
-    rules = Rules() if rules is None else rules
-    groups, listed, rebalanced = rules.numbers(prices.tickers), prices.tradable(), None
-    if rules.rebalance != "daily":
-        # A period is decided at the close before the row on which it ends.
-        rebalanced = np.append(True, rebalancing_days(prices.dates, rules.rebalance))
-    if cash:
-        groups = None if groups is None else np.append(groups, np.int32(-1))
-        listed = None if listed is None else np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-    return {
-        "groups": None if groups is None else jnp.asarray(groups),
-        "listed": None if listed is None else jnp.asarray(listed[rows]),
-        "rebalanced": None if rebalanced is None else jnp.asarray(rebalanced[rows]),
-    }
+def _rebalanced(prices: Prices, rows: slice, rules: Rules | None) -> Array | None:
+    """Which periods of these rows begin with a trade; None where all do."""
+    if rules is None or rules.rebalance == "daily":
+        return None
+    # A period is decided at the close before the row on which it ends.
+    return jnp.asarray(np.append(True, rebalancing_days(prices.dates, rules.rebalance))[rows])
 
 
 def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:

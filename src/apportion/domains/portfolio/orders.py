@@ -1,33 +1,26 @@
 """From an allocation to orders: what is held today, what to buy and sell, what that costs, what is left.
 
 Holdings are shares, or quantities and cash. A CSV's columns decide which it is: ticker and share, or ticker
-and quantity with a row for cash. JSON is an object of ticker to share (or what `apportion allocate --json`
-printed), or {"quantities": {...}, "cash": 0}. A ticker that the file leaves out holds nothing.
+and quantity with a row for cash. A ticker that the file leaves out holds nothing.
 
 Costs are those of a backtest (see `market`): a purchase takes 1/(1 - c) of what is bought, a sale brings in
 1 - c of what is sold, and the exact factor mu makes what comes in pay for what goes out. Money adds up:
 value before = value after + cost. Reading holdings starts no JAX.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.rules import CASH, number_in
-from apportion.errors import InputError
+from apportion.domains.portfolio.rules import CASH
+from apportion.errors import InputError, reading
 
-_FORMS = (
-    "write a CSV with columns ticker and share, or ticker and quantity with a row for cash, or a JSON "
-    'object of ticker to share, or {"quantities": {...}, "cash": 0}'
-)
-_MIXED = "gives both shares and quantities; give one of them"
+_FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
 _ROUNDING = 1e-9
 
 
@@ -59,13 +52,23 @@ def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> 
     InputError
         One sentence on what is wrong with the file.
     """
-    kind, pairs = _read(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file; give a CSV file of what is held")
+    with reading(path, _FORM):
+        # Names are text, as in the prices: 000001 and NA too.
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table = table.rename(columns=lambda name: str(name).strip().lower())
+    if {"share", "quantity"} <= set(table.columns):
+        raise InputError(f"{path}: gives both shares and quantities; give one of them")
+    kind = "quantity" if "quantity" in table.columns else "share"
     counted = kind == "quantity"
-    known = {*tickers, CASH} if counted or cash else set(tickers)
+    if list(table.columns).count("ticker") != 1 or list(table.columns).count(kind) != 1:
+        raise InputError(f"{path}: not a table of holdings; {_FORM}")
     if counted and CASH in tickers:
         raise InputError(f'{path}: "{CASH}" is among the prices, and quantities need it for money')
+    known = {*tickers, CASH} if counted or cash else set(tickers)
     found: dict[str, float] = {}
-    for name, value in pairs:
+    for name, text in zip(table["ticker"].str.strip(), table[kind].str.strip(), strict=True):
         if name not in known:
             raise InputError(
                 f"{path}: {name} is not among the prices; name each ticker of the price file at "
@@ -73,10 +76,13 @@ def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> 
             )
         if name in found:
             raise InputError(f"{path}: {name} occurs twice; name each ticker at most once")
-        found[name] = amount = number_in(value)
-        if isinstance(value, bool) or not 0 <= amount < math.inf:
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = math.nan
+        if not 0 <= found[name] < math.inf:
             raise InputError(
-                f'{path}: the {kind} of {name} is "{str(value)[:40]}"; write a number of at least 0'
+                f'{path}: the {kind} of {name} is "{text[:40]}"; write a number of at least 0'
             )
     if counted and cash and CASH not in found:
         raise InputError(
@@ -94,47 +100,6 @@ def read_holdings(path: Path, tickers: Sequence[str], *, cash: bool = False) -> 
         found = {name: share / total for name, share in found.items()}
     amounts = np.array([found.get(ticker, 0.0) for ticker in tickers])
     return Holdings(amounts, found.get(CASH, 0.0), counted)
-
-
-def _read(path: Path) -> tuple[str, list[tuple[str, Any]]]:
-    """Share or quantity, and each name with what the file says of it."""
-    try:
-        return _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give a CSV or JSON file of what is held") from None
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); give a CSV or JSON file of what is held"
-        ) from None
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError):
-        raise InputError(f"{path}: not a table of holdings; {_FORMS}") from None
-
-
-def _read_json(path: Path) -> tuple[str, list[tuple[str, Any]]]:
-    # In pairs, because of a name that occurs twice JSON would take the last.
-    content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=list)
-    top = dict(content)
-    if "quantities" not in top:
-        return "share", [(name, share) for name, share in top.get("allocation", content)]
-    others = top.keys() - {"quantities", CASH, "date"}
-    if others:
-        raise InputError(f'{path}: {_MIXED} ("{min(others)}" stands beside "quantities")')
-    money = [(name, value) for name, value in content if name == CASH]
-    return "quantity", [*((name, units) for name, units in top["quantities"]), *money]
-
-
-def _read_csv(path: Path) -> tuple[str, list[tuple[str, Any]]]:
-    # Names are text, as in the prices: 000001 and NA too.
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    table = table.rename(columns=lambda name: str(name).strip().lower())
-    kinds = [kind for kind in ("share", "quantity") if kind in table.columns]
-    if len(kinds) == 2:
-        raise InputError(f"{path}: {_MIXED}")
-    kind = kinds[0] if kinds else "share"
-    names = [name.strip() for name in table["ticker"]]
-    return kind, list(zip(names, table[kind].str.strip(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +134,7 @@ class Orders:
         """What all trades cost together."""
         return float(self.costs.sum())
 
-    @cached_property
+    @property
     def units(self) -> np.ndarray:
         """What is bought and sold, in units; NaN where there is no price."""
         return self.trades / self.prices

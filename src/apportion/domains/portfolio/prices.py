@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -211,9 +211,7 @@ def find_jumps(prices: Prices) -> list[str]:
     return described
 
 
-def load_prices(
-    path: str | Path, *, least_days: int = LEAST_DAYS, least_tickers: int = LEAST_TICKERS
-) -> Prices:
+def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
     """Read and check a price file.
 
     Parameters
@@ -223,8 +221,8 @@ def load_prices(
         with columns date, ticker, close and perhaps high and low (open and volume are ignored), or
         with two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
         they are the closes, and highs and lows are adjusted by as much.
-    least_days, least_tickers
-        Less data than this is refused.
+    least_days
+        Less than this is refused.
 
     Raises
     ------
@@ -239,11 +237,11 @@ def load_prices(
     with reading(path, "save it as a plain CSV or Parquet table"):
         parquet = path.suffix.lower() in (".parquet", ".pq")
         frame = _with_days(read_parquet(path)) if parquet else _read_csv(path)
-        prices = _checked(_cells(frame, str(path)), str(path), str(frame.index.name))
+        prices = _checked(frame, str(path))
     days, tickers = prices.close.shape
-    if tickers < least_tickers:
+    if tickers < LEAST_TICKERS:
         raise InputError(
-            f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {least_tickers} are "
+            f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {LEAST_TICKERS} are "
             "needed to share anything out, so add columns (wide) or rows of other tickers (long)"
         )
     if days < least_days:
@@ -255,19 +253,18 @@ def load_prices(
     if not priced.any(0).all():
         never = prices.tickers[int(priced.any(0).argmin())]
         raise InputError(f'{path}: ticker "{never}" has no price at all; drop it')
-    if priced.sum(1).min() < least_tickers:
-        few = int((priced.sum(1) < least_tickers).argmax())
+    if priced.sum(1).min() < LEAST_TICKERS:
+        few = int((priced.sum(1) < LEAST_TICKERS).argmax())
         raise InputError(
             f"{path}: {priced[few].sum()} tickers have a price on {prices.dates[few]}; at least "
-            f"{least_tickers} are needed on every day, so cut such days off or add tickers"
+            f"{LEAST_TICKERS} are needed on every day, so cut such days off or add tickers"
         )
     return prices
 
 
 def from_frame(closes: pd.DataFrame, *, source: str = "prices") -> Prices:
     """Check a table of closes: a row a day (the index), a column a ticker; or a frame of yfinance."""
-    frame = _with_days(closes.rename_axis("date"))
-    return _checked(_cells(frame, source), source, "row")
+    return _checked(_with_days(closes.rename_axis("date")), source)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
@@ -355,27 +352,9 @@ def _fields_first(above: Sequence[Any], below: Sequence[Any] = ()) -> bool | Non
     return None
 
 
-class _Cells(NamedTuple):
-    """What a file says, whichever layout it has: days ascending, prices NaN where there are none."""
-
-    days: np.ndarray
-    tickers: tuple[str, ...]
-    values: dict[str, np.ndarray]
-    """Of each field that is read, (time, universe)."""
-    places: np.ndarray
-    """The row of the file each price stands in, (time, universe); 0 where there is none."""
-
-
-def _cells(frame: pd.DataFrame, source: str) -> _Cells:
-    """The prices of a file by its layout: the table of the three that are read."""
-    if not len(frame):
-        raise InputError(f"{source}: has no rows; give a row for each day")
-    if frame.columns.nlevels > 1:
-        return _from_levels(frame, source)
-    frame = frame.set_axis(_index([str(name) for name in frame.columns]), axis=1)
-    if "ticker" in map(_field, frame.columns):
-        return _from_long(frame, source)
-    return _from_wide(frame, source)
+_Cells = tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray], np.ndarray]
+"""What a file says, whichever layout it has: days, ascending; tickers; of each field that is read the
+values, (time, universe), NaN where there are none; the row of the file each stands in, 0 where in none."""
 
 
 def _from_wide(frame: pd.DataFrame, source: str) -> _Cells:
@@ -403,11 +382,7 @@ def _from_wide(frame: pd.DataFrame, source: str) -> _Cells:
                 f'{source}: columns {first} ("{written[first - 1]}") and {k} ("{written[k - 1]}") are '
                 f"both called {name}; rename or drop one"
             )
-    frame, days = _by_day(frame, source)
-    close = [_numbers(frame.iloc[:, k], name, source) for k, name in enumerate(names) if k]
-    closes = np.stack(close, -1) if close else np.ones((len(days), 0))
-    places = np.broadcast_to(frame.index.to_numpy()[:, None], closes.shape)
-    return _Cells(days, tuple(names[1:]), {"close": closes}, places)
+    return _from_columns(frame, [("close", name) for name in names[1:]], source)
 
 
 def _from_levels(frame: pd.DataFrame, source: str) -> _Cells:
@@ -433,15 +408,33 @@ def _from_levels(frame: pd.DataFrame, source: str) -> _Cells:
             f'{source}: {absent[1]} has no column "{absent[0]}", which others have; add it or drop '
             "the ticker"
         )
-    frame, days = _by_day(frame, source)
+    return _from_columns(frame, pairs, source)
 
-    def column(field: str, ticker: str) -> np.ndarray:
-        place = pairs.index((field, ticker)) + 1
-        return _numbers(frame.iloc[:, place], f"{field} {ticker}", source)
 
-    values = {field: np.stack([column(field, name) for name in names], -1) for field in read}
-    places = np.broadcast_to(frame.index.to_numpy()[:, None], (len(days), len(names)))
-    return _Cells(days, names, values, places)
+def _from_columns(frame: pd.DataFrame, pairs: list[tuple[str, str]], source: str) -> _Cells:
+    """The cells where days are in the first column, and every other one is a field of a ticker."""
+    name = frame.columns[0]
+    days = _days(frame.iloc[:, 0], name[0] if isinstance(name, tuple) else name, source)
+    twice = pd.Series(days).duplicated().to_numpy()
+    if twice.any():
+        row = int(twice.argmax())
+        raise InputError(
+            f'{source}: column "date": {days[row]} occurs twice at {frame.index.name} '
+            f"{frame.index[row]}; keep one row for each day"
+        )
+    order = np.argsort(days)
+    frame, days = frame.iloc[order], days[order]
+    tickers = {ticker: k for k, ticker in enumerate(dict.fromkeys(who for _, who in pairs))}
+    shape = (len(days), len(tickers))
+    read = [field for field in _READ if field in {field for field, _ in pairs}] or ["close"]
+    values = {field: np.full(shape, np.nan) for field in read}
+    for place, (field, ticker) in enumerate(pairs, 1):
+        if field in values:
+            label = f"{field} {ticker}" if isinstance(name, tuple) else ticker
+            numbers = _numbers(frame.iloc[:, place], label, source)
+            values[field][:, tickers[ticker]] = numbers
+    places = np.broadcast_to(frame.index.to_numpy()[:, None], shape)
+    return days, tuple(tickers), values, places
 
 
 def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
@@ -490,7 +483,7 @@ def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
         full[row, column] = _numbers(frame[field], field, source)
     places = np.zeros(shape, int)
     places[row, column] = frame.index
-    return _Cells(calendar, tuple(map(str, tickers)), values, places)
+    return calendar, tuple(map(str, tickers)), values, places
 
 
 def _refuse_half(read: Sequence[str], source: str) -> None:
@@ -505,21 +498,6 @@ def _refuse_half(read: Sequence[str], source: str) -> None:
             f'{source}: column "close" is missing beside "adj close" and "high"; give it, so that '
             "highs and lows can be adjusted as closes are, or leave them out"
         )
-
-
-def _by_day(frame: pd.DataFrame, source: str) -> tuple[pd.DataFrame, np.ndarray]:
-    """The rows in the order of the days in their first column, and the days, each of them once."""
-    name = frame.columns[0]
-    days = _days(frame.iloc[:, 0], name[0] if isinstance(name, tuple) else name, source)
-    twice = pd.Series(days).duplicated().to_numpy()
-    if twice.any():
-        row = int(twice.argmax())
-        raise InputError(
-            f'{source}: column "date": {days[row]} occurs twice at {frame.index.name} '
-            f"{frame.index[row]}; keep one row for each day"
-        )
-    order = np.argsort(days)
-    return frame.iloc[order], days[order]
 
 
 def _days(column: Any, name: str, source: str) -> np.ndarray:
@@ -565,9 +543,21 @@ def _numbers(column: Any, name: str, source: str) -> np.ndarray:
     return values
 
 
-def _checked(cells: _Cells, source: str, unit: str) -> Prices:
-    """The table, once all that it says is a price; adjusted closes adjust highs and lows too."""
-    days, tickers, values, places = cells
+def _checked(frame: pd.DataFrame, source: str) -> Prices:
+    """The table of a file with one of the three layouts, once all that it says is a price.
+
+    Adjusted closes adjust highs and lows too.
+    """
+    unit = str(frame.index.name)
+    if not len(frame):
+        raise InputError(f"{source}: has no rows; give a row for each day")
+    if frame.columns.nlevels > 1:
+        days, tickers, values, places = _from_levels(frame, source)
+    else:
+        frame = frame.set_axis(_index([str(name) for name in frame.columns]), axis=1)
+        long = "ticker" in map(_field, frame.columns)
+        read = _from_long if long else _from_wide
+        days, tickers, values, places = read(frame, source)
 
     def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
         if bad.any():

@@ -92,30 +92,6 @@ def measures_of(returns: np.ndarray, turnover: np.ndarray) -> dict[str, float]:
     return {**values, "turnover": float(turnover.mean())}
 
 
-def intervals(returns: np.ndarray, turnover: np.ndarray) -> dict[str, Estimate]:
-    """The metrics that estimate what days to come are drawn from, each with its 95 % interval.
-
-    Volatility and drawdowns are not among them: calm and wild times last longer than a block, so that
-    an interval of the one would be too narrow, and the largest fall so far grows with every day.
-    """
-    years = len(returns) / TRADING_DAYS
-    growth = over_blocks(log_growth, returns)
-    return {
-        "wealth": _ends(growth, lambda end: np.exp(end * years)),
-        "annual_return": _ends(growth, np.expm1),
-        "log_growth": growth,
-        "sharpe": over_blocks(sharpe, returns),
-        "turnover": over_blocks(np.mean, turnover),
-    }
-
-
-def _ends(found: Estimate, turned: Callable[[float], float]) -> Estimate:
-    """An interval in other units: an increasing function of its ends."""
-    with np.errstate(over="ignore"):  # what a few days compound to
-        value, low, high = (float(turned(end)) for end in (found.value, found.low, found.high))
-    return Estimate(value, low, high, found.n)
-
-
 @dataclass(frozen=True, eq=False)
 class Backtest:
     """The records of several strategies over one period on one set of instruments.
@@ -156,8 +132,24 @@ class Backtest:
         }
 
     def intervals(self, name: str) -> dict[str, Estimate]:
-        """A strategy's net metrics with intervals by blocks of days; drawdowns have none."""
-        return intervals(self.net[name], self.turnover[name])
+        """The net metrics that estimate what days to come are drawn from, with 95 % intervals by blocks.
+
+        Volatility and drawdowns are not among them: calm and wild times last longer than a block, so that
+        an interval of the one would be too narrow, and the largest fall so far grows with every day.
+        """
+        returns = self.net[name]
+        years = len(returns) / TRADING_DAYS
+        growth = over_blocks(log_growth, returns)
+        ends = np.array([growth.value, growth.low, growth.high])
+        with np.errstate(over="ignore"):  # what a few days compound to
+            in_all, a_year = np.exp(ends * years), np.expm1(ends)
+        return {
+            "wealth": Estimate(*map(float, in_all), n=growth.n),
+            "annual_return": Estimate(*map(float, a_year), n=growth.n),
+            "log_growth": growth,
+            "sharpe": over_blocks(sharpe, returns),
+            "turnover": over_blocks(np.mean, self.turnover[name]),
+        }
 
     def against(self, name: str, other: str = EQUAL) -> Estimate:
         """Difference of two strategies' net log growth a year, with its interval by blocks of days."""

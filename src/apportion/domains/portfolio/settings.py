@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from apportion.domains.portfolio.rules import Rebalance, Rules
 from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from apportion.priority import Priority
 
 Protocol = Literal["per-policy", "per-task"]
-Rebalance = Literal["daily", "weekly", "monthly"]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,6 @@ class PortfolioSettings(TrainingSettings):
     """The most wealth in one instrument, as a share."""
     min_weight: float = 0.0
     """The least wealth in each instrument, as a share."""
-    group: Path | None = None
-    """CSV file with columns ticker, group and limit: the most wealth in each group together, as a
-    share; a ticker that it leaves out is in no group."""
     max_turnover: float = 2.0
     """The most that is traded at a time, bought and sold added up; 2 exchanges everything."""
     rebalance: Rebalance = "daily"
@@ -88,18 +85,8 @@ class PortfolioSettings(TrainingSettings):
         check_cost(self.cost)
         if self.tracking_error_weight < 0 or self.learning_rate <= 0:
             raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
-        low, high, m = self.min_weight, self.max_weight, self.task_size
-        if not 0 <= low < high <= 1:
-            raise InputError(
-                f"min_weight {low:g} and max_weight {high:g}: they must satisfy "
-                "0 <= min_weight < max_weight <= 1"
-            )
-        check_weights(self, m, f"the {m} instruments of a task", "a {} task_size")
-        if not 0 < self.max_turnover <= 2:
-            raise InputError(
-                f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
-                "exchanges everything"
-            )
+        m = self.task_size
+        Rules.of(self).check_weights(m, f"the {m} instruments of a task", "a {} task_size")
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
@@ -156,18 +143,3 @@ def check_cost(cost: float) -> None:
     """Refuse a commission that nobody takes."""
     if not 0 <= cost < 0.5:
         raise InputError(f"cost is {cost}; it must be a fraction of at least 0 and below 0.5")
-
-
-def check_weights(rules: Any, m: int, whose: str, way_out: str) -> None:
-    """Refuse weights that so many instruments together cannot meet; cash takes what no instrument can."""
-    low, high = rules.min_weight, rules.max_weight
-    if not rules.cash and m * high < 1 - 1e-9:
-        raise InputError(
-            f"max_weight {high:g}: {whose} can then hold only {m * high:.4g} of the wealth; choose at "
-            f"least {1 / m:.4g}, or {way_out.format('larger')}"
-        )
-    if m * low > 1 + 1e-9:
-        raise InputError(
-            f"min_weight {low:g}: {whose} would need {m * low:.4g} of the wealth; choose at most "
-            f"{1 / m:.4g}, or {way_out.format('smaller')}"
-        )

@@ -39,13 +39,10 @@ class PortfolioTraining:
     policy: Policy
     """Ready to use: the ensemble, shrunk and trading part of the way as the settings say."""
     training: TrainingResult
-    settings: PortfolioSettings
     tasks: Task
     seen: np.ndarray
     """Instruments trained on, as columns of the prices."""
     unseen: np.ndarray
-    fingerprint: str
-    """Of the prices it was trained on."""
 
 
 def train_portfolio(
@@ -87,8 +84,7 @@ def train_portfolio(
         chunks=chunks,
         state=state,
     )
-    policy = compose(training.policy, settings)
-    return PortfolioTraining(policy, training, settings, tasks, seen, unseen, prices.fingerprint)
+    return PortfolioTraining(compose(training.policy, settings), training, tasks, seen, unseen)
 
 
 def train_portfolio_runs(
@@ -207,8 +203,6 @@ def draw_portfolio_tasks(
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     """The market over every period that has a full window behind it; refuses rules it cannot meet."""
     rules = Rules.of(settings)
-    if settings.group is not None:
-        rules.check_tickers(prices.tickers, settings.group)
     rules.check(prices.tickers)
     market = Market.of(
         prices,

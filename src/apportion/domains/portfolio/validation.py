@@ -5,7 +5,7 @@ For each validation year policies learn from the days before it alone; the Sharp
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -222,12 +222,25 @@ def select_variant(
     spans = Years.of(prices, calendar, before=settings.window + settings.batch)
     past = training_market(prices.until(prices.dates[spans.firsts[-1]]), settings)
     *_, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
-    score = _scorer(prices, settings, spans, tasks[: min(len(tasks), _TESTED)])
+    pairs = list(product(K_GRID, ETA_GRID))
+    costs = Costs(settings.cost, exact=True, cash=settings.cash)
+    rules = Rules.of(settings)
+    market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
+    market = replace(market, horizon=max(spans.days))
+    starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
+    by_year = stack([tasks[: min(len(tasks), _TESTED)]] * len(calendar))
+    # Equal CRP, traded daily, comes last.
+    ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
     rows: list[pd.DataFrame] = []
 
     def visit(chunk: Chunk) -> None:
         if chunk.step * CHECKPOINTS // chunk.steps > len(rows):
-            rows.append(score(chunk.policy).assign(steps=chunk.step))
+            teams = grouped(chunk.policy, settings.members)
+            _, sharpe = score_variants(teams, market, starts, days, by_year, ks, etas, rules)
+            gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
+            scored = pd.DataFrame(pairs * len(calendar), columns=["k", "eta"])
+            years = np.repeat(calendar, len(pairs))
+            rows.append(scored.assign(year=years, sharpe_gain=gains.ravel(), steps=chunk.step))
         if on_chunk is not None:
             on_chunk(chunk)
 
@@ -245,34 +258,6 @@ def select_variant(
         chunks=Chunks(every, math.gcd(every, settings.updates), visit),
     )
     return best_variant(pd.concat(rows, ignore_index=True))
-
-
-def _scorer(
-    prices: Prices, settings: PortfolioSettings, spans: Years, tasks: Task
-) -> Callable[[Policy], pd.DataFrame]:
-    """From stacked policies to the Sharpe ratio of every (k, eta) in each year over Equal CRP's."""
-    pairs = list(product(K_GRID, ETA_GRID))
-    costs = Costs(settings.cost, exact=True, cash=settings.cash)
-    rules = Rules.of(settings)
-    market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
-    test = replace(market, horizon=max(spans.days))
-    ks, etas = jnp.asarray([*pairs, (0.0, 1.0)], jnp.float32).T
-    starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
-    by_year = stack([tasks] * len(spans.years))
-
-    def score(policies: Policy) -> pd.DataFrame:
-        teams = grouped(policies, settings.members)
-        _, sharpe = score_variants(teams, test, starts, days, by_year, ks, etas, rules)
-        gains = np.asarray(sharpe[:, :-1] - sharpe[:, -1:]).mean(-1)
-        frame = pd.DataFrame(pairs, columns=["k", "eta"])
-        return pd.concat(
-            [
-                frame.assign(year=year, sharpe_gain=values)
-                for year, values in zip(spans.years, gains, strict=True)
-            ]
-        )
-
-    return score
 
 
 def no_validation_year(prices: Prices, settings: PortfolioSettings) -> str:

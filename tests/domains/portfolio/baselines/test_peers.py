@@ -3,17 +3,14 @@
 Set APPORTION_UNIVERSAL_PYTHON to the python of an environment with universal-portfolios.
 """
 
-import functools
 import os
-from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import universal_portfolios
 
-import programs
-from apportion.domains.portfolio.baselines import reversion
 from apportion.domains.portfolio.baselines.simple import BASELINES
 
 pytestmark = pytest.mark.peer
@@ -26,21 +23,16 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def comparison():
+def peer():
     if PYTHON is None:
         pytest.skip("APPORTION_UNIVERSAL_PYTHON names no python with universal-portfolios")
-    return programs.benchmark("baselines")
-
-
-@pytest.fixture(scope="module")
-def peer(comparison):
-    return comparison.peer_results(PYTHON, DATA)
+    return universal_portfolios.peer_results(PYTHON, DATA)
 
 
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", NAMES)
-def test_final_wealth_equals_the_peers(comparison, peer, data, name):
-    result = comparison.compare(peer, data, name)
+def test_final_wealth_equals_the_peers(peer, data, name):
+    result = universal_portfolios.compare(peer, data, name)
     assert result.gross_error < 1e-6
     assert result.fee_error < 1e-6
     assert result.exact_cost_error < 1e-6
@@ -82,39 +74,3 @@ def test_final_wealth_equals_the_published_tables(peer, name):
         mantissa, _, power = printed.partition("E")
         half = 0.5 * 10.0 ** (int(power or 0) - len(mantissa.partition(".")[2]))
         assert abs(found - float(printed)) <= half * 1.001, (data, found, printed)
-
-
-def test_cwmr_as_its_authors_program_it_earns_what_they_print(peer):
-    """Li et al. (2013), CWMR-Stdev. Figures transcribed without the paper at hand; the definition is
-    that of the authors' toolbox (github.com/OLPS/OLPS, Strategy/cwmr_stdev_expert.m, phi = 2 and
-    epsilon = 0.5), which differs from the paper of 2011 and from our default in two ways: not the log
-    of growth but growth itself, and a covariance of trace 1/m.
-    """
-    for data, printed in {
-        "nyse_o": 6.49e15,
-        "nyse_n": 1.41e6,
-        "tse": 332.62,
-        "msci": 17.28,
-    }.items():
-        relatives = classical(peer, data)
-        m = relatives.shape[1]
-        theirs = functools.partial(
-            reversion.cwmr, epsilon=0.5, confidence=NormalDist().cdf(2), log=False, trace=1 / m
-        )
-        assert wealth(theirs, relatives) == pytest.approx(printed, rel=1e-3)
-
-
-def test_median_reversion_comes_within_three_percent_of_its_paper(peer):
-    """Huang et al. (2013) stop their median at a tolerance of 1e-3; ours goes on to the median."""
-    for data, printed in {"nyse_o": 1.64e17, "nyse_n": 3.25e8, "tse": 181.34, "djia": 2.67}.items():
-        assert wealth(reversion.rmr, classical(peer, data)) == pytest.approx(printed, rel=0.03)
-
-
-def test_anticor_bought_over_all_windows_comes_within_two_percent_of_its_paper(peer):
-    """Borodin et al. (2004), equal money on windows 2 to 30, held."""
-    for data, printed in {"djia": 1.59, "sp500": 5.56}.items():
-        relatives = classical(peer, data)
-        mean = np.mean(
-            [wealth(lambda y, w=w: reversion.anticor(y, w), relatives) for w in range(2, 31)]
-        )
-        assert mean == pytest.approx(printed, rel=0.02)

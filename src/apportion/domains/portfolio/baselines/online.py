@@ -107,14 +107,12 @@ def simplex_lattice(entities: int, most: int = 10_000) -> np.ndarray:
     return 1 / entities + inwards * (counts / parts - 1 / entities)
 
 
-def ons(
-    relatives: Relatives, delta: float = 0.125, beta: float = 1.0, mix: float = 0.0
-) -> Allocations:
+def ons(relatives: Relatives, delta: float = 0.125, beta: float = 1.0) -> Allocations:
     """Online Newton step (Agarwal et al. 2006).
 
     The next shares are delta A^-1 b projected on the simplex in the norm of A, where A gathers the
-    gradients' outer products and b the gradients of log wealth; `mix` (the paper's eta) blends in
-    equal shares.
+    gradients' outer products and b the gradients of log wealth. The paper's eta, which would blend in
+    equal shares, is 0.
 
     Examples
     --------
@@ -133,7 +131,7 @@ def ons(
         # The projection minimises x'Ax / 2 - delta b'x: A need not be inverted.
         scale = m / jnp.trace(a)
         best = minimise_on_simplex(lambda x: (scale * (a @ x - delta * b), scale * a), centre)
-        return (1 - mix) * best + mix * centre, (a, b)
+        return best, (a, b)
 
     start = (jnp.eye(m, dtype=relatives.dtype), jnp.zeros(m, relatives.dtype))
     return follow(update, start, relatives)

@@ -123,43 +123,33 @@ def median(points: Float[Array, "window entities"], tolerance: float = 1e-6) -> 
     return jax.lax.while_loop(unfinished, step, (mean, mean, 0))[0]
 
 
-def cwmr(
-    relatives: Relatives,
-    epsilon: float = -0.5,
-    confidence: float = 0.95,
-    *,
-    log: bool = True,
-    trace: float | None = None,
-) -> Allocations:
+def cwmr(relatives: Relatives, epsilon: float = -0.5, confidence: float = 0.95) -> Allocations:
     """Confidence-weighted mean reversion (Li et al. 2011, the deviation variant).
 
     Shares are normal with mean mu and diagonal covariance Sigma; each period both move as little as
     they can so that, with the given confidence, the log return would have been below `epsilon`, and
-    Sigma is scaled back to a trace of 1/m^2. The authors' later programs ask the growth itself to be
-    below it (`log` false) and keep a trace of 1/m.
+    Sigma is scaled back to a trace of 1/m^2.
     """
     m = relatives.shape[1]
     phi = NormalDist().inv_cdf(confidence)
-    scale = m**2 if trace is None else 1 / trace
 
     def update(mu, sigma, y):
         centre = (sigma @ y) / sigma.sum()
         growth = mu @ y
-        earned, by = (jnp.log(growth), growth) if log else (growth, 1.0)
         variance = sigma @ y**2
         # The paper's quadratic a s^2 + b s + c = 0, arranged so that nothing cancels.
-        spread = (sigma @ (y - centre) ** 2) / by**2
+        spread = (sigma @ (y - centre) ** 2) / growth**2
         half = variance * phi**2 / 2
         a = spread * (spread + 2 * half)
-        gap = epsilon - earned
+        gap = epsilon - jnp.log(growth)
         rise = jnp.sqrt((gap * half) ** 2 + 2 * half * a)
         step = (rise - gap * (spread + half)) / jnp.where(a > 0, a, 1.0)
         step = jnp.where(a > 0, jnp.clip(step, 0.0, _LARGEST_MULTIPLIER), 0.0)
         lean = step * phi * variance
         sharper = step * phi * (lean + jnp.sqrt(lean**2 + 4 * variance)) / (2 * variance)
-        mu = mu - step * sigma * (y - centre) / by
+        mu = mu - step * sigma * (y - centre) / growth
         sigma = 1 / (1 / sigma + sharper * y**2)
-        return project(mu), sigma / (scale * sigma.sum())
+        return project(mu), sigma / (m**2 * sigma.sum())
 
     return follow(update, jnp.full(m, 1 / m**2, relatives.dtype), relatives)
 

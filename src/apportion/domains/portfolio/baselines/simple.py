@@ -21,6 +21,7 @@ from apportion.domains.portfolio.baselines.online import (
 from apportion.domains.portfolio.baselines.reversion import anticor, cwmr, olmar, pamr, rmr
 
 Baseline = Callable[[Relatives], Allocations]
+"""Relatives to target allocations; row n may use relatives of rows before n only."""
 
 
 def equal_crp(relatives: Relatives) -> Allocations:
