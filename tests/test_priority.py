@@ -114,15 +114,12 @@ def test_a_task_with_all_the_mass_is_always_found(total, seed):
     assert int(drawn_after(priority, total, leader, 1e6, jax.random.key(seed))) == leader
 
 
-def test_alpha_zero_is_uniform_and_all_weights_are_one():
+def test_alpha_zero_is_uniform_with_weights_of_one_and_no_score_falls_to_zero():
     priority = Priority(alpha=0.0)
     state = set_score(priority, priority.start(4), 2, 50.0)
     assert np.asarray(priority.probabilities(state)).tolist() == [0.25] * 4
     looks = [priority.look(state, jnp.asarray(t), FIRST) for t in range(4)]
     assert [float(look.weight) for look in looks] == [1.0] * 4
-
-
-def test_a_score_never_falls_to_zero():
     priority = Priority(smoothing=0.0)
     state = set_score(priority, priority.start(2), 0, 0.0)
     assert float(state.scores[0]) == pytest.approx(LEAST_SCORE)

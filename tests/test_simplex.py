@@ -56,11 +56,6 @@ def test_shares_are_feasible_whatever_the_scores(scored, bounds, cash):
         assert (shares[bounded] <= most + 1e-6).all()
 
 
-def test_impossible_bounds_are_refused():
-    with pytest.raises(InputError, match="floor"):
-        Head(floor=0.5, cap=0.4)
-
-
 @st.composite
 def bounded(draw, sizes=(1, 3, 8)):
     """Shares, a mask and every kind of bound, among them absent entities and bounds too tight to meet."""
@@ -192,12 +187,9 @@ def test_gradients_through_bounds_are_finite_differences(room):
         assert gradient[:3] == pytest.approx(np.asarray(numeric), abs=3e-3)
 
 
-def test_cash_takes_what_no_other_can():
+def test_cash_takes_what_no_other_can_and_equal_shares_rise_alike_until_full():
     shares = Head(cash=True)(jnp.zeros(3), jnp.ones(3, bool), Bounds(jnp.array([0.0, 0.1, 0.2])))
     assert np.asarray(shares) == pytest.approx(np.array([0.7, 0.1, 0.2]), abs=1e-6)
-
-
-def test_equal_shares_within_limits_raise_all_alike_until_they_are_full():
     shares = eqx.filter_jit(equal_within)(
         jnp.ones(4, bool), Bounds(jnp.array([0.1, 0.5, 0.5, 0.0]))
     )
@@ -226,7 +218,9 @@ def test_whole_units_are_those_of_largest_remainders():
     assert to_units(np.array([0.5, 0.3, 0.2]), 10, np.array([2, 10, 10])).tolist() == [2, 5, 3]
 
 
-def test_units_of_negative_shares_are_refused():
+def test_impossible_bounds_and_units_of_negative_shares_are_refused():
+    with pytest.raises(InputError, match="floor"):
+        Head(floor=0.5, cap=0.4)
     with pytest.raises(InputError, match="to_units"):
         to_units(np.array([-0.1, 1.1]), 5)
 

@@ -97,24 +97,18 @@ def test_a_paired_comparison_sees_what_an_unpaired_one_would_not():
 
 def test_a_record_of_one_day_has_no_interval_and_days_alone_are_blocks_of_one():
     assert over_blocks(np.mean, np.ones(1)).high == np.inf
+    assert mean_over(np.array([3.0])).low == -np.inf
     days = np.array([0.3, -0.1, 0.4, 0.2])
     assert over_blocks(np.mean, days) == mean_over(days)
-
-
-def test_one_experiment_has_no_interval():
-    assert mean_over(np.array([3.0])).low == -np.inf
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [([], "non-empty"), ([1.0, np.nan], "1 are not finite"), ([[1.0]], "one-dim")],
 )
-def test_bad_samples_are_refused(values, words):
+def test_bad_samples_and_pairs_that_do_not_match_are_refused(values, words):
     with pytest.raises(InputError, match=words):
         mean_over(np.array(values))
-
-
-def test_pairs_must_match():
     with pytest.raises(InputError, match="pairs must match"):
         compare(np.ones(3), np.ones(4))
 

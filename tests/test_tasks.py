@@ -49,13 +49,10 @@ def test_every_entity_is_as_likely_beyond_63_bits():
     assert 0.8 < z.std() < 1.2
 
 
-def test_the_same_seed_gives_the_same_tasks_and_another_gives_others():
+def test_tasks_are_those_of_the_seed_and_of_the_entities_named():
     first, same, other = (draw_tasks(50, 10, 20, seed=s).members for s in (1, 1, 2))
     assert np.array_equal(first, same)
     assert not np.array_equal(first, other)
-
-
-def test_tasks_are_drawn_from_the_entities_named():
     tasks = draw_tasks([3, 5, 8, 13], 2, 6)
     assert set(np.asarray(tasks.members).ravel().tolist()) == {3, 5, 8, 13}
 

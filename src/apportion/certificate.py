@@ -151,15 +151,16 @@ class Certificate:
     @cached_property
     def decided(self) -> int | None:
         """The block that brought the verdict; None before there is one."""
-        crossed = [place for place in (self._better_from, self._worse_from) if place is not None]
-        return max(crossed, default=None)
+        crossed = (log >= np.log(self.threshold) for log in (self.log_better, self.log_worse))
+        return max((int(np.argmax(own)) for own in crossed if own.any()), default=None)
 
     @property
     def verdict(self) -> Verdict:
         """The newest one, where gains that change over time have brought both."""
         if self.decided is None:
             return "not yet"
-        return "certified" if self.decided == self._better_from else "harmful"
+        won = self.log_better >= np.log(self.threshold)
+        return "certified" if won.any() and np.argmax(won) == self.decided else "harmful"
 
     @cached_property
     def trust(self) -> float:
@@ -185,7 +186,7 @@ class Certificate:
             f"[{100 * lower:+.3f}, {100 * upper:+.3f}] at any time, alpha {self.alpha:g}",
             f"  {n} bets of {self.block} {g.period}{'s' * (self.block > 1)} each, {labels[0]} to "
             f"{labels[self.ends[-1]]}; wealth for better "
-            f"{_money(self.log_better[-1])}, for worse {_money(self.log_worse[-1])}, needed "
+            f"{_wealth(self.log_better[-1]):.3g}, for worse {_wealth(self.log_worse[-1]):.3g}, needed "
             f"{self.threshold:g}",
             f"  behind a gate it would now have {self.trust:.0%} of the trust",
             f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
@@ -269,14 +270,6 @@ class Certificate:
             axes.grid(alpha=0.3)
         return figure
 
-    @cached_property
-    def _better_from(self) -> int | None:
-        return _first(self.log_better >= np.log(self.threshold))
-
-    @cached_property
-    def _worse_from(self) -> int | None:
-        return _first(self.log_worse >= np.log(self.threshold))
-
     def _when(self) -> str:
         if self.decided is None:
             return ""
@@ -287,13 +280,5 @@ _MOST = 690.0
 """Beyond this a wealth is shown as e^690: larger ones are no floating-point numbers."""
 
 
-def _first(true: np.ndarray) -> int | None:
-    return int(np.argmax(true)) if true.any() else None
-
-
 def _wealth(logarithm: float) -> float:
     return float(np.exp(min(logarithm, _MOST)))
-
-
-def _money(logarithm: float) -> str:
-    return f"{_wealth(logarithm):.3g}"

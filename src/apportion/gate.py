@@ -81,14 +81,12 @@ class Gate(Policy):
 
     def after(self, gain: float | Float[Array, "*runs"]) -> "Gate":
         """The gate after one more period; a gain that is not a number is a missing one."""
-        return eqx.tree_at(lambda gate: gate.evidence, self, self._after(jnp.asarray(gain)))
-
-    def _after(self, gain: Array) -> Array:
+        gain = jnp.asarray(gain)
         counted = jnp.clip(jnp.where(jnp.isnan(gain), 0.0, gain), self.low, self.high)
         stakes = jnp.asarray(STAKES, self.evidence.dtype)
         grown = self.evidence + jnp.log1p(stakes * counted[..., None] / -self.low)
         beyond = jnp.maximum(_log_wealth(grown) + np.log(self.alpha), 0.0)
-        return grown - beyond[..., None]
+        return eqx.tree_at(lambda gate: gate.evidence, self, grown - beyond[..., None])
 
     def encode(self, history: History, mask: Mask) -> PyTree[Array]:
         return self.policy.encode(history, mask), self.baseline.encode(history, mask)

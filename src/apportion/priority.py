@@ -202,10 +202,6 @@ class Priority(eqx.Module):
             state.powers.put(drawn.task, score**self.alpha, drawn.path),
         )
 
-    def scores(self, state: PriorityState) -> Float[Array, " tasks"]:
-        """All scores, for looking at."""
-        return state.scores
-
     def probabilities(self, state: PriorityState) -> Float[Array, " tasks"]:
         """All probabilities, for looking at."""
         leaves = state.powers.leaves.reshape(-1)[: state.scores.shape[0]]

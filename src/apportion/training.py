@@ -7,6 +7,7 @@ every chunk's end there is room for evaluation, progress, checkpoints and stoppi
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
-from matplotlib.figure import Figure
 
 from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
 from apportion.errors import InputError
@@ -59,20 +59,9 @@ class TrainingResult:
     @property
     def probabilities(self) -> np.ndarray:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
-        return np.asarray(self._peek(lambda a, s: a.selection.probabilities(s.selection)))
-
-    @property
-    def scores(self) -> np.ndarray:
-        """Each task's score."""
-        return np.asarray(self._peek(lambda a, s: a.selection.scores(s.selection)))
-
-    def _peek(self, function: Callable[[Algorithm, RunState], Any]) -> Any:
-        peek = jax.vmap(function, in_axes=(None, 0)) if self.state.step.ndim else function
-        return peek(self.algorithm, self.state)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The metrics: one row a recorded step."""
-        return self.metrics
+        of_run = self.algorithm.selection.probabilities
+        several = self.state.step.ndim > 0
+        return np.asarray((jax.vmap(of_run) if several else of_run)(self.state.selection))
 
     def summary(self) -> str:
         """First and last tenth of training, side by side."""
@@ -86,28 +75,6 @@ class TrainingResult:
         steps = int(np.max(np.asarray(self.state.step)))
         head = f"{steps} steps over {tasks} tasks ({drawn} drawn)"
         return f"{head}\n{table.to_string(float_format=lambda x: f'{x: .4g}')}"
-
-    def plot(self) -> Figure:
-        """Reward, deviation from equal shares, score and gradient norm over training."""
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
-        titles = {
-            "reward": "mean reward of the batch",
-            "deviation": "deviation from equal shares",
-            "score": "score of the drawn task",
-            "gradient_norm": "gradient norm",
-        }
-        for axes, (column, title) in zip(
-            figure.subplots(2, 2, sharex=True).flat, titles.items(), strict=True
-        ):
-            series = pd.Series(self.metrics.groupby("step")[column].mean())
-            smooth = series.rolling(max(len(series) // 50, 1), min_periods=1).mean()
-            step = series.index.to_numpy()
-            axes.plot(step, np.asarray(series), color="0.8", linewidth=0.5)
-            axes.plot(step, np.asarray(smooth), color="C0", linewidth=1.5)
-            axes.set_title(title, fontsize=10, loc="left")
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.supxlabel("step", fontsize=10)
-        return figure
 
 
 OnChunk = Callable[[Chunk], bool | None]
@@ -195,8 +162,9 @@ def train(
         explore=explore,
         replay=replay,
     )
-    first = _first(state, lambda: _begin(algorithm, policy, key))
-    return _run(algorithm, tasks, first, _advance, steps, Chunks() if chunks is None else chunks)
+    return _run(
+        algorithm, tasks, state, lambda: _begin(algorithm, policy, key), _advance, steps, chunks
+    )
 
 
 def train_runs(
@@ -245,12 +213,14 @@ def train_runs(
         horizon=one_problem.horizon,
     )
     axes = _axes_of_runs(algorithm, problem_axes, 0 if own else None)
-    first = _first(state, lambda: _begin_runs(axes, algorithm, policies, keys))
+
+    def first():
+        return _begin_runs(axes, algorithm, policies, keys)
 
     def forward(algorithm, state, steps, record_every):
         return _advance_runs(algorithm, axes, state, steps, record_every)
 
-    return _run(algorithm, tasks, first, forward, steps, Chunks() if chunks is None else chunks)
+    return _run(algorithm, tasks, state, first, forward, steps, chunks)
 
 
 def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None) -> PyTree:
@@ -268,16 +238,8 @@ def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None
     )
 
 
-@eqx.filter_jit
-def _begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
-    return begin(algorithm, policy, key)
-
-
-@compiled_as_graph
-def _advance(
-    algorithm: Algorithm, state: RunState, steps: int, record_every: int
-) -> tuple[RunState, Metrics]:
-    return advance(algorithm, state, steps, record_every)
+_begin = eqx.filter_jit(begin)
+_advance = compiled_as_graph(advance)
 
 
 @eqx.filter_jit
@@ -295,27 +257,23 @@ def _advance_runs(
     return forward(algorithm, state)
 
 
-@eqx.filter_jit
-def _copy(state: RunState) -> RunState:
-    return jax.tree.map(jnp.copy, state)
-
-
-def _first(state: RunState | Resume | None, begin: Callable[[], RunState]) -> RunState:
-    if isinstance(state, RunState):
-        return state
-    return begin() if state is None else state(begin())
+_copy = eqx.filter_jit(partial(jax.tree.map, jnp.copy))
 
 
 def _run(
     algorithm: Algorithm,
     tasks: Task,
-    state: RunState,
+    state: RunState | Resume | None,
+    first: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
-    chunks: Chunks,
+    chunks: Chunks | None,
 ) -> TrainingResult:
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
+    chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
+    if not isinstance(state, RunState):
+        state = first() if state is None else state(first())
     # The given state stays the caller's: chunks donate their own copy to the next.
     state = _copy(state)
     frames = []

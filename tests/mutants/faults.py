@@ -275,7 +275,7 @@ THEORY = (
           "average = (share**2 * own).sum(0)", "average = (share * own).sum(0)",
           "tests/theory/test_pooling.py"),
     Fault("a resampled distance keeps its noise", "theory/pooling.py",
-          "np.concatenate(again) - 2 * noise.of_difference", "np.concatenate(again)",
+          "np.concatenate(again) - 2 * of_difference", "np.concatenate(again)",
           "tests/theory/test_pooling.py"),
     Fault("Lemma 4 asks for a tenth", "theory/bound.py",
           "return 288 * constants.feature_bound**2", "return 28.8 * constants.feature_bound**2",

@@ -16,30 +16,22 @@ def test_policy_iteration_finds_the_best_of_all_policies_in_every_state():
     np.testing.assert_allclose(mdp.value(policy), best, atol=1e-12)
 
 
-def test_the_value_of_a_policy_is_the_fixed_point_of_its_operator():
+def test_a_policys_value_is_its_operators_fixed_point_and_its_chain_keeps_rho():
     mdp = random_family(states=5, actions=2, tasks=3, spread=0.5, gamma=0.9)
     policy = np.array([0, 1, 0, 1, 1])
     value = mdp.value(policy)
     np.testing.assert_allclose(mdp.operator(policy, value), value, atol=1e-12)
-
-
-def test_the_stationary_distribution_is_kept_by_the_chain():
-    mdp = random_family(states=5, actions=2, tasks=3, spread=0.5, gamma=0.9)
-    policy = np.array([0, 1, 0, 1, 1])
     rho = mdp.stationary(policy)
     kernel, _ = mdp.under(policy)
     np.testing.assert_allclose(rho.sum(-1), 1, atol=1e-12)
     np.testing.assert_allclose(np.einsum("tx,txy->ty", rho, kernel), rho, atol=1e-12)
 
 
-def test_the_average_mdp_has_the_mean_reward_and_kernel():
+def test_the_average_mdp_is_the_mean_and_spread_moves_tasks_apart_in_proportion():
     family = random_family(states=3, actions=2, tasks=4, spread=0.7, gamma=0.5, runs=2)
     average = family.average()
     np.testing.assert_allclose(average.reward, family.reward.mean(1))
     np.testing.assert_allclose(average.kernel, family.kernel.mean(1))
-
-
-def test_spread_moves_tasks_apart_in_proportion():
     gaps = [
         np.ptp(
             random_family(states=3, actions=2, tasks=4, spread=s, gamma=0.5).reward, axis=0
@@ -64,13 +56,10 @@ def test_what_is_not_an_mdp_is_refused_with_its_place(kernel, reward, gamma, say
         MDP(kernel, reward, gamma)
 
 
-def test_a_single_mdp_is_not_a_family():
+def test_a_single_mdp_is_no_family_and_several_recurrent_classes_have_no_one_rho():
     single = MDP(np.full((2, 1, 2), 0.5), np.zeros((2, 1)), 0.5)
     with pytest.raises(InputError, match="give the tasks a leading axis"):
         single.average()
-
-
-def test_several_recurrent_classes_have_no_single_stationary_distribution():
     absorbing = MDP(np.eye(2)[:, None], np.zeros((2, 1)), 0.5)
     with pytest.raises(InputError, match="several recurrent classes"):
         absorbing.stationary(np.zeros(2, int))

@@ -22,6 +22,11 @@ def test_equal_tasks_are_pooled_and_distant_ones_with_many_samples_are_not(seed)
     assert same.answer == "pool"
     assert same.saved.low > 0
     assert same.distance.low == 0
+    # With few samples noise outweighs the distance.
+    assert (
+        should_pool(draw_transitions(family(0.3, seed), 12, seed=seed), gamma=0.7).answer
+        != "do not pool"
+    )
     apart = should_pool(draw_transitions(family(0.3, seed), 600, seed=seed), gamma=0.7)
     assert apart.answer == "do not pool"
     assert apart.saved.high < 0
@@ -64,7 +69,6 @@ def test_cells_without_samples_are_no_trouble_and_the_answer_shows_itself():
     assert result.covered < 0.5
     assert not result.to_frame().isna().any(axis=None)
     assert "cells have two samples or more" in result.summary()
-    assert "Pool?" in result.plot().axes[0].get_title()
     printed = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert printed["answer"] == result.answer
     assert [task["samples"] for task in printed["tasks"]] == [12] * 8
@@ -116,7 +120,7 @@ def test_transitions_that_cannot_be_used_are_refused_in_a_table_and_in_a_file(
         should_pool(frame, gamma=0.7)
 
 
-def test_a_missing_column_row_or_file_is_named(tmp_path):
+def test_a_missing_column_row_or_file_and_a_discount_of_1_are_refused(tmp_path):
     rows = draw_transitions(family(0.1), 2)
     with pytest.raises(InputError, match='transitions: column "next_state" is missing'):
         should_pool(rows.drop(columns="next_state"), gamma=0.7)
@@ -127,11 +131,8 @@ def test_a_missing_column_row_or_file_is_named(tmp_path):
     (tmp_path / "empty.csv").touch()
     with pytest.raises(InputError, match="cannot be read .*; save it as a plain CSV"):
         should_pool(tmp_path / "empty.csv", gamma=0.7)
-
-
-def test_a_discount_outside_its_range_is_refused():
     with pytest.raises(InputError, match="gamma: 1"):
-        should_pool(draw_transitions(family(0.1), 20), gamma=1.0)
+        should_pool(rows, gamma=1.0)
 
 
 def test_the_crossover_is_where_the_noise_saved_equals_the_distance():

@@ -12,12 +12,11 @@ omega = omega_mu / C. Mixing is beta_i <= betabar exp(-b i^kappa) with betabar =
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 from apportion.errors import InputError
 from apportion.theory.distance import (
@@ -92,21 +91,8 @@ def approximation_error(mdp: MDP, features: Features) -> float:
     return float(np.sqrt((missed**2).sum((-1, -2))).max())
 
 
-def _deviation(lam: float, n: float, mixing: float) -> float:
-    """f(Lam) = sqrt((2 Lam / n) max{Lam/b, 1})."""
-    return math.sqrt(2 * lam / n * _slowness(lam, mixing))
-
-
-def _slowness(lam: float, mixing: float) -> float:
-    return max(lam / mixing, 1.0) if mixing > 0 else math.inf
-
-
 def _lam(n: float, d: int, delta: float) -> float:
     return 2 * (d + 1) * math.log(6 * math.e * n) + 1 + math.log(18 / delta)
-
-
-def _lam2(n: float, delta: float) -> float:
-    return 1 - math.log(delta) + math.log(max(6.0, n))
 
 
 def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta: float) -> float:
@@ -115,7 +101,7 @@ def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta:
     if omega <= 0 or constants.mixing <= 0:
         return math.inf
     lam = _lam(n, constants.dimension, delta / (4 * iterations))
-    return 288 * constants.feature_bound**2 * lam / omega * _slowness(lam, constants.mixing)
+    return 288 * constants.feature_bound**2 * lam / omega * max(lam / constants.mixing, 1.0)
 
 
 def samples_needed(constants: LearningConstants, iterations: int, delta: float) -> float:
@@ -137,11 +123,6 @@ class LearningError:
     approximation: Number
     estimation: Number
 
-    @property
-    def total(self) -> Number:
-        """The bound on e."""
-        return self.approximation + self.estimation
-
 
 def learning_error(
     constants: LearningConstants, n: float, iterations: int, delta: float
@@ -157,8 +138,11 @@ def learning_error(
         return LearningError(approximation, math.inf)
     share = delta / (4 * iterations)
     omega = constants.smallest_eigenvalue / constants.coverage
-    f1 = _deviation(_lam(n, d, share), n, constants.mixing)
-    f2 = _deviation(_lam2(n, share), n, constants.mixing)
+    # f(Lam) = sqrt((2 Lam / n) max{Lam/b, 1}) of Lam and of Lam2.
+    f1, f2 = (
+        math.sqrt(2 * lam / n * max(lam / constants.mixing, 1.0))
+        for lam in (_lam(n, d, share), 1 - math.log(share) + math.log(max(6.0, n)))
+    )
     root_nu = math.sqrt(omega) / 2 - 6 * length * f1
     e1 = 24 * v_max * f1
     e2 = 12 * (v_max + length * v_max / math.sqrt(omega)) * f2
@@ -258,46 +242,25 @@ class Bound:
     iterations: int
     delta: float
     transfer: TransferConstants
-    learning: LearningConstants
+    coverage: float
+    """C."""
     distance_exact: bool
     samples_needed: float
     """Path length Lemma 4 asks for, N T."""
     trivial: float
     """2 V_max of the task, which no policy's suboptimality can exceed."""
-    oracle_error: float | None = None
-    reason: str | None = None
+    theorem_1: Terms
+    """With probability 1 - delta, as is `theorem_1_prime`."""
+    theorem_1_prime: Terms
+    oracle: tuple[Terms, Terms] | None
+    """Both with the measured e, where one was given."""
+    reason: str | None
     """Why the bound is infinite, where mu does not cover sigma's paths."""
 
     @property
     def lemma_4_holds(self) -> bool:
         """Whether N T samples are enough for the high-probability form."""
         return self.samples * self.tasks >= self.samples_needed
-
-    @property
-    def error(self) -> LearningError:
-        """The high-probability bound on e."""
-        return learning_error(self.learning, self.samples * self.tasks, self.iterations, self.delta)
-
-    @property
-    def theorem_1(self) -> Terms:
-        """Theorem 1, with probability 1 - delta."""
-        return self.transfer.theorem_1(self.error, self.iterations)
-
-    @property
-    def theorem_1_prime(self) -> Terms:
-        """Theorem 1', with probability 1 - delta."""
-        return self.transfer.theorem_1_prime(self.error, self.iterations)
-
-    @property
-    def oracle(self) -> tuple[Terms, Terms] | None:
-        """Theorems 1 and 1' with the measured e, where one was given."""
-        if self.oracle_error is None:
-            return None
-        error = LearningError(0.0, self.oracle_error)
-        return (
-            self.transfer.theorem_1(error, self.iterations),
-            self.transfer.theorem_1_prime(error, self.iterations),
-        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per form of the bound, one column per term."""
@@ -313,13 +276,13 @@ class Bound:
 
     def summary(self) -> str:
         """What the bound says, its parts, and whether it says anything."""
-        t, c = self.transfer, self.learning
+        t = self.transfer
         how = "exactly, over all policies" if self.distance_exact else "from above"
         table = self.to_frame().to_string(index=False, float_format=lambda x: f"{x:.4g}")
         lines = [
             f"Suboptimality on task {self.task} of the policy LSPI learns on the average of {self.tasks} "
             f"tasks, N = {self.samples:,.0f} samples each, K = {self.iterations}",
-            f"  C'_t = {t.first:.4g}, C'' = {t.second:.4g}, C = {c.coverage:.4g}, "
+            f"  C'_t = {t.first:.4g}, C'' = {t.second:.4g}, C = {self.coverage:.4g}, "
             f"eps = {t.distance:.4g} ({how}), R_max = {t.reward_bound:.4g}",
             f"  with probability {1 - self.delta:g}, or with the measured e where that is said:",
             *("  " + line for line in table.splitlines()),
@@ -337,64 +300,6 @@ class Bound:
                 "  The high-probability bound is vacuous here: the trivial one is smaller."
             )
         return "\n".join(lines)
-
-    def plot(self) -> Figure:
-        """Theorem 1' and its terms against N, T and eps, beside the trivial bound."""
-        enough = max(self.samples, 10 * self.samples_needed / self.tasks)
-        if not math.isfinite(enough):
-            raise InputError(
-                f"plot: the bound is infinite at every N ({self.reason or 'Lemma 4 never holds'}); "
-                "there is nothing to draw"
-            )
-        lengths = np.geomspace(100, 1e4 * enough, 121)
-        counts = np.unique(np.geomspace(1, 1000, 61).astype(int))
-        distances = np.linspace(0, max(2 * float(self.transfer.distance), 0.1), 41)
-        settled = replace(self, samples=enough)
-        panels = (
-            ("samples per task N", lengths, [replace(self, samples=float(n)) for n in lengths]),
-            ("tasks T", counts, [replace(settled, tasks=int(t)) for t in counts]),
-            (
-                "task distance ε",
-                distances,
-                [
-                    replace(settled, transfer=replace(self.transfer, distance=float(e)))
-                    for e in distances
-                ],
-            ),
-        )
-        figure = Figure(figsize=(12, 3.8), layout="constrained")
-        axes = figure.subplots(1, 3, sharey=True)
-        for axis, (label, grid, bounds) in zip(axes, panels, strict=True):
-            terms = [bound.theorem_1_prime for bound in bounds]
-            for name, colour in _COLOURS.items():
-                height = np.array([getattr(term, name) for term in terms], float)
-                if (height > 0).any():
-                    axis.plot(grid, height, color=colour, label=name.replace("_", " "))
-            axis.plot(
-                grid, [term.total for term in terms], color="black", linewidth=2, label="total"
-            )
-            axis.axhline(self.trivial, color="0.35", linestyle=":", label="trivial: 2 V_max")
-            axis.set(xlabel=label, yscale="log", xscale="linear" if grid[0] == 0 else "log")
-            axis.spines[["top", "right"]].set_visible(False)
-        floor = min(self.theorem_1_prime.task_distance, self.trivial) / 30
-        axes[0].set(
-            ylabel="bound on suboptimality",
-            title="infinite until Lemma 4 holds",
-            ylim=(floor, None),
-        )
-        axes[1].set_title(f"at N = {enough:.1e}")
-        axes[2].set_title(f"at N = {enough:.1e}, T = {self.tasks}")
-        axes[2].legend(frameon=False, fontsize=8, loc="lower right")
-        figure.suptitle("Theorem 1', term by term")
-        return figure
-
-
-_COLOURS = {
-    "approximation": "#8c6bb1",
-    "estimation": "#2b7bba",
-    "propagation": "#41ab5d",
-    "task_distance": "#e6550d",
-}
 
 
 def error_bound(
@@ -456,11 +361,20 @@ def error_bound(
         float(trained.second),
         distance.value,
     )
+    errors = [learning_error(learning, samples * len(family), iterations, delta)]
+    if oracle_error is not None:
+        errors.append(LearningError(0.0, oracle_error))
+    forms = [
+        (transfer.theorem_1(error, iterations), transfer.theorem_1_prime(error, iterations))
+        for error in errors
+    ]
     return Bound(
-        task, len(family), samples, iterations, delta, transfer, learning,
+        task, len(family), samples, iterations, delta, transfer, learning.coverage,
         distance_exact=distance.exact,
         samples_needed=samples_needed(learning, iterations, delta),
         trivial=2 * float(family[task].value_bound),
-        oracle_error=oracle_error,
+        theorem_1=forms[0][0],
+        theorem_1_prime=forms[0][1],
+        oracle=forms[1] if oracle_error is not None else None,
         reason=own.reason or trained.reason,
     )  # fmt: skip

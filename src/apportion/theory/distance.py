@@ -18,9 +18,11 @@ from jaxtyping import Float
 
 from apportion.errors import InputError
 from apportion.statistics import interval
-from apportion.theory.mdp import MDP, Kernel, Policy, Value, every_policy, norm
+from apportion.theory.mdp import MDP, Kernel, every_policy, norm
 
 Distribution = Float[np.ndarray, "... states"]
+_CUT = 1e-12
+"""A sum over steps m ends, and its rigorous tail begins, where gamma^m falls below this."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,6 @@ def concentrability(
     *,
     sigma: Float[np.ndarray, "..."],
     mu: Float[np.ndarray, "..."],
-    precision: float = 1e-12,
 ) -> Concentrability:
     """c(m) exactly for as many m as matter, then a rigorous tail.
 
@@ -69,8 +70,6 @@ def concentrability(
         Where performance is measured.
     mu
         Where errors are measured.
-    precision
-        The tail is cut where gamma^m falls below it.
 
     Examples
     --------
@@ -85,7 +84,7 @@ def concentrability(
     check_distribution(mu, "mu", states)
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
-    horizon = math.ceil(math.log(precision) / math.log(gamma)) + 1
+    horizon = math.ceil(math.log(_CUT) / math.log(gamma)) + 1
     lead = kernel.shape[:-3]
     reach = np.broadcast_to(np.eye(states), (*lead, states, states))
     # mu(y) = 0 is harmless where y cannot be reached: 0/0 counts as 0, c/0 as infinity.
@@ -131,9 +130,7 @@ def _reason(c: np.ndarray, mu: np.ndarray) -> str | None:
     )
 
 
-def stationary_constant(
-    kernel: Kernel, mu: Distribution, *, tolerance: float = 1e-12, sweeps: int = 200_000
-) -> float:
+def stationary_constant(kernel: Kernel, mu: Distribution) -> float:
     """C, the least with mu <= C rho^pi for every policy pi: max_x mu(x) / min_pi rho^pi(x).
 
     The least stationary mass of x is the optimal average cost of the MDP whose cost is 1 in x and 0
@@ -154,13 +151,13 @@ def stationary_constant(
     lazy = 0.5 * (np.eye(states)[:, None, :] + kernel)
     relative = np.zeros((states, states))
     least = np.zeros(states)
-    for _ in range(sweeps):
+    for _ in range(200_000):
         after = np.eye(states) + np.einsum("xaz,zy->xay", lazy, relative).min(1)
         change = after - relative
         # The optimal average cost lies between the least and the largest change, at every sweep.
         least = np.maximum(change.min(0), 0.0)
         relative = after - after.min(0)
-        if (np.ptp(change, axis=0) < tolerance).all():
+        if (np.ptp(change, axis=0) < 1e-12).all():
             break
     seen = mu > 0
     with np.errstate(divide="ignore"):
@@ -190,12 +187,6 @@ _AT_ONCE = 200_000
 """Policies of all tasks together that are looked at in one piece."""
 
 
-def bellman_difference(task: MDP, mdp: MDP, policy: Policy) -> Value:
-    """d_t^pi = D_t^pi V^pi, with V^pi the policy's value in `mdp`."""
-    value = mdp.value(policy)
-    return task.operator(policy, value) - value
-
-
 def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.ndarray, "*batch"]:
     """Eps exactly: the largest ||d_t^pi||_mu over all deterministic policies.
 
@@ -209,7 +200,10 @@ def distance_by_enumeration(task: MDP, mdp: MDP, mu: Distribution) -> Float[np.n
     policies = policies.reshape(len(policies), *(1,) * len(lead), mdp.states)
     # All policies of many families at once would fill the memory.
     pieces = np.array_split(policies, -(-len(policies) * math.prod(lead) // _AT_ONCE))
-    largest = [norm(bellman_difference(task, mdp, piece), mu).max(0) for piece in pieces]
+    largest = []
+    for piece in pieces:
+        value = mdp.value(piece)
+        largest.append(norm(task.operator(piece, value) - value, mu).max(0))
     return np.asarray(np.max(largest, 0))
 
 

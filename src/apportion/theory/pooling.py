@@ -9,7 +9,6 @@ Samples drawn here have independent and uniform state-action pairs, so that a po
 is a sample of the average MDP; a pool of per-task trajectories would not be.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from matplotlib.figure import Figure
 from scipy import sparse
 
 from apportion.errors import InputError, reading
@@ -36,11 +34,6 @@ class Counts:
     visits: Float[np.ndarray, "*batch states actions"]
     moves: Float[np.ndarray, "*batch states actions states"]
     rewards: Float[np.ndarray, "*batch states actions"]
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.visits + other.visits, self.moves + other.moves, self.rewards + other.rewards
-        )
 
     def pooled(self) -> "Counts":
         """The counts of all tasks (the last leading axis) together."""
@@ -183,35 +176,28 @@ class Cells:
         return (weight * gap**2).sum(-1) / np.maximum((weight * present).sum(-1), 1e-12)
 
 
-@dataclass(frozen=True)
-class Noise:
-    """Squared standard errors, task by task, on average over the state-action pairs."""
-
-    single: Float[np.ndarray, " tasks"]
-    pool: Float[np.ndarray, " tasks"]
-    of_difference: Float[np.ndarray, " tasks"]
-
-    @classmethod
-    def of(cls, cells: Cells) -> "Noise":
-        """Variance of each task's cell means, of the average task's, and of their difference."""
-        n, variance = cells.counts[0], cells.variances[0]
-        weight = n.sum(0) / n.sum()
-        # One variance for each state-action, from all tasks: a cell of two samples has none to speak of.
-        freedom = np.maximum(n - 1, 0)
-        common = (freedom * variance).sum() / max(freedom.sum(), 1)
-        within = np.where(
-            freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
-        )
-        # A cell without samples counts as if it had one: less than its true error, so that the answer
-        # does not lean towards pooling.
-        own = within / np.maximum(n, 1)
-        present = n > 0
-        share = present / np.maximum(present.sum(0), 1)
-        average = (share**2 * own).sum(0)
-        difference = np.where(present, (1 - share) ** 2 * own + average - share**2 * own, 0.0)
-        scale = np.maximum((weight * present).sum(-1), 1e-12)
-        pool = np.broadcast_to((weight * average).sum(-1), len(n))
-        return cls((weight * own).sum(-1), pool, (weight * difference).sum(-1) / scale)
+def squared_errors(cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Squared standard errors, task by task, on average over the state-action pairs: of each task's cell
+    means, of the average task's, and of their difference.
+    """
+    n, variance = cells.counts[0], cells.variances[0]
+    weight = n.sum(0) / n.sum()
+    # One variance for each state-action, from all tasks: a cell of two samples has none to speak of.
+    freedom = np.maximum(n - 1, 0)
+    common = (freedom * variance).sum() / max(freedom.sum(), 1)
+    within = np.where(
+        freedom.sum(0) > 0, (freedom * variance).sum(0) / np.maximum(freedom.sum(0), 1), common
+    )
+    # A cell without samples counts as if it had one: less than its true error, so that the answer
+    # does not lean towards pooling.
+    own = within / np.maximum(n, 1)
+    present = n > 0
+    share = present / np.maximum(present.sum(0), 1)
+    average = (share**2 * own).sum(0)
+    difference = np.where(present, (1 - share) ** 2 * own + average - share**2 * own, 0.0)
+    scale = np.maximum((weight * present).sum(-1), 1e-12)
+    pool = np.broadcast_to((weight * average).sum(-1), len(n))
+    return (weight * own).sum(-1), pool, (weight * difference).sum(-1) / scale
 
 
 @dataclass(frozen=True)
@@ -339,26 +325,6 @@ class Pooling:
             ]
         )
 
-    def plot(self) -> Figure:
-        """Each task's distance, with its interval, against the room that pooling leaves for it."""
-        figure = Figure(figsize=(7.5, 0.9 + 0.4 * len(self.tasks)), layout="constrained")
-        axis = figure.subplots()
-        colours = {"pool": "#31a354", "do not pool": "#e6550d", "unclear": "0.5"}
-        for row, t in enumerate(self.tasks):
-            colour, ends = colours[t.answer], [t.distance.low, t.distance.high]
-            axis.plot(ends, [row, row], color=colour, linewidth=3)
-            axis.plot(t.distance.value, row, "o", color=colour)
-            axis.plot(np.sqrt(max(t.room, 0)), row, "k|", markersize=14)
-        axis.set_yticks(range(len(self.tasks)), [t.task for t in self.tasks])
-        axis.set(
-            xlabel="distance from the pool; the bar is where pooling breaks even",
-            ylabel="task",
-            title=f"Pool? {self.answer.capitalize()}.",
-            xlim=(0, None),
-        )
-        axis.spines[["top", "right"]].set_visible(False)
-        return figure
-
 
 def should_pool(
     transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400, seed: int = 0
@@ -383,48 +349,38 @@ def should_pool(
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
     rows = Transitions.of(transitions)
-    cells, resample = _cells(rows, gamma, seed)
-    counts, noise = cells.counts[0], Noise.of(cells)
+    value = rows.pooled_value(gamma)
+    backups = rows.reward + gamma * value[rows.next_state]
+    samples, states, actions = rows.task.size, len(value), int(rows.action.max()) + 1
+    shape = (len(rows.names), states * actions)
+    cell = (rows.task * states + rows.state) * actions + rows.action
+    member = sparse.csr_matrix(
+        (np.ones(samples), (np.arange(samples), cell)), shape=(samples, np.prod(shape))
+    )
+    cells = Cells.of(np.ones((1, samples)), member, backups, shape)
+    counts = cells.counts[0]
+    rng, again = np.random.default_rng(seed), []
     # A few resamples at a time: their weights are as many as the samples.
-    at_once = max(int(4e6) // rows.task.size, 1)
-    again = [resample(min(at_once, resamples - done)) for done in range(0, resamples, at_once)]
+    at_once = max(int(4e6) // samples, 1)
+    for done in range(0, resamples, at_once):
+        weights = rng.poisson(1.0, (min(at_once, resamples - done), samples)).astype(float)
+        again.append(Cells.of(weights, member, backups, shape).squared_distance(counts))
+    single, pool, of_difference = squared_errors(cells)
     # The measured difference holds the noise once, a resampled one twice; both are taken off.
-    squared = cells.squared_distance(counts)[0] - noise.of_difference
-    resampled = np.concatenate(again) - 2 * noise.of_difference
-    own, pooled = np.sqrt(noise.single), np.sqrt(noise.pool)
+    squared = cells.squared_distance(counts)[0] - of_difference
+    resampled = np.concatenate(again) - 2 * of_difference
     answers = tuple(
         TaskAnswer(
             name,
             int(counts[t].sum()),
             _root(squared[t], resampled[:, t], int(counts[t].sum())),
-            float(own[t]),
-            float(pooled[t]),
+            float(np.sqrt(single[t])),
+            float(np.sqrt(pool[t])),
         )
         for t, name in enumerate(rows.names)
     )
     together = _root(squared.mean(), resampled.mean(1), int(counts.sum()))
     return Pooling(answers, together, gamma, float((counts >= 2).mean()))
-
-
-def _cells(rows: Transitions, gamma: float, seed: int) -> tuple[Cells, Callable[[int], np.ndarray]]:
-    """Backups by task, state and action, and their squared distances, resampled."""
-    value = rows.pooled_value(gamma)
-    backups = rows.reward + gamma * value[rows.next_state]
-    tasks, states, actions = len(rows.names), len(value), int(rows.action.max()) + 1
-    cell = (rows.task * states + rows.state) * actions + rows.action
-    shape = (tasks, states * actions)
-    member = sparse.csr_matrix(
-        (np.ones(cell.size), (np.arange(cell.size), cell)),
-        shape=(cell.size, tasks * states * actions),
-    )
-    found = Cells.of(np.ones((1, cell.size)), member, backups, shape)
-    rng = np.random.default_rng(seed)
-
-    def resample(number: int) -> np.ndarray:
-        weights = rng.poisson(1.0, (number, cell.size)).astype(float)
-        return Cells.of(weights, member, backups, shape).squared_distance(found.counts[0])
-
-    return found, resample
 
 
 def _root(squared: float, resampled: Float[np.ndarray, " resamples"], samples: int) -> Estimate:
