@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.federated.evaluation import prepare
+from apportion.domains.federated.domain import DOMAIN
 from apportion.domains.federated.settings import GradientSettings, reduced_size
 from apportion.errors import InputError
 from apportion.studies.federated import fig6
@@ -163,7 +163,7 @@ def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
     """
     with optimised():
         found = [
-            prepare(replace(reduced_size(), seed=SEED + seed)).train(None, None).results
+            DOMAIN.prepare(replace(reduced_size(), seed=SEED + seed)).train(None, None).results
             for seed in range(3)
         ]
     assert_mean_above([results["gain_final"]["value"] for results in found], 0.04)
