@@ -69,7 +69,7 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     )
     plain = client.logits(parameters, images)
     assert not asked
-    monkeypatch.setattr(clients, "on_card", lambda: True)
+    monkeypatch.setattr(clients, "on_gpu", lambda: True)
     np.testing.assert_array_equal(client.logits(parameters, images), plain)
     assert len(asked) == 1
     client.logits(parameters, images.astype(jnp.float32))
