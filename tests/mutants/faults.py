@@ -58,8 +58,7 @@ EVIDENCE = (
           'tasks[:1] if self.method == "stl" else tasks', "tasks",
           "tests/domains/test_budget.py -k single_task_learning"),
     Fault("label flippers do not flip (kinds)", "domains/federated/data.py",
-          "split.labels[client] = CLASSES - 1 - split.labels[client]",
-          "split.labels[client] = split.labels[client]",
+          "named[client] = CLASSES - 1 - named[client]", "named[client] = named[client]",
           "tests/domains/federated/test_federated_data.py -k attack"),
     Fault("PPO's clip takes the larger", "learners/ppo.py",
           "return jnp.minimum(ratio * advantage, held * advantage)",
@@ -220,7 +219,7 @@ DOMAINS = (
           "return _by_rank(received, (m - 1) // 2, m // 2 + 1)",
           "return _by_rank(received, jnp.zeros_like(m), m)", _ROBUST),
     Fault("reversed clients are honest", "domains/federated/data.py",
-          "split.factors[some] = -1.0", "split.factors[some] = 1.0",
+          "Fault(2, factor=-1.0)", "Fault(2, factor=1.0)",
           "tests/domains/federated/test_federated_data.py -k attack"),
     Fault("the minority's share is the majority's", "domains/federated/aggregators.py",
           "jnp.full(first, (1 - total) / first), jnp.full(last, total / last)",
@@ -303,7 +302,7 @@ BRIDGES = (
           "ends = bool(step.truncated), bool(step.terminated)",
           "tests/bridges/test_gymnasium.py::test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates"),
     Fault("without scores Flower weighs all alike", "bridges/flower/strategy.py",
-          "        shares = counts / counts.sum()", "        shares = counts / counts / len(counts)",
+          "            shares = counts / counts.sum()", "            shares = counts / counts / len(counts)",
           "tests/bridges/flower/test_strategy.py::test_in_the_fallback_nobody_takes_over_by_claiming_samples"),
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import FedAvg
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.clients import Perceptron
-from apportion.domains.federated.data import CLASSES, Digits, paper_split
+from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.states import client_state
@@ -39,6 +39,7 @@ from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
 from apportion.simplex import Head
 from apportion.tasks import Task
+from domains.federated.made_up import made_up_digits
 
 APP = Path(__file__).parents[3] / "examples" / "flower_app"
 NOBODY = {"min_train_nodes": 0, "min_available_nodes": 0}
@@ -102,11 +103,16 @@ def models(count, seed=0):
     return [table + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for table in tables]
 
 
-def begin(strategy, scores=None):
-    start = np.zeros_like(TRUTH) if scores is None else scores
-    record = ArrayRecord({"scores": Array(start)})
-    list(strategy.configure_train(1, record, ConfigRecord(), NoNodes()))
+def begin(strategy, scores=TRUTH * 0, n=1):
+    """Send out a model of these scores, or an `ArrayRecord`."""
+    record = scores if isinstance(scores, ArrayRecord) else ArrayRecord({"scores": Array(scores)})
+    list(strategy.configure_train(n, record, ConfigRecord(), NoNodes()))
     return strategy
+
+
+def scores_of(strategy, replies, n=1):
+    """The model of a round."""
+    return strategy.aggregate_train(n, replies)[0]["scores"].numpy()
 
 
 def shares_of(strategy, server_round=1):
@@ -115,28 +121,23 @@ def shares_of(strategy, server_round=1):
     return kept.set_index("node")["share"]
 
 
-def test_permuting_the_clients_permutes_the_shares():
+def test_permuting_the_clients_permutes_the_shares_and_the_order_of_arrival_changes_nothing():
     tables, order = models(6), [3, 0, 5, 1, 4, 2]
-    plain, permuted = (begin(strategy_of(gate=False)) for _ in range(2))
+    plain, permuted, late = (begin(strategy_of(gate=False)) for _ in range(3))
     for n in (1, 2):
-        plain.aggregate_train(n, [reply(i, tables[i]) for i in range(6)])
-        permuted.aggregate_train(n, [reply(i, tables[order[i]]) for i in range(6)])
+        made = scores_of(plain, replies_of(tables), n)
+        permuted.aggregate_train(n, replies_of([tables[i] for i in order]))
         expected = shares_of(plain, n).to_numpy()[order]
         np.testing.assert_allclose(shares_of(permuted, n), expected, atol=1e-5)
+        assert (scores_of(late, replies_of(tables)[::-1], n) == made).all()
     assert np.ptp(shares_of(plain, 2)) > 0.05
-
-
-def test_the_order_in_which_replies_arrive_changes_nothing():
-    replies = replies_of(models(5))
-    first, _ = begin(strategy_of()).aggregate_train(1, replies)
-    second, _ = begin(strategy_of()).aggregate_train(1, replies[::-1])
-    assert (first["scores"].numpy() == second["scores"].numpy()).all()
 
 
 def test_the_aggregate_is_the_mean_by_the_shares_in_the_model_s_own_types():
     tables, strategy = models(4), strategy_of(gate=False)
-    record = {"scores": Array(np.zeros_like(TRUTH)), "steps": Array(np.array(0))}
-    list(strategy.configure_train(1, ArrayRecord(record), ConfigRecord(), NoNodes()))
+    record = {"steps": Array(np.array(0)), "scores": Array(np.zeros_like(TRUTH))}
+    begin(strategy, ArrayRecord(record))
+    # Clients may name their arrays in another order.
     replies = [reply(i, table, steps=Array(np.array(7))) for i, table in enumerate(tables)]
     made, metrics = strategy.aggregate_train(1, replies)
     expected = np.tensordot(shares_of(strategy).to_numpy(), np.stack(tables), 1)
@@ -177,39 +178,33 @@ def test_a_faulty_reply_is_left_out_as_if_it_had_never_come(fault):
     tables = models(4)
     good = replies_of(tables)
     with_it, without = (begin(strategy_of()) for _ in range(2))
-    made, _ = with_it.aggregate_train(1, [FAULTY[fault](tables[0]), *good])
-    expected, _ = without.aggregate_train(1, good)
+    made = scores_of(with_it, [FAULTY[fault](tables[0]), *good])
     seen = with_it.to_frame().set_index("node").loc[9]
     assert seen["outcome"] == fault.partition(",")[0]
     assert seen["share"] == 0
-    assert (made["scores"].numpy() == expected["scores"].numpy()).all()
+    assert (made == scores_of(without, good)).all()
 
 
-def test_a_lone_huge_reply_is_known_by_the_rounds_before():
+def test_a_lone_huge_reply_is_known_by_the_rounds_before_and_those_who_did_nothing_make_nobody_huge():
     strategy, tables = begin(strategy_of()), models(3)
     strategy.aggregate_train(1, replies_of(tables))
     assert strategy.aggregate_train(2, [reply(7, 1000 * tables[0])]) == (None, None)
     assert strategy.aggregate_train(3, [reply(7, tables[0])])[0] is not None
-
-
-def test_clients_that_send_back_what_they_got_make_nobody_huge():
-    start = models(1)[0]
-    strategy = begin(strategy_of(), start)
-    strategy.aggregate_train(1, [reply(i, start) for i in range(3)] + [reply(3, start + TRUTH)])
-    assert len(shares_of(strategy)) == 4
+    idle = begin(strategy_of(), tables[0])
+    idle.aggregate_train(1, replies_of([tables[0]] * 3 + [tables[0] + TRUTH]))
+    assert len(shares_of(idle)) == 4
 
 
 @pytest.mark.parametrize("replies", [[], [message(1, error=Error(1, "gone"))]])
 def test_a_round_without_a_usable_reply_keeps_the_model(replies):
     strategy = begin(strategy_of())
     assert strategy.aggregate_train(1, replies) == (None, None)
-    made, _ = strategy.aggregate_train(2, replies_of(models(3)))
-    assert np.isfinite(made["scores"].numpy()).all()
+    assert np.isfinite(scores_of(strategy, replies_of(models(3)), 2)).all()
     with pytest.raises(InputError, match="configure_train comes before"):
         strategy_of().aggregate_train(1, replies)
 
 
-def test_clients_come_and_go_and_are_remembered_by_their_node():
+def test_clients_come_and_go_and_are_remembered_by_their_node_until_a_second_run():
     strategy, tables = begin(strategy_of(gate=False)), models(12)
     rounds = [[0, 1, 2], [0, 1, 2, 3, 4], [4], list(range(12)), [0, 2]]
     for n, nodes in enumerate(rounds, 1):
@@ -218,18 +213,12 @@ def test_clients_come_and_go_and_are_remembered_by_their_node():
         assert shares.index.tolist() == nodes
         assert shares.sum() == pytest.approx(1)
         assert np.isfinite(made["scores"].numpy()).all()
-    fresh = begin(strategy_of(gate=False))
-    fresh.aggregate_train(1, [reply(i, tables[i]) for i in (0, 2)])
-    assert abs(shares_of(fresh)[0] - shares_of(strategy, 5)[0]) > 1e-3
-
-
-def test_a_second_run_remembers_nothing_of_the_first():
-    strategy, replies = begin(strategy_of()), replies_of(models(4))
-    first, _ = strategy.aggregate_train(1, replies)
-    strategy.aggregate_train(2, replies)
-    again, _ = begin(strategy).aggregate_train(1, replies)
-    assert (first["scores"].numpy() == again["scores"].numpy()).all()
-    assert strategy.to_frame()["round"].unique().tolist() == [1]
+    remembered = shares_of(strategy, 5)[0]
+    fresh, again = begin(strategy_of(gate=False)), begin(strategy)
+    last = [reply(i, tables[i]) for i in (0, 2)]
+    assert (scores_of(fresh, last) == scores_of(again, last)).all()
+    assert abs(shares_of(fresh)[0] - remembered) > 1e-3
+    assert again.to_frame()["round"].unique().tolist() == [1]
 
 
 @pytest.fixture
@@ -237,6 +226,16 @@ def warnings(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     caplog.set_level(logging.WARNING, "flwr")
     return caplog
+
+
+def unequal(tables):
+    """Clients that hold 10, 20 and 30 samples."""
+    return [reply(i, table, 10 * (i + 1)) for i, table in enumerate(tables)]
+
+
+def by_samples(tables):
+    """FedAvg's model of theirs."""
+    return np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
 
 
 def broken(arrays):
@@ -247,9 +246,8 @@ def broken(arrays):
 def test_a_server_that_cannot_score_falls_back_to_fedavg_with_a_warning(predict, warnings):
     tables = models(3)
     strategy = begin(strategy_of(predict=predict))
-    made, _ = strategy.aggregate_train(1, [reply(i, t, 10 * (i + 1)) for i, t in enumerate(tables)])
-    expected = np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
-    np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
+    made = scores_of(strategy, unequal(tables))
+    np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
     assert "FedAvg instead of learned shares" in warnings.text
 
 
@@ -263,48 +261,40 @@ def test_in_the_fallback_nobody_takes_over_by_claiming_samples():
     assert shares_of(strategy, 2).tolist() == [0.5, 0.5]
 
 
-def test_one_model_that_cannot_be_scored_does_not_cost_the_others_their_shares():
+def test_neither_a_model_that_cannot_be_scored_nor_missing_metrics_cost_the_others_their_shares():
     def predict(arrays):
         scores = arrays["scores"].numpy()
         return broken(arrays) if scores[0, 0] > 4 else scores
 
     tables = models(4)
     strategy = begin(strategy_of(predict=predict))
-    strategy.aggregate_train(1, [reply(9, tables[0] + 5), *replies_of(tables)])
+    silent = message(3, RecordDict({"arrays": ArrayRecord({"scores": Array(tables[3])})}))
+    replies = [reply(9, tables[0] + 5), *replies_of(tables[:3]), silent]
+    _, metrics = strategy.aggregate_train(1, replies)
+    assert metrics["clients-kept"] == 4
     assert shares_of(strategy).index.tolist() == [0, 1, 2, 3]
     assert strategy.to_frame().set_index("node").loc[9, "outcome"] == "not scored"
 
 
-def test_metrics_that_cannot_be_averaged_do_not_cost_the_round():
-    tables = models(3)
-    replies = [reply(0, tables[0]), *(
-        message(i, RecordDict({"arrays": ArrayRecord({"scores": Array(tables[i])})})) for i in (1, 2)
-    )]  # fmt: skip
-    made, metrics = begin(strategy_of()).aggregate_train(1, replies)
-    assert made is not None
-    assert metrics["clients-kept"] == 3
+def attacked(honest, malicious):
+    """Clients that are mostly right, and some who are wrong by four times as much."""
+    tables = [TRUTH + 0.3 * table for table in models(honest)]
+    return replies_of([*tables, *[4 * np.roll(TRUTH, 1, axis=1)] * malicious])
 
 
 def test_a_policy_that_favours_the_wrong_does_not_pass_the_gate():
-    honest = [TRUTH + 0.3 * table for table in models(6)]
-    malicious = [reply(i, 4 * np.roll(TRUTH, 1, axis=1)) for i in (8, 9)]
-    replies = [*replies_of(honest), *malicious]
-    favours_wrong = opinionated(sign=-1)
+    replies, favours_wrong = attacked(6, 2), opinionated(sign=-1)
     open_, gated = (begin(strategy_of(favours_wrong, gate=gate)) for gate in (False, True))
     made, metrics = open_.aggregate_train(1, replies)
     assert metrics["gate-passed"] == 1
     assert (made["scores"].numpy().argmax(1) == LABELS).mean() < 0.5
-    made, metrics = gated.aggregate_train(1, replies)
-    assert metrics["gate-passed"] == 0
+    assert gated.aggregate_train(1, replies)[1]["gate-passed"] == 0
     np.testing.assert_allclose(shares_of(gated), np.full(8, 1 / 8))
 
 
 def test_without_a_policy_the_shipped_one_leaves_malicious_clients_with_little():
-    honest = [TRUTH + 0.3 * table for table in models(7)]
-    malicious = [reply(i, 4 * np.roll(TRUTH, 1, axis=1)) for i in (7, 8, 9)]
-    replies = [*replies_of(honest), *malicious]
-    plain = shipped()
-    begin(plain).aggregate_train(1, replies)
+    plain = begin(shipped())
+    plain.aggregate_train(1, attacked(7, 3))
     assert shares_of(plain)[[7, 8, 9]].sum() < 0.2
 
 
@@ -314,8 +304,7 @@ def test_a_score_stands_for_answers_and_labels():
 
     plain = LearnedAggregation(score=losses, **NOBODY)
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
-    made, _ = begin(plain).aggregate_train(1, replies_of(tables))
-    assert np.isfinite(made["scores"].numpy()).all()
+    assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
     assert shares_of(plain)[5] < 0.15
     with pytest.raises(InputError, match="a score has none"):
         LearnedAggregation(score=losses, state="accuracy", policy=opinionated())
@@ -325,36 +314,34 @@ def test_a_server_without_samples_aggregates_by_geometry_and_counts():
     untrained = AggregationPolicy(client_state("blind").channels(1), 4, key=jax.random.key(0))
     strategy = begin(LearnedAggregation(policy=untrained, state="blind", **NOBODY))
     tables = models(3)
-    made, _ = strategy.aggregate_train(1, [reply(i, t, 10 * (i + 1)) for i, t in enumerate(tables)])
-    expected = np.tensordot([1 / 6, 2 / 6, 3 / 6], np.stack(tables), 1)
-    np.testing.assert_allclose(made["scores"].numpy(), expected, atol=1e-6)
+    made = scores_of(strategy, unequal(tables))
+    np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
+    # The shipped policy gives little to who goes the other way fourfold.
+    strategy = begin(LearnedAggregation(**NOBODY))
+    assert strategy.state is client_state("blind")
+    scores_of(strategy, replies_of([*models(9), -4 * models(1)[0]]))
+    assert shares_of(strategy)[9] < 0.05
+    assert strategy.to_frame()["accuracy"].isna().all()
     with pytest.raises(InputError, match="leave the state out, or take 'blind'"):
         LearnedAggregation(state="invariant")
 
 
-def test_without_samples_the_shipped_policy_gives_less_than_half_to_who_goes_the_other_way_fourfold():
-    strategy = begin(LearnedAggregation(**NOBODY))
-    assert strategy.state is client_state("blind")
-    tables = [*models(9), -4 * models(1)[0]]
-    made, _ = strategy.aggregate_train(1, replies_of(tables))
-    assert np.isfinite(made["scores"].numpy()).all()
-    assert shares_of(strategy)[9] < 0.05
-    assert strategy.to_frame()["accuracy"].isna().all()
-
-
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
     tables, file = models(5), tmp_path / "memory.safetensors"
-    whole, first = (begin(shipped(checkpoint_path=path)) for path in (None, file))
-    rounds = [[reply(i, t + 0.1 * n) for i, t in enumerate(tables)] for n in range(4)]
-    expected = after_rounds(whole, rounds, range(1, 5))
-    after_rounds(first, rounds, (1, 2))
+    rounds = [replies_of([table + 0.1 * n for table in tables]) for n in range(4)]
+
+    def after(strategy, model, rounds):
+        for n, replies in enumerate(rounds, 1):
+            model = scores_of(begin(strategy, model, n), replies, n)
+        return model
+
+    expected = after(shipped(), TRUTH * 0, rounds)
+    first = shipped(checkpoint_path=file)
+    made = after(first, TRUTH * 0, rounds[:2])
     second = shipped(checkpoint_path=file)
-    model = second.kept_model
-    assert (model["scores"].numpy() == first.kept_model["scores"].numpy()).all()
-    for n, replies in enumerate(rounds[2:], 1):
-        list(second.configure_train(n, model, ConfigRecord(), NoNodes()))
-        model, _ = second.aggregate_train(n, replies)
-    np.testing.assert_allclose(model["scores"].numpy(), expected["scores"].numpy(), atol=1e-5)
+    kept = second.kept_model["scores"].numpy()
+    assert (kept == made).all()
+    np.testing.assert_allclose(after(second, kept, rounds[2:]), expected, atol=1e-5)
     file.write_bytes(b"junk")
     with pytest.raises(InputError, match="memory.safetensors"):
         shipped(checkpoint_path=file)
@@ -362,15 +349,6 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
 
 def shipped(**options):
     return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(NOBODY | options))
-
-
-def after_rounds(strategy, rounds, numbers):
-    model = None
-    for n in numbers:
-        if model is not None:
-            list(strategy.configure_train(n, model, ConfigRecord(), NoNodes()))
-        model, _ = strategy.aggregate_train(n, rounds[n - 1])
-    return model
 
 
 class Nodes(NoNodes):
@@ -387,8 +365,7 @@ def test_nodes_that_stay_silent_are_told_of(monkeypatch):
     monkeypatch.setattr(FedAvg, "_construct_messages", addressed)
     strategy, tables = strategy_of(), models(3)
     record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
-    asked = list(strategy.configure_train(1, record, ConfigRecord(), Nodes()))
-    assert len(asked) == 3
+    assert len(list(strategy.configure_train(1, record, ConfigRecord(), Nodes()))) == 3
     strategy.aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
     outcomes = strategy.to_frame().set_index("node")["outcome"]
     assert outcomes.to_dict() == {1: "kept", 2: "kept", 3: "silent"}
@@ -398,19 +375,13 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
     def loss(model):
         return -jnp.take_along_axis(jax.nn.log_softmax(model["scores"]), LABELS[:, None], 1).mean()
 
-    tables = [TRUTH + 0.3 * table for table in models(4)] + [4 * np.roll(TRUTH, 1, axis=1)]
-    replies = replies_of(tables)
-    strategy = begin(ShareGradient(loss, **NOBODY))
-    made, metrics = strategy.aggregate_train(1, replies)
-    plain, _ = begin(FedAvg(fraction_evaluate=0.0, **NOBODY)).aggregate_train(1, replies)
-    assert float(loss({"scores": made["scores"].numpy()})) < float(
-        loss({"scores": plain["scores"].numpy()})
-    )
-    assert metrics["loss"] == pytest.approx(0.5)
+    replies, strategy = attacked(4, 1), begin(ShareGradient(loss, **NOBODY))
+    made = scores_of(strategy, replies)
+    plain = scores_of(begin(FedAvg(fraction_evaluate=0.0, **NOBODY)), replies)
+    assert float(loss({"scores": made})) < float(loss({"scores": plain}))
     # The second round repeats half of the first one's move.
-    list(strategy.configure_train(2, made, ConfigRecord(), NoNodes()))
-    again, _ = strategy.aggregate_train(2, [reply(i, made["scores"].numpy()) for i in range(3)])
-    np.testing.assert_allclose(again["scores"].numpy(), 1.5 * made["scores"].numpy(), rtol=1e-4)
+    again = scores_of(begin(strategy, made, 2), replies_of([made] * 3), 2)
+    np.testing.assert_allclose(again, 1.5 * made, rtol=1e-4)
     assert strategy.aggregate_train(3, []) == (None, None)
     with pytest.raises(InputError, match="momentum"):
         ShareGradient(loss, momentum=1.0)
@@ -437,25 +408,18 @@ def test_counters_and_variances_are_averaged_and_never_extrapolated():
 
 @pytest.mark.parametrize("state", ["rich", "invariant"])
 def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
-    rng = np.random.default_rng(0)
-    labels = np.arange(300, dtype=np.int32) % CLASSES
-    digits = Digits(
-        (0.1 * rng.random((300, 4, 4)) + labels[:, None, None] / 10).astype(np.float32),
-        labels,
-        np.arange(300) < 100,
-    )
-    partition = paper_split(digits, (4, 2), 20)
+    digits = made_up_digits(300, 4, server=100)
     federation = Federation(
-        digits, partition, Perceptron(4, 6), rounds=3, batch=10, evaluation=60, test=20,
-        learning_rate=0.3, state=client_state(state),
+        digits, paper_split(digits, (4, 2), 20), Perceptron(4, 6), rounds=3, batch=10, evaluation=60,
+        test=20, learning_rate=0.3, state=client_state(state),
     )  # fmt: skip
     policy = opinionated(federation.channels)
     task = Task(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
     parameters = federation.model.start(key=jax.random.key(0))
     _, unravel = ravel_pytree(parameters)
 
-    def named(flat):
-        return {name: np.asarray(leaf) for name, leaf in unravel(flat).items()}
+    def record(flat):
+        return ArrayRecord({name: Array(np.asarray(leaf)) for name, leaf in unravel(flat).items()})
 
     def predict(arrays):
         leaves = {name: jnp.asarray(array.numpy()) for name, array in arrays.items()}
@@ -466,17 +430,9 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
     now = jax.jit(lambda: federation.reset(task, key=jax.random.key(1)))()
     step = jax.jit(lambda now, shares, key: federation.step(task, now, shares, key=key).state)
     for n in (1, 2, 3):
-        start = {name: Array(leaf) for name, leaf in named(now.aggregate).items()}
-        list(strategy.configure_train(n, ArrayRecord(start), ConfigRecord(), NoNodes()))
-        strategy.aggregate_train(
-            n,
-            [
-                message(i, RecordDict({"arrays": ArrayRecord(
-                    {name: Array(leaf) for name, leaf in named(model).items()}
-                )}))
-                for i, model in enumerate(now.models)
-            ],
-        )  # fmt: skip
+        begin(strategy, record(now.aggregate), n)
+        sent = [RecordDict({"arrays": record(model)}) for model in now.models]
+        strategy.aggregate_train(n, [message(i, content) for i, content in enumerate(sent)])
         shares = policy(federation.observe(task, now), task.mask)
         np.testing.assert_allclose(shares_of(strategy, n), shares, atol=2e-4)
         now = step(now, shares, jax.random.key(n))
@@ -490,8 +446,7 @@ def test_a_saved_policy_brings_its_state_and_its_window(tmp_path):
     loaded = LearnedAggregation.load(tmp_path, plain.server.predict, LABELS, **NOBODY)
     assert loaded.window == 3
     replies = replies_of(models(4))
-    made, again = (begin(one).aggregate_train(1, replies)[0] for one in (plain, loaded))
-    assert (made["scores"].numpy() == again["scores"].numpy()).all()
+    assert (scores_of(begin(plain), replies) == scores_of(begin(loaded), replies)).all()
 
 
 @pytest.mark.parametrize(
@@ -562,7 +517,7 @@ def test_learned_shares_beat_fedavg_among_clients_with_flipped_labels(tmp_path, 
     def final_accuracy(strategy):
         model = ArrayRecord(network.start(images.shape[1]))
         for n in range(1, 21):
-            list(strategy.configure_train(n, model, ConfigRecord(), NoNodes()))
+            begin(strategy, model, n)
             start, replies = model.to_numpy_ndarrays(), []
             for i, client in enumerate(own):
                 rng = np.random.default_rng([i, n])

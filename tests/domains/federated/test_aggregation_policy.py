@@ -38,9 +38,12 @@ def federation(model=None):
     )  # fmt: skip
 
 
+UNTRAINED = AggregationPolicy(17, 6, relative=True, key=KEY)
+
+
 def opinionated(scale=0.5):
     """A policy whose decisions depend strongly on what it sees."""
-    policy = AggregationPolicy(17, 6, relative=True, key=KEY)
+    policy = UNTRAINED
     score, server = (jax.random.normal(KEY, part.shape) for part in (policy.score, policy.server))
     return eqx.tree_at(lambda p: (p.score, p.server), policy, (3 * score, scale * server))
 
@@ -63,7 +66,7 @@ def plain():
 
 
 def test_the_untrained_policy_is_fedavg():
-    here = episodes(AggregationPolicy(17, 6, relative=True, key=KEY))
+    here = episodes(UNTRAINED)
     there = run_episodes(federation(), BySamples(), MIXTURE.tasks, key=KEY)
     assert np.asarray(here.shares) == pytest.approx(np.asarray(there.shares), abs=1e-6)
     assert np.asarray(here.tested) == pytest.approx(np.asarray(there.tested), abs=0.01)
@@ -102,7 +105,6 @@ def test_renaming_the_classes_changes_no_share(plain):
         (jnp.asarray(names)[here.labels], jnp.asarray(names)[here.local_labels]),
     )
     renamed = run_episodes(there, Learned(opinionated(), gated=False), MIXTURE.tasks, key=KEY)
-    assert float(jnp.ptp(plain.shares)) > 0.1
     # The first round: later ones multiply the last digits' rounding, which order decides.
     first = np.asarray(plain.shares[:, 0])
     assert np.asarray(renamed.shares[:, 0]) == pytest.approx(first, abs=1e-6)
@@ -198,7 +200,7 @@ def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
 
         return jax.vmap(one)(keys)
 
-    keys = jax.random.split(jax.random.fold_in(KEY, SEED), 16)
+    keys = jax.random.split(jax.random.fold_in(KEY, SEED), 8)
     open_, gated, fedavg = (
         np.asarray(final(Learned(Harmful(problem.channels, harm), gate), keys))
         for harm, gate in ((1.0, False), (1.0, True), (0.0, False))

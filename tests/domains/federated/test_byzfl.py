@@ -7,18 +7,11 @@ import os
 import subprocess
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.aggregators import (
-    Krum,
-    Median,
-    NearestMixing,
-    Received,
-    TrimmedMean,
-)
-from apportion.problem import Observation
+from apportion.domains.federated.aggregators import Krum, Median, NearestMixing, TrimmedMean
+from domains.federated.test_aggregators import received
 
 pytestmark = pytest.mark.peer
 OWN = Path(__file__).parents[3] / ".peers" / "byzfl" / "bin" / "python"
@@ -65,9 +58,6 @@ def theirs(tmp_path_factory):
 @pytest.mark.parametrize("name", ["median", "trimmed mean", "Krum", "nearest-neighbour mixing"])
 def test_a_defence_makes_the_same_model_as_byzfls(theirs, name, case):
     clients, byzantine, parameters = CASES[case]
-    models = jnp.asarray(updates(clients, byzantine, parameters))
-    zero, ones = jnp.zeros(parameters), jnp.ones(clients, jnp.int32)
-    observation = Observation(jnp.zeros((clients, 1, 1)), jnp.zeros(clients))
-    given = Received(models, observation, ones, ones.astype(bool), zero, zero, None, None, None)
-    model, _ = aggregators(clients, byzantine)[name](given)
+    given = updates(clients, byzantine, parameters)
+    model, _ = aggregators(clients, byzantine)[name](received(given))
     np.testing.assert_allclose(np.asarray(model), theirs[f"{name}/{case}"], atol=1e-5)

@@ -10,7 +10,7 @@ from made_up import made_up_digits
 
 from apportion.composition import EqualShares
 from apportion.domains.federated import data, evaluation
-from apportion.domains.federated.aggregators import UNIFORM, BySamples, ServerStep
+from apportion.domains.federated.aggregators import BySamples, EpisodeRecord
 from apportion.domains.federated.domain import DOMAIN, CertifyOptions
 from apportion.domains.federated.evaluation import federation_gains
 from apportion.domains.federated.policy import AggregationPolicy
@@ -43,11 +43,7 @@ def test_saved_settings_name_their_learner_and_refuse_those_of_the_other(setting
 @pytest.mark.parametrize(
     ("kind", "wrong", "words"),
     [
-        (
-            GradientSettings,
-            {"members": 2},
-            "members is 2, which the learner gradient does not read",
-        ),
+        (GradientSettings, {"members": 2}, "members is 2, which the learner gradient does not"),
         (GradientSettings, {"tasks": 4}, "tasks is 4, which the learner gradient does not read"),
         (GradientSettings, {"scorer": "reward-variance"}, "does not read"),
         (GradientSettings, {"learner": "ppo"}, "choose one of gradient"),
@@ -74,29 +70,27 @@ def test_what_cannot_be_trained_is_refused_before_training(wrong, words):
         DOMAIN.prepare(replace(SETTINGS, **wrong))
 
 
+def gains(policy, against, federations, settings=SETTINGS):
+    digits = made_up_digits()
+    return federation_gains(policy, ABOUT, settings, digits, against, federations=federations)
+
+
 def test_the_same_aggregator_gains_nothing_and_more_federations_go_on_from_the_first():
-    digits, policy = made_up_digits(), EqualShares()
-    found = [
-        federation_gains(
-            policy, ABOUT, SETTINGS, digits, ServerStep(0.2), federations=n, max_gain=1.0
-        )
-        for n in (2, 4)
-    ]
-    assert np.abs(found[1].values).max() > 0
-    assert found[0].values == pytest.approx(found[1].values[:2], abs=0.02)
-    same = federation_gains(policy, ABOUT, SETTINGS, digits, UNIFORM, federations=2)
-    assert (same.values == 0).all()
+    few, more = (gains(EqualShares(), "median", n).values for n in (2, 4))
+    assert np.abs(more).max() > 0
+    assert few == pytest.approx(more[:2], abs=0.02)
+    assert gains(EqualShares(), "fedavg", 2).values == pytest.approx(0, abs=0.02)
 
 
 @pytest.mark.parametrize(("state", "gated"), [("invariant", True), ("blind", False)])
 def test_a_policy_without_samples_has_no_gate_to_hide_behind(state, gated, monkeypatch, tmp_path):
     asked = []
 
-    def untried(world, aggregator, tasks, key):
+    def untried(world, aggregator, tasks, keys):
         asked.append(aggregator)
-        return np.full(len(tasks), 0.1 * len(asked))
+        return EpisodeRecord(*np.full((3, len(tasks), 1), 0.1 * len(asked)))
 
-    monkeypatch.setattr(evaluation, "_last_accuracy", untried)
+    monkeypatch.setattr(evaluation, "run_each", untried)
     monkeypatch.setattr(data, "read_digits", lambda settings: made_up_digits())
     policy = AggregationPolicy(client_state(state).channels(1), 2, key=jax.random.key(0))
     run = Run.create(tmp_path / "run", "federated", replace(SETTINGS, state=state), {})
@@ -114,10 +108,7 @@ def test_the_papers_policy_is_tried_on_its_own_unseen_tasks():
         reduced_size(), pooling=1, samples=10, clients=(8, 4), seen=(5, 2), task_sizes=(2, 1),
         model="perceptron", width=4, rounds=2, epochs=1, batch=5, evaluation=40, test=60,
     )  # fmt: skip
-    found = federation_gains(
-        EqualShares(), {"job": "federated"}, settings, made_up_digits(), "fedavg", federations=3
-    )
-    assert found.values.shape == (3,)
+    assert gains(EqualShares(), "fedavg", 3, settings).values.shape == (3,)
 
 
 def test_what_cannot_be_compared_is_refused():

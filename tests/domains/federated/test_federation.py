@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episodes
+from apportion.domains.federated.aggregators import Fixed, run_episodes
 from apportion.domains.federated.clients import Convolutional, Perceptron
 from apportion.domains.federated.data import paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.states import STATES, ServerInfo, Submission, client_state
 from apportion.errors import InputError
-from apportion.policy import Recurrent
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
 from apportion.tasks import Task
@@ -43,27 +42,7 @@ def step(problem, task, state):
     return eqx.filter_jit(problem.step)(task, state, equal_shares(task.mask), key=KEY)
 
 
-def episodes(policy, tasks):
-    return run_episodes(federation(), PolicyAggregator(policy), tasks, key=KEY)
-
-
-@pytest.fixture(scope="module")
-def steep():
-    """A policy whose shares depend strongly on what it sees, and its episodes."""
-    policy = jax.tree.map(lambda leaf: 10 * leaf, Recurrent(1, 6, key=KEY))
-    return policy, episodes(policy, TRAINING)
-
-
-def test_permuting_the_clients_permutes_the_shares_of_a_whole_episode(steep):
-    policy, here = steep
-    order = np.random.default_rng(0).permutation(10)
-    there = episodes(policy, Task(TRAINING.members[:, order], TRAINING.mask[:, order]))
-    assert float(jnp.ptp(here.shares)) > 0.05
-    assert np.asarray(there.shares) == pytest.approx(np.asarray(here.shares)[..., order], abs=1e-5)
-    assert np.asarray(there.tested) == pytest.approx(np.asarray(here.tested), abs=1e-5)
-
-
-def test_padding_takes_no_part():
+def test_padding_takes_no_part_and_the_reward_is_the_accuracy_of_the_average():
     problem = federation()
     padded = Task.of([np.asarray(TRAINING[0].members).tolist()], width=12)[0]
     here, there = (reset(problem, task) for task in (TRAINING[0], padded))
@@ -72,11 +51,11 @@ def test_padding_takes_no_part():
         assert own == pytest.approx(np.asarray(getattr(here, name)), abs=1e-5)
     assert (there.history[10:] == 0).all()
     assert (there.held[10:] == 0).all()
-
-
-def test_an_untrained_policy_is_within_a_hundredth_of_equal_shares():
-    record = episodes(Recurrent(1, 6, key=KEY), TRAINING)
-    assert float(jnp.abs(record.shares - 0.1).max()) < 0.01
+    taken = step(problem, TRAINING[0], here)
+    right = problem.correct(here.models.mean(0)[None], problem.evaluation).sum()
+    assert float(taken.reward) == pytest.approx(float(right), abs=1e-6)
+    assert not bool(taken.terminated)
+    assert not bool(taken.truncated)
 
 
 def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_every_row():
@@ -133,7 +112,7 @@ def train(problem, first):
     return problem.train(first, jnp.asarray(3), key=KEY)
 
 
-def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
+def test_a_client_descends_its_own_loss_on_its_own_images_and_an_attacker_multiplies_its_update():
     problem = federation()
     first, unravel = ravel_pytree(problem.model.start(key=KEY))
     trained = train(problem, first)
@@ -149,8 +128,11 @@ def test_a_client_descends_its_own_loss_and_counts_only_its_own_images():
     fewer = federation(partition=replace(PARTITION, counts=counts))
     wrong = fewer.local_labels.at[3, 15:].set(0)
     poisoned = jax.tree.map(lambda leaf: wrong if leaf is fewer.local_labels else leaf, fewer)
-    here, there = train(fewer, first), train(poisoned, first)
-    assert bool((here == there).all())
+    assert bool((train(fewer, first) == train(poisoned, first)).all())
+    factors = np.ones(PARTITION.universe, np.float32)
+    factors[3] = -2.0
+    attacked = train(federation(partition=replace(PARTITION, factors=factors)), first)
+    assert np.asarray(attacked - first) == pytest.approx(-2 * np.asarray(trained - first), abs=1e-6)
 
 
 def test_blocks_change_memory_and_not_the_score():
@@ -163,16 +145,6 @@ def test_blocks_change_memory_and_not_the_score():
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert scores[0].shape == (3, 10)
-
-
-def test_the_reward_is_the_accuracy_of_the_average():
-    problem, task = federation(), TRAINING[0]
-    state = reset(problem, task)
-    taken = step(problem, task, state)
-    right = problem.correct(state.models.mean(0)[None], problem.evaluation).sum()
-    assert float(taken.reward) == pytest.approx(float(right), abs=1e-6)
-    assert not bool(taken.terminated)
-    assert not bool(taken.truncated)
 
 
 def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed():
@@ -223,12 +195,3 @@ def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_
         assert len(set(places)) == len(places)
         assert set(places) <= set(np.asarray(problem.evaluation))
     assert len(counts) > 3
-
-
-def test_an_attacker_sends_its_update_multiplied():
-    factors = np.ones(PARTITION.universe, np.float32)
-    factors[3] = -2.0
-    honest, attacked = federation(), federation(partition=replace(PARTITION, factors=factors))
-    first, _ = ravel_pytree(honest.model.start(key=KEY))
-    here, there = (train(problem, first) - first for problem in (honest, attacked))
-    assert np.asarray(there) == pytest.approx(-2 * np.asarray(here), abs=1e-6)

@@ -62,22 +62,18 @@ def seen_of(counts, present, seed):
     return history.at[..., 0].set(jnp.where(mask, log_share, 0.0)[:, None]), mask
 
 
-@pytest.mark.parametrize("present", [1, 2, 7, 12])
-def test_where_all_hold_as_much_the_counts_say_nothing(present):
-    for seed in range(5):
-        now, before = decisions(*seen_of(np.full(12, 37 + seed), present, seed))
-        assert np.asarray(now.shares) == pytest.approx(np.asarray(before.shares), abs=1e-6)
+EQUAL = [(np.full(12, 37), present) for present in (1, 2, 7, 12)]
+UNEQUAL = (np.array([10, 20, 40, 80, 120, 160, 200, 200]), 8)
+
+
+@pytest.mark.parametrize(("counts", "present"), [*EQUAL, UNEQUAL])
+def test_counts_move_shares_alone_and_nothing_where_all_hold_as_much(counts, present):
+    for seed in range(3):
+        now, before = decisions(*seen_of(counts, present, seed))
         assert float(now.step) == pytest.approx(float(before.step), rel=1e-6)
         assert float(now.momentum) == pytest.approx(float(before.momentum), abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_counts_move_shares_alone(seed):
-    counts = np.array([10, 20, 40, 80, 120, 160, 200, 200])
-    now, before = decisions(*seen_of(counts, len(counts), seed))
-    assert float(now.step) == pytest.approx(float(before.step), rel=1e-6)
-    assert float(now.momentum) == pytest.approx(float(before.momentum), abs=1e-6)
-    assert float(jnp.abs(now.shares - before.shares).max()) > 0.01
+        moved = float(jnp.abs(now.shares - before.shares).max())
+        assert moved > 0.01 if np.ptp(counts) else moved < 1e-6
 
 
 def test_who_understates_its_count_gains_no_more_than_fedavg_gives_for_overstating():
@@ -116,5 +112,5 @@ def test_small_clients_keep_between_half_and_twice_of_fedavgs_share():
     plain = jax.vmap(shares_by_samples, (0, None))(counts, jnp.ones(10, bool))
     plain = np.take_along_axis(np.asarray(plain), smallest[:, 0], 1).sum(1)
     assert (small(former()) < plain / 2).all()
-    assert (small(shipped_policy()) > plain / 2).all()
-    assert (small(shipped_policy()) < plain * 2).all()
+    now = small(shipped_policy())
+    assert ((now > plain / 2) & (now < plain * 2)).all()

@@ -353,7 +353,11 @@ class LearnedAggregation(GuardedFedAvg):
             _log.warning(
                 "round %d: no model can be scored; FedAvg instead of learned shares", server_round
             )
-            made = self._fedavg(updates)
+            counts = self._counts(updates)
+            shares = counts / counts.sum()
+            model = weighted_sum(shares, [update.model for update in updates])
+            unknown = [np.nan] * len(updates)
+            made = Aggregated(model, updates, shares, unknown, learned=False)
         else:
             for update, own in judged:
                 if own is None:
@@ -384,12 +388,6 @@ class LearnedAggregation(GuardedFedAvg):
         if self.checkpoint_path is not None and self.checkpoint_path.exists():
             self._memory, self._made = ClientMemory.restored(self.checkpoint_path, self.window)
             self._resumed = self._memory.rounds
-
-    def _fedavg(self, updates: list[ClientUpdate]) -> Aggregated:
-        counts = self._counts(updates)
-        shares = counts / counts.sum()
-        model = weighted_sum(shares, [update.model for update in updates])
-        return Aggregated(model, updates, shares, [np.nan] * len(updates), learned=False)
 
 
 @dataclass(frozen=True)
@@ -442,33 +440,28 @@ class Round:
             jax.device_put(np.ones(m, bool)),
             ServerInfo(
                 _array(self.counts),
-                _array(self.memory.absent(self.nodes)),
+                _array([self.memory.absence(node) for node in self.nodes]),
                 _array(rows[m]),
                 _array(float(self.memory.rounds)),
             ),
         )
         if state.reads == "samples":
-            scores = self._sample_scores()
-            if scores is None:
+            before, ahead = self.server.judged(self.start), self.fedavg_judged
+            if before is None or ahead is None:
                 return None
+            towards = []
+            for model, own in zip(self.models, self.judged, strict=True):
+                found = self.server.judged(between(self.fedavg, model, QUARTER))
+                towards.append(own.chances if found is None else found.chances)
+            scores = SampleScores(
+                _array(np.stack([own.chances for own in self.judged])),
+                _array(np.stack(towards)),
+                _array(ahead.chances),
+                _array(before.chances),
+                jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gated)),
+            )
             submission = replace(submission, scores=scores)
         return np.asarray(_channels(state, submission))
-
-    def _sample_scores(self) -> SampleScores | None:
-        before, ahead = self.server.judged(self.start), self.fedavg_judged
-        if before is None or ahead is None:
-            return None
-        towards = []
-        for model, own in zip(self.models, self.judged, strict=True):
-            found = self.server.judged(between(self.fedavg, model, QUARTER))
-            towards.append(own.chances if found is None else found.chances)
-        return SampleScores(
-            _array(np.stack([own.chances for own in self.judged])),
-            _array(np.stack(towards)),
-            _array(ahead.chances),
-            _array(before.chances),
-            jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gated)),
-        )
 
     def decide(self, policy: Policy, shown: np.ndarray) -> Aggregated | None:
         """The policy's model, or FedAvg's where the gate says so; None if it decides on no number."""
@@ -481,7 +474,17 @@ class Round:
         step, momentum = float(decision.step), float(decision.momentum)
         model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
         accuracies = [own.accuracy for own in self.judged]
-        passed, gain = self._beside_fedavg(model) if self.gated else (True, np.nan)
+        passed, gain = True, np.nan
+        if self.gated:
+            # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
+            ours, theirs = self.server.judged(model), self.fedavg_judged
+            passed = ours is not None
+            if ours is not None and theirs is not None:
+                kept = _kept_samples(len(ours.chances))
+                gains = np.log(ours.chances + WRONG) - np.log(theirs.chances + WRONG)
+                passed = bool(passes(gains, kept))
+                if kept.any():
+                    gain = float((ours.chances - theirs.chances)[kept].mean())
         if not passed or self.trust == 0:
             return Aggregated(
                 self.fedavg, self.updates, self.usual, accuracies, learned=False, gain=gain
@@ -490,18 +493,6 @@ class Round:
             shares, step, momentum = partly(self.trust, self.usual, shares, step, momentum)
             model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
         return Aggregated(model, self.updates, shares, accuracies, step, momentum, gain=gain)
-
-    def _beside_fedavg(self, model: Model) -> tuple[bool, float]:
-        """Whether the model passes the gate, on the samples that the policy does not see, and what it
-        gains there over FedAvg's; it passes where FedAvg's cannot be tried, but not where it cannot be.
-        """
-        ours, theirs = self.server.judged(model), self.fedavg_judged
-        if ours is None or theirs is None:
-            return ours is not None, np.nan
-        kept = _kept_samples(len(ours.chances))
-        gains = np.log(ours.chances + WRONG) - np.log(theirs.chances + WRONG)
-        gain = float((ours.chances - theirs.chances)[kept].mean()) if kept.any() else np.nan
-        return bool(passes(gains, kept)), gain
 
 
 def partly(
@@ -533,7 +524,7 @@ def _decide(policy: Policy, observation: Observation, mask: Mask) -> Decision:
     return Decision(policy(observation, mask), jnp.ones(()), jnp.zeros(()))
 
 
-def _array(values: np.ndarray | float) -> Array:
+def _array(values: np.ndarray | list[int] | float) -> Array:
     return jax.device_put(np.asarray(values, np.float32))
 
 

@@ -100,11 +100,6 @@ def moved(
     return made
 
 
-def cast_like(model: Model, like: Model) -> Model:
-    """The model in the types and the order of another; counters are rounded."""
-    return {name: _cast(model[name], own.dtype) for name, own in like.items()}
-
-
 BLOCK = 1 << 18
 """Numbers of an array that are worked on at once, so that a whole one need never be in float64."""
 
@@ -133,6 +128,7 @@ def _weighted(weights: np.ndarray, arrays: Sequence[np.ndarray], like: np.ndarra
 
 
 def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """An array in another type; counters are rounded."""
     rounded = np.rint(array) if kind.kind != "f" and array.dtype.kind == "f" else array
     return rounded.astype(kind, copy=False)
 
@@ -183,12 +179,10 @@ def usable(
         if message.has_error():
             refused[node] = f"failed: {str(message.error.reason)[:200]}"
             continue
-        model = _only_model(message.content)
-        fault = model if isinstance(model, str) else _fault(model, start)
-        if isinstance(model, str) or fault is not None:
-            refused[node] = str(fault)
+        model = _only_model(message.content, start)
+        if isinstance(model, str):
+            refused[node] = model
             continue
-        model = cast_like(model, start)
         updates.append(ClientUpdate(node, model, _distance(model, start), message.content))
     limit = max_ratio * _lower_median([*usual, *(update.norm for update in updates)])
     for update in updates:
@@ -216,17 +210,15 @@ def _number(content: RecordDict, key: str) -> float:
     return float("nan")
 
 
-def _only_model(content: RecordDict) -> Model | str:
+def _only_model(content: RecordDict, start: Model) -> Model | str:
+    """The model of a reply in the types and the order of the one sent out, or why it is not usable."""
     records = list(content.array_records.values())
     if len(records) != 1:
         return f"misshapen: it holds {len(records)} records of arrays, not one"
     try:
-        return read_model(records[0])
+        model = read_model(records[0])
     except Exception as error:  # whatever the bytes hold, the round goes on
         return f"misshapen: its arrays cannot be read ({str(error)[:200]})"
-
-
-def _fault(model: Model, start: Model) -> str | None:
     if model.keys() != start.keys():
         odd = sorted(model.keys() ^ start.keys())[0]
         return f"misshapen: array {odd!r} is missing or too many"
@@ -239,7 +231,7 @@ def _fault(model: Model, start: Model) -> str | None:
             as_kept = array.astype(start[name].dtype, copy=False)
         if not (np.isfinite(array).all() and np.isfinite(as_kept).all()):
             return f"not finite: array {name!r}"
-    return None
+    return {name: _cast(model[name], own.dtype) for name, own in start.items()}
 
 
 def _floats(model: Model) -> list[str]:
@@ -288,9 +280,9 @@ class ClientMemory:
             self.move = {name: model[name] - before[name] for name in _floats(model)}
         self.start = model
 
-    def absent(self, nodes: Sequence[int]) -> np.ndarray:
-        """Rounds that have gone by without each client since it was last seen."""
-        return np.array([self.rounds - self.seen.get(node, 0) for node in nodes], float)
+    def absence(self, node: int) -> int:
+        """Rounds that have gone by without a client since it was last seen."""
+        return self.rounds - self.seen.get(node, 0)
 
     def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
         """What the policy sees of these clients; a newcomer has no past and holds an equal share.

@@ -14,7 +14,6 @@ from .aggregators import PolicyAggregator as PolicyAggregator
 from .aggregators import ServerClient as ServerClient
 from .aggregators import ServerStep as ServerStep
 from .aggregators import TrimmedMean as TrimmedMean
-from .aggregators import run_episode as run_episode
 from .aggregators import run_episodes as run_episodes
 from .clients import Convolutional as Convolutional
 from .clients import Perceptron as Perceptron

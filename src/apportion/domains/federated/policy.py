@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from apportion.domains.federated.states import shares_by_samples
+from apportion.domains.federated.states import average, shares_by_samples
 from apportion.errors import InputError
 from apportion.policy import ScoringPolicy
 from apportion.problem import Observation
@@ -43,8 +43,8 @@ class Decision(eqx.Module):
         move: Float[Array, " parameters"],
     ) -> Float[Array, " parameters"]:
         """The next aggregate, from the clients' models, the last aggregate and its last move."""
-        average = jnp.matmul(self.shares, models, precision="highest")
-        return start + self.step * (average - start) + self.momentum * move
+        mean = average(self.shares, models)
+        return start + self.step * (mean - start) + self.momentum * move
 
 
 class ClientFeatures(eqx.Module):

@@ -136,6 +136,13 @@ def shares_by_samples(
     return capped / jnp.maximum(capped.sum(), 1e-12)
 
 
+def average(
+    shares: Float[Array, " entities"], models: Float[Array, "entities parameters"]
+) -> Float[Array, " parameters"]:
+    """sum_i a_i v_i, in full precision also where products are faster without."""
+    return jnp.matmul(shares, models, precision="highest")
+
+
 class Blind(ClientState):
     """Geometry and counts: what a server without samples knows of each client.
 
@@ -156,7 +163,7 @@ class Blind(ClientState):
         norms = jnp.linalg.norm(updates, axis=-1)
         norm = jnp.log((norms + 1e-12) / (lower_median(norms, mask) + 1e-12))
         directions = updates / (norms + 1e-12)[:, None]
-        mean = jnp.matmul(share, updates, precision="highest")
+        mean = average(share, updates)
         pairs = jnp.matmul(directions, directions.T, precision="highest")
         others = mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
         ones = jnp.ones(len(mask))
