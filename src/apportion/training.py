@@ -263,7 +263,7 @@ _copy = eqx.filter_jit(partial(jax.tree.map, jnp.copy))
 def _run(
     algorithm: Algorithm,
     tasks: Task,
-    state: RunState | Resume | None,
+    given: RunState | Resume | None,
     first: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
@@ -272,10 +272,10 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
-    if not isinstance(state, RunState):
-        state = first() if state is None else state(first())
+    if not isinstance(given, RunState):
+        given = first() if given is None else given(first())
     # The given state stays the caller's: chunks donate their own copy to the next.
-    state = _copy(state)
+    state: RunState = _copy(given)
     frames = []
     done = int(np.max(np.asarray(state.step)))
     while done < steps:
