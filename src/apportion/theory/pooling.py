@@ -35,6 +35,11 @@ class Counts:
     moves: Float[np.ndarray, "*batch states actions states"]
     rewards: Float[np.ndarray, "*batch states actions"]
 
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.visits + other.visits, self.moves + other.moves, self.rewards + other.rewards
+        )
+
     def pooled(self) -> "Counts":
         """The counts of all tasks (the last leading axis) together."""
         return Counts(self.visits.sum(-3), self.moves.sum(-4), self.rewards.sum(-3))
