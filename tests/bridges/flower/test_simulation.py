@@ -34,7 +34,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-ROUNDS, TIMEOUT = 10, 4.0
+ROUNDS, TIMEOUT = 13, 4.0
 
 
 class Acquainted(FedAvg):

@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import FedAvg
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.clients import Perceptron
-from apportion.domains.federated.data import paper_split
+from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.states import client_state
@@ -39,7 +39,6 @@ from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
 from apportion.simplex import Head
 from apportion.tasks import Task
-from domains.federated.made_up import made_up_digits
 
 APP = Path(__file__).parents[3] / "examples" / "flower_app"
 NOBODY = {"min_train_nodes": 0, "min_available_nodes": 0}
@@ -408,7 +407,10 @@ def test_counters_and_variances_are_averaged_and_never_extrapolated():
 
 @pytest.mark.parametrize("state", ["rich", "invariant"])
 def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
-    digits = made_up_digits(300, 4, server=100)
+    rng = np.random.default_rng(0)
+    labels = np.arange(300, dtype=np.int32) % CLASSES
+    images = 0.1 * rng.random((300, 4, 4)) + labels[:, None, None] / 10
+    digits = Digits(images.astype(np.float32), labels, np.arange(300) < 100)
     federation = Federation(
         digits, paper_split(digits, (4, 2), 20), Perceptron(4, 6), rounds=3, batch=10, evaluation=60,
         test=20, learning_rate=0.3, state=client_state(state),

@@ -26,7 +26,7 @@ from apportion.domains.federated.policy import AggregationPolicy, fedavg
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.settings import Method
 from apportion.errors import InputError
-from apportion.learners.learner import Learner, Update
+from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.learners.ppo import PPO
 from apportion.memory import Batch, Replay
 from apportion.policy import Policy, Recurrent
@@ -74,36 +74,23 @@ class ThroughRounds(Learner):
         less of late ones.
     """
 
-    learning_rate: Float[Array, "*runs"]
-    others: Task | None
-    rollouts: int = eqx.field(static=True)
-    updates: int = eqx.field(static=True)
-    together: int = eqx.field(static=True)
-    logarithm: bool = eqx.field(static=True)
-    periods: int = eqx.field(static=True)
+    rollouts: int = eqx.field(static=True, default=2)
+    learning_rate: Float[Array, "*runs"] = eqx.field(converter=as_leaf, default=1e-2)
+    updates: int = eqx.field(static=True, kw_only=True)
+    others: Task | None = eqx.field(default=None, kw_only=True)
+    together: int = eqx.field(static=True, default=1, kw_only=True)
+    logarithm: bool = eqx.field(static=True, default=False, kw_only=True)
+    periods: int = eqx.field(static=True, default=0, init=False)
 
-    def __init__(
-        self,
-        rollouts: int = 2,
-        learning_rate: float | Array = 1e-2,
-        *,
-        updates: int,
-        others: Task | None = None,
-        together: int = 1,
-        logarithm: bool = False,
-    ):
-        if min(rollouts, updates, together) < 1:
+    def __check_init__(self):
+        if min(self.rollouts, self.updates, self.together) < 1:
             raise InputError(
                 "ThroughRounds: rollouts, updates and together are counts and must be >= 1"
             )
-        if together > 1 and (others is None or together > len(others)):
+        if self.together > 1 and (self.others is None or self.together > len(self.others)):
             raise InputError(
-                f"ThroughRounds: {together} tasks together need as many others to choose from"
+                f"ThroughRounds: {self.together} tasks together need as many others to choose from"
             )
-        self.rollouts, self.updates, self.periods = rollouts, updates, 0
-        self.others, self.together = others, together
-        self.logarithm = logarithm
-        self.learning_rate = jnp.asarray(learning_rate, float)
 
     def start(self, policy: Policy) -> AdamState:
         if not isinstance(policy, AggregationPolicy):
