@@ -39,7 +39,7 @@ EVIDENCE = (
           _RECIPE + "both_rewards_share_parameters_draws_and_tasks"),
     Fault("training knows the last test year's first day", "studies/portfolio/experiments.py",
           "known = prices.until(prices.dates[max(spans.firsts)])", "known = prices",
-          _GRID + "no_day_of_a_test_year_is_in_the_market_trained_on"),
+          _GRID + "multi_task_methods_differ_by_alpha_alone"),
     Fault("MTL and P-MTL have each other's alpha", "domains/settings.py",
           'return self.alpha if self.method == "pmtl" else 0.0',
           'return self.alpha if self.method != "pmtl" else 0.0',

@@ -255,7 +255,7 @@ def check_now(now: Any) -> tuple[pd.DataFrame, pd.Timestamp, float]:
         raise InputError("now: it must be a JSON object with time, capacity_kw and stations")
     time = _time(now.get("time"), "time", found)
     capacity = _number(now.get("capacity_kw"), "capacity_kw", found)
-    if not capacity > 0:
+    if not found and not capacity > 0:
         found.append(f"now: capacity_kw is {now.get('capacity_kw')!r}; it must be above 0")
     stations = now.get("stations")
     if not isinstance(stations, list) or not stations:
