@@ -17,12 +17,11 @@ import jax
 import numpy as np
 from table import ROOT, alternate, facts, options, ratio, spread, version_in, write
 
-from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import Medians
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate_all
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.policy import Pooled
 

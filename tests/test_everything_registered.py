@@ -74,10 +74,9 @@ IN_PLACE = {WithoutCash: 1}
 
 def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
-    site, days = jnp.zeros(STATIONS, jnp.int32), jnp.ones(STATIONS, jnp.int32)
-    to_come = jnp.linspace(9.0, 0.0, PERIODS)[None, None]
-    worth, capacity = jnp.ones(STATIONS), jnp.array([0.1, 0.2], jnp.float32)
-    return Charging(one_day, to_come, site, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
+    days, worth = jnp.ones(STATIONS, jnp.int32), jnp.ones(STATIONS)
+    capacity = jnp.array([0.1, 0.2], jnp.float32)
+    return Charging(one_day, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
 
 
 def _federation():

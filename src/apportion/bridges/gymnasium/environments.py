@@ -1,11 +1,11 @@
 """Any problem and its tasks as a `gymnasium.Env`, and many episodes at once as a `VectorEnv`.
 
 Gymnasium has no space for the simplex, so an action is a score for each entity in [-1, 1], and the
-environment apportions: `reach` times the scores through softmax and the period's bounds (`Head`).
+environment apportions: five times the scores through softmax and the period's bounds (`Head`).
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -27,6 +27,8 @@ from apportion.tasks import Task, draw_tasks
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SEEDS = 2**31
+_REACH = 5.0
+"""How far scores reach: an entity can get e^10 times as much as another."""
 _Shown = dict[str, Array]
 """What is handed out in a period, as its space has it."""
 
@@ -45,18 +47,14 @@ class Interface(eqx.Module):
 
     problem: Problem
     tasks: Task
-    reach: float = eqx.field(static=True)
-    flat: bool = eqx.field(static=True)
 
     @classmethod
-    def of(cls, problem: Problem, tasks: Task, reach: float, flat: bool) -> "Interface":
+    def of(cls, problem: Problem, tasks: Task) -> "Interface":
         """Check everything once."""
         if tasks.members.ndim == 1:
             tasks = Task(tasks.members[None], tasks.mask[None])
-        if not 0 < reach <= 30:
-            raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         check_problem(problem, tasks)
-        return cls(problem, tasks, float(reach), flat)
+        return cls(problem, tasks)
 
     def spaces(self) -> tuple[spaces.Dict, spaces.Box]:
         """Of observations and of actions."""
@@ -86,7 +84,7 @@ class Interface(eqx.Module):
         """The episode after an action's allocation, what is seen then, and that allocation."""
         task = self.tasks[episode.task]
         seen = self.problem.observe(task, episode.state)
-        scores = self.reach * jnp.clip(action, -1.0, 1.0)
+        scores = _REACH * jnp.clip(action, -1.0, 1.0)
         shares = Head()(scores, seen.scored(task.mask), seen.bounds)
         key, step_key = jax.random.split(episode.key)
         step = self.problem.step(task, episode.state, shares, key=step_key)
@@ -99,7 +97,7 @@ class Interface(eqx.Module):
         seen = self.problem.observe(task, episode.state)
         limits = 1.0 if seen.limits is None else jnp.clip(seen.limits, 0.0, 1.0)
         shown = {
-            "history": seen.history.reshape(-1) if self.flat else seen.history,
+            "history": seen.history.reshape(-1),
             "held": jnp.clip(seen.held, 0.0, 1.0),
             "limits": jnp.where(task.mask, limits, 0.0),
         }
@@ -151,20 +149,16 @@ def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "b
 class ProblemEnv(gymnasium.Env):
     """A problem's task, or several of one width, as an environment.
 
-    An observation is a dictionary: `history`, what each entity shows; `held`, the share it holds;
-    `limits`, the most it can take now (1 where nothing limits it); `mask`, which entities are real. An
-    action is a score for each entity, from -1 to 1; shares are the softmax of `reach` times the scores,
-    within the period's bounds. `info` has `mask`, `task` and, after a step, the `allocation`.
+    An observation is a dictionary: `history`, what each entity shows, (entities, window, channels) in one
+    row, which is all that some libraries take; `held`, the share it holds; `limits`, the most it can take
+    now (1 where nothing limits it); `mask`, which entities are real. An action is a score for each entity,
+    from -1 to 1; shares are the softmax of five times the scores, within the period's bounds. `info` has
+    `mask`, `task` and, after a step, the `allocation`.
 
     Parameters
     ----------
     problem, tasks
         What to step. Of several tasks one is drawn at every reset, or `options={"task": t}` names it.
-    reach
-        How far apart scores can lie: at 5 an entity can get e^10 times as much as another.
-    flat
-        Whether `history` is one row, which is all that some libraries take, or
-        (entities, window, channels).
 
     Examples
     --------
@@ -180,8 +174,8 @@ class ProblemEnv(gymnasium.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, problem: Problem, tasks: Task, *, reach: float = 5.0, flat: bool = True):
-        self.interface = Interface.of(problem, tasks, reach, flat)
+    def __init__(self, problem: Problem, tasks: Task):
+        self.interface = Interface.of(problem, tasks)
         self.observation_space, self.action_space = self.interface.spaces()
         self._episode: _Episode | None = None
 
@@ -219,7 +213,7 @@ class ProblemVectorEnv(VectorEnv):
     ----------
     num_envs
         Episodes side by side, each with its own task where there are several.
-    problem, tasks, reach, flat
+    problem, tasks
         As for `ProblemEnv`.
 
     Examples
@@ -233,19 +227,11 @@ class ProblemVectorEnv(VectorEnv):
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(
-        self,
-        num_envs: int,
-        problem: Problem,
-        tasks: Task,
-        *,
-        reach: float = 5.0,
-        flat: bool = True,
-    ):
+    def __init__(self, num_envs: int, problem: Problem, tasks: Task):
         if num_envs < 1:
             raise InputError(f"num_envs is {num_envs}; at least one is needed")
         self.num_envs = num_envs
-        self.interface = Interface.of(problem, tasks, reach, flat)
+        self.interface = Interface.of(problem, tasks)
         self.single_observation_space, self.single_action_space = self.interface.spaces()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -297,13 +283,13 @@ def _make(
     entities: int = 5,
     tasks: int = 64,
     seed: int = 0,
-    **options: Any,
 ) -> ProblemEnv | ProblemVectorEnv:
     """An environment over `tasks` subsets of entities, drawn by the seed; so many of it side by side."""
     problem = _problem_of(domain)
     subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
-    kind = ProblemEnv if num_envs is None else partial(ProblemVectorEnv, num_envs)
-    return kind(problem, subsets, **options)
+    if num_envs is None:
+        return ProblemEnv(problem, subsets)
+    return ProblemVectorEnv(num_envs, problem, subsets)
 
 
 def register_domains() -> None:

@@ -12,28 +12,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import (
-    PERIOD_HOURS,
-    PERIODS,
-    Garage,
-    Medians,
-    StationView,
-    draw,
-    empty,
-    see,
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
+from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import (
+    CLAIRVOYANT,
+    HINDSIGHT,
+    OPTIMUM,
+    SCHEDULERS,
+    PolicySchedule,
+    Schedule,
+    best_energies,
+    simulate_all,
+    walk_day,
 )
-from apportion.domains.charging.problem import CHANNELS, observation
-from apportion.domains.charging.schedulers import SCHEDULERS, Schedule, best_energies, simulate_all
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
@@ -46,26 +45,16 @@ from apportion.tasks import count_tasks, draw_tasks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POLICY, CLAIRVOYANT, OPTIMUM = "policy", "clairvoyant", "optimum"
-HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
-"""What no scheduler can know at the time."""
+POLICY = "policy"
 SHORT = 0.8
 """A car that left with less than this share of its need left short."""
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
+_FORMATS = {"served": "{:.2%}".format, "left_short": "{:.1%}".format, "fairness": "{:.3f}".format}
+_FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
 _SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
 """Schedules whose result is shown for each car of an example day."""
-
-
-class PolicySchedule(eqx.Module):
-    """A policy as a scheduler: from what is seen to kW."""
-
-    policy: Policy
-
-    def __call__(self, seen: StationView) -> Float[Array, " entities"]:
-        everyone = jnp.ones(seen.can_draw.shape[0], bool)
-        return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,24 +135,14 @@ class ChargingBacktest:
 
     def summary(self) -> str:
         """The schedules side by side."""
-        lines = [
+        table = self.to_frame().to_string(index=False, na_rep="", formatters=_FORMATS)
+        return (
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
-            f"{self.capacity:.0%} of their full rate",
-            f"  {'':18}{'need met':>9}{'left short':>12}{'fairness':>10}   the policy's lead, points",
-        ]
-        for row in self.to_frame().to_dict("records"):
-            name, known, lead = row["schedule"], f"{'':22}", ""
-            if name in self.drawn_kwh:
-                known = f"{row['left_short']:12.1%}{row['fairness']:10.3f}"
-            if name != POLICY:
-                value, low, high = (100 * row[end] for end in ("ahead", "low", "high"))
-                lead = f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(f"  {name:18}{row['served']:9.2%}{known}   {lead}")
-        lines.append(
-            "  clairvoyant and optimum look ahead: nobody can know at the time what they know"
+            f"{self.capacity:.0%} of their full rate\n{table}\n"
+            "ahead, from low to high: the policy's lead over each and its 95 % interval\n"
+            "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
-        return "\n".join(lines)
 
     def plot(self) -> "Figure":
         """The share of the need that each schedule met, least first."""
@@ -234,7 +213,7 @@ def backtest_schedules(
         drawn |= dict(zip(some, found, strict=True))
     best = None
     if optimum:
-        best = best_energies(garage.arrival, garage.departure, garage.need_kwh, feeder, members)
+        best = best_energies(garage, feeder, members)
     need = garage.need_kwh[:, members].transpose(1, 0, 2, 3)
     return ChargingBacktest(days.site, days.dates, members, stations, capacity, need, drawn, best)
 
@@ -263,7 +242,7 @@ def check_facts(saved: Mapping[str, Any]) -> None:
         ),
         f"task_size {size!r}": type(size) is int and size >= 1,
         f"recall {recall!r}": type(recall) is bool,
-        f"channels {channels!r}": type(channels) is int and channels == CHANNELS,
+        f"channels {channels!r}": channels == CHANNELS,
     }
     for what, fits in sound.items():
         if not fits:
@@ -393,8 +372,6 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
             f"folder of another charging run{suggest(name, known)}"
         )
     about = load_about(name)
-    if about.get("job") != "charging":
-        raise InputError(f"{name}: its policy is not one for charging; give another baseline")
     check_facts(about)
     return PolicySchedule(load_policy(name)), about.get("until", {})
 
@@ -411,8 +388,9 @@ def busiest_day(
     task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
     members = test.members[task]
     capacity = test.capacity * len(members) * RATE_KW
-    garage = jax.tree.map(lambda x: x[day], days.garage).each_station(lambda x: x[members])
-    drawn = np.asarray(_drawn_kw(garage, PolicySchedule(policy), jnp.float32(capacity), medians))
+    garage = jax.tree.map(lambda x: x[day, members], days.garage)
+    _, _, kwh = walk_day(garage, PolicySchedule(policy), jnp.float32(capacity), medians)
+    drawn = np.asarray(kwh) / PERIOD_HOURS
     minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
@@ -443,16 +421,3 @@ def busiest_day(
     ]
     cars = pd.DataFrame(cars).sort_values(["from", "to", "station"], ignore_index=True)
     return {"power": power, "cars": cars}
-
-
-@eqx.filter_jit
-def _drawn_kw(
-    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
-) -> Float[Array, "periods entities"]:
-    def period(state, n):
-        seen = see(day, state, n, capacity_kw, medians)
-        state, kwh = draw(seen, schedule(seen))
-        return state, kwh / PERIOD_HOURS
-
-    start = empty(day.arrival.shape[0])
-    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]

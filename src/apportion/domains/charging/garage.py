@@ -6,7 +6,6 @@ draws clearly less than it was offered is full, and a car that has left is gone.
 and `draw`, are pure, written for one day and m stations, and are mapped over days and tasks by `vmap`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +66,9 @@ class Garage(eqx.Module):
     """The same, corrected by how long they stayed."""
     familiarity: PerSession | None = None
     """How much is known of similar requests, from 0, nothing, to below 1."""
-    to_come_kwh: Float[Numbers, "*stack periods"] | None = None
-    """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
+    to_come_kwh: Float[Numbers, "*stack entities periods"] | None = None
+    """What cars that came after each period needed on earlier days, in the mean of the site's stations:
+    the same at each of them."""
 
     @property
     def there(self) -> Bool[Numbers, "*stack entities sessions"]:
@@ -77,12 +77,7 @@ class Garage(eqx.Module):
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
         """One day at these stations, from arrays of (days, stations, sessions)."""
-        return jax.tree.map(lambda x: x[day], self).each_station(lambda x: x[members])
-
-    def each_station(self, function: Callable[[Array], Array]) -> "Garage":
-        """The same done to every array of stations; what is to come is the site's, and stays."""
-        stations = jax.tree.map(function, replace(self, to_come_kwh=None))
-        return replace(stations, to_come_kwh=self.to_come_kwh)
+        return jax.tree.map(lambda x: x[day, members], self)
 
 
 class Medians(eqx.Module):
@@ -164,7 +159,7 @@ class StationView(eqx.Module):
     """By the regression and earlier days, where these are recalled."""
     familiarity: PerStation
     """How much is known of similar requests; 0 where nothing is."""
-    to_come_kwh: Float[Array, "*stack"]
+    to_come_kwh: PerStation
     """What cars still to come needed on earlier days, for each station; 0 where none are recalled."""
     truth: Outlook
 
@@ -226,7 +221,7 @@ def visit(
         predicted=expected(day.predicted_need_kwh, day.predicted_departure),
         recalled=expected(day.recalled_need_kwh, day.recalled_departure),
         familiarity=nothing if day.familiarity is None else pick(day.familiarity),
-        to_come_kwh=jnp.float32(0.0) if day.to_come_kwh is None else day.to_come_kwh[n],
+        to_come_kwh=nothing if day.to_come_kwh is None else day.to_come_kwh[:, n],
         truth=outlook(pick(day.need_kwh), pick(day.departure).astype(jnp.float32)),
     )
 

@@ -8,7 +8,6 @@ sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -60,9 +59,6 @@ class Charging(Problem):
 
     garage: Garage
     """(days, universe, sessions); sites of fewer days are empty in the last ones."""
-    to_come_kwh: Float[Array, "days sites periods"]
-    """As `Garage` has it of one site; 0 where earlier days are not recalled."""
-    site_of: Int[Array, " universe"]
     days_of: Int[Array, " universe"]
     """Days that each station's site has."""
     worth: Float[Array, " universe"]
@@ -83,27 +79,19 @@ class Charging(Problem):
     ) -> "Charging":
         """All stations of these sites; days must have predictions (`add_forecasts`)."""
         stations = [len(days.stations) for days in sites]
-        longest = max(len(days) for days in sites)
-        most = max(days.garage.arrival.shape[2] for days in sites)
+        garages = [days.garage for days in sites]
 
         def joined(*arrays: np.ndarray) -> Array:
+            longest, _, most = np.max([x.shape for x in arrays], 0)
             wide = [
                 np.pad(x, ((0, longest - len(x)), (0, 0), (0, most - x.shape[2]))) for x in arrays
             ]
             return jnp.asarray(np.concatenate(wide, 1))
 
-        to_come = np.zeros((longest, len(sites), PERIODS), np.float32)
-        for number, days in enumerate(sites):
-            if days.garage.to_come_kwh is not None:
-                to_come[: len(days), number] = days.garage.to_come_kwh
-        alone = [replace(days.garage, to_come_kwh=None) for days in sites]
-        days_of = np.repeat([len(days) for days in sites], stations)
-        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in alone])
+        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in garages])
         return cls(
-            garage=jax.tree.map(joined, *alone),
-            to_come_kwh=jnp.asarray(to_come),
-            site_of=jnp.asarray(np.repeat(np.arange(len(sites)), stations), jnp.int32),
-            days_of=jnp.asarray(days_of, jnp.int32),
+            garage=jax.tree.map(joined, *garages),
+            days_of=jnp.asarray(np.repeat([len(days) for days in sites], stations), jnp.int32),
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
             medians=medians,
             capacity=jnp.asarray(capacity, jnp.float32),
@@ -127,8 +115,7 @@ class Charging(Problem):
 
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
-        to_come = self.to_come_kwh[state.day, self.site_of[task.members[0]]]
-        here = replace(self.garage.at(state.day, task.members), to_come_kwh=to_come)
+        here = self.garage.at(state.day, task.members)
         return see(here, state.garage, state.n, state.capacity_kw, self.medians)
 
     def observe(self, task: Task, state: DayState) -> Observation:

@@ -34,10 +34,13 @@ from apportion.domains.charging.garage import (
     empty,
     look,
     plugged_in,
+    see,
     visit,
 )
+from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
+from apportion.policy import Policy
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """From what is seen to the kW offered to each station, within their limits and the capacity."""
@@ -89,6 +92,19 @@ SCHEDULERS: dict[str, Schedule] = {
     "clairvoyant": clairvoyant,
 }
 """Every scheduler by the name that the command line and the reports use."""
+CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
+HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
+"""What no scheduler can know at the time."""
+
+
+class PolicySchedule(eqx.Module):
+    """A policy as a scheduler."""
+
+    policy: Policy
+
+    def __call__(self, seen: StationView) -> PerStation:
+        everyone = jnp.ones(seen.can_draw.shape[0], bool)
+        return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
 
 
 def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
@@ -131,6 +147,22 @@ def _forecast(outlook: Outlook | None) -> Outlook:
             "and apply it to these"
         )
     return outlook
+
+
+@eqx.filter_jit
+def walk_day(
+    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+) -> tuple[StationView, Float[Array, "periods entities"], Float[Array, "periods entities"]]:
+    """What a scheduler sees in each period of a day, the kW it offers, and the kWh that are drawn."""
+
+    def period(state, n):
+        seen = see(day, state, n, capacity_kw, medians)
+        offered = schedule(seen)
+        state, drawn = draw(seen, offered)
+        return state, (seen, offered, drawn)
+
+    start = empty(day.arrival.shape[0])
+    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]
 
 
 def simulate_days(
@@ -186,7 +218,7 @@ def _stretch(
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        packed_day, packed = day.each_station(rows), jax.tree.map(rows, state)
+        packed_day, packed = jax.tree.map(rows, (day, state))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
     fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw, medians))(periods)
@@ -255,7 +287,7 @@ def _simulate(
     def under(schedule: Schedule) -> Float[Array, "tasks days entities sessions"]:
         def task(inputs):
             members, capacity_kw = inputs
-            garage = days.each_station(lambda x: x[:, members])
+            garage = jax.tree.map(lambda x: x[:, members], days)
             return simulate_days(garage, schedule, capacity_kw, medians)
 
         # One after another: tasks at once would not fit into the cache.
@@ -308,11 +340,7 @@ def simulate_all(
 
 
 def best_energies(
-    arrival: np.ndarray,
-    departure: np.ndarray,
-    need_kwh: np.ndarray,
-    capacity_kw: float,
-    members: np.ndarray | None = None,
+    garage: Garage, capacity_kw: float, members: np.ndarray | None = None
 ) -> np.ndarray:
     """The most kWh that the sessions of each task and day can be served together, (tasks, days).
 
@@ -320,23 +348,16 @@ def best_energies(
     interval i, over the intervals it fills, with x_{s,i} at most what the station gives in it, the
     sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
     arrivals or departures all periods are alike, so that they count as one interval. Solved by HiGHS.
-
-    Arrays are (days, stations, sessions); a session with departure <= arrival is absent.
-
-    Examples
-    --------
-    >>> arrays = [np.reshape(x, (1, 2, 1)) for x in ([0, 0], [2, 1], [2.0, 1.0])]
-    >>> best_energies(*arrays, 4.0).tolist()
-    [[2.0]]
     """
-    tasks = np.arange(arrival.shape[1])[None] if members is None else np.asarray(members)
+    arrays = [np.asarray(x) for x in (garage.arrival, garage.departure, garage.need_kwh)]
+    tasks = np.arange(arrays[0].shape[1])[None] if members is None else np.asarray(members)
     # A row for each task and day.
-    days = [np.concatenate([x[:, task] for task in tasks]) for x in (arrival, departure, need_kwh)]
+    days = [np.concatenate([x[:, task] for task in tasks]) for x in arrays]
     served = [
         _solve(capacity_kw, *(x[first : first + _TOGETHER] for x in days))
         for first in range(0, len(days[0]), _TOGETHER)
     ]
-    return np.concatenate(served).reshape(len(tasks), len(arrival))
+    return np.concatenate(served).reshape(len(tasks), -1)
 
 
 def _solve(

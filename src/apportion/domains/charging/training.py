@@ -34,8 +34,7 @@ from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
 
-_TESTED_CAPACITY = 0.15
-_TESTED_TASKS = 8
+_TESTED = {"capacity": 0.15, "tasks": 8}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +48,8 @@ class Garages:
     seen: dict[str, np.ndarray]
     """Stations trained on, by their places."""
     unseen: dict[str, np.ndarray]
+    training: list[Days]
+    """The training stations on the training days."""
     predictor: Predictor
     recall: bool
     """Whether forecasts use earlier days, too."""
@@ -75,15 +76,12 @@ class Garages:
                     "--held-out"
                 )
         training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
-        return cls(sites, until, seen, unseen, Predictor.fit(*training), settings.recall)
+        predictor = Predictor.fit(*training)
+        return cls(sites, until, seen, unseen, training, predictor, settings.recall)
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with forecasts."""
-        training = [
-            days.between(None, self.until[name]).at(self.seen[name])
-            for name, days in self.sites.items()
-        ]
-        return [add_forecasts(days, self.predictor, self.recall) for days in training]
+        return [add_forecasts(days, self.predictor, self.recall) for days in self.training]
 
     @cached_property
     def all_days(self) -> dict[str, Days]:
@@ -202,10 +200,9 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
             policy,
             days,
             medians,
-            capacity=_TESTED_CAPACITY,
             task_size=min(settings.task_size, len(days.stations)),
-            tasks=_TESTED_TASKS,
             seed=settings.seed,
+            **_TESTED,
         )
         for name, days in test_days.items()
     }
@@ -216,9 +213,6 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         "title": "Charging",
         "subtitle": settings.method,
         "cards": [_card(name, test) for name, test in tests.items()],
-        "words": [
-            "Clairvoyant and optimum look ahead: nobody can know at the time what they know."
-        ],
         "lead": "One policy for every garage, tested where nothing was fitted: at stations it never saw, "
         "and on later days. A point is one hundredth of all energy that the cars needed.",
     }

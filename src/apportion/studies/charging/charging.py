@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
 from apportion.domains.charging import backtest, training
-from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
+from apportion.domains.charging.backtest import POLICY
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import SCHEDULERS
+from apportion.domains.charging.schedulers import CLAIRVOYANT, HINDSIGHT, OPTIMUM, SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import Garages
