@@ -12,7 +12,7 @@ import pytest
 
 from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
+from apportion.domains.charging.forecasts import EarlierDays, Predictor, add_forecasts
 from apportion.domains.charging.garage import Garage, draw, empty, see
 from apportion.domains.charging.problem import CHANNELS, observation
 from apportion.domains.charging.sessions import read_sessions
@@ -104,9 +104,8 @@ def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
     days = Days.of(FRAME, "jpl").between(None, DAYS.dates[-1])
     day = len(days) - 1
     past = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(days.dates[day]))]
-    fresh = add_forecasts(days, PREDICTOR)
-    for forecaster in forecasters(None, PREDICTOR):
-        fresh = replace(fresh, garage=forecaster.apply(fresh.garage, days.dates))
+    nothing = EarlierDays.of(None, PREDICTOR)
+    fresh = replace(days, garage=nothing.apply(days.garage, days.dates))
     (now, recalled), (_, forgetful) = (
         simulated(known.at(range(8)), day, volume)
         for known in (add_forecasts(days, PREDICTOR, recall=True), fresh)
@@ -166,11 +165,11 @@ def _decided(garages: Garage, day, n: int, capacity, policy):
     garage = garages.at(day, jnp.arange(8))
 
     def period(state, at):
-        seen = see(garage, state, at, capacity, PREDICTOR.medians)
+        seen = see(garage, state, at, capacity)
         return draw(seen, jnp.full(8, capacity / 8))[0], None
 
     state, _ = jax.lax.scan(period, empty(8), jnp.arange(n, dtype=jnp.int32))
-    seen = see(garage, state, jnp.int32(n), capacity, PREDICTOR.medians)
+    seen = see(garage, state, jnp.int32(n), capacity)
     everyone = jnp.ones(8, bool)
     return garage, seen, policy(observation(seen, everyone), everyone)
 

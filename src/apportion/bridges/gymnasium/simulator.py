@@ -247,7 +247,8 @@ def from_gymnasium(
     if universe < 1 or workers < 0:
         raise InputError(f"universe {universe}, workers {workers}: they must be >= 1 and >= 0")
     shape, horizon = _probe(make_env, universe, horizon)
-    return Simulated(Host(make_env, shape, workers), shape, universe, horizon)
+    host = Host(make_env, shape, workers)
+    return Simulated(host=host, shape=shape, universe=universe, horizon=horizon)
 
 
 def _probe(make_env: MakeEnv, universe: int, horizon: int | None) -> tuple[Shape, int]:

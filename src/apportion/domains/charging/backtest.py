@@ -20,7 +20,7 @@ import pandas as pd
 from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Medians
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import (
     CLAIRVOYANT,
@@ -51,7 +51,11 @@ SHORT = 0.8
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
-_FORMATS = {"served": "{:.2%}".format, "left_short": "{:.1%}".format, "fairness": "{:.3f}".format}
+_FORMATS: Any = {
+    "served": "{:.2%}".format,
+    "left_short": "{:.1%}".format,
+    "fairness": "{:.3f}".format,
+}
 _FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
 _SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
 """Schedules whose result is shown for each car of an example day."""
@@ -174,7 +178,6 @@ class ChargingBacktest:
 def backtest_schedules(
     policy: Policy,
     days: Days,
-    medians: Medians,
     *,
     capacity: float,
     task_size: int,
@@ -200,17 +203,16 @@ def backtest_schedules(
     count = min(tasks, count_tasks(stations, task_size))
     members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
-    # Policies alone, in one program for all of a shape: two equal ones then deliver equal energy.
-    together: list[dict[str, Schedule]] = [{POLICY: PolicySchedule(policy)}, {}]
-    for name, schedule in schedulers.items():
+    drawn, others = {}, {}
+    for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
-            together.insert(-1, {name: schedule})
+            # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
+            drawn[name] = simulate_all(garage, [schedule], feeder, members)[0]
         else:
-            together[-1][name] = schedule
-    drawn = {}
-    for some in filter(None, together):
-        found = simulate_all(garage, list(some.values()), feeder, medians, members)
-        drawn |= dict(zip(some, found, strict=True))
+            others[name] = schedule
+    if others:
+        found = simulate_all(garage, list(others.values()), feeder, members)
+        drawn |= dict(zip(others, found, strict=True))
     best = None
     if optimum:
         best = best_energies(garage, feeder, members)
@@ -266,22 +268,10 @@ def backtest_saved(
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
 ) -> ChargingBacktest:
-    """A trained policy beside every scheduler on a file of sessions.
+    """A policy, of which this was saved, beside every scheduler on a file's sessions.
 
-    Parameters
-    ----------
-    saved
-        What was saved with the policy.
-    site
-        Which site of the file; it need not be one that was trained on.
-    start, end
-        First and last day; by default all after training at that site, or all where it is another.
-    stations, capacity, tasks
-        Stations behind a feeder, its capacity as a share of their full rate, and how many are drawn.
-    unseen
-        Only stations that were not trained on.
-    schedulers, optimum
-        As in `backtest_schedules`.
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
+    that was trained on.
     """
     check_facts(saved)
     if not 0 < capacity <= 1:
@@ -311,7 +301,6 @@ def backtest_saved(
     return backtest_schedules(
         policy,
         days.between(start, end).at(places),
-        predictor.medians,
         capacity=capacity,
         task_size=size,
         tasks=tasks,
@@ -376,9 +365,7 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     return PolicySchedule(load_policy(name)), about.get("until", {})
 
 
-def busiest_day(
-    policy: Policy, days: Days, medians: Medians, test: ChargingBacktest
-) -> dict[str, pd.DataFrame]:
+def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
     """The day of most need as an operator sees it: whose power when, and with what each car left.
 
     `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
@@ -389,7 +376,7 @@ def busiest_day(
     members = test.members[task]
     capacity = test.capacity * len(members) * RATE_KW
     garage = jax.tree.map(lambda x: x[day, members], days.garage)
-    _, _, kwh = walk_day(garage, PolicySchedule(policy), jnp.float32(capacity), medians)
+    _, _, kwh = walk_day(garage, PolicySchedule(policy), jnp.float32(capacity))
     drawn = np.asarray(kwh) / PERIOD_HOURS
     minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
     names = [days.stations[place] for place in members]

@@ -226,7 +226,7 @@ class Controller:
         garage = jax.tree.map(lambda x: x[0], today)
         had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
         state = State(*map(jnp.asarray, had))
-        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
+        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity))
         limit = jnp.where(seen.can_draw, wide(table["max_kw"]), 0.0)
         return eqx.tree_at(lambda s: s.limit_kw, seen, limit)
 

@@ -176,8 +176,7 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.sessions import read_sessions
 
         days = Days.of(read_sessions(), "jpl").between("2019-01-01", "2019-12-31")
-        predictor = Predictor.fit(days)
-        return Charging.of([add_forecasts(days, predictor)], predictor.medians)
+        return Charging.of([add_forecasts(days, Predictor.fit(days))])
 
     def sections(self, folder: Path) -> "list[Section]":
         """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""

@@ -10,13 +10,12 @@ and one given away before they come is missed. Only days before a car's own coun
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage
 from apportion.domains.charging.sessions import count
 from apportion.errors import InputError
 
@@ -32,6 +31,31 @@ _FADES_DAYS = 60.0
 """What is forgotten weighs less than a hundredth."""
 _PRIOR = 0.5
 """Sessions' worth of trust in the regression alone."""
+
+
+class Medians(NamedTuple):
+    """What stands in where a driver stated nothing: medians of the training days."""
+
+    requested_kwh: float
+    stay_hours: float
+    """From arrival to the stated departure."""
+
+    @classmethod
+    def of(cls, *training: Garage) -> "Medians":
+        """Of the training days of one or several sites; of what happened where nothing was stated."""
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([np.ravel(getattr(days, name)) for days in training])
+
+        said, there = joined("stated") & joined("there"), joined("there")
+        if said.any():
+            requested = joined("requested_kwh")[said]
+            stays = (joined("stated_departure") - joined("arrived"))[said]
+        else:
+            requested = joined("need_kwh")[there]
+            stays = (joined("departure") - joined("arrival"))[there]
+        medians = np.median(requested), np.median(stays) * PERIOD_HOURS
+        return cls(*np.array(medians, np.float32).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +88,33 @@ class Predictor:
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
-        """The sessions with predicted needs and departures."""
-        x = _features(garage, self.medians)
+        """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
+        x, there = _features(garage, self.medians), garage.there
         departure = garage.arrived + np.exp(x @ self.stay) / PERIOD_HOURS
+        need, departure = (
+            np.where(there, predicted, 0).astype(np.float32)
+            for predicted in (np.exp(x @ self.need), departure)
+        )
+        silent = there & ~garage.stated
+        usual = garage.arrived + np.float32(self.medians.stay_hours / PERIOD_HOURS)
         return replace(
             garage,
-            predicted_need_kwh=np.where(garage.there, np.exp(x @ self.need), 0).astype(np.float32),
-            predicted_departure=np.where(garage.there, departure, 0).astype(np.float32),
+            requested_kwh=np.where(silent, np.float32(self.medians[0]), garage.requested_kwh),
+            stated_departure=np.where(silent, usual, garage.stated_departure),
+            predicted_need_kwh=need,
+            predicted_departure=departure,
+            recalled_need_kwh=need,
+            recalled_departure=departure,
+            familiarity=np.zeros_like(need),
+            to_come_kwh=np.zeros((*need.shape[:2], PERIODS), np.float32),
         )
 
     def to_dict(self) -> dict[str, list[float]]:
         """Plain numbers, to be saved with a policy."""
-        medians = [float(self.medians.requested_kwh), float(self.medians.stay_hours)]
         return {
             "need": self.need.tolist(),
             "stay": self.stay.tolist(),
-            "medians": medians,
+            "medians": list(self.medians),
             "to_come_kwh": self.to_come_kwh.tolist(),
         }
 
@@ -103,7 +138,7 @@ class Predictor:
             raise InputError(
                 "the policy's file has damaged predictions of needs and stays; train it again"
             )
-        medians = Medians(*(jnp.float32(median) for median in found["medians"]))
+        medians = Medians(*found["medians"].tolist())
         return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
 
 
@@ -216,8 +251,8 @@ def _log(values: Any, least: float) -> np.ndarray:
 
 def _features(garage: Garage, medians: Medians) -> np.ndarray:
     """What is known on arrival, (days, stations, sessions, features)."""
-    requested = np.where(garage.stated, garage.requested_kwh, float(medians.requested_kwh))
-    stay = np.where(garage.stated, _stated_hours(garage), float(medians.stay_hours))
+    requested = np.where(garage.stated, garage.requested_kwh, medians.requested_kwh)
+    stay = np.where(garage.stated, _stated_hours(garage), medians.stay_hours)
     angle = 2 * np.pi * garage.arrived.astype(float) / PERIODS
     return np.stack(
         [

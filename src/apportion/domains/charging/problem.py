@@ -19,7 +19,6 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
     PERIODS,
     Garage,
-    Medians,
     Outlook,
     StationView,
     draw,
@@ -52,8 +51,7 @@ class Charging(Problem):
     >>> from apportion.domains.charging.sessions import read_sessions
     >>> from apportion.domains.charging.forecasts import Predictor, add_forecasts
     >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
-    >>> predictor = Predictor.fit(days)
-    >>> Charging.of([add_forecasts(days, predictor)], predictor.medians).universe
+    >>> Charging.of([add_forecasts(days, Predictor.fit(days))]).universe
     52
     """
 
@@ -64,7 +62,6 @@ class Charging(Problem):
     worth: Float[Array, " universe"]
     """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
     its own site; 1 where there is one site."""
-    medians: Medians
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
     universe: int = eqx.field(static=True)
@@ -74,7 +71,6 @@ class Charging(Problem):
     def of(
         cls,
         sites: Sequence[Days],
-        medians: Medians,
         capacity: tuple[float, float] = (0.05, 0.3),
     ) -> "Charging":
         """All stations of these sites; days must have predictions (`add_forecasts`)."""
@@ -93,7 +89,6 @@ class Charging(Problem):
             garage=jax.tree.map(joined, *garages),
             days_of=jnp.asarray(np.repeat([len(days) for days in sites], stations), jnp.int32),
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
-            medians=medians,
             capacity=jnp.asarray(capacity, jnp.float32),
             universe=sum(stations),
             horizon=PERIODS,
@@ -116,7 +111,7 @@ class Charging(Problem):
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
         here = self.garage.at(state.day, task.members)
-        return see(here, state.garage, state.n, state.capacity_kw, self.medians)
+        return see(here, state.garage, state.n, state.capacity_kw)
 
     def observe(self, task: Task, state: DayState) -> Observation:
         return observation(self.see(task, state), task.mask)
@@ -142,12 +137,10 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
     angle = 2 * jnp.pi * seen.period.astype(jnp.float32) / PERIODS
     drawing = jnp.maximum(can_draw.sum(), 1)
     per_car = jnp.log(jnp.clip(seen.capacity_kw / (drawing * RATE_KW), 1e-3, 1e3))
-    forecast = seen.forecast
-    assert forecast is not None, "the policy reads predictions: see add_forecasts"
     own = (
         *(seen.plugged, can_draw, seen.stated, jnp.log1p(seen.requested_kwh) / 3),
         *_outlook(seen.said),
-        *_outlook(forecast),
+        *_outlook(seen.recalled),
         *(_hours(seen.hours_here), jnp.log1p(seen.got_kwh) / 3),
         *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
     )

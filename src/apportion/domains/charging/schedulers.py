@@ -24,8 +24,6 @@ from apportion.domains.charging.garage import (
     PERIODS,
     Flags,
     Garage,
-    Medians,
-    Outlook,
     PerSession,
     PerStation,
     State,
@@ -83,10 +81,10 @@ SCHEDULERS: dict[str, Schedule] = {
     "fcfs": fcfs,
     "edf": edf,
     "llf": llf,
-    "edf-predicted": in_order(lambda seen: _forecast(seen.predicted).hours_left),
-    "llf-predicted": in_order(lambda seen: _forecast(seen.predicted).laxity),
+    "edf-predicted": in_order(lambda seen: seen.predicted.hours_left),
+    "llf-predicted": in_order(lambda seen: seen.predicted.laxity),
     # By predictions that recall earlier days where the days do.
-    "llf-recalled": in_order(lambda seen: _forecast(seen.forecast).laxity),
+    "llf-recalled": in_order(lambda seen: seen.recalled.laxity),
     # The car with the most of its request still open first.
     "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
     "clairvoyant": clairvoyant,
@@ -140,23 +138,14 @@ def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
 
 
-def _forecast(outlook: Outlook | None) -> Outlook:
-    if outlook is None:
-        raise InputError(
-            "charging: a scheduler by predictions needs some; fit a Predictor on the training days "
-            "and apply it to these"
-        )
-    return outlook
-
-
 @eqx.filter_jit
 def walk_day(
-    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
 ) -> tuple[StationView, Float[Array, "periods entities"], Float[Array, "periods entities"]]:
     """What a scheduler sees in each period of a day, the kW it offers, and the kWh that are drawn."""
 
     def period(state, n):
-        seen = see(day, state, n, capacity_kw, medians)
+        seen = see(day, state, n, capacity_kw)
         offered = schedule(seen)
         state, drawn = draw(seen, offered)
         return state, (seen, offered, drawn)
@@ -166,7 +155,7 @@ def walk_day(
 
 
 def simulate_days(
-    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
 ) -> Float[Array, "days entities sessions"]:
     """The kWh each session draws in each day, in one scan over stretches of periods.
 
@@ -186,7 +175,7 @@ def simulate_days(
         awaits = arrives.any(-1) | (is_here.any(-1) & ~state.full)
 
         def in_rows(size: int):
-            one_day = partial(_stretch, size, schedule, capacity_kw, medians, start)
+            one_day = partial(_stretch, size, schedule, capacity_kw, start)
             return lambda: jax.vmap(one_day)(days, awaits, state, energy)
 
         branches = [lambda: carry, *map(in_rows, sizes)]
@@ -204,7 +193,6 @@ def _stretch(
     size: int,
     schedule: Schedule,
     capacity_kw: Float[Array, ""],
-    medians: Medians,
     start: Int[Array, ""],
     day: Garage,
     awaits: Flags,
@@ -221,7 +209,7 @@ def _stretch(
         packed_day, packed = jax.tree.map(rows, (day, state))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw, medians))(periods)
+    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw))(periods)
 
     def period(state, fresh):
         seen = look(fresh, state)
@@ -278,20 +266,18 @@ def _over_days(
 def _simulate(
     days: Garage,
     schedules: tuple[Schedule, ...],
-    capacity_kw: Float[Array, " tasks"],
-    medians: Medians,
+    capacity_kw: Float[Array, ""],
     members: Int[Array, "tasks entities"],
 ) -> Float[Array, "schedules tasks days entities sessions"]:
     """The kWh of every session under each schedule: one program, and one to compile."""
 
     def under(schedule: Schedule) -> Float[Array, "tasks days entities sessions"]:
-        def task(inputs):
-            members, capacity_kw = inputs
-            garage = jax.tree.map(lambda x: x[:, members], days)
-            return simulate_days(garage, schedule, capacity_kw, medians)
+        def task(stations):
+            garage = jax.tree.map(lambda x: x[:, stations], days)
+            return simulate_days(garage, schedule, capacity_kw)
 
         # One after another: tasks at once would not fit into the cache.
-        return jax.lax.map(task, (members, capacity_kw))
+        return jax.lax.map(task, members)
 
     if len(schedules) == 1:
         return under(schedules[0])[None]
@@ -306,37 +292,24 @@ def _simulate(
 def simulate_all(
     days: Garage,
     schedules: Sequence[Schedule],
-    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
-    medians: Medians,
+    capacity_kw: Float[Array, ""] | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> np.ndarray:
     """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
-    Parameters
-    ----------
-    days
-        Arrays (days, stations, sessions).
-    schedules
-        Some of `SCHEDULERS`, or any others.
-    capacity_kw
-        What the feeder gives, the same for every task or one for each.
-    medians
-        What stands in for what was not stated.
-    members
-        The stations of each task; by default one task of all.
+    Days are arrays (days, stations, sessions) with forecasts (`add_forecasts`); schedules some of
+    `SCHEDULERS`, or any others; members the stations of each task, by default one task of all.
     """
-    if members is None:
-        members = np.arange(days.arrival.shape[1])[None]
-    members = jnp.asarray(members, jnp.int32)
-    capacity = jnp.broadcast_to(jnp.asarray(capacity_kw, jnp.float32), members.shape[:1])
+    if days.predicted_need_kwh is None:
+        raise InputError("charging: the days have no forecasts; see add_forecasts")
+    tasks = np.arange(days.arrival.shape[1])[None] if members is None else np.asarray(members)
     program = partial(
         _simulate,
         schedules=tuple(schedules),
-        capacity_kw=capacity,
-        medians=medians,
-        members=members,
+        capacity_kw=jnp.float32(capacity_kw),
+        members=jnp.asarray(tasks, jnp.int32),
     )
-    return _over_days(program, days, members.shape[1])
+    return _over_days(program, days, tasks.shape[1])
 
 
 def best_energies(

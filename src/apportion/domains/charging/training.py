@@ -1,6 +1,6 @@
 """Training a charging policy from past sessions: which stations and days, which tasks, how, and a test.
 
-Everything that is fitted, the policy, the predictor and the medians, sees the training stations on the
+Everything that is fitted, the policy and the predictor, sees the training stations on the
 training days alone. It is tested where nothing was fitted: at stations never trained on, and on the days
 after training.
 """
@@ -141,7 +141,7 @@ def train_charging(
     state: Resume | None = None,
 ) -> TrainingResult:
     """Train by the direct gradient through whole days."""
-    problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
+    problem = Charging.of(garages.training_days(), settings.capacity)
     return train_members(
         problem,
         choose_stations(garages, settings),
@@ -194,12 +194,11 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
 
 def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> Outcome:
     """The policy beside every scheduler, on stations and on days it was not trained on."""
-    medians, test_days = garages.predictor.medians, garages.test_days()
+    test_days = garages.test_days()
     tests = {
         name: backtest_schedules(
             policy,
             days,
-            medians,
             task_size=min(settings.task_size, len(days.stations)),
             seed=settings.seed,
             **_TESTED,
@@ -221,7 +220,7 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         name, last = list(tests.items())[-1]
         each = [test.to_frame().assign(test=name) for name, test in tests.items()]
         tables = {"schedules": pd.concat(each, ignore_index=True)}
-        tables |= busiest_day(policy, test_days[name], medians, last)
+        tables |= busiest_day(policy, test_days[name], last)
     results = {name: test.to_json() for name, test in tests.items()}
     facts = facts_of(garages, settings)
     return Outcome(policy, results, "\n\n".join(notes), facts, headline, tables)
