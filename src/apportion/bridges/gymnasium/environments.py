@@ -59,7 +59,7 @@ class Interface(eqx.Module):
     def spaces(self) -> tuple[spaces.Dict, spaces.Box]:
         """Of observations and of actions."""
         m = self.tasks.width
-        shown = jax.eval_shape(lambda: self.begin(jax.random.key(0), jnp.array(-1))[1])
+        shown = jax.eval_shape(lambda: self.begin(jax.random.key(0))[1])
         share = spaces.Box(0.0, 1.0, (m,), np.float32)
         seen = {
             "history": spaces.Box(-_LARGEST, _LARGEST, shown["history"].shape, np.float32),
@@ -69,11 +69,10 @@ class Interface(eqx.Module):
         }
         return spaces.Dict(seen), spaces.Box(-1.0, 1.0, (m,), np.float32)
 
-    def begin(self, key: PRNGKeyArray, chosen: Int[Array, ""]) -> tuple[_Episode, _Shown]:
-        """A first state of the chosen task, or of one drawn where `chosen` is negative."""
+    def begin(self, key: PRNGKeyArray) -> tuple[_Episode, _Shown]:
+        """A first state of a task that is drawn."""
         task_key, reset_key, key = jax.random.split(key, 3)
-        drawn = jax.random.randint(task_key, (), 0, len(self.tasks))
-        task = jnp.where(chosen < 0, drawn, chosen).astype(jnp.int32)
+        task = jax.random.randint(task_key, (), 0, len(self.tasks))
         state = self.problem.reset(self.tasks[task], key=reset_key)
         episode = _Episode(task, state, key, jnp.array(False))
         return episode, self._show(episode)
@@ -104,13 +103,6 @@ class Interface(eqx.Module):
         shown = {name: values.astype(jnp.float32) for name, values in shown.items()}
         return shown | {"mask": task.mask.astype(jnp.int8)}
 
-    def chosen(self, options: dict[str, Any] | None) -> Int[Array, ""]:
-        """The task that `reset`'s options name, or -1."""
-        task = (options or {}).get("task", -1)
-        if not -1 <= task < len(self.tasks):
-            raise InputError(f"task {task}: there are {len(self.tasks)}, counted from 0")
-        return jnp.array(int(task))
-
 
 def _hand_out(
     episode: _Episode, shown: _Shown
@@ -127,14 +119,14 @@ def _key_from(random: np.random.Generator) -> PRNGKeyArray:
 
 
 _begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
-_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0, None)))
+_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0)))
 
 
 @eqx.filter_jit
 def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "batch entities"]):
     def one(episode, action):
         following, shown, step, shares = interface.step(episode, action)
-        fresh = interface.begin(jax.random.fold_in(episode.key, 0), jnp.array(-1))
+        fresh = interface.begin(jax.random.fold_in(episode.key, 0))
         ended = episode.ended
         episode, shown = jax.tree.map(
             lambda new, old: jnp.where(ended, new, old), fresh, (following, shown)
@@ -158,7 +150,8 @@ class ProblemEnv(gymnasium.Env):
     Parameters
     ----------
     problem, tasks
-        What to step. Of several tasks one is drawn at every reset, or `options={"task": t}` names it.
+        What to step. Of several tasks one is drawn at every reset; give one alone, `tasks[t]`, to stay
+        with it.
 
     Examples
     --------
@@ -184,8 +177,7 @@ class ProblemEnv(gymnasium.Env):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin an episode; the same seed begins the same sequence of episodes."""
         super().reset(seed=seed)
-        chosen = self.interface.chosen(options)
-        self._episode, shown = _begin(self.interface, _key_from(self.np_random), chosen)
+        self._episode, shown = _begin(self.interface, _key_from(self.np_random))
         observation, info = _hand_out(self._episode, shown)
         return observation, info | {"task": int(info["task"])}
 
@@ -250,9 +242,8 @@ class ProblemVectorEnv(VectorEnv):
             given = [None] * self.num_envs if seeds is None else list(seeds)
             self._random = [seeding.np_random(one)[0] for one in given]
         keys = jnp.stack([_key_from(random) for random in self._random])
-        episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
-        self._episodes = episodes
-        return _hand_out(episodes, shown)
+        self._episodes, shown = _begin_all(self.interface, keys)
+        return _hand_out(self._episodes, shown)
 
     def step(
         self, actions: np.ndarray
@@ -261,9 +252,8 @@ class ProblemVectorEnv(VectorEnv):
         if self._episodes is None:
             raise InputError("step before reset: call reset first")
         scores = jnp.asarray(actions, jnp.float32)
-        episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
-        self._episodes = episodes
-        observation, info = _hand_out(episodes, shown)
+        self._episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
+        observation, info = _hand_out(self._episodes, shown)
         reward, terminated, truncated, shares = map(np.asarray, kept)
         info |= {"allocation": shares}
         return observation, reward.astype(np.float64), terminated, truncated, info

@@ -391,20 +391,17 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     def clock(period: Any) -> str:
         return f"{int(period) // 4:02d}:{15 * (int(period) % 4):02d}"
 
-    shown = {name: test.drawn_kwh[name] for name in _SHOWN if name in test.drawn_kwh}
-    cars = [
-        {
-            "station": names[place],
-            "from": clock(garage.arrival[place, number]),
-            "to": clock(garage.departure[place, number]),
-            "needed kWh": round(float(needed), 1),
-        }
-        | {
-            name: f"{float(kwh[task, day, place, number]) / float(needed):.0%}"
-            for name, kwh in shown.items()
-        }
-        for (place, number), needed in np.ndenumerate(test.need_kwh[task, day])
-        if needed > 0
-    ]
-    cars = pd.DataFrame(cars).sort_values(["from", "to", "station"], ignore_index=True)
+    needed = test.need_kwh[task, day].astype(float)
+    there = np.nonzero(needed)
+    columns = {
+        "station": [names[place] for place in there[0]],
+        "from": [clock(period) for period in garage.arrival[there]],
+        "to": [clock(period) for period in garage.departure[there]],
+        "needed kWh": needed[there].round(1),
+    }
+    for name in _SHOWN:
+        if name in test.drawn_kwh:
+            shares = test.drawn_kwh[name][task, day][there] / needed[there]
+            columns[name] = [f"{share:.0%}" for share in shares]
+    cars = pd.DataFrame(columns).sort_values(["from", "to", "station"], ignore_index=True)
     return {"power": power, "cars": cars}
