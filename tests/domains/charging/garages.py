@@ -9,7 +9,7 @@ import numpy as np
 
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import SCHEDULERS, walk_day
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
 from apportion.policy import Policy, Pooled
 from apportion.tasks import Task
 
@@ -47,9 +47,20 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
     )
 
 
+@cache
+def opinionated(volume: float = 3.0) -> Pooled:
+    """An untrained policy to whom everything it sees matters."""
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = volume * jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
+
+
+SCHEDULES = SCHEDULERS | {"policy": PolicySchedule(opinionated())}
+
+
 def walk(name: str, day: Garage, capacity_kw):
-    """A scheduler through a day: what it saw, offered and what was drawn in each period."""
-    return jax.device_get(walk_day(day, SCHEDULERS[name], capacity_kw))
+    """A scheduler, or a policy, through a day: what it saw, offered and what was drawn in each period."""
+    return jax.device_get(walk_day(day, SCHEDULES[name], capacity_kw))
 
 
 @eqx.filter_jit
@@ -68,11 +79,3 @@ def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw
 def stack(*days: Garage) -> Garage:
     """Days on a first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *days)
-
-
-@cache
-def opinionated(volume: float = 3.0) -> Pooled:
-    """An untrained policy to whom everything it sees matters."""
-    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
-    loud = volume * jax.random.normal(jax.random.key(2), (8,))
-    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)

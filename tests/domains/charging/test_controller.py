@@ -93,12 +93,6 @@ def test_a_full_car_stays_full_until_it_leaves(controller):
     assert controller.allocate(later)["allocation_kw"]["D"] > 0
 
 
-def test_it_decides_as_the_policy_does_in_simulation(controller):
-    now, expected = simulated(add_forecasts(DAYS.at(range(8)), PREDICTOR), 3, 1.0)
-    kw = controller.allocate(now)["allocation_kw"]
-    assert list(kw.values()) == pytest.approx(expected, abs=2e-2)
-
-
 def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
     volume, about = 10.0, ABOUT | {"recall": True}
     days = Days.of(FRAME, "jpl").between(None, DAYS.dates[-1])

@@ -17,8 +17,8 @@ from apportion.domains.charging.forecasts import (
     add_forecasts,
     still_to_come,
 )
-from apportion.domains.charging.garage import PERIODS, Garage
-from apportion.domains.charging.problem import CHANNELS, Charging
+from apportion.domains.charging.garage import PERIODS, Garage, StationView
+from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.schedulers import PolicySchedule, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
@@ -240,16 +240,12 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
         assert np.abs(blind - trained).max() > 1e-3 * max(trained)
 
 
-_observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, state))
-
-
-def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
-    """What a policy is shown of these stations, in the last two channels."""
+@eqx.filter_jit
+def shown(problem: Charging, stations: range, day: int, n: int) -> StationView:
+    """What is seen of these stations."""
     task = Task.of([list(stations)])[0]
     start = problem.midnight(task, jnp.int32(day), jnp.float32(8.0))
-    history = _observed(problem, task, replace(start, n=jnp.int32(n))).history
-    assert history.shape == (len(stations), 1, CHANNELS)
-    return np.asarray(history[:, 0, -2:])
+    return problem.see(task, replace(start, n=jnp.int32(n)))
 
 
 def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
@@ -259,12 +255,13 @@ def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
     first = len(SITES[0].stations)
     places = range(first), range(first, problem.universe)
     for stations, days in zip(places, known, strict=True):
-        familiarity, to_come = shown(problem, stations, day, n).T
-        garage = days.garage
-        assert to_come == pytest.approx(np.log1p(garage.to_come_kwh[day, :, n]), rel=1e-5)
+        garage, seen = days.garage, shown(problem, stations, day, n)
+        assert seen.to_come_kwh == pytest.approx(garage.to_come_kwh[day, :, n], rel=1e-5)
         here = (garage.arrival[day] <= n) & (n < garage.departure[day])
         of_cars = np.where(here, garage.familiarity[day], 0.0).sum(-1)
         assert of_cars.max() > 0
-        assert familiarity == pytest.approx(of_cars, rel=1e-5)
+        assert seen.familiarity == pytest.approx(of_cars, rel=1e-5)
     plain = Charging.of([add_forecasts(days, FITTED) for days in SITES])
-    assert (shown(plain, places[0], day, n) == 0).all()
+    seen = shown(plain, places[0], day, n)
+    assert not seen.to_come_kwh.any()
+    assert not seen.familiarity.any()

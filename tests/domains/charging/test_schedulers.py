@@ -20,11 +20,11 @@ from apportion.domains.charging.schedulers import (
     simulate_days,
 )
 from apportion.errors import InputError
-from domains.charging.garages import STATIONS, random_garage, stack, walk
+from domains.charging.garages import SCHEDULES, STATIONS, random_garage, stack, walk
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
-NAMES = sorted(SCHEDULERS)
+NAMES = sorted(SCHEDULES)
 
 
 def feeder(phi: float) -> jax.Array:

@@ -242,8 +242,9 @@ class ProblemVectorEnv(VectorEnv):
             given = [None] * self.num_envs if seeds is None else list(seeds)
             self._random = [seeding.np_random(one)[0] for one in given]
         keys = jnp.stack([_key_from(random) for random in self._random])
-        self._episodes, shown = _begin_all(self.interface, keys)
-        return _hand_out(self._episodes, shown)
+        episodes, shown = _begin_all(self.interface, keys)
+        self._episodes = episodes
+        return _hand_out(episodes, shown)
 
     def step(
         self, actions: np.ndarray
@@ -252,8 +253,9 @@ class ProblemVectorEnv(VectorEnv):
         if self._episodes is None:
             raise InputError("step before reset: call reset first")
         scores = jnp.asarray(actions, jnp.float32)
-        self._episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
-        observation, info = _hand_out(self._episodes, shown)
+        episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
+        self._episodes = episodes
+        observation, info = _hand_out(episodes, shown)
         reward, terminated, truncated, shares = map(np.asarray, kept)
         info |= {"allocation": shares}
         return observation, reward.astype(np.float64), terminated, truncated, info
