@@ -95,12 +95,12 @@ class Predictor:
             np.where(there, predicted, 0).astype(np.float32)
             for predicted in (np.exp(x @ self.need), departure)
         )
-        silent = there & ~garage.stated
-        usual = garage.arrived + np.float32(self.medians.stay_hours / PERIOD_HOURS)
+        silent, requested = there & ~garage.stated, np.float32(self.medians.requested_kwh)
+        leaves = garage.arrived + np.float32(self.medians.stay_hours / PERIOD_HOURS)
         return replace(
             garage,
-            requested_kwh=np.where(silent, np.float32(self.medians[0]), garage.requested_kwh),
-            stated_departure=np.where(silent, usual, garage.stated_departure),
+            requested_kwh=np.where(silent, requested, garage.requested_kwh),
+            stated_departure=np.where(silent, leaves, garage.stated_departure),
             predicted_need_kwh=need,
             predicted_departure=departure,
             recalled_need_kwh=need,
@@ -131,12 +131,11 @@ class Predictor:
         try:
             found = {name: np.asarray(saved[name], float) for name in shapes}
         except (KeyError, TypeError, ValueError):
+            found = {}
+        sound = [x.shape == shapes[name] and np.isfinite(x).all() for name, x in found.items()]
+        if not found or not all(sound):
             raise InputError(
                 "the policy's file has no sound predictions of needs and stays; train it again"
-            ) from None
-        if any(x.shape != shapes[name] or not np.isfinite(x).all() for name, x in found.items()):
-            raise InputError(
-                "the policy's file has damaged predictions of needs and stays; train it again"
             )
         medians = Medians(*found["medians"].tolist())
         return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
