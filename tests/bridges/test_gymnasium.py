@@ -207,29 +207,33 @@ def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
         jax.grad(lambda shares: first.step(task, state, shares, key=KEY).reward)(a)
 
 
-def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments_in_processes():
+def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments():
     """With memory too: what it holds of an episode is enough to lead a new environment there."""
     tasks, replay, states = draw_tasks(8, 3, 4), Replay(act_periods=2), []
     keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
-    here = lottery()
-    whole = train_shortly(here, tasks, replay=replay, chunks=keep)
+    problem = lottery()
+    whole = train_shortly(problem, tasks, replay=replay, chunks=keep)
     # Where no scorer asks for equal shares nothing is simulated twice.
-    assert here.host.episodes.replayed == 0
-    elsewhere = lottery(workers=2)
-    resumed = train_shortly(elsewhere, tasks, replay=replay, state=states[0])
-    elsewhere.close()
+    assert problem.host.episodes.replayed == 0
+    problem.close()
+    resumed = train_shortly(problem, tasks, replay=replay, state=states[0])
+    assert problem.host.episodes.replayed > 0
     assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
     assert eqx.tree_equal(resumed.policy, whole.policy)
 
 
-def test_a_failure_in_a_process_is_told():
+def test_processes_give_the_same_episodes_and_tell_of_failures():
     class Broken(Lottery):
         def step(self, shares):
             if len(shares) == 4:
                 raise ValueError("the belt is torn")
             return super().step(shares)
 
-    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=1)
+    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=2)
+    here, there = (
+        evaluate(p, EqualShares(), draw_tasks(8, 3, 4), key=KEY) for p in (lottery(), problem)
+    )
+    np.testing.assert_array_equal(here.rewards, there.rewards)
     with pytest.raises(Exception, match="the belt is torn"):
         evaluate(problem, EqualShares(), draw_tasks(8, 4, 2), key=KEY)
     problem.close()

@@ -61,7 +61,8 @@ class Host:
         return self._ask("step", whole.shape[:-1], asked)
 
     def close(self) -> None:
-        """End the processes, if any: each leaves when its connection is closed."""
+        """End the environments; processes of theirs leave when their connection is closed."""
+        self.episodes.close()
         for _, connection in self._processes:
             connection.close()
         for process, _ in self._processes:
@@ -192,7 +193,7 @@ class Simulated(Problem):
         return Step(following, reward, terminated, truncated)
 
     def close(self) -> None:
-        """End the processes, if any."""
+        """End the environments, and their processes, if any."""
         self.host.close()
 
     def _shapes(self, task: Task) -> tuple[jax.ShapeDtypeStruct, ...]:
