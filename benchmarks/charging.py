@@ -17,12 +17,10 @@ import jax
 import numpy as np
 from table import ROOT, alternate, facts, options, ratio, spread, version_in, write
 
-from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import Medians
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate_all
 from apportion.domains.charging.sessions import RATE_KW, read_sessions
 from apportion.policy import Pooled
 
@@ -32,8 +30,7 @@ STATIONS, DAYS, COPIES, PHI = 10, 20, 48, 0.15
 
 def whole_site(days: Days, turns: int) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
-    predictor = Predictor.fit(days)
-    garage = add_forecasts(days, predictor, recall=True).garage
+    garage = add_forecasts(days, Predictor.fit(days), recall=True).garage
     capacity = PHI * len(days.stations) * RATE_KW
     schedules = {
         "policy, 48 hidden units": PolicySchedule(Pooled(CHANNELS, 48, key=jax.random.key(0))),
@@ -44,7 +41,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     def side(schedule: Callable) -> Callable[[], float]:
         def turn() -> float:
             start = time.perf_counter()
-            simulate_all(garage, [schedule], capacity, predictor.medians)
+            simulate_all(garage, [schedule], capacity)
             return len(days) / (time.perf_counter() - start)
 
         turn()  # compiles
@@ -67,11 +64,10 @@ def whole_site(days: Days, turns: int) -> list[dict]:
 def against_acnportal(days: Days, python: str, turns: int) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    garage = jax.tree.map(lambda x: x[:DAYS], some.garage)
-    medians, capacity = Medians.of(days.garage), PHI * STATIONS * RATE_KW
+    garage = jax.tree.map(lambda x: x[:DAYS], Predictor.fit(days).apply(some.garage))
+    capacity = PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
     stated = np.asarray(garage.stated)
-    asked = np.where(stated, garage.requested_kwh, float(medians.requested_kwh))
     leaves = np.where(stated, garage.stated_departure, garage.departure)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "days.npz", Path(folder) / "energy.npz"
@@ -80,14 +76,14 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
             arrival=garage.arrival,
             departure=garage.departure,
             need=garage.need_kwh,
-            requested=asked,
+            requested=garage.requested_kwh,
             leaves=leaves,
             capacity=capacity,
         )
 
         def ours() -> float:
             start = time.perf_counter()
-            simulate_all(garage, [SCHEDULERS["llf"]], capacity, medians, garages)
+            simulate_all(garage, [SCHEDULERS["llf"]], capacity, garages)
             return COPIES * DAYS / (time.perf_counter() - start)
 
         def theirs() -> float:

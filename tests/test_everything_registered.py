@@ -39,7 +39,7 @@ from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head, equal_within
 from apportion.tasks import Task
-from domains.charging.garages import MEDIANS, STATIONS, random_garage
+from domains.charging.garages import STATIONS, random_garage
 from domains.federated.made_up import made_up_digits
 
 M, WINDOW, CHANNELS = 6, 5, 3
@@ -74,10 +74,9 @@ IN_PLACE = {WithoutCash: 1}
 
 def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
-    site, days = jnp.zeros(STATIONS, jnp.int32), jnp.ones(STATIONS, jnp.int32)
-    to_come = jnp.linspace(9.0, 0.0, PERIODS)[None, None]
-    worth, capacity = jnp.ones(STATIONS), jnp.array([0.1, 0.2], jnp.float32)
-    return Charging(one_day, to_come, site, days, worth, MEDIANS, capacity, STATIONS, PERIODS)
+    days, worth = jnp.ones(STATIONS, jnp.int32), jnp.ones(STATIONS)
+    capacity = jnp.array([0.1, 0.2], jnp.float32)
+    return Charging(one_day, days, worth, capacity, STATIONS, PERIODS)
 
 
 def _federation():

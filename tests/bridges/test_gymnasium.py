@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learning import assert_mean_above, optimised, train_seeds
+from learning import assert_mean_above, optimised
 
 pytest.importorskip("gymnasium")
 
@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 from lottery import Lottery
 
-from apportion import PPO, Chunks, Direct, Pooled, Recurrent, Replay, Task, draw_tasks, train
+from apportion import PPO, Chunks, Pooled, Replay, Task, draw_tasks, train
 from apportion.bridges.gymnasium import ProblemEnv, ProblemVectorEnv, from_gymnasium
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
@@ -83,9 +83,8 @@ def test_gymnasium_s_own_checks_find_nothing(name):
 
 
 def test_episodes_side_by_side_are_those_of_single_environments_of_the_same_seed():
-    tasks = draw_tasks(12, 4, 6)
-    env, vector = ProblemEnv(ShownBest(), tasks), ProblemVectorEnv(3, ShownBest(), tasks)
-    actions = np.random.default_rng(0).uniform(-1, 1, (5, 3, 4)).astype(np.float32)
+    env, vector = ProblemEnv(ShownBest(), MIXED), ProblemVectorEnv(3, ShownBest(), MIXED)
+    actions = np.random.default_rng(0).uniform(-1, 1, (5, 3, 3)).astype(np.float32)
     seen, rewards = [vector.reset(seed=7)[0]["history"]], []
     for action in actions:
         observation, reward, *_ = vector.step(action)
@@ -99,6 +98,14 @@ def test_episodes_side_by_side_are_those_of_single_environments_of_the_same_seed
             observation, reward, *_ = env.step(action)
             assert observation["history"].tolist() == seen[n + 1][i].tolist()
             assert reward == pytest.approx(rewards[n][i], abs=1e-6)
+    # An action is scores: five times them through a softmax over those who are there.
+    env = ProblemEnv(ShownBest(), MIXED[1])
+    observation, info = env.reset(seed=0)
+    assert observation["mask"].tolist() == info["mask"].tolist() == [1, 1, 0]
+    assert observation["limits"].tolist() == [1, 1, 0]
+    *_, info = env.step(np.array([1.0, 0.9, 1.0], np.float32))
+    shares = np.exp([5.0, 4.5]) / np.exp([5.0, 4.5]).sum()
+    np.testing.assert_allclose(info["allocation"], [*shares, 0], atol=1e-6)
 
 
 def test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended():
@@ -116,14 +123,14 @@ def test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended():
 
 
 def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
-    env = gymnasium.make("apportion/Charging-v0", entities=4, tasks=4, flat=False)
-    observation, info = env.reset(seed=1, options={"task": 2})
-    assert info["task"] == 2
-    assert observation["history"].shape == (4, 1, 20)
+    env = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
+    observation, info = env.reset(seed=1)
+    assert info["task"] in range(4)
+    assert observation["history"].shape == (3 * 20,)
     rng, ends, bounded = np.random.default_rng(0), [], 0
     for _ in range(96):
         limits = observation["limits"]
-        action = rng.uniform(-1, 1, 4).astype(np.float32)
+        action = rng.uniform(-1, 1, 3).astype(np.float32)
         observation, _, terminated, truncated, info = env.step(action)
         assert (info["allocation"] <= limits + 1e-6).all()
         assert info["allocation"].sum() == pytest.approx(min(1, limits.sum()), abs=1e-5)
@@ -133,16 +140,6 @@ def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
     assert bounded > 0
     assert ends[-1] == (True, False)
     assert not np.any(ends[:-1])
-
-
-def test_an_action_is_scores_whose_softmax_is_the_allocation():
-    env = ProblemEnv(BUDGET, Task.of([[0, 1, 2], [3, 4]])[1], reach=2.0)
-    observation, _ = env.reset(seed=0)
-    assert observation["mask"].tolist() == [1, 1, 0]
-    assert observation["limits"].tolist() == [1, 1, 0]
-    *_, info = env.step(np.array([1.0, 0.5, 1.0], np.float32))
-    shares = np.exp([2.0, 1.0]) / np.exp([2.0, 1.0]).sum()
-    np.testing.assert_allclose(info["allocation"], [*shares, 0], atol=1e-6)
 
 
 @pytest.mark.peer
@@ -181,31 +178,16 @@ def _mean_reward(model, env, episodes=8):
     return float(np.mean(rewards))
 
 
-def test_a_simulator_gives_the_episodes_of_the_same_problem_in_jax_padding_included():
-    problem, policy = numpy_budget(), Recurrent(2, 4, key=KEY)
-    assert (problem.horizon, problem.window, problem.channels) == (BUDGET.horizon, 8, 2)
-    theirs, ours = (evaluate(p, policy, MIXED, key=KEY, episodes=2) for p in (problem, BUDGET))
-    np.testing.assert_allclose(theirs.rewards, ours.rewards, rtol=1e-4)
-    np.testing.assert_allclose(theirs.allocations, ours.allocations, atol=1e-5)
-
-
 def test_training_on_a_simulator_is_training_on_the_same_problem_in_jax():
     """With a scorer that asks what equal shares would have earned: nothing disturbs an episode."""
     problem = numpy_budget()
+    assert (problem.horizon, *problem.shape) == (BUDGET.horizon, 8, 2, False)
     theirs = train_shortly(problem, MIXED, scorer=realised_gain).metrics
     ours = train_shortly(BUDGET, MIXED, scorer=realised_gain).metrics
     assert theirs["task"].tolist() == ours["task"].tolist()
     np.testing.assert_allclose(theirs["reward"], ours["reward"], rtol=1e-3)
     np.testing.assert_allclose(theirs["score"], ours["score"], atol=1e-4)
     assert problem.host.episodes.replayed > 0
-
-
-def test_where_no_scorer_asks_for_equal_shares_nothing_is_simulated_twice():
-    problem = numpy_budget()
-    train_shortly(problem, MIXED)
-    # Beside the rollouts, two periods are walked before the run begins.
-    assert problem.host.episodes.stepped == 2 + 4 * 3 * BUDGET.horizon
-    assert problem.host.episodes.replayed == 0
 
 
 def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
@@ -221,31 +203,44 @@ def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
     assert eqx.tree_equal(once, again)
     assert eqx.tree_equal(later, elsewhere)
     assert not eqx.tree_equal(once, aside)
+    with pytest.raises(InputError, match="has no gradient; train with PPO"):
+        jax.grad(lambda shares: first.step(task, state, shares, key=KEY).reward)(a)
 
 
-def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments_in_processes():
+def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments():
     """With memory too: what it holds of an episode is enough to lead a new environment there."""
-    tasks, replay, states = draw_tasks(8, 3, 4), Replay(act_periods=2), []
+    tasks, replay, states = draw_tasks(8, 3, 1), Replay(act_periods=2), []
     keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
-    whole = train_shortly(lottery(), tasks, replay=replay, chunks=keep)
-    elsewhere = lottery(workers=2)
-    resumed = train_shortly(elsewhere, tasks, replay=replay, state=states[0])
-    elsewhere.close()
+    problem = from_gymnasium(Endless, universe=8, horizon=6)
+    whole = train_shortly(problem, tasks, replay=replay, chunks=keep)
+    # Where no scorer asks for equal shares nothing is simulated twice.
+    assert problem.host.episodes.replayed == 0
+    problem.close()
+    resumed = train_shortly(problem, tasks, replay=replay, state=states[0])
+    assert problem.host.episodes.replayed > 0
     assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
     assert eqx.tree_equal(resumed.policy, whole.policy)
 
 
-def test_a_failure_in_a_process_is_told():
+def test_processes_give_the_same_episodes_and_tell_of_failures():
     class Broken(Lottery):
         def step(self, shares):
             if len(shares) == 4:
                 raise ValueError("the belt is torn")
             return super().step(shares)
 
-    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=1)
+    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=2)
+    here, there = (
+        evaluate(p, EqualShares(), draw_tasks(8, 3, 4), key=KEY) for p in (lottery(), problem)
+    )
+    np.testing.assert_array_equal(here.rewards, there.rewards)
     with pytest.raises(Exception, match="the belt is torn"):
         evaluate(problem, EqualShares(), draw_tasks(8, 4, 2), key=KEY)
     problem.close()
+
+
+class Endless(Lottery):
+    ends = 0.0
 
 
 class Forgetful(Lottery):
@@ -272,31 +267,13 @@ def test_an_environment_that_does_not_fit_is_refused_before_any_work(environment
         from_gymnasium(environment, universe=8, horizon=6)
 
 
-def test_a_horizon_is_asked_for_and_a_gradient_is_refused():
+def test_a_horizon_is_asked_for():
     with pytest.raises(InputError, match="horizon is None; give the periods"):
         from_gymnasium(Lottery, universe=8)
-    with pytest.raises(InputError, match="has no gradient; train with PPO"):
-        train(lottery(), MIXED[:2], Pooled(2, 4, key=KEY), Direct(4, 1e-2), steps=2, key=KEY)
 
 
 @optimised()
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
+    """Over 20 tasks; that it trains as a problem in JAX does is asked above."""
     assert len(EXAMPLE.read_text().splitlines()) <= 50
-    example = runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert example["gain"].above_zero
-    policies = train_seeds(
-        example["problem"],
-        example["tasks"],
-        lambda key: Pooled(channels=2, hidden=16, key=key),
-        PPO(rollouts=4, learning_rate=3e-3),
-        steps=100,
-        seeds=4,
-        replay=Replay(act_periods=0),
-    )
-
-    def earned(policy):
-        return evaluate(example["problem"], policy, example["fresh"], key=KEY).mean_reward.mean()
-
-    gains = eqx.filter_jit(eqx.filter_vmap(earned))(policies) / earned(EqualShares()) - 1
-    # 20 seeds gave 0.0828, the least of them 0.0824.
-    assert_mean_above(gains, 0.04)
+    assert runpy.run_path(str(EXAMPLE), run_name="__main__")["gain"].above_zero

@@ -1,4 +1,4 @@
-"""Garages made up for tests: random days of a few stations, a walk that keeps what was seen, a policy."""
+"""Garages made up for tests: random days of a few stations, walks that keep what was seen, a policy."""
 
 from functools import cache
 
@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, Medians, draw, empty, see
+from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import SCHEDULERS
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
 from apportion.policy import Policy, Pooled
 from apportion.tasks import Task
 
 STATIONS, SESSIONS = 6, 3
-MEDIANS = Medians(jnp.float32(9.0), jnp.float32(5.0))
 
 
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
@@ -31,8 +30,8 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
     arrays = {
         "arrived": arrived,
         "need_kwh": need,
-        "requested_kwh": np.where(stated, need * rng.uniform(0.5, 3, shape), 0),
-        "stated_departure": np.where(stated, departure + rng.normal(0, 8, shape), 0),
+        "requested_kwh": np.where(stated, need * rng.uniform(0.5, 3, shape), 9.0),
+        "stated_departure": np.where(stated, departure + rng.normal(0, 8, shape), arrived + 20.0),
         "predicted_need_kwh": need * rng.uniform(0.5, 2, shape),
         "predicted_departure": departure + rng.normal(0, 6, shape),
         "recalled_need_kwh": need * rng.uniform(0.7, 1.5, shape),
@@ -43,26 +42,25 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
         arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),
         departure=jnp.asarray(np.where(there, departure, 0), jnp.int32),
         stated=jnp.asarray(stated & there),
+        to_come_kwh=jnp.tile(jnp.linspace(9.0, 0.0, PERIODS), (stations, 1)),
         **{name: jnp.asarray(np.where(there, x, 0), jnp.float32) for name, x in arrays.items()},
     )
 
 
 @cache
-def walker(name: str):
-    """Walk a scheduler through a day: what it saw, offered and what was drawn in each period."""
+def opinionated(volume: float = 3.0) -> Pooled:
+    """An untrained policy to whom everything it sees matters."""
+    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
+    loud = volume * jax.random.normal(jax.random.key(2), (8,))
+    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
 
-    @eqx.filter_jit
-    def walk(day: Garage, capacity_kw, medians: Medians = MEDIANS):
-        def period(state, n):
-            seen = see(day, state, n, capacity_kw, medians)
-            offered = SCHEDULERS[name](seen)
-            state, drawn = draw(seen, offered)
-            return state, (seen, offered, drawn)
 
-        first = empty(day.arrival.shape[0])
-        return jax.lax.scan(period, first, jnp.arange(PERIODS, dtype=jnp.int32))[1]
+SCHEDULES = SCHEDULERS | {"policy": PolicySchedule(opinionated())}
 
-    return walk
+
+def walk(name: str, day: Garage, capacity_kw):
+    """A scheduler, or a policy, through a day: what it saw, offered and what was drawn in each period."""
+    return jax.device_get(walk_day(day, SCHEDULES[name], capacity_kw))
 
 
 @eqx.filter_jit
@@ -81,11 +79,3 @@ def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw
 def stack(*days: Garage) -> Garage:
     """Days on a first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *days)
-
-
-@cache
-def opinionated(volume: float = 3.0) -> Pooled:
-    """An untrained policy to whom everything it sees matters."""
-    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
-    loud = volume * jax.random.normal(jax.random.key(2), (8,))
-    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW, Garage, Medians
+from apportion.domains.charging.forecasts import Predictor
+from apportion.domains.charging.garage import PERIOD_HOURS, RATE_KW, Garage
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 
@@ -36,14 +37,9 @@ def comparable(site: str) -> tuple[Garage, np.ndarray, np.ndarray]:
     days = Days.of(read_sessions(), site).between("2019-06-01", "2019-12-31")
     days = days.between(None, days.dates[DAYS - 1])
     days = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    garage = days.garage
-    there, medians = garage.there, Medians.of(garage)
-    arrived = garage.arrival.astype(np.float32)
-    asked = np.where(garage.stated, garage.requested_kwh, float(medians.requested_kwh))
-    leaves = np.where(
-        garage.stated, garage.stated_departure, arrived + float(medians.stay_hours) / PERIOD_HOURS
-    )
-    asked, leaves = np.where(there, asked, 0), np.where(there, leaves, 0)
+    garage = Predictor.fit(days).apply(days.garage)
+    there, arrived = garage.there, garage.arrival.astype(np.float32)
+    asked, leaves = garage.requested_kwh, garage.stated_departure
     need = np.minimum(garage.need_kwh, asked)
     asked = np.where(there, asked + RATE_KW * PERIOD_HOURS, 0)
     garage = replace(
@@ -51,7 +47,6 @@ def comparable(site: str) -> tuple[Garage, np.ndarray, np.ndarray]:
         arrived=np.where(there, arrived, 0).astype(np.float32),
         need_kwh=need.astype(np.float32),
         requested_kwh=asked.astype(np.float32),
-        stated_departure=leaves.astype(np.float32),
         stated=there,
     )
     return garage, asked, leaves
@@ -88,7 +83,7 @@ def both(request, tmp_path_factory):
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate_all(days, [SCHEDULERS[name]], capacity, Medians.of(days))[0, 0]
+    ours = simulate_all(days, [SCHEDULERS[name]], capacity)[0, 0]
     total, expected = ours.sum(), theirs[name].sum()
     apart = np.abs(ours - theirs[name]).max()
     print(

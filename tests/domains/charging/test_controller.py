@@ -3,21 +3,20 @@
 import copy
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.domains.charging.controller import Controller
+from apportion.domains.charging.controller import Controller, _offer
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
-from apportion.domains.charging.garage import Garage, draw, empty, see
-from apportion.domains.charging.problem import CHANNELS, observation
+from apportion.domains.charging.forecasts import EarlierDays, Predictor, add_forecasts
+from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import PolicySchedule
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
-from domains.charging.garages import opinionated
+from domains.charging.garages import opinionated, walk
 
 FRAME = read_sessions()
 DAYS = Days.of(FRAME, "jpl").between("2019-05-01", "2019-05-31")
@@ -93,20 +92,13 @@ def test_a_full_car_stays_full_until_it_leaves(controller):
     assert controller.allocate(later)["allocation_kw"]["D"] > 0
 
 
-def test_it_decides_as_the_policy_does_in_simulation(controller):
-    now, expected = simulated(add_forecasts(DAYS.at(range(8)), PREDICTOR), 3, 1.0)
-    kw = controller.allocate(now)["allocation_kw"]
-    assert list(kw.values()) == pytest.approx(expected, abs=2e-2)
-
-
 def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
     volume, about = 10.0, ABOUT | {"recall": True}
     days = Days.of(FRAME, "jpl").between(None, DAYS.dates[-1])
     day = len(days) - 1
     past = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(days.dates[day]))]
-    fresh = add_forecasts(days, PREDICTOR)
-    for forecaster in forecasters(None, PREDICTOR):
-        fresh = replace(fresh, garage=forecaster.apply(fresh.garage, days.dates))
+    nothing = EarlierDays.of(None, PREDICTOR)
+    fresh = replace(days, garage=nothing.apply(days.garage, days.dates))
     (now, recalled), (_, forgetful) = (
         simulated(known.at(range(8)), day, volume)
         for known in (add_forecasts(days, PREDICTOR, recall=True), fresh)
@@ -125,11 +117,10 @@ def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
 
 def simulated(days: Days, day: int, volume: float) -> tuple[dict, list[float]]:
     """What a controller of eight stations sees at 11:00 on a day, and what is right to offer then."""
-    n, capacity = 44, 7.0
-    garage, seen, shares = _decided(
-        days.garage, jnp.int32(day), n, jnp.float32(capacity), opinionated(volume)
-    )
-    garage, seen, expected = jax.device_get((garage, seen, shares * capacity))
+    n, capacity = 44, jnp.float32(7.0)
+    garage = jax.tree.map(lambda x: x[day], days.garage)
+    seen = jax.tree.map(lambda x: x[n], walk("equal", garage, capacity)[0])
+    expected = _offer(PolicySchedule(opinionated(volume)), seen)
     midnight = f"{days.dates[day]}"
 
     def clock(periods) -> str:
@@ -156,23 +147,8 @@ def simulated(days: Days, day: int, volume: float) -> tuple[dict, list[float]]:
                 }
         stations.append(car)
     assert bool(seen.can_draw.any())
-    now = {"time": f"{midnight} 11:00", "capacity_kw": capacity, "stations": stations}
+    now = {"time": f"{midnight} 11:00", "capacity_kw": float(capacity), "stations": stations}
     return now, expected.tolist()
-
-
-@eqx.filter_jit
-def _decided(garages: Garage, day, n: int, capacity, policy):
-    """A garage of eight stations after n periods of equal power, what is seen then, and the shares."""
-    garage = garages.at(day, jnp.arange(8))
-
-    def period(state, at):
-        seen = see(garage, state, at, capacity, PREDICTOR.medians)
-        return draw(seen, jnp.full(8, capacity / 8))[0], None
-
-    state, _ = jax.lax.scan(period, empty(8), jnp.arange(n, dtype=jnp.int32))
-    seen = see(garage, state, jnp.int32(n), capacity, PREDICTOR.medians)
-    everyone = jnp.ones(8, bool)
-    return garage, seen, policy(observation(seen, everyone), everyone)
 
 
 def test_all_findings_are_said_at_once(controller):

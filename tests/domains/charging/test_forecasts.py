@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apportion.domains.charging.backtest import PolicySchedule
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import (
-    ArrivalForecast,
+    EarlierDays,
     Predictor,
-    SimilarSessions,
     add_forecasts,
     still_to_come,
 )
-from apportion.domains.charging.garage import PERIODS, Garage
-from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import simulate_all
+from apportion.domains.charging.garage import PERIODS, Garage, StationView
+from apportion.domains.charging.problem import Charging
+from apportion.domains.charging.schedulers import PolicySchedule, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
 from apportion.tasks import Task
@@ -36,8 +34,6 @@ KNOWN = add_forecasts(DAYS, FITTED, recall=True).garage
 
 def pair(garage: Garage) -> tuple[np.ndarray, np.ndarray]:
     """Needs and departures as they are expected."""
-    if garage.recalled_need_kwh is None:
-        return np.asarray(garage.predicted_need_kwh), np.asarray(garage.predicted_departure)
     return np.asarray(garage.recalled_need_kwh), np.asarray(garage.recalled_departure)
 
 
@@ -67,10 +63,9 @@ def test_a_predictor_survives_being_saved():
     again = Predictor.from_dict(saved)
     np.testing.assert_array_equal(again.need, FITTED.need)
     np.testing.assert_array_equal(again.to_come_kwh, FITTED.to_come_kwh)
-    with pytest.raises(InputError, match="damaged"):
-        Predictor.from_dict(saved | {"need": [float("nan")] * 8})
-    with pytest.raises(InputError, match="train it again"):
-        Predictor.from_dict({})
+    for broken in ({}, saved | {"need": [float("nan")] * 8}, saved | {"stay": [1.0]}):
+        with pytest.raises(InputError, match="no sound predictions .* train it again"):
+            Predictor.from_dict(broken)
 
 
 @settings(max_examples=20)
@@ -143,10 +138,17 @@ def test_only_drivers_who_make_similar_requests_count():
 
 
 def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_predicted():
-    predicted, dates = add_forecasts(DAYS, FITTED).garage, DAYS.dates
-    fresh = SimilarSessions.of(None).apply(predicted, dates)
+    predicted = add_forecasts(DAYS, FITTED).garage
+    fresh = EarlierDays.of(None, FITTED).apply(DAYS.garage, DAYS.dates)
     silent = DAYS.garage.there & ~DAYS.garage.stated
     assert silent.any()
+    # For what was not stated the medians stand in.
+    requested, stay = FITTED.medians
+    assert predicted.requested_kwh[silent] == pytest.approx(requested)
+    stays = (predicted.stated_departure - predicted.arrived)[silent]
+    assert stays / 4 == pytest.approx(stay, rel=1e-5)
+    said = DAYS.garage.stated
+    np.testing.assert_array_equal(predicted.requested_kwh[said], DAYS.garage.requested_kwh[said])
     for without, known, plain in zip(pair(fresh), pair(KNOWN), pair(predicted), strict=True):
         np.testing.assert_allclose(without, plain, rtol=1e-5)
         np.testing.assert_allclose(known[silent], plain[silent], rtol=1e-5)
@@ -155,8 +157,6 @@ def test_a_garage_without_a_past_and_cars_of_which_nothing_was_stated_are_as_pre
     assert familiarity.max() > 0.5
     assert (familiarity[~DAYS.garage.stated] == 0).all()
     assert (np.asarray(fresh.familiarity) == 0).all()
-    with pytest.raises(InputError, match="without predictions"):
-        SimilarSessions.of(DAYS)
 
 
 @pytest.mark.parametrize("site", ["caltech", "jpl"])
@@ -187,7 +187,7 @@ def counted(days: Days, day: int, n: int) -> float:
 @given(st.integers(1, len(DAYS) - 1), st.integers(0, PERIODS - 1))
 def test_what_is_to_come_is_the_mean_over_the_last_twenty_days_car_by_car(day, n):
     past = [counted(DAYS, earlier, n) for earlier in range(max(day - 20, 0), day)]
-    assert KNOWN.to_come_kwh[day, n] == pytest.approx(np.mean(past), rel=1e-5, abs=1e-6)
+    assert KNOWN.to_come_kwh[day, 0, n] == pytest.approx(np.mean(past), rel=1e-5, abs=1e-6)
 
 
 def test_without_a_past_it_is_the_mean_of_the_training_days_and_the_last_period_has_none():
@@ -195,39 +195,38 @@ def test_without_a_past_it_is_the_mean_of_the_training_days_and_the_last_period_
         [np.mean([counted(days, day, n) for day in range(len(days))]) for days in SITES]
         for n in (0, 30, 60)
     ]
-    usual, expected = FITTED.to_come_kwh, np.asarray(KNOWN.to_come_kwh)
+    usual, expected = FITTED.to_come_kwh, np.asarray(KNOWN.to_come_kwh)[:, 0]
     assert usual[[0, 30, 60]] == pytest.approx(np.mean(means, 1), rel=1e-5)
     np.testing.assert_allclose(expected[0], usual, rtol=1e-6)
-    fresh = ArrivalForecast.of(None, usual).apply(DAYS.garage, DAYS.dates).to_come_kwh
-    np.testing.assert_allclose(fresh, np.broadcast_to(usual, (len(DAYS), PERIODS)), rtol=1e-6)
+    fresh = EarlierDays.of(None, FITTED).apply(DAYS.garage, DAYS.dates).to_come_kwh
+    np.testing.assert_allclose(fresh, np.broadcast_to(usual, fresh.shape), rtol=1e-6)
     assert (expected[:, -1] == 0).all()
     assert (np.diff(expected) <= 0).all()
     # The order of the stations does not matter, and some of them see the site's.
     order = np.random.default_rng(0).permutation(len(DAYS.stations))
     turned = add_forecasts(DAYS.at(order), FITTED, recall=True).garage
-    np.testing.assert_allclose(turned.to_come_kwh, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(turned.to_come_kwh[:, 7], expected, rtol=1e-5, atol=1e-6)
     some = replace(DAYS, garage=KNOWN).at(order[:5]).garage
-    np.testing.assert_array_equal(some.to_come_kwh, expected)
+    np.testing.assert_array_equal(some.to_come_kwh[:, 4], expected)
 
 
 def test_days_long_past_are_forgotten():
     days = Days.of(FRAME, "jpl")
     first = int(np.searchsorted(days.dates, np.datetime64("2021-01-01")))
     assert days.dates[first] - days.dates[first - 1] > np.timedelta64(300, "D")
-    forecast = ArrivalForecast.of(days, FITTED.to_come_kwh)
-    found = np.asarray(forecast.apply(days.garage, days.dates).to_come_kwh)
+    found = np.asarray(add_forecasts(days, FITTED, recall=True).garage.to_come_kwh)[:, 0]
     np.testing.assert_allclose(found[first], FITTED.to_come_kwh, rtol=1e-6)
     np.testing.assert_allclose(found[first + 1], still_to_come(days.garage)[first], rtol=1e-6)
 
 
 def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     days = replace(DAYS, garage=KNOWN).between("2019-06-03", "2019-06-07")
-    problem, task = Charging.of([days], FITTED.medians), Task.of([list(range(30))])[0]
+    problem, task = Charging.of([days]), Task.of([list(range(30))])[0]
     feeder, garage = jnp.float32(20.0), days.garage
 
     def simulated(garage: Garage) -> np.ndarray:
         schedule = PolicySchedule(opinionated())
-        energy = simulate_all(garage, [schedule], feeder, FITTED.medians, np.arange(30)[None])
+        energy = simulate_all(garage, [schedule], feeder, np.arange(30)[None])
         return energy[0, 0].sum((1, 2))
 
     trained = [
@@ -240,31 +239,28 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
         assert np.abs(blind - trained).max() > 1e-3 * max(trained)
 
 
-_observed = eqx.filter_jit(lambda problem, task, state: problem.observe(task, state))
-
-
-def shown(problem: Charging, stations: range, day: int, n: int) -> np.ndarray:
-    """What a policy is shown of these stations, in the last two channels."""
+@eqx.filter_jit
+def shown(problem: Charging, stations: range, day: int, n: int) -> StationView:
+    """What is seen of these stations."""
     task = Task.of([list(stations)])[0]
     start = problem.midnight(task, jnp.int32(day), jnp.float32(8.0))
-    history = _observed(problem, task, replace(start, n=jnp.int32(n))).history
-    assert history.shape == (len(stations), 1, CHANNELS)
-    return np.asarray(history[:, 0, -2:])
+    return problem.see(task, replace(start, n=jnp.int32(n)))
 
 
 def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
     known = [add_forecasts(days, FITTED, recall=True) for days in SITES]
-    problem = Charging.of(known, FITTED.medians)
+    problem = Charging.of(known)
     day, n = 30, 44
     first = len(SITES[0].stations)
     places = range(first), range(first, problem.universe)
     for stations, days in zip(places, known, strict=True):
-        familiarity, to_come = shown(problem, stations, day, n).T
-        garage = days.garage
-        assert to_come == pytest.approx(np.log1p(garage.to_come_kwh[day, n]), rel=1e-5)
+        garage, seen = days.garage, shown(problem, stations, day, n)
+        assert seen.to_come_kwh == pytest.approx(garage.to_come_kwh[day, :, n], rel=1e-5)
         here = (garage.arrival[day] <= n) & (n < garage.departure[day])
         of_cars = np.where(here, garage.familiarity[day], 0.0).sum(-1)
         assert of_cars.max() > 0
-        assert familiarity == pytest.approx(of_cars, rel=1e-5)
-    plain = Charging.of([add_forecasts(days, FITTED) for days in SITES], FITTED.medians)
-    assert (shown(plain, places[0], day, n) == 0).all()
+        assert seen.familiarity == pytest.approx(of_cars, rel=1e-5)
+    plain = Charging.of([add_forecasts(days, FITTED) for days in SITES])
+    seen = shown(plain, places[0], day, n)
+    assert not seen.to_come_kwh.any()
+    assert not seen.familiarity.any()

@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.domains.charging import schedulers
-from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage, draw, empty, see
 from apportion.domains.charging.schedulers import (
     SCHEDULERS,
@@ -21,13 +19,12 @@ from apportion.domains.charging.schedulers import (
     simulate_all,
     simulate_days,
 )
-from apportion.domains.charging.sessions import read_sessions
 from apportion.errors import InputError
-from domains.charging.garages import MEDIANS, STATIONS, random_garage, stack, walker
+from domains.charging.garages import SCHEDULES, STATIONS, random_garage, stack, walk
 
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.03, 0.1, 0.2, 0.5, 2.0])
-NAMES = sorted(SCHEDULERS)
+NAMES = sorted(SCHEDULES)
 
 
 def feeder(phi: float) -> jax.Array:
@@ -38,7 +35,7 @@ def feeder(phi: float) -> jax.Array:
 @given(seed=SEEDS, phi=SHARES)
 def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(name, seed, phi):
     day, capacity = random_garage(seed), feeder(phi)
-    seen, offered, drawn = map(jax.device_get, walker(name)(day, capacity))
+    seen, offered, drawn = walk(name, day, capacity)
     limits = seen.limit_kw
     assert (offered >= 0).all()
     assert (offered <= limits + 1e-5).all()
@@ -50,13 +47,9 @@ def test_offers_keep_to_limits_waste_nothing_and_follow_the_order_of_stations(na
     assert (drawn >= 0).all()
     assert (drawn <= offered / 4 + 1e-5).all()
     assert (drawn[~seen.can_draw] == 0).all()
-    energy = simulate_all(stack(day), [SCHEDULERS[name]], capacity, MEDIANS)[0, 0, 0]
-    assert (energy <= np.asarray(day.need_kwh) + 1e-4).all()
-    assert energy.sum() == pytest.approx(drawn.sum(), abs=1e-3)
     order = np.random.default_rng(seed).permutation(STATIONS)
     turned = jax.tree.map(lambda x: np.asarray(x)[order], day)
-    again = np.asarray(walker(name)(turned, capacity)[1])
-    assert again == pytest.approx(offered[:, order], abs=1e-3)
+    assert walk(name, turned, capacity)[1] == pytest.approx(offered[:, order], abs=1e-3)
 
 
 def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
@@ -70,7 +63,7 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
 
     @jax.jit
     def offers():
-        seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0), MEDIANS)
+        seen = see(day, empty(2), jnp.int32(3), jnp.float32(4.0))
         return {name: schedule(seen) for name, schedule in SCHEDULERS.items()}
 
     for name, offer in offers().items():
@@ -79,15 +72,15 @@ def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
 
 
 def sessions(day: Garage) -> dict[str, np.ndarray]:
-    """Everything of the day, by its name, as an array (stations, sessions)."""
-    return {name: np.array(x) for name, x in vars(day).items() if x is not None}
+    """All that is known of cars, by its name, as an array (stations, sessions)."""
+    return {name: np.array(x) for name, x in vars(day).items() if name != "to_come_kwh"}
 
 
 def other_future(day: Garage, seen, offered, drawn, n: int, rng) -> Garage:
     """The same day up to period n, and anything after it: needs, departures, arrivals."""
     arrays, other = sessions(day), sessions(random_garage(int(rng.integers(1e6))))
     arrival, departure = arrays["arrival"].copy(), arrays["departure"].copy()
-    got, short = np.asarray(seen.got_kwh)[n], np.asarray(drawn) * 4 < np.asarray(offered) - 1e-5
+    got, short = seen.got_kwh[n], drawn * 4 < offered - 1e-5
     for station in range(arrival.shape[0]):
         busy_until = n + 1
         for place in range(arrival.shape[1]):
@@ -105,34 +98,35 @@ def other_future(day: Garage, seen, offered, drawn, n: int, rng) -> Garage:
                     for name in arrays:
                         arrays[name][station, place] = 0
                 busy_until = max(busy_until, arrays["departure"][station, place])
-    return Garage(**{name: jnp.asarray(x) for name, x in arrays.items()})
+    return dataclasses.replace(day, **{name: jnp.asarray(x) for name, x in arrays.items()})
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "clairvoyant"])
 @given(seed=SEEDS, phi=SHARES, n=st.integers(0, PERIODS - 1))
 def test_nothing_seen_or_decided_up_to_a_period_depends_on_what_comes_after(name, seed, phi, n):
     day, capacity = random_garage(seed), feeder(phi)
-    seen, offered, drawn = walker(name)(day, capacity)
+    seen, offered, drawn = walk(name, day, capacity)
     future = other_future(day, seen, offered, drawn, n, np.random.default_rng(seed))
-    seen_then, offered_then, _ = walker(name)(future, capacity)
-    assert np.array_equal(np.asarray(offered)[: n + 1], np.asarray(offered_then)[: n + 1])
+    seen_then, offered_then, _ = walk(name, future, capacity)
+    assert np.array_equal(offered[: n + 1], offered_then[: n + 1])
     for field in dataclasses.fields(seen):
         if field.name != "truth":
             known, then = (jax.tree.leaves(getattr(s, field.name)) for s in (seen, seen_then))
             for x, y in zip(known, then, strict=True):
-                assert np.array_equal(np.asarray(x)[: n + 1], np.asarray(y)[: n + 1]), field.name
+                assert np.array_equal(x[: n + 1], y[: n + 1]), field.name
 
 
 def test_the_clairvoyant_does_look_ahead():
-    """So the test above would notice a peer that did."""
+    """So the test above would notice a scheduler that did."""
     day, capacity = random_garage(3), feeder(0.1)
-    seen, offered, drawn = walker("clairvoyant")(day, capacity)
-    changed = 0
-    for n in range(10, 80):
+    seen, offered, drawn = walk("clairvoyant", day, capacity)
+
+    def looked_ahead(n):
         future = other_future(day, seen, offered, drawn, n, np.random.default_rng(n))
-        then = walker("clairvoyant")(future, capacity)[1]
-        changed += not np.array_equal(np.asarray(offered)[: n + 1], np.asarray(then)[: n + 1])
-    assert changed > 0
+        then = walk("clairvoyant", future, capacity)[1]
+        return not np.array_equal(offered[: n + 1], then[: n + 1])
+
+    assert any(map(looked_ahead, range(10, 80)))
 
 
 def laxity(leaves: str, need: str):
@@ -156,8 +150,6 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
     cars, known = [], sessions(day)
     for i, k in np.argwhere(known["departure"] > known["arrival"]):
         car = {name: float(values[i, k]) for name, values in known.items()}
-        if not car["stated"]:
-            car |= {"requested_kwh": 9.0, "stated_departure": car["arrived"] + 20.0}
         cars.append(car | {"got": 0.0, "full": False})
     for n in range(PERIODS):
         here = [c for c in cars if c["arrival"] <= n < c["departure"] and not c["full"]]
@@ -174,29 +166,32 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
     return sum(car["got"] for car in cars)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_simulated_day_equals_one_walked_car_by_car(name):
+def test_a_simulated_day_equals_one_walked_car_by_car():
     days = [random_garage(seed) for seed in range(12)]
     stacked = stack(*days)
     for phi in (0.08, 0.25):
         capacity = phi * STATIONS * RATE_KW
-        energy = simulate_all(stacked, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0].sum((1, 2))
-        expected = [plain_day(day, name, capacity) for day in days]
-        assert energy == pytest.approx(expected, rel=1e-4)
+        energies = simulate_all(stacked, list(SCHEDULERS.values()), capacity)[:, 0]
+        assert (energies <= stacked.need_kwh + 1e-4).all()
+        for name, energy in zip(SCHEDULERS, energies, strict=True):
+            expected = [plain_day(day, name, capacity) for day in days]
+            assert energy.sum((1, 2)) == pytest.approx(expected, rel=1e-4), name
 
 
 def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
     days = stack(*[random_garage(seed) for seed in range(5)])
-    tasks, feeders = np.array([[0, 2, 4], [5, 1, 3]]), np.array([5.0, 9.0])
-    names = ("llf", "edf")
-    both = simulate_all(days, [SCHEDULERS[name] for name in names], feeders, MEDIANS, tasks)
+    tasks, names = np.array([[0, 2, 4], [5, 1, 3]]), ("llf", "edf")
+    both = simulate_all(days, [SCHEDULERS[name] for name in names], 7.0, tasks)
     # Groups of two, the last one with an empty day.
     monkeypatch.setattr(schedulers, "_ROWS", 2 * STATIONS)
     for name, found in zip(names, both, strict=True):
-        for task, capacity, energy in zip(tasks, feeders, found, strict=True):
+        for task, energy in zip(tasks, found, strict=True):
             apart = jax.tree.map(lambda x, task=task: x[:, task], days)
-            alone = simulate_all(apart, [SCHEDULERS[name]], capacity, MEDIANS)[0, 0]
+            alone = simulate_all(apart, [SCHEDULERS[name]], 7.0)[0, 0]
             assert alone == pytest.approx(energy, abs=1e-4)
+    bare = dataclasses.replace(days, predicted_need_kwh=None)
+    with pytest.raises(InputError, match="no forecasts; see add_forecasts"):
+        simulate_all(bare, [SCHEDULERS["llf"]], 7.0)
 
 
 MANY, SIZES = 30, (8, 15, 30)
@@ -206,11 +201,11 @@ MANY, SIZES = 30, (8, 15, 30)
 def test_a_day_is_the_same_where_only_stations_that_can_draw_are_worked_on():
     days = [random_garage(seed, stations=MANY) for seed in range(3)]
     run = jax.jit(simulate_days, static_argnums=1)
-    for name, phi in product(("llf", "equal"), (0.05, 0.3)):
+    for phi in (0.05, 0.3):
         capacity = feeder(phi * MANY / STATIONS)
-        energies = np.asarray(run(stack(*days), SCHEDULERS[name], capacity, MEDIANS))
+        energies = np.asarray(run(stack(*days), SCHEDULERS["llf"], capacity))
         for day, found in zip(days, energies, strict=True):
-            drawn = np.asarray(walker(name)(day, capacity)[2])
+            drawn = walk("llf", day, capacity)[2]
             periods = np.arange(PERIODS)[:, None, None]
             here = (day.arrival <= periods) & (periods < day.departure)
             assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
@@ -233,37 +228,28 @@ def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
         def offer(seen):
             return SCHEDULERS["equal"](seen) * (len(seen.plugged) == size)
 
-        return simulate_days(stack(day), offer, feeder(1.0), MEDIANS).sum()
+        return simulate_days(stack(day), offer, feeder(1.0)).sum()
 
     for size in SIZES:
         assert drawn_by(size) > 0, f"nothing was drawn by {size} stations at once"
 
 
 def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
-    day = Garage(
-        jnp.array([[0, 4]], jnp.int32),
-        jnp.array([[4, 6]], jnp.int32),
-        jnp.array([[0.0, 3.5]]),
-        jnp.array([[1.0, 5.0]]),
-        *(jnp.array([[2.0, 3.0]]), jnp.array([[4.0, 6.0]]), jnp.ones((1, 2), bool)),
+    day = dataclasses.replace(
+        random_garage(0, stations=1, sessions=2),
+        arrival=jnp.array([[0, 4]], jnp.int32),
+        departure=jnp.array([[4, 6]], jnp.int32),
+        need_kwh=jnp.array([[1.0, 5.0]]),
     )
-
-    @jax.jit
-    def limits():
-        def period(state, n):
-            seen = see(day, state, n, jnp.float32(6.0), MEDIANS)
-            return draw(seen, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
-
-        return jax.lax.scan(period, empty(1), jnp.arange(6, dtype=jnp.int32))[1]
-
-    assert limits().tolist() == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
+    limits = walk("equal", day, jnp.float32(6.0))[0].limit_kw[:6, 0]
+    assert limits.tolist() == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
 
 
 @jax.jit
 def served_by(day, offers, scale):
     def period(state, inputs):
         n, offer = inputs
-        seen = see(day, state, n, feeder(1.0), MEDIANS)
+        seen = see(day, state, n, feeder(1.0))
         return draw(seen, scale * offer)
 
     periods = jnp.arange(PERIODS, dtype=jnp.int32)
@@ -298,22 +284,12 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
     assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
 
 
-def test_where_nothing_is_recalled_predictions_stand_in_and_these_are_needed():
-    day = dataclasses.replace(random_garage(0), recalled_need_kwh=None, recalled_departure=None)
-    recalled, predicted = (
-        simulate_all(stack(day), [SCHEDULERS[name]], 5.0, MEDIANS)
-        for name in ("llf-recalled", "llf-predicted")
-    )
-    np.testing.assert_array_equal(recalled, predicted)
-    day = dataclasses.replace(day, predicted_need_kwh=None, predicted_departure=None)
-    with pytest.raises(InputError, match="fit a Predictor"):
-        simulate_all(stack(day), [SCHEDULERS["llf-predicted"]], 5.0, MEDIANS)
-
-
 def best_energy(arrival, departure, need, capacity):
     """The optimum of one day's sessions."""
-    arrays = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
-    return float(best_energies(*arrays, capacity)[0, 0])
+    arrival, departure, need = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
+    zeros = np.zeros(need.shape)
+    day = Garage(arrival.astype(int), departure.astype(int), zeros, need, zeros, zeros, zeros > 0)
+    return float(best_energies(day, capacity)[0, 0])
 
 
 def smallest_cut(arrival, departure, need, capacity):
@@ -344,25 +320,8 @@ def test_days_solved_together_are_solved_as_if_alone_and_no_scheduler_serves_mor
     days = stack(*[random_garage(seed) for seed in range(20)])
     arrays = [days.arrival, days.departure, days.need_kwh]
     tasks = np.array([[0, 1, 2], [5, 4, 3]])
-    best = best_energies(*arrays, 5.0, tasks)
+    best = best_energies(days, 5.0, tasks)
     alone = [[best_energy(*(x[d, t] for x in arrays), 5.0) for d in range(20)] for t in tasks]
     assert best == pytest.approx(np.array(alone))
-    drawn = simulate_all(days, list(SCHEDULERS.values()), 5.0, MEDIANS, tasks).sum((3, 4))
+    drawn = simulate_all(days, list(SCHEDULERS.values()), 5.0, tasks).sum((3, 4))
     assert (drawn <= best + 1e-3).all()
-
-
-def test_on_real_days_knowing_the_truth_serves_most_and_deadlines_least():
-    days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-12-31")
-    predictor = Predictor.fit(days.between(None, "2019-09-30"))
-    days = add_forecasts(days.between("2019-10-01"), predictor)
-    stations = np.random.default_rng(0).permutation(52)[:20].reshape(2, 10)
-    capacity, garage = 0.2 * 10 * RATE_KW, days.garage
-    drawn = simulate_all(
-        garage, list(SCHEDULERS.values()), capacity, predictor.medians, stations
-    ).sum((1, 2, 3, 4))
-    served = dict(zip(SCHEDULERS, drawn, strict=True))
-    assert max(served, key=lambda name: served[name]) == "clairvoyant"
-    assert min(served, key=lambda name: served[name]) == "edf"
-    arrays = (garage.arrival, garage.departure, garage.need_kwh)
-    best = best_energies(*arrays, capacity, stations).sum()
-    assert 0.98 * best < served["clairvoyant"] <= best + 1e-3

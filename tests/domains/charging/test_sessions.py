@@ -43,7 +43,6 @@ def test_the_embedded_sessions_are_whole_attributed_and_their_oddities_noted():
     assert str(frame.arrival.dtype) == "datetime64[s]"
     assert frame.stated_departure.isna().mean() == pytest.approx(0.074, abs=0.001)
     assert "CC BY 4.0" in (EMBEDDED.parent / "ATTRIBUTION.md").read_text()
-    assert not checked.refusals
     said = checked.summary()
     assert "valid: embedded sessions: 23,449 sessions, 2019-05-01 to 2021-08-31" in said
     assert "before the one at its station has left in 1 session, first at row 22280" in said
@@ -115,7 +114,6 @@ def test_odd_sessions_are_noted_and_used(tmp_path):
         "here,e,2019-05-01 09:00,2019-05-01 10:00,,5,5": "neither counts as stated",
     }
     checked = inspect_sessions(written(tmp_path, GOOD, *odd))
-    assert not checked.refusals
     assert len(checked.frame) == len(odd) + 1
     assert len(checked.notes) == len(odd)
     for place, note in enumerate(odd.values()):
@@ -209,14 +207,16 @@ CELLS = st.one_of(
 COLUMNS = [*LAYOUT, "connectionTime", "kWhDelivered", "userInputs", "timezone"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_whatever_is_in_a_file_is_used_or_refused_in_words(data):
     columns = data.draw(st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
     columns = data.draw(st.sampled_from([columns, COLUMNS[:7]]))
     row = st.lists(CELLS, min_size=len(columns), max_size=len(columns))
     rows = data.draw(st.lists(row, max_size=4))
-    checked = inspect_frame(pd.DataFrame(rows, columns=columns, dtype=object), "made up")
-    said = checked.refusals or [checked.describe(), *checked.notes]
-    assert said
+    try:
+        checked = inspect_frame(pd.DataFrame(rows, columns=columns, dtype=object), "made up")
+        said = [checked.describe(), *checked.notes]
+    except InputError as error:
+        said = [str(error)]
     assert all(sentence.startswith("made up: ") for sentence in said)

@@ -1,11 +1,11 @@
 """Any problem and its tasks as a `gymnasium.Env`, and many episodes at once as a `VectorEnv`.
 
 Gymnasium has no space for the simplex, so an action is a score for each entity in [-1, 1], and the
-environment apportions: `reach` times the scores through softmax and the period's bounds (`Head`).
+environment apportions: five times the scores through softmax and the period's bounds (`Head`).
 """
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -27,6 +27,8 @@ from apportion.tasks import Task, draw_tasks
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SEEDS = 2**31
+_REACH = 5.0
+"""How far scores reach: an entity can get e^10 times as much as another."""
 _Shown = dict[str, Array]
 """What is handed out in a period, as its space has it."""
 
@@ -45,23 +47,19 @@ class Interface(eqx.Module):
 
     problem: Problem
     tasks: Task
-    reach: float = eqx.field(static=True)
-    flat: bool = eqx.field(static=True)
 
     @classmethod
-    def of(cls, problem: Problem, tasks: Task, reach: float, flat: bool) -> "Interface":
+    def of(cls, problem: Problem, tasks: Task) -> "Interface":
         """Check everything once."""
         if tasks.members.ndim == 1:
             tasks = Task(tasks.members[None], tasks.mask[None])
-        if not 0 < reach <= 30:
-            raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         check_problem(problem, tasks)
-        return cls(problem, tasks, float(reach), flat)
+        return cls(problem, tasks)
 
     def spaces(self) -> tuple[spaces.Dict, spaces.Box]:
         """Of observations and of actions."""
         m = self.tasks.width
-        shown = jax.eval_shape(lambda: self.begin(jax.random.key(0), jnp.array(-1))[1])
+        shown = jax.eval_shape(lambda: self.begin(jax.random.key(0))[1])
         share = spaces.Box(0.0, 1.0, (m,), np.float32)
         seen = {
             "history": spaces.Box(-_LARGEST, _LARGEST, shown["history"].shape, np.float32),
@@ -71,11 +69,10 @@ class Interface(eqx.Module):
         }
         return spaces.Dict(seen), spaces.Box(-1.0, 1.0, (m,), np.float32)
 
-    def begin(self, key: PRNGKeyArray, chosen: Int[Array, ""]) -> tuple[_Episode, _Shown]:
-        """A first state of the chosen task, or of one drawn where `chosen` is negative."""
+    def begin(self, key: PRNGKeyArray) -> tuple[_Episode, _Shown]:
+        """A first state of a task that is drawn."""
         task_key, reset_key, key = jax.random.split(key, 3)
-        drawn = jax.random.randint(task_key, (), 0, len(self.tasks))
-        task = jnp.where(chosen < 0, drawn, chosen).astype(jnp.int32)
+        task = jax.random.randint(task_key, (), 0, len(self.tasks))
         state = self.problem.reset(self.tasks[task], key=reset_key)
         episode = _Episode(task, state, key, jnp.array(False))
         return episode, self._show(episode)
@@ -86,7 +83,7 @@ class Interface(eqx.Module):
         """The episode after an action's allocation, what is seen then, and that allocation."""
         task = self.tasks[episode.task]
         seen = self.problem.observe(task, episode.state)
-        scores = self.reach * jnp.clip(action, -1.0, 1.0)
+        scores = _REACH * jnp.clip(action, -1.0, 1.0)
         shares = Head()(scores, seen.scored(task.mask), seen.bounds)
         key, step_key = jax.random.split(episode.key)
         step = self.problem.step(task, episode.state, shares, key=step_key)
@@ -99,19 +96,12 @@ class Interface(eqx.Module):
         seen = self.problem.observe(task, episode.state)
         limits = 1.0 if seen.limits is None else jnp.clip(seen.limits, 0.0, 1.0)
         shown = {
-            "history": seen.history.reshape(-1) if self.flat else seen.history,
+            "history": seen.history.reshape(-1),
             "held": jnp.clip(seen.held, 0.0, 1.0),
             "limits": jnp.where(task.mask, limits, 0.0),
         }
         shown = {name: values.astype(jnp.float32) for name, values in shown.items()}
         return shown | {"mask": task.mask.astype(jnp.int8)}
-
-    def chosen(self, options: dict[str, Any] | None) -> Int[Array, ""]:
-        """The task that `reset`'s options name, or -1."""
-        task = (options or {}).get("task", -1)
-        if not -1 <= task < len(self.tasks):
-            raise InputError(f"task {task}: there are {len(self.tasks)}, counted from 0")
-        return jnp.array(int(task))
 
 
 def _hand_out(
@@ -129,14 +119,14 @@ def _key_from(random: np.random.Generator) -> PRNGKeyArray:
 
 
 _begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)
-_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0, None)))
+_begin_all = eqx.filter_jit(eqx.filter_vmap(Interface.begin, in_axes=(None, 0)))
 
 
 @eqx.filter_jit
 def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "batch entities"]):
     def one(episode, action):
         following, shown, step, shares = interface.step(episode, action)
-        fresh = interface.begin(jax.random.fold_in(episode.key, 0), jnp.array(-1))
+        fresh = interface.begin(jax.random.fold_in(episode.key, 0))
         ended = episode.ended
         episode, shown = jax.tree.map(
             lambda new, old: jnp.where(ended, new, old), fresh, (following, shown)
@@ -151,20 +141,17 @@ def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "b
 class ProblemEnv(gymnasium.Env):
     """A problem's task, or several of one width, as an environment.
 
-    An observation is a dictionary: `history`, what each entity shows; `held`, the share it holds;
-    `limits`, the most it can take now (1 where nothing limits it); `mask`, which entities are real. An
-    action is a score for each entity, from -1 to 1; shares are the softmax of `reach` times the scores,
-    within the period's bounds. `info` has `mask`, `task` and, after a step, the `allocation`.
+    An observation is a dictionary: `history`, what each entity shows, (entities, window, channels) in one
+    row, which is all that some libraries take; `held`, the share it holds; `limits`, the most it can take
+    now (1 where nothing limits it); `mask`, which entities are real. An action is a score for each entity,
+    from -1 to 1; shares are the softmax of five times the scores, within the period's bounds. `info` has
+    `mask`, `task` and, after a step, the `allocation`.
 
     Parameters
     ----------
     problem, tasks
-        What to step. Of several tasks one is drawn at every reset, or `options={"task": t}` names it.
-    reach
-        How far apart scores can lie: at 5 an entity can get e^10 times as much as another.
-    flat
-        Whether `history` is one row, which is all that some libraries take, or
-        (entities, window, channels).
+        What to step. Of several tasks one is drawn at every reset; give one alone, `tasks[t]`, to stay
+        with it.
 
     Examples
     --------
@@ -180,8 +167,8 @@ class ProblemEnv(gymnasium.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, problem: Problem, tasks: Task, *, reach: float = 5.0, flat: bool = True):
-        self.interface = Interface.of(problem, tasks, reach, flat)
+    def __init__(self, problem: Problem, tasks: Task):
+        self.interface = Interface.of(problem, tasks)
         self.observation_space, self.action_space = self.interface.spaces()
         self._episode: _Episode | None = None
 
@@ -190,8 +177,7 @@ class ProblemEnv(gymnasium.Env):
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Begin an episode; the same seed begins the same sequence of episodes."""
         super().reset(seed=seed)
-        chosen = self.interface.chosen(options)
-        self._episode, shown = _begin(self.interface, _key_from(self.np_random), chosen)
+        self._episode, shown = _begin(self.interface, _key_from(self.np_random))
         observation, info = _hand_out(self._episode, shown)
         return observation, info | {"task": int(info["task"])}
 
@@ -219,7 +205,7 @@ class ProblemVectorEnv(VectorEnv):
     ----------
     num_envs
         Episodes side by side, each with its own task where there are several.
-    problem, tasks, reach, flat
+    problem, tasks
         As for `ProblemEnv`.
 
     Examples
@@ -233,19 +219,11 @@ class ProblemVectorEnv(VectorEnv):
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(
-        self,
-        num_envs: int,
-        problem: Problem,
-        tasks: Task,
-        *,
-        reach: float = 5.0,
-        flat: bool = True,
-    ):
+    def __init__(self, num_envs: int, problem: Problem, tasks: Task):
         if num_envs < 1:
             raise InputError(f"num_envs is {num_envs}; at least one is needed")
         self.num_envs = num_envs
-        self.interface = Interface.of(problem, tasks, reach, flat)
+        self.interface = Interface.of(problem, tasks)
         self.single_observation_space, self.single_action_space = self.interface.spaces()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -264,7 +242,7 @@ class ProblemVectorEnv(VectorEnv):
             given = [None] * self.num_envs if seeds is None else list(seeds)
             self._random = [seeding.np_random(one)[0] for one in given]
         keys = jnp.stack([_key_from(random) for random in self._random])
-        episodes, shown = _begin_all(self.interface, keys, self.interface.chosen(options))
+        episodes, shown = _begin_all(self.interface, keys)
         self._episodes = episodes
         return _hand_out(episodes, shown)
 
@@ -297,13 +275,13 @@ def _make(
     entities: int = 5,
     tasks: int = 64,
     seed: int = 0,
-    **options: Any,
 ) -> ProblemEnv | ProblemVectorEnv:
     """An environment over `tasks` subsets of entities, drawn by the seed; so many of it side by side."""
     problem = _problem_of(domain)
     subsets = draw_tasks(problem.universe, entities, tasks, seed=seed)
-    kind = ProblemEnv if num_envs is None else partial(ProblemVectorEnv, num_envs)
-    return kind(problem, subsets, **options)
+    if num_envs is None:
+        return ProblemEnv(problem, subsets)
+    return ProblemVectorEnv(num_envs, problem, subsets)
 
 
 def register_domains() -> None:

@@ -84,6 +84,13 @@ class Episodes:
                 self._rest(entities, oldest)
         return answers
 
+    def close(self) -> None:
+        """End all environments; later ones are made anew."""
+        for env in (*self.live.values(), *(env for _, env in self.idle)):
+            env.close()
+        self.live.clear()
+        self.idle.clear()
+
     def _arrive(self, entities: Entities, seed: int, past: np.ndarray) -> Any:
         env = self.live.pop((entities, seed, past.tobytes()), None)
         if env is None:

@@ -42,6 +42,7 @@ class Host:
     """
 
     def __init__(self, make_env: MakeEnv, shape: Shape, workers: int):
+        # Of plain values, so that a process need not import this package for them.
         self._setup, self._workers = (make_env, tuple(shape)), workers
         self._processes: list[tuple[Any, Any]] = []
         self._lock = threading.Lock()
@@ -60,7 +61,8 @@ class Host:
         return self._ask("step", whole.shape[:-1], asked)
 
     def close(self) -> None:
-        """End the processes, if any: each leaves when its connection is closed."""
+        """End the environments; processes of theirs leave when their connection is closed."""
+        self.episodes.close()
         for _, connection in self._processes:
             connection.close()
         for process, _ in self._processes:
@@ -153,9 +155,7 @@ class Simulated(Problem):
     """
 
     host: Host = eqx.field(static=True)
-    window: int = eqx.field(static=True)
-    channels: int = eqx.field(static=True)
-    limited: bool = eqx.field(static=True)
+    shape: Shape = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
 
@@ -169,7 +169,7 @@ class Simulated(Problem):
         return SimulatedState(seed, start, past, held, history, limits, no)
 
     def observe(self, task: Task, state: SimulatedState) -> Observation:
-        return Observation(state.history, state.held, state.limits if self.limited else None)
+        return Observation(state.history, state.held, state.limits if self.shape.limited else None)
 
     def step(
         self, task: Task, state: SimulatedState, allocation: Allocation, *, key: PRNGKeyArray
@@ -193,13 +193,13 @@ class Simulated(Problem):
         return Step(following, reward, terminated, truncated)
 
     def close(self) -> None:
-        """End the processes, if any."""
+        """End the environments, and their processes, if any."""
         self.host.close()
 
     def _shapes(self, task: Task) -> tuple[jax.ShapeDtypeStruct, ...]:
         shape, m = jax.ShapeDtypeStruct, task.width
         shares, flag = shape((m,), jnp.float32), shape((), jnp.bool_)
-        history = shape((m, self.window, self.channels), jnp.float32)
+        history = shape((m, self.shape.window, self.shape.channels), jnp.float32)
         return history, shares, shape((), jnp.float32), flag, flag
 
 
@@ -242,20 +242,14 @@ def from_gymnasium(
     ...         return self.worth, {}
     ...     def step(self, shares):
     ...         return self.worth, float(shares @ self.worth), False, False, {}
-    >>> from_gymnasium(Coins, universe=9, horizon=4).channels
-    1
+    >>> from_gymnasium(Coins, universe=9, horizon=4).shape
+    Shape(window=1, channels=1, limited=False)
     """
     if universe < 1 or workers < 0:
         raise InputError(f"universe {universe}, workers {workers}: they must be >= 1 and >= 0")
     shape, horizon = _probe(make_env, universe, horizon)
-    return Simulated(
-        universe=universe,
-        horizon=horizon,
-        host=Host(make_env, shape, workers),
-        window=shape.window,
-        channels=shape.channels,
-        limited=shape.limited,
-    )
+    host = Host(make_env, shape, workers)
+    return Simulated(host=host, shape=shape, universe=universe, horizon=horizon)
 
 
 def _probe(make_env: MakeEnv, universe: int, horizon: int | None) -> tuple[Shape, int]:

@@ -12,28 +12,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import (
-    PERIOD_HOURS,
-    PERIODS,
-    Garage,
-    Medians,
-    StationView,
-    draw,
-    empty,
-    see,
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS
+from apportion.domains.charging.problem import CHANNELS
+from apportion.domains.charging.schedulers import (
+    CLAIRVOYANT,
+    HINDSIGHT,
+    OPTIMUM,
+    SCHEDULERS,
+    PolicySchedule,
+    Schedule,
+    best_energies,
+    simulate_all,
+    walk_day,
 )
-from apportion.domains.charging.problem import CHANNELS, observation
-from apportion.domains.charging.schedulers import SCHEDULERS, Schedule, best_energies, simulate_all
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
@@ -46,26 +45,20 @@ from apportion.tasks import count_tasks, draw_tasks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POLICY, CLAIRVOYANT, OPTIMUM = "policy", "clairvoyant", "optimum"
-HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
-"""What no scheduler can know at the time."""
+POLICY = "policy"
 SHORT = 0.8
 """A car that left with less than this share of its need left short."""
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
+_FORMATS: Any = {
+    "served": "{:.2%}".format,
+    "left_short": "{:.1%}".format,
+    "fairness": "{:.3f}".format,
+}
+_FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
 _SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
 """Schedules whose result is shown for each car of an example day."""
-
-
-class PolicySchedule(eqx.Module):
-    """A policy as a scheduler: from what is seen to kW."""
-
-    policy: Policy
-
-    def __call__(self, seen: StationView) -> Float[Array, " entities"]:
-        everyone = jnp.ones(seen.can_draw.shape[0], bool)
-        return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,24 +139,14 @@ class ChargingBacktest:
 
     def summary(self) -> str:
         """The schedules side by side."""
-        lines = [
+        table = self.to_frame().to_string(index=False, na_rep="", formatters=_FORMATS)
+        return (
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
-            f"{self.capacity:.0%} of their full rate",
-            f"  {'':18}{'need met':>9}{'left short':>12}{'fairness':>10}   the policy's lead, points",
-        ]
-        for row in self.to_frame().to_dict("records"):
-            name, known, lead = row["schedule"], f"{'':22}", ""
-            if name in self.drawn_kwh:
-                known = f"{row['left_short']:12.1%}{row['fairness']:10.3f}"
-            if name != POLICY:
-                value, low, high = (100 * row[end] for end in ("ahead", "low", "high"))
-                lead = f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
-            lines.append(f"  {name:18}{row['served']:9.2%}{known}   {lead}")
-        lines.append(
-            "  clairvoyant and optimum look ahead: nobody can know at the time what they know"
+            f"{self.capacity:.0%} of their full rate\n{table}\n"
+            "ahead, from low to high: the policy's lead over each and its 95 % interval\n"
+            "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
-        return "\n".join(lines)
 
     def plot(self) -> "Figure":
         """The share of the need that each schedule met, least first."""
@@ -195,7 +178,6 @@ class ChargingBacktest:
 def backtest_schedules(
     policy: Policy,
     days: Days,
-    medians: Medians,
     *,
     capacity: float,
     task_size: int,
@@ -221,20 +203,19 @@ def backtest_schedules(
     count = min(tasks, count_tasks(stations, task_size))
     members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
     feeder = capacity * task_size * RATE_KW
-    # Policies alone, in one program for all of a shape: two equal ones then deliver equal energy.
-    together: list[dict[str, Schedule]] = [{POLICY: PolicySchedule(policy)}, {}]
-    for name, schedule in schedulers.items():
+    drawn, others = {}, {}
+    for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
-            together.insert(-1, {name: schedule})
+            # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
+            drawn[name] = simulate_all(garage, [schedule], feeder, members)[0]
         else:
-            together[-1][name] = schedule
-    drawn = {}
-    for some in filter(None, together):
-        found = simulate_all(garage, list(some.values()), feeder, medians, members)
-        drawn |= dict(zip(some, found, strict=True))
+            others[name] = schedule
+    if others:
+        found = simulate_all(garage, list(others.values()), feeder, members)
+        drawn |= dict(zip(others, found, strict=True))
     best = None
     if optimum:
-        best = best_energies(garage.arrival, garage.departure, garage.need_kwh, feeder, members)
+        best = best_energies(garage, feeder, members)
     need = garage.need_kwh[:, members].transpose(1, 0, 2, 3)
     return ChargingBacktest(days.site, days.dates, members, stations, capacity, need, drawn, best)
 
@@ -263,7 +244,7 @@ def check_facts(saved: Mapping[str, Any]) -> None:
         ),
         f"task_size {size!r}": type(size) is int and size >= 1,
         f"recall {recall!r}": type(recall) is bool,
-        f"channels {channels!r}": type(channels) is int and channels == CHANNELS,
+        f"channels {channels!r}": channels == CHANNELS,
     }
     for what, fits in sound.items():
         if not fits:
@@ -287,22 +268,10 @@ def backtest_saved(
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
 ) -> ChargingBacktest:
-    """A trained policy beside every scheduler on a file of sessions.
+    """A policy, of which this was saved, beside every scheduler on a file's sessions.
 
-    Parameters
-    ----------
-    saved
-        What was saved with the policy.
-    site
-        Which site of the file; it need not be one that was trained on.
-    start, end
-        First and last day; by default all after training at that site, or all where it is another.
-    stations, capacity, tasks
-        Stations behind a feeder, its capacity as a share of their full rate, and how many are drawn.
-    unseen
-        Only stations that were not trained on.
-    schedulers, optimum
-        As in `backtest_schedules`.
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
+    that was trained on.
     """
     check_facts(saved)
     if not 0 < capacity <= 1:
@@ -332,7 +301,6 @@ def backtest_saved(
     return backtest_schedules(
         policy,
         days.between(start, end).at(places),
-        predictor.medians,
         capacity=capacity,
         task_size=size,
         tasks=tasks,
@@ -393,15 +361,11 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
             f"folder of another charging run{suggest(name, known)}"
         )
     about = load_about(name)
-    if about.get("job") != "charging":
-        raise InputError(f"{name}: its policy is not one for charging; give another baseline")
     check_facts(about)
     return PolicySchedule(load_policy(name)), about.get("until", {})
 
 
-def busiest_day(
-    policy: Policy, days: Days, medians: Medians, test: ChargingBacktest
-) -> dict[str, pd.DataFrame]:
+def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
     """The day of most need as an operator sees it: whose power when, and with what each car left.
 
     `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
@@ -411,8 +375,9 @@ def busiest_day(
     task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
     members = test.members[task]
     capacity = test.capacity * len(members) * RATE_KW
-    garage = jax.tree.map(lambda x: x[day], days.garage).each_station(lambda x: x[members])
-    drawn = np.asarray(_drawn_kw(garage, PolicySchedule(policy), jnp.float32(capacity), medians))
+    garage = jax.tree.map(lambda x: x[day, members], days.garage)
+    _, _, kwh = walk_day(garage, PolicySchedule(policy), jnp.float32(capacity))
+    drawn = np.asarray(kwh) / PERIOD_HOURS
     minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
@@ -426,33 +391,17 @@ def busiest_day(
     def clock(period: Any) -> str:
         return f"{int(period) // 4:02d}:{15 * (int(period) % 4):02d}"
 
-    shown = {name: test.drawn_kwh[name] for name in _SHOWN if name in test.drawn_kwh}
-    cars = [
-        {
-            "station": names[place],
-            "from": clock(garage.arrival[place, number]),
-            "to": clock(garage.departure[place, number]),
-            "needed kWh": round(float(needed), 1),
-        }
-        | {
-            name: f"{float(kwh[task, day, place, number]) / float(needed):.0%}"
-            for name, kwh in shown.items()
-        }
-        for (place, number), needed in np.ndenumerate(test.need_kwh[task, day])
-        if needed > 0
-    ]
-    cars = pd.DataFrame(cars).sort_values(["from", "to", "station"], ignore_index=True)
+    needed = test.need_kwh[task, day].astype(float)
+    there = np.nonzero(needed)
+    columns = {
+        "station": [names[place] for place in there[0]],
+        "from": [clock(period) for period in garage.arrival[there]],
+        "to": [clock(period) for period in garage.departure[there]],
+        "needed kWh": needed[there].round(1),
+    }
+    for name in _SHOWN:
+        if name in test.drawn_kwh:
+            shares = test.drawn_kwh[name][task, day][there] / needed[there]
+            columns[name] = [f"{share:.0%}" for share in shares]
+    cars = pd.DataFrame(columns).sort_values(["from", "to", "station"], ignore_index=True)
     return {"power": power, "cars": cars}
-
-
-@eqx.filter_jit
-def _drawn_kw(
-    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
-) -> Float[Array, "periods entities"]:
-    def period(state, n):
-        seen = see(day, state, n, capacity_kw, medians)
-        state, kwh = draw(seen, schedule(seen))
-        return state, kwh / PERIOD_HOURS
-
-    start = empty(day.arrival.shape[0])
-    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]

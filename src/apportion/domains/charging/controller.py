@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.domains.charging.backtest import HINDSIGHT, check_facts
+from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts, forecasters
+from apportion.domains.charging.forecasts import EarlierDays, Predictor
 from apportion.domains.charging.garage import (
     NOTICEABLE_KW,
     PERIODS,
@@ -27,8 +28,7 @@ from apportion.domains.charging.garage import (
     StationView,
     see,
 )
-from apportion.domains.charging.problem import observation
-from apportion.domains.charging.schedulers import SCHEDULERS
+from apportion.domains.charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
@@ -44,7 +44,6 @@ _TIMES = ("arrival", "stated_departure")
 _COLUMNS = {"id": object} | dict.fromkeys(("plugged", "full", "stated"), bool)
 _COLUMNS |= dict.fromkeys(_NUMBERS, float) | dict.fromkeys(_TIMES, "datetime64[s]")
 """Of a row for each station, and their types."""
-_REMEMBERED = 10_000
 _MOST = 1e12
 """No feeder gives so many kW."""
 
@@ -121,26 +120,24 @@ class Controller:
         check_facts(about)
         if baseline is not None and (baseline not in SCHEDULERS or baseline in HINDSIGHT):
             raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
-        self._policy, self._baseline = policy, baseline
+        self._policy = PolicySchedule(policy)
+        self._baseline = None if baseline is None else SCHEDULERS[baseline]
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
-        self._forecasters = ()
-        if about.get("recall", False):
-            past = None
-            if earlier is not None:
-                sites = sorted(map(str, earlier.site.unique()))
-                if len(sites) != 1:
-                    raise InputError(
-                        f"earlier sessions are of {len(sites)} sites; give those of this garage's "
-                        "site alone"
-                    )
-                past = add_forecasts(Days.of(earlier, sites[0]), self._predictor)
-            self._forecasters = forecasters(past, self._predictor)
-        elif earlier is not None:
-            raise InputError(
-                "the policy recalls no earlier days; train one with recall, or leave them out"
-            )
-        # Full cars by station and arrival, the oldest first.
-        self._full: dict[tuple[str, str], None] = {}
+        recall, past = about.get("recall", False), None
+        if earlier is not None:
+            sites = sorted(map(str, earlier.site.unique()))
+            if not recall:
+                raise InputError(
+                    "the policy recalls no earlier days; train one with recall, or leave them out"
+                )
+            if len(sites) != 1:
+                raise InputError(
+                    f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
+                )
+            past = Days.of(earlier, sites[0])
+        self._past = EarlierDays.of(past, self._predictor) if recall else None
+        # Full cars that are there, by station and arrival.
+        self._full: set[tuple[str, pd.Timestamp]] = set()
         self._width = _width(stations)
         everyone = [{"id": str(i), "plugged": False} for i in range(max(stations, 1))]
         nobody = {"time": "2000-01-01 00:00", "capacity_kw": 1.0, "stations": everyone}
@@ -176,15 +173,13 @@ class Controller:
             raise InputError(f"trust is {trust}, and nobody decides the rest; name a baseline")
         table, time, capacity = check_now(now)
         table["full"] = self._remember(table)
-        width = max(self._width, _width(len(table)))
-        seen = self._see(table, time, capacity, width)
-        shares = np.asarray(_shares(self._policy, seen, jnp.arange(width) < len(table)), float)
-        kw = shares * capacity
-        if trust < 1 and self._baseline is not None:
-            usual = np.asarray(_usual(seen, self._baseline), float)
+        seen = self._see(table, time, capacity)
+        kw = np.asarray(_offer(self._policy, seen), float)
+        if trust < 1:
+            usual = np.asarray(_offer(self._baseline, seen), float)
             kw = usual + trust * (kw - usual)
         kw = np.minimum(kw, np.asarray(seen.limit_kw))[: len(table)]
-        kw *= min(1.0, capacity / kw.sum()) if kw.sum() > 0 else 1.0
+        kw *= min(1.0, capacity / max(kw.sum(), 1e-9))
         return {
             "allocation_kw": dict(zip(table["id"], kw.tolist(), strict=True)),
             "unused_kw": max(capacity - float(kw.sum()), 0.0),
@@ -193,20 +188,15 @@ class Controller:
     def _remember(self, table: pd.DataFrame) -> np.ndarray:
         """Who is full: those said to be, and those who took clearly less than they were offered."""
         offered, drawn = table["offered_kw"], table["drawn_kw"]
-        full = table["full"] | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered))
-        full = full.to_numpy(copy=True)
-        for place, (name, arrival) in enumerate(zip(table["id"], table["arrival"], strict=True)):
-            key = (name, str(arrival))
-            if full[place] and table["plugged"][place]:
-                self._full[key] = None
-            full[place] |= key in self._full
-        while len(self._full) > _REMEMBERED:
-            self._full.pop(next(iter(self._full)))
-        return full
+        cars = list(zip(table["id"], table["arrival"], strict=True))
+        known = np.array([car in self._full for car in cars])
+        full = table["full"] | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered)) | known
+        self._full = {cars[place] for place in np.flatnonzero(full & table["plugged"])}
+        return full.to_numpy()
 
-    def _see(self, table: pd.DataFrame, time: Any, capacity: float, width: int) -> StationView:
-        """What is seen of the stations, padded to `width` of them."""
-        midnight = time.normalize()
+    def _see(self, table: pd.DataFrame, time: Any, capacity: float) -> StationView:
+        """What is seen of the stations; there are more of them, where no car is, than in the table."""
+        width, midnight = max(self._width, _width(len(table))), time.normalize()
         n = int((time - midnight) / _PERIOD)
 
         def wide(values: Any) -> np.ndarray:
@@ -228,12 +218,15 @@ class Controller:
             "stated_departure": periods(table["stated_departure"]),
             "stated": wide(table["stated"]),
         }
-        garage = self._predictor.apply(Garage(**{name: x[:, None] for name, x in cars.items()}))
-        for forecaster in self._forecasters:
-            garage = forecaster.apply(garage, np.asarray(midnight, "datetime64[D]"))
+        today = Garage(**{name: x[None, :, None] for name, x in cars.items()})
+        if self._past is None:
+            today = self._predictor.apply(today)
+        else:
+            today = self._past.apply(today, np.array([midnight.date()], "datetime64[D]"))
+        garage = jax.tree.map(lambda x: x[0], today)
         had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
         state = State(*map(jnp.asarray, had))
-        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity), self._predictor.medians)
+        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity))
         limit = jnp.where(seen.can_draw, wide(table["max_kw"]), 0.0)
         return eqx.tree_at(lambda s: s.limit_kw, seen, limit)
 
@@ -244,8 +237,7 @@ def _width(stations: int) -> int:
 
 
 _seen = eqx.filter_jit(see)
-_usual = eqx.filter_jit(lambda seen, baseline: SCHEDULERS[baseline](seen))
-_shares = eqx.filter_jit(lambda policy, seen, mask: policy(observation(seen, mask), mask))
+_offer = eqx.filter_jit(lambda schedule, seen: schedule(seen))
 
 
 def check_now(now: Any) -> tuple[pd.DataFrame, pd.Timestamp, float]:
@@ -271,10 +263,7 @@ def check_now(now: Any) -> tuple[pd.DataFrame, pd.Timestamp, float]:
         found.append(f"now: station {name} is there twice; give each a name of its own")
     if found or time is None:
         raise InputError("\n".join(found))
-    columns = {
-        name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in _COLUMNS.items()
-    }
-    return pd.DataFrame(columns), time, capacity
+    return pd.DataFrame(rows).astype(_COLUMNS), time, capacity
 
 
 def _station(

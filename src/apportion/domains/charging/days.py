@@ -39,8 +39,7 @@ class Days:
     """Days, ascending, as datetime64[D]."""
     stations: tuple[str, ...]
     garage: Garage
-    """Arrays of NumPy (days, stations, sessions); what is to come is (days, periods), of the whole site,
-    also where only some of its stations are here."""
+    """Arrays of NumPy (days, stations, sessions)."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame, site: str) -> "Days":
@@ -99,7 +98,7 @@ class Days:
         """Some of the stations, by their places, in this order."""
         places = np.asarray(stations, int)
         names = tuple(self.stations[place] for place in places)
-        garage = self.garage.each_station(lambda x: x[:, places])
+        garage = jax.tree.map(lambda x: x[:, places], self.garage)
         return replace(self, stations=names, garage=garage)
 
     def summary(self) -> str:

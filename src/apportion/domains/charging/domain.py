@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _SCHEDULES = (
     "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
-    "Fairness is Jain's index of the shares of need met. In brackets: 95 % intervals by clusters of "
-    "days. Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
+    "Fairness is Jain's index of the shares of need met. From, to: 95 % intervals by clusters of days. "
+    "Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
     "reads of earlier days."
 )
 
@@ -162,10 +162,7 @@ class ChargingDomain(Domain):
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion.domains.charging.sessions import inspect_sessions
 
-        checked = inspect_sessions(options.sessions, timezone=options.timezone)
-        if checked.refusals:
-            raise InputError("\n".join(checked.refusals))
-        return checked
+        return inspect_sessions(options.sessions, timezone=options.timezone)
 
     def demo(self) -> ChargingSettings:
         """2019 at two sites, tested at stations it never saw and on 2021."""
@@ -179,8 +176,7 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.sessions import read_sessions
 
         days = Days.of(read_sessions(), "jpl").between("2019-01-01", "2019-12-31")
-        predictor = Predictor.fit(days)
-        return Charging.of([add_forecasts(days, predictor)], predictor.medians)
+        return Charging.of([add_forecasts(days, Predictor.fit(days))])
 
     def sections(self, folder: Path) -> "list[Section]":
         """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""
@@ -200,7 +196,7 @@ class ChargingDomain(Domain):
             found.append(Section("One day", parts, lead))
         if schedules is not None:
             tables = [
-                Table(str(name), _served(rows))
+                Table(str(name), _shown(rows))
                 for name, rows in schedules.groupby("test", sort=False)
             ]
             found.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
@@ -253,19 +249,14 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
     return Plot("A day's power, as it was shared", words, data, layout, wide=True)
 
 
-def _served(rows: "pd.DataFrame") -> "pd.DataFrame":
-    """Schedules as text: need met, cars left short, and the policy's lead in points."""
-    import pandas as pd
-
-    def shown(value: float, form: str) -> str:
-        return format(value, form) if pd.notna(value) else ""
-
-    table = pd.DataFrame({"schedule": rows.schedule})
-    table["need met"] = [shown(share, ".2%") for share in rows.served]
-    table["cars left short"] = [shown(share, ".1%") for share in rows.left_short]
-    table["fairness"] = [shown(index, ".3f") for index in rows.fairness]
-    table["the policy's lead, points"] = [
-        f"{100 * ahead:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]" if pd.notna(ahead) else ""
-        for ahead, low, high in zip(rows.ahead, rows.low, rows.high, strict=True)
-    ]
-    return table.reset_index(drop=True)
+def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Schedules in per cent of the need, and the policy's lead over each in points."""
+    columns = {
+        "need met, %": 100 * rows.served,
+        "cars left short, %": 100 * rows.left_short,
+        "fairness": rows.fairness,
+        "the policy's lead, points": 100 * rows.ahead,
+        "from": 100 * rows.low,
+        "to": 100 * rows.high,
+    }
+    return rows[["schedule"]].assign(**columns).round(2)

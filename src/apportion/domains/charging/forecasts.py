@@ -1,22 +1,21 @@
 """What is expected of cars: needs, stays, and what is still to come today; all known when a car arrives.
 
 `Predictor` regresses the logarithms of need and stay on what drivers state and on the hour of arrival,
-by least squares on training days alone. `SimilarSessions` corrects it by earlier days, since drivers come
-again and ask for the same: a car is expected to leave the mean remainder of those whose request, stated
-stay and hour of arrival were near its own, the nearer and the more recent the more. `ArrivalForecast`
-tells what cars that came after each period took on the last working days: a feeder kept free for cars that
-will not come is wasted, and one given away before they come is missed. Only days before a car's own count.
+by least squares on training days alone. `EarlierDays` corrects it, since drivers come again and ask for
+the same: a car is expected to leave the mean remainder of those whose request, stated stay and hour of
+arrival were near its own, the nearer and the more recent the more. They also tell what cars that came
+after each period took on the last working days: a feeder kept free for cars that will not come is wasted,
+and one given away before they come is missed. Only days before a car's own count.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage, Medians
+from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage
 from apportion.domains.charging.sessions import count
 from apportion.errors import InputError
 
@@ -32,6 +31,31 @@ _FADES_DAYS = 60.0
 """What is forgotten weighs less than a hundredth."""
 _PRIOR = 0.5
 """Sessions' worth of trust in the regression alone."""
+
+
+class Medians(NamedTuple):
+    """What stands in where a driver stated nothing: medians of the training days."""
+
+    requested_kwh: float
+    stay_hours: float
+    """From arrival to the stated departure."""
+
+    @classmethod
+    def of(cls, *training: Garage) -> "Medians":
+        """Of the training days of one or several sites; of what happened where nothing was stated."""
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([np.ravel(getattr(days, name)) for days in training])
+
+        said, there = joined("stated") & joined("there"), joined("there")
+        if said.any():
+            requested = joined("requested_kwh")[said]
+            stays = (joined("stated_departure") - joined("arrived"))[said]
+        else:
+            requested = joined("need_kwh")[there]
+            stays = (joined("departure") - joined("arrival"))[there]
+        medians = np.median(requested), np.median(stays) * PERIOD_HOURS
+        return cls(*np.array(medians, np.float32).tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +88,33 @@ class Predictor:
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
-        """The sessions with predicted needs and departures."""
-        x = _features(garage, self.medians)
+        """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
+        x, there = _features(garage, self.medians), garage.there
         departure = garage.arrived + np.exp(x @ self.stay) / PERIOD_HOURS
+        need, departure = (
+            np.where(there, predicted, 0).astype(np.float32)
+            for predicted in (np.exp(x @ self.need), departure)
+        )
+        silent, requested = there & ~garage.stated, np.float32(self.medians.requested_kwh)
+        leaves = garage.arrived + np.float32(self.medians.stay_hours / PERIOD_HOURS)
         return replace(
             garage,
-            predicted_need_kwh=np.where(garage.there, np.exp(x @ self.need), 0).astype(np.float32),
-            predicted_departure=np.where(garage.there, departure, 0).astype(np.float32),
+            requested_kwh=np.where(silent, requested, garage.requested_kwh),
+            stated_departure=np.where(silent, leaves, garage.stated_departure),
+            predicted_need_kwh=need,
+            predicted_departure=departure,
+            recalled_need_kwh=need,
+            recalled_departure=departure,
+            familiarity=np.zeros_like(need),
+            to_come_kwh=np.zeros((*need.shape[:2], PERIODS), np.float32),
         )
 
     def to_dict(self) -> dict[str, list[float]]:
         """Plain numbers, to be saved with a policy."""
-        medians = [float(self.medians.requested_kwh), float(self.medians.stay_hours)]
         return {
             "need": self.need.tolist(),
             "stay": self.stay.tolist(),
-            "medians": medians,
+            "medians": list(self.medians),
             "to_come_kwh": self.to_come_kwh.tolist(),
         }
 
@@ -96,80 +131,88 @@ class Predictor:
         try:
             found = {name: np.asarray(saved[name], float) for name in shapes}
         except (KeyError, TypeError, ValueError):
+            found = {}
+        sound = [x.shape == shapes[name] and np.isfinite(x).all() for name, x in found.items()]
+        if not found or not all(sound):
             raise InputError(
                 "the policy's file has no sound predictions of needs and stays; train it again"
-            ) from None
-        if any(x.shape != shapes[name] or not np.isfinite(x).all() for name, x in found.items()):
-            raise InputError(
-                "the policy's file has damaged predictions of needs and stays; train it again"
             )
-        medians = Medians(*(jnp.float32(median) for median in found["medians"]))
+        medians = Medians(*found["medians"].tolist())
         return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarSessions:
-    """Sessions of one site whose drivers stated something, by day, and what the regression missed in them.
+class EarlierDays:
+    """What is kept of one site's days, at all its stations, for the forecasts of later ones.
 
     Examples
     --------
     >>> from apportion.domains.charging.sessions import read_sessions
     >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
-    >>> predicted = add_forecasts(days, Predictor.fit(days))
-    >>> corrected = SimilarSessions.of(predicted).apply(predicted.garage, days.dates)
-    >>> same = corrected.recalled_need_kwh == predicted.garage.predicted_need_kwh
+    >>> garage = EarlierDays.of(days, Predictor.fit(days)).apply(days.garage, days.dates)
+    >>> same = garage.recalled_need_kwh == garage.predicted_need_kwh
     >>> bool(same[0].all()), bool(same[-1].all())
     (True, False)
     """
 
+    predictor: Predictor
     day: np.ndarray
     """Days since 1970, ascending."""
+    to_come_kwh: np.ndarray
+    """(days, periods), as `still_to_come` has it."""
+    request_day: np.ndarray
+    """The day of each session whose driver stated something, ascending."""
     requests: np.ndarray
     """Logarithms of request and stay, and the hour of arrival, each in what sets two apart by one."""
     remainders: np.ndarray
     """Of need and stay, in logarithms: what came less what the regression expected."""
 
     @classmethod
-    def of(cls, days: Days | None) -> "SimilarSessions":
-        """All of these days, which have predictions, at all stations; None is a garage without a past."""
+    def of(cls, days: Days | None, predictor: Predictor) -> "EarlierDays":
+        """All of these days; None is a garage without a past."""
         if days is None:
-            return cls(np.zeros(0, int), np.zeros((0, 3)), np.zeros((0, 2)))
-        garage = days.garage
+            return cls(predictor, *(np.zeros((0, *n)) for n in ((), (PERIODS,), (), (3,), (2,))))
+        garage, day = predictor.apply(days.garage), days.dates.astype(int)
         said = garage.stated & garage.there
-        need, departure = _predicted(garage)
-        need_left = _log(garage.need_kwh, _LEAST_KWH) - _log(need, _LEAST_KWH)
-        stay_left = _log(garage.departure - garage.arrived, 1.0) - _log(
-            departure - garage.arrived, 1.0
+        need = _log(garage.need_kwh, _LEAST_KWH) - _log(garage.predicted_need_kwh, _LEAST_KWH)
+        stay = _log(garage.departure - garage.arrived, 1.0) - _log(
+            garage.predicted_departure - garage.arrived, 1.0
         )
-        left = np.stack([need_left, stay_left], -1)
-        return cls(_day(days.dates, garage)[said], _requests(garage)[said], left[said])
+        return cls(
+            predictor,
+            day,
+            still_to_come(garage),
+            np.broadcast_to(day[:, None, None], said.shape)[said],
+            _requests(garage)[said],
+            np.stack([need, stay], -1)[said],
+        )
 
     def apply(self, garage: Garage, dates: np.ndarray) -> Garage:
-        """Sessions of these dates with predictions corrected by earlier days, and how much that is."""
-        said = garage.stated & garage.there
-        day, requests = _day(dates, garage)[said], _requests(garage)[said]
-        expected = np.zeros((*said.shape, 3))
-        expected[said] = np.concatenate(
-            [np.zeros((0, 3)), *(self._expect(d, requests[day == d]) for d in np.unique(day))]
-        )
+        """Sessions (days, stations, sessions) with all that is forecast, by the days before each."""
+        garage = self.predictor.apply(garage)
+        said, requests = garage.stated & garage.there, _requests(garage)
+        expected, to_come = np.zeros((*said.shape, 3)), np.zeros((len(dates), PERIODS), np.float32)
+        for row, today in enumerate(dates.astype(int)):
+            expected[row][said[row]] = self._similar(today, requests[row][said[row]])
+            last = self.to_come_kwh[_past(self.day, today)][-_LAST_DAYS:]
+            to_come[row] = last.mean(0) if len(last) else self.predictor.to_come_kwh
         factor = np.exp(expected[..., :2])
-        need, departure = _predicted(garage)
-        stay = (departure - garage.arrived) * factor[..., 1]
+        stay = (garage.predicted_departure - garage.arrived) * factor[..., 1]
         return replace(
             garage,
-            recalled_need_kwh=(need * factor[..., 0]).astype(np.float32),
+            recalled_need_kwh=(garage.predicted_need_kwh * factor[..., 0]).astype(np.float32),
             recalled_departure=(garage.arrived + stay).astype(np.float32),
             familiarity=expected[..., 2].astype(np.float32),
+            to_come_kwh=np.repeat(to_come[:, None], said.shape[1], 1),
         )
 
-    def _expect(self, today: int, requests: np.ndarray) -> np.ndarray:
+    def _similar(self, today: int, requests: np.ndarray) -> np.ndarray:
         """The mean remainders of similar requests before today, and the weight of these in the mean, the
         rest being the prior's; 0 where there are none.
         """
-        past = slice(*np.searchsorted(self.day, (today - _FORGOTTEN_DAYS, today)))
-        apart = np.broadcast_to(
-            (today - self.day[past]) / _FADES_DAYS, (len(requests), len(self.day[past]))
-        )
+        past = _past(self.request_day, today)
+        age = (today - self.request_day[past]) / _FADES_DAYS
+        apart = np.broadcast_to(age, (len(requests), len(age)))
         for own, theirs in zip(requests.T, self.requests[past].T, strict=True):
             apart = apart + np.abs(own[:, None] - theirs)
         likeness = np.exp(-apart)
@@ -177,45 +220,11 @@ class SimilarSessions:
         return np.concatenate([likeness @ self.remainders[past], weight], 1) / (weight + _PRIOR)
 
 
-@dataclass(frozen=True, eq=False)
-class ArrivalForecast:
-    """What was still to come on the days of one site.
-
-    Examples
-    --------
-    >>> from apportion.domains.charging.sessions import read_sessions
-    >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
-    >>> forecast = ArrivalForecast.of(days, usual=np.zeros(PERIODS))
-    >>> expected = forecast.apply(days.garage, days.dates).to_come_kwh
-    >>> expected.shape == (len(days), 96), bool((np.diff(expected) <= 0).all())
-    (True, True)
-    """
-
-    day: np.ndarray
-    """Days since 1970, ascending."""
-    kwh: np.ndarray
-    """(days, periods), as `still_to_come` has it."""
-    usual: np.ndarray
-    """(periods): what stands in where no earlier day is known."""
-
-    @classmethod
-    def of(cls, days: Days | None, usual: np.ndarray) -> "ArrivalForecast":
-        """All of these days, over all of these stations; None is a garage without a past."""
-        if days is None:
-            return cls(np.zeros(0, int), np.zeros((0, PERIODS)), usual)
-        return cls(days.dates.astype(int), still_to_come(days.garage), usual)
-
-    def apply(self, garage: Garage, dates: np.ndarray) -> Garage:
-        """Sessions of these dates with what is expected to come, by the days before each."""
-        expected = np.array([self._expect(today) for today in np.ravel(dates).astype(int)])
-        return replace(
-            garage, to_come_kwh=expected.reshape(*dates.shape, PERIODS).astype(np.float32)
-        )
-
-    def _expect(self, today: int) -> np.ndarray:
-        past = slice(*np.searchsorted(self.day, (today - _FORGOTTEN_DAYS, today)))
-        last = self.kwh[past][-_LAST_DAYS:]
-        return last.mean(0) if len(last) else self.usual
+def add_forecasts(days: Days, predictor: Predictor, recall: bool = False) -> Days:
+    """Days of one site with predictions and, with `recall`, with what the days before each tell."""
+    if not recall:
+        return replace(days, garage=predictor.apply(days.garage))
+    return replace(days, garage=EarlierDays.of(days, predictor).apply(days.garage, days.dates))
 
 
 def still_to_come(garage: Garage) -> np.ndarray:
@@ -227,24 +236,22 @@ def still_to_come(garage: Garage) -> np.ndarray:
     return np.pad(after, ((0, 0), (0, 1))) / stations
 
 
-def forecasters(past: Days | None, predictor: Predictor) -> tuple[SimilarSessions, ArrivalForecast]:
-    """What is kept of a site's days, which have predictions, for later ones; None where none are known."""
-    return SimilarSessions.of(past), ArrivalForecast.of(past, predictor.to_come_kwh)
+def _past(days: np.ndarray, today: int) -> slice:
+    return slice(*np.searchsorted(days, (today - _FORGOTTEN_DAYS, today)))
 
 
-def add_forecasts(days: Days, predictor: Predictor, recall: bool = False) -> Days:
-    """Days of one site with predictions and, with `recall`, with what the days before each tell."""
-    known = replace(days, garage=predictor.apply(days.garage))
-    for forecaster in forecasters(known, predictor) if recall else ():
-        known = replace(known, garage=forecaster.apply(known.garage, days.dates))
-    return known
+def _stated_hours(garage: Garage) -> np.ndarray:
+    return (garage.stated_departure - garage.arrived) * PERIOD_HOURS
+
+
+def _log(values: Any, least: float) -> np.ndarray:
+    return np.log(np.maximum(values, least, dtype=float))
 
 
 def _features(garage: Garage, medians: Medians) -> np.ndarray:
     """What is known on arrival, (days, stations, sessions, features)."""
-    requested = np.where(garage.stated, garage.requested_kwh, float(medians.requested_kwh))
-    hours = (garage.stated_departure - garage.arrived) * PERIOD_HOURS
-    stay = np.where(garage.stated, hours, float(medians.stay_hours))
+    requested = np.where(garage.stated, garage.requested_kwh, medians.requested_kwh)
+    stay = np.where(garage.stated, _stated_hours(garage), medians.stay_hours)
     angle = 2 * np.pi * garage.arrived.astype(float) / PERIODS
     return np.stack(
         [
@@ -261,25 +268,10 @@ def _features(garage: Garage, medians: Medians) -> np.ndarray:
     )
 
 
-def _predicted(garage: Garage) -> tuple[np.ndarray, np.ndarray]:
-    if garage.predicted_need_kwh is None or garage.predicted_departure is None:
-        raise InputError("charging: days without predictions recall nothing; see Predictor.apply")
-    return np.asarray(garage.predicted_need_kwh), np.asarray(garage.predicted_departure)
-
-
-def _day(dates: np.ndarray, garage: Garage) -> np.ndarray:
-    return np.broadcast_to(dates.astype(int)[..., None, None], garage.arrival.shape)
-
-
 def _requests(garage: Garage) -> np.ndarray:
-    hours = (garage.stated_departure - garage.arrived) * PERIOD_HOURS
     columns = (
         _log(garage.requested_kwh, _LEAST_KWH),
-        _log(hours, _LEAST_HOURS),
+        _log(_stated_hours(garage), _LEAST_HOURS),
         garage.arrived * PERIOD_HOURS,
     )
     return np.stack([x / near for x, near in zip(columns, _NEAR, strict=True)], -1)
-
-
-def _log(values: Any, least: float) -> np.ndarray:
-    return np.log(np.maximum(values, least, dtype=float))

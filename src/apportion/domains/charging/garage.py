@@ -6,7 +6,6 @@ draws clearly less than it was offered is full, and a car that has left is gone.
 and `draw`, are pure, written for one day and m stations, and are mapped over days and tasks by `vmap`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,8 @@ Flags = Bool[Array, "*stack entities"]
 class Garage(eqx.Module):
     """The sessions of every station in one day, in order; an absent one has arrival = departure = 0.
 
-    Stacks of days, or of tasks and days, have leading axes; tables on their way in are NumPy's.
+    Stacks of days, or of tasks and days, have leading axes; tables on their way in are NumPy's. What is
+    expected of cars is added to them (`add_forecasts`) before anything is seen.
     """
 
     arrival: Int[Numbers, "*stack entities sessions"]
@@ -52,9 +52,9 @@ class Garage(eqx.Module):
     need_kwh: PerSession
     """What the car takes in the end. Never seen."""
     requested_kwh: PerSession
-    """What the driver asked for; 0 where nothing was stated."""
+    """What the driver asked for; where nothing was stated 0 and, with forecasts, the median."""
     stated_departure: PerSession
-    """When the driver meant to leave, in periods since midnight; 0 where nothing was stated."""
+    """When the driver meant to leave, in periods since midnight; where nothing was stated likewise."""
     stated: Bool[Numbers, "*stack entities sessions"]
     """Whether the driver stated anything."""
     predicted_need_kwh: PerSession | None = None
@@ -62,13 +62,15 @@ class Garage(eqx.Module):
     predicted_departure: PerSession | None = None
     """When a regression on the statements expects it to leave, in periods since midnight."""
     recalled_need_kwh: PerSession | None = None
-    """The same, corrected by what cars of earlier days took whose drivers made similar requests."""
+    """The same, corrected by what cars of earlier days took whose drivers made similar requests; as
+    predicted where no days are recalled."""
     recalled_departure: PerSession | None = None
     """The same, corrected by how long they stayed."""
     familiarity: PerSession | None = None
     """How much is known of similar requests, from 0, nothing, to below 1."""
-    to_come_kwh: Float[Numbers, "*stack periods"] | None = None
-    """What cars that came after each period needed on earlier days, in the mean of the site's stations."""
+    to_come_kwh: Float[Numbers, "*stack entities periods"] | None = None
+    """What cars that came after each period needed on earlier days, in the mean of the site's stations, the
+    same at each of them; 0 where no days are recalled."""
 
     @property
     def there(self) -> Bool[Numbers, "*stack entities sessions"]:
@@ -77,36 +79,7 @@ class Garage(eqx.Module):
 
     def at(self, day: Int[Array, ""], members: Int[Array, " entities"]) -> "Garage":
         """One day at these stations, from arrays of (days, stations, sessions)."""
-        return jax.tree.map(lambda x: x[day], self).each_station(lambda x: x[members])
-
-    def each_station(self, function: Callable[[Array], Array]) -> "Garage":
-        """The same done to every array of stations; what is to come is the site's, and stays."""
-        stations = jax.tree.map(function, replace(self, to_come_kwh=None))
-        return replace(stations, to_come_kwh=self.to_come_kwh)
-
-
-class Medians(eqx.Module):
-    """What stands in where a driver stated nothing: medians of the training days."""
-
-    requested_kwh: Float[Array, ""]
-    stay_hours: Float[Array, ""]
-    """Hours from arrival to the stated departure."""
-
-    @classmethod
-    def of(cls, *training: Garage) -> "Medians":
-        """Of the training days of one or several sites; of what happened where nothing was stated."""
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([np.ravel(getattr(days, name)) for days in training])
-
-        said, there = joined("stated") & joined("there"), joined("there")
-        if said.any():
-            requested = joined("requested_kwh")[said]
-            stays = (joined("stated_departure") - joined("arrived"))[said]
-        else:
-            requested = joined("need_kwh")[there]
-            stays = (joined("departure") - joined("arrival"))[there]
-        return cls(jnp.float32(np.median(requested)), jnp.float32(np.median(stays) * PERIOD_HOURS))
+        return jax.tree.map(lambda x: x[day, members], self)
 
 
 class State(eqx.Module):
@@ -147,7 +120,6 @@ class StationView(eqx.Module):
     """The most the station can take now."""
     stated: Flags
     requested_kwh: PerStation
-    """As stated, or the median."""
     got_kwh: PerStation
     offered_kw: PerStation
     """In the period before."""
@@ -158,20 +130,13 @@ class StationView(eqx.Module):
     hours_here: PerStation
     said: Outlook
     """By the driver's statements, or the medians."""
-    predicted: Outlook | None
-    """By the regression, where one was fitted."""
-    recalled: Outlook | None
+    predicted: Outlook
+    """By the regression."""
+    recalled: Outlook
     """By the regression and earlier days, where these are recalled."""
     familiarity: PerStation
-    """How much is known of similar requests; 0 where nothing is."""
-    to_come_kwh: Float[Array, "*stack"]
-    """What cars still to come needed on earlier days, for each station; 0 where none are recalled."""
+    to_come_kwh: PerStation
     truth: Outlook
-
-    @property
-    def forecast(self) -> Outlook | None:
-        """The best prediction there is."""
-        return self.predicted if self.recalled is None else self.recalled
 
 
 def empty(entities: int) -> State:
@@ -185,29 +150,21 @@ def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions
     return (day.arrival <= n) & (n < day.departure)
 
 
-def visit(
-    day: Garage, n: Int[Array, ""], capacity_kw: Float[Array, ""], medians: Medians
-) -> StationView:
+def visit(day: Garage, n: Int[Array, ""], capacity_kw: Float[Array, ""]) -> StationView:
     """Who is there in period n, as if all had just come: what no offer changes, and nothing drawn yet."""
     here, now = plugged_in(day, n), n.astype(jnp.float32)
     plugged, nothing = here.any(-1), jnp.zeros(here.shape[:1], jnp.float32)
 
-    def pick(values: Array) -> Array:
+    def pick(values: Any) -> Array:
         """The value of the session that is there; 0 where none is."""
         return jnp.where(here, values, 0).sum(-1, dtype=values.dtype)
 
-    def outlook(energy: PerStation, departure: PerStation) -> Outlook:
-        return Outlook(energy, jnp.where(plugged, (departure - now) * PERIOD_HOURS, 0.0))
+    def outlook(energy: Any, departure: Any) -> Outlook:
+        left = (pick(departure).astype(jnp.float32) - now) * PERIOD_HOURS
+        return Outlook(pick(energy), jnp.where(plugged, left, 0.0))
 
-    def expected(energy: PerSession | None, departure: PerSession | None) -> Outlook | None:
-        if energy is None or departure is None:
-            return None
-        return outlook(pick(energy), pick(departure))
-
-    stated, arrived = (here & day.stated).any(-1), pick(day.arrived)
-    requested = jnp.where(stated, pick(day.requested_kwh), medians.requested_kwh)
-    requested = jnp.where(plugged, requested, 0.0)
-    usual = arrived + medians.stay_hours / PERIOD_HOURS
+    arrived, said = pick(day.arrived), outlook(day.requested_kwh, day.stated_departure)
+    to_come: Any = day.to_come_kwh
     return StationView(
         period=n,
         capacity_kw=capacity_kw,
@@ -215,19 +172,19 @@ def visit(
         stays=(here & (day.arrival < n)).any(-1),
         can_draw=plugged,
         limit_kw=jnp.where(plugged, RATE_KW, 0.0),
-        stated=stated,
-        requested_kwh=requested,
+        stated=(here & day.stated).any(-1),
+        requested_kwh=said.open_kwh,
         got_kwh=nothing,
         offered_kw=nothing,
         drawn_kw=nothing,
         arrived=arrived,
         hours_here=jnp.where(plugged, (now - arrived) * PERIOD_HOURS, 0.0),
-        said=outlook(requested, jnp.where(stated, pick(day.stated_departure), usual)),
-        predicted=expected(day.predicted_need_kwh, day.predicted_departure),
-        recalled=expected(day.recalled_need_kwh, day.recalled_departure),
-        familiarity=nothing if day.familiarity is None else pick(day.familiarity),
-        to_come_kwh=jnp.float32(0.0) if day.to_come_kwh is None else day.to_come_kwh[n],
-        truth=outlook(pick(day.need_kwh), pick(day.departure).astype(jnp.float32)),
+        said=said,
+        predicted=outlook(day.predicted_need_kwh, day.predicted_departure),
+        recalled=outlook(day.recalled_need_kwh, day.recalled_departure),
+        familiarity=pick(day.familiarity),
+        to_come_kwh=to_come[:, n],
+        truth=outlook(day.need_kwh, day.departure),
     )
 
 
@@ -248,21 +205,15 @@ def look(fresh: StationView, state: State) -> StationView:
         offered_kw=offered,
         drawn_kw=drawn,
         said=still(fresh.said),
-        predicted=None if fresh.predicted is None else still(fresh.predicted),
-        recalled=None if fresh.recalled is None else still(fresh.recalled),
+        predicted=still(fresh.predicted),
+        recalled=still(fresh.recalled),
         truth=still(fresh.truth),
     )
 
 
-def see(
-    day: Garage,
-    state: State,
-    n: Int[Array, ""],
-    capacity_kw: Float[Array, ""],
-    medians: Medians,
-) -> StationView:
+def see(day: Garage, state: State, n: Int[Array, ""], capacity_kw: Float[Array, ""]) -> StationView:
     """What is known at the start of period n."""
-    return look(visit(day, n, capacity_kw, medians), state)
+    return look(visit(day, n, capacity_kw), state)
 
 
 def draw(

@@ -8,7 +8,6 @@ sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -20,7 +19,6 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
     PERIODS,
     Garage,
-    Medians,
     Outlook,
     StationView,
     draw,
@@ -53,22 +51,17 @@ class Charging(Problem):
     >>> from apportion.domains.charging.sessions import read_sessions
     >>> from apportion.domains.charging.forecasts import Predictor, add_forecasts
     >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
-    >>> predictor = Predictor.fit(days)
-    >>> Charging.of([add_forecasts(days, predictor)], predictor.medians).universe
+    >>> Charging.of([add_forecasts(days, Predictor.fit(days))]).universe
     52
     """
 
     garage: Garage
     """(days, universe, sessions); sites of fewer days are empty in the last ones."""
-    to_come_kwh: Float[Array, "days sites periods"]
-    """As `Garage` has it of one site; 0 where earlier days are not recalled."""
-    site_of: Int[Array, " universe"]
     days_of: Int[Array, " universe"]
     """Days that each station's site has."""
     worth: Float[Array, " universe"]
     """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
     its own site; 1 where there is one site."""
-    medians: Medians
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
     universe: int = eqx.field(static=True)
@@ -78,34 +71,24 @@ class Charging(Problem):
     def of(
         cls,
         sites: Sequence[Days],
-        medians: Medians,
         capacity: tuple[float, float] = (0.05, 0.3),
     ) -> "Charging":
         """All stations of these sites; days must have predictions (`add_forecasts`)."""
         stations = [len(days.stations) for days in sites]
-        longest = max(len(days) for days in sites)
-        most = max(days.garage.arrival.shape[2] for days in sites)
+        garages = [days.garage for days in sites]
 
         def joined(*arrays: np.ndarray) -> Array:
+            longest, _, most = np.max([x.shape for x in arrays], 0)
             wide = [
                 np.pad(x, ((0, longest - len(x)), (0, 0), (0, most - x.shape[2]))) for x in arrays
             ]
             return jnp.asarray(np.concatenate(wide, 1))
 
-        to_come = np.zeros((longest, len(sites), PERIODS), np.float32)
-        for number, days in enumerate(sites):
-            if days.garage.to_come_kwh is not None:
-                to_come[: len(days), number] = days.garage.to_come_kwh
-        alone = [replace(days.garage, to_come_kwh=None) for days in sites]
-        days_of = np.repeat([len(days) for days in sites], stations)
-        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in alone])
+        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in garages])
         return cls(
-            garage=jax.tree.map(joined, *alone),
-            to_come_kwh=jnp.asarray(to_come),
-            site_of=jnp.asarray(np.repeat(np.arange(len(sites)), stations), jnp.int32),
-            days_of=jnp.asarray(days_of, jnp.int32),
+            garage=jax.tree.map(joined, *garages),
+            days_of=jnp.asarray(np.repeat([len(days) for days in sites], stations), jnp.int32),
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
-            medians=medians,
             capacity=jnp.asarray(capacity, jnp.float32),
             universe=sum(stations),
             horizon=PERIODS,
@@ -127,9 +110,8 @@ class Charging(Problem):
 
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
-        to_come = self.to_come_kwh[state.day, self.site_of[task.members[0]]]
-        here = replace(self.garage.at(state.day, task.members), to_come_kwh=to_come)
-        return see(here, state.garage, state.n, state.capacity_kw, self.medians)
+        here = self.garage.at(state.day, task.members)
+        return see(here, state.garage, state.n, state.capacity_kw)
 
     def observe(self, task: Task, state: DayState) -> Observation:
         return observation(self.see(task, state), task.mask)
@@ -155,12 +137,10 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
     angle = 2 * jnp.pi * seen.period.astype(jnp.float32) / PERIODS
     drawing = jnp.maximum(can_draw.sum(), 1)
     per_car = jnp.log(jnp.clip(seen.capacity_kw / (drawing * RATE_KW), 1e-3, 1e3))
-    forecast = seen.forecast
-    assert forecast is not None, "the policy reads predictions: see add_forecasts"
     own = (
         *(seen.plugged, can_draw, seen.stated, jnp.log1p(seen.requested_kwh) / 3),
         *_outlook(seen.said),
-        *_outlook(forecast),
+        *_outlook(seen.recalled),
         *(_hours(seen.hours_here), jnp.log1p(seen.got_kwh) / 3),
         *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
     )

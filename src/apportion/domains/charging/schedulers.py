@@ -9,7 +9,9 @@ simulated by `simulate_all`; `best_energies` is the most that could have been se
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,8 +26,6 @@ from apportion.domains.charging.garage import (
     PERIODS,
     Flags,
     Garage,
-    Medians,
-    Outlook,
     PerSession,
     PerStation,
     State,
@@ -34,10 +34,13 @@ from apportion.domains.charging.garage import (
     empty,
     look,
     plugged_in,
+    see,
     visit,
 )
+from apportion.domains.charging.problem import observation
 from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
+from apportion.policy import Policy
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """From what is seen to the kW offered to each station, within their limits and the capacity."""
@@ -80,15 +83,28 @@ SCHEDULERS: dict[str, Schedule] = {
     "fcfs": fcfs,
     "edf": edf,
     "llf": llf,
-    "edf-predicted": in_order(lambda seen: _forecast(seen.predicted).hours_left),
-    "llf-predicted": in_order(lambda seen: _forecast(seen.predicted).laxity),
+    "edf-predicted": in_order(lambda seen: seen.predicted.hours_left),
+    "llf-predicted": in_order(lambda seen: seen.predicted.laxity),
     # By predictions that recall earlier days where the days do.
-    "llf-recalled": in_order(lambda seen: _forecast(seen.forecast).laxity),
+    "llf-recalled": in_order(lambda seen: seen.recalled.laxity),
     # The car with the most of its request still open first.
     "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
     "clairvoyant": clairvoyant,
 }
 """Every scheduler by the name that the command line and the reports use."""
+CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
+HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
+"""What no scheduler can know at the time."""
+
+
+class PolicySchedule(eqx.Module):
+    """A policy as a scheduler."""
+
+    policy: Policy
+
+    def __call__(self, seen: StationView) -> PerStation:
+        everyone = jnp.ones(seen.can_draw.shape[0], bool)
+        return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
 
 
 def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
@@ -124,17 +140,24 @@ def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
 
 
-def _forecast(outlook: Outlook | None) -> Outlook:
-    if outlook is None:
-        raise InputError(
-            "charging: a scheduler by predictions needs some; fit a Predictor on the training days "
-            "and apply it to these"
-        )
-    return outlook
+@eqx.filter_jit
+def walk_day(
+    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
+) -> tuple[StationView, Float[Array, "periods entities"], Float[Array, "periods entities"]]:
+    """What a scheduler sees in each period of a day, the kW it offers, and the kWh that are drawn."""
+
+    def period(state, n):
+        seen = see(day, state, n, capacity_kw)
+        offered = schedule(seen)
+        state, drawn = draw(seen, offered)
+        return state, (seen, offered, drawn)
+
+    start = empty(day.arrival.shape[0])
+    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]
 
 
 def simulate_days(
-    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""], medians: Medians
+    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
 ) -> Float[Array, "days entities sessions"]:
     """The kWh each session draws in each day, in one scan over stretches of periods.
 
@@ -154,7 +177,7 @@ def simulate_days(
         awaits = arrives.any(-1) | (is_here.any(-1) & ~state.full)
 
         def in_rows(size: int):
-            one_day = partial(_stretch, size, schedule, capacity_kw, medians, start)
+            one_day = partial(_stretch, size, schedule, capacity_kw, start)
             return lambda: jax.vmap(one_day)(days, awaits, state, energy)
 
         branches = [lambda: carry, *map(in_rows, sizes)]
@@ -172,7 +195,6 @@ def _stretch(
     size: int,
     schedule: Schedule,
     capacity_kw: Float[Array, ""],
-    medians: Medians,
     start: Int[Array, ""],
     day: Garage,
     awaits: Flags,
@@ -186,10 +208,13 @@ def _stretch(
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        packed_day, packed = day.each_station(rows), jax.tree.map(rows, state)
+        # What is to come is the same at every station, so that none need be looked up.
+        to_come: Any = day.to_come_kwh
+        packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
+        packed_day = replace(packed_day, to_come_kwh=to_come[:size])
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw, medians))(periods)
+    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw))(periods)
 
     def period(state, fresh):
         seen = look(fresh, state)
@@ -246,20 +271,18 @@ def _over_days(
 def _simulate(
     days: Garage,
     schedules: tuple[Schedule, ...],
-    capacity_kw: Float[Array, " tasks"],
-    medians: Medians,
+    capacity_kw: Float[Array, ""],
     members: Int[Array, "tasks entities"],
 ) -> Float[Array, "schedules tasks days entities sessions"]:
     """The kWh of every session under each schedule: one program, and one to compile."""
 
     def under(schedule: Schedule) -> Float[Array, "tasks days entities sessions"]:
-        def task(inputs):
-            members, capacity_kw = inputs
-            garage = days.each_station(lambda x: x[:, members])
-            return simulate_days(garage, schedule, capacity_kw, medians)
+        def task(stations):
+            garage = jax.tree.map(lambda x: x[:, stations], days)
+            return simulate_days(garage, schedule, capacity_kw)
 
         # One after another: tasks at once would not fit into the cache.
-        return jax.lax.map(task, (members, capacity_kw))
+        return jax.lax.map(task, members)
 
     if len(schedules) == 1:
         return under(schedules[0])[None]
@@ -274,45 +297,28 @@ def _simulate(
 def simulate_all(
     days: Garage,
     schedules: Sequence[Schedule],
-    capacity_kw: Float[Array, "*tasks"] | np.ndarray | float,
-    medians: Medians,
+    capacity_kw: Float[Array, ""] | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> np.ndarray:
     """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
-    Parameters
-    ----------
-    days
-        Arrays (days, stations, sessions).
-    schedules
-        Some of `SCHEDULERS`, or any others.
-    capacity_kw
-        What the feeder gives, the same for every task or one for each.
-    medians
-        What stands in for what was not stated.
-    members
-        The stations of each task; by default one task of all.
+    Days are arrays (days, stations, sessions) with forecasts (`add_forecasts`); schedules some of
+    `SCHEDULERS`, or any others; members the stations of each task, by default one task of all.
     """
-    if members is None:
-        members = np.arange(days.arrival.shape[1])[None]
-    members = jnp.asarray(members, jnp.int32)
-    capacity = jnp.broadcast_to(jnp.asarray(capacity_kw, jnp.float32), members.shape[:1])
+    if days.predicted_need_kwh is None:
+        raise InputError("charging: the days have no forecasts; see add_forecasts")
+    tasks = np.arange(days.arrival.shape[1])[None] if members is None else np.asarray(members)
     program = partial(
         _simulate,
         schedules=tuple(schedules),
-        capacity_kw=capacity,
-        medians=medians,
-        members=members,
+        capacity_kw=jnp.float32(capacity_kw),
+        members=jnp.asarray(tasks, jnp.int32),
     )
-    return _over_days(program, days, members.shape[1])
+    return _over_days(program, days, tasks.shape[1])
 
 
 def best_energies(
-    arrival: np.ndarray,
-    departure: np.ndarray,
-    need_kwh: np.ndarray,
-    capacity_kw: float,
-    members: np.ndarray | None = None,
+    garage: Garage, capacity_kw: float, members: np.ndarray | None = None
 ) -> np.ndarray:
     """The most kWh that the sessions of each task and day can be served together, (tasks, days).
 
@@ -320,23 +326,16 @@ def best_energies(
     interval i, over the intervals it fills, with x_{s,i} at most what the station gives in it, the
     sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
     arrivals or departures all periods are alike, so that they count as one interval. Solved by HiGHS.
-
-    Arrays are (days, stations, sessions); a session with departure <= arrival is absent.
-
-    Examples
-    --------
-    >>> arrays = [np.reshape(x, (1, 2, 1)) for x in ([0, 0], [2, 1], [2.0, 1.0])]
-    >>> best_energies(*arrays, 4.0).tolist()
-    [[2.0]]
     """
-    tasks = np.arange(arrival.shape[1])[None] if members is None else np.asarray(members)
+    arrays = [np.asarray(x) for x in (garage.arrival, garage.departure, garage.need_kwh)]
+    tasks = np.arange(arrays[0].shape[1])[None] if members is None else np.asarray(members)
     # A row for each task and day.
-    days = [np.concatenate([x[:, task] for task in tasks]) for x in (arrival, departure, need_kwh)]
+    days = [np.concatenate([x[:, task] for task in tasks]) for x in arrays]
     served = [
         _solve(capacity_kw, *(x[first : first + _TOGETHER] for x in days))
         for first in range(0, len(days[0]), _TOGETHER)
     ]
-    return np.concatenate(served).reshape(len(tasks), len(arrival))
+    return np.concatenate(served).reshape(len(tasks), -1)
 
 
 def _solve(

@@ -9,7 +9,7 @@ text, local times without a zone, departures after arrivals, and energies that a
 import ast
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +53,12 @@ def count(number: int, thing: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CheckedSessions:
-    """A table of sessions and what was found in it: what forbids its use, and what is worth knowing."""
+    """A sound table of sessions, and what is worth knowing of it."""
 
     source: str
     frame: pd.DataFrame
-    """The sessions, by site and arrival; not to be used if there are refusals."""
-    refusals: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    """The sessions, by site and arrival."""
+    notes: list[str]
 
     def describe(self) -> str:
         """What the data is, in a line."""
@@ -121,30 +120,23 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     >>> read_sessions().groupby("site", observed=True).size().to_dict()
     {'caltech': 8533, 'jpl': 14916}
     """
-    checked = _embedded() if path is None else inspect_sessions(path, timezone=timezone)
-    if checked.refusals:
-        raise InputError("\n".join(checked.refusals))
-    return checked.frame.copy() if path is None else checked.frame
+    if path is None:
+        return _embedded().copy()
+    return inspect_sessions(path, timezone=timezone).frame
 
 
 @cache
-def _embedded() -> CheckedSessions:
-    return inspect_sessions(None)
+def _embedded() -> pd.DataFrame:
+    return inspect_sessions().frame
 
 
 def inspect_sessions(
     path: str | Path | None = None, *, timezone: str | None = None
 ) -> CheckedSessions:
-    """Read a file of sessions and gather everything found in it; nothing is raised once it is read."""
+    """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
     source = "embedded sessions" if path is None else str(path)
     raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
-    try:
-        return inspect_frame(raw, source, timezone)
-    except UnicodeDecodeError as error:
-        # A Parquet file's text is looked at only when it is used.
-        raise InputError(
-            f"{source}: holds text that is not UTF-8 ({error}); save it again"
-        ) from None
+    return inspect_frame(raw, source, timezone)
 
 
 def fingerprint(frame: pd.DataFrame) -> str:
@@ -170,6 +162,11 @@ class _Found:
         self.refusals: list[str] = []
         self.notes: list[str] = []
 
+    def raise_refusals(self) -> None:
+        """Everything that forbids the table's use, a sentence for each."""
+        if self.refusals:
+            raise InputError("\n".join(self.refusals))
+
     def refuse(self, bad: Any, what: str, way_out: str, values: Any = None) -> None:
         """Refuse the sessions where `bad`, if there are any; of `values` the first is shown."""
         self.refusals += self._say(bad, what, way_out, values)
@@ -191,7 +188,7 @@ class _Found:
 
 
 def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -> CheckedSessions:
-    """Gather everything found in a table of sessions, whose columns may be ours or ACN-Data's."""
+    """Check a table of sessions, whose columns may be ours or ACN-Data's."""
     found, columns = _Found(raw, source), _columns(raw)
     for name in _NEEDED:
         if name not in columns:
@@ -201,8 +198,7 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
             )
     if raw.empty and not found.refusals:
         found.refusals.append(f"{source}: holds no session; give a file with a row for each stay")
-    if found.refusals:
-        return CheckedSessions(source, pd.DataFrame(columns=list(LAYOUT)), found.refusals)
+    found.raise_refusals()
     frame = pd.DataFrame(index=raw.index)
     for name in ("site", "station"):
         if name in columns:
@@ -219,11 +215,11 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
     found.refuse(
         frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
     )
-    if not found.refusals:
-        _note_oddities(frame, found)
-        frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
-        frame = frame.astype({"site": "category", "station": "category"}).reset_index(drop=True)
-    return CheckedSessions(source, frame, found.refusals, found.notes)
+    found.raise_refusals()
+    _note_oddities(frame, found)
+    frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
+    frame = frame.astype({"site": "category", "station": "category"}).reset_index(drop=True)
+    return CheckedSessions(source, frame, found.notes)
 
 
 def _columns(raw: pd.DataFrame) -> dict[str, Any]:
@@ -312,19 +308,13 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
-    if isinstance(column.dtype, pd.DatetimeTZDtype) or pd.api.types.is_datetime64_dtype(column):
-        gap, text = column.isna(), column
-        times = pd.to_datetime(column, utc=True)
-        zoned = np.full(len(column), isinstance(column.dtype, pd.DatetimeTZDtype))
-    else:
-        text = _text(column)
-        gap = text.str.lower().isin(_MISSING)
-        acn = text.str.endswith(" GMT")
-        times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
-        if acn.any():
-            theirs = pd.to_datetime(text.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
-            times = times.where(~acn, theirs)
-        zoned = text.str.contains(_ZONED).to_numpy(bool)
+    text = _text(column)
+    gap, acn = text.str.lower().isin(_MISSING), text.str.endswith(" GMT")
+    times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
+    if acn.any():
+        theirs = pd.to_datetime(text.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
+        times = times.where(~acn, theirs)
+    zoned = text.str.contains(_ZONED).to_numpy(bool)
     first, last = _YEARS
     what, wrong = f'column "{name}"', times.isna() & ~gap
     found.refuse(

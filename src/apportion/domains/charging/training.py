@@ -1,6 +1,6 @@
 """Training a charging policy from past sessions: which stations and days, which tasks, how, and a test.
 
-Everything that is fitted, the policy, the predictor and the medians, sees the training stations on the
+Everything that is fitted, the policy and the predictor, sees the training stations on the
 training days alone. It is tested where nothing was fitted: at stations never trained on, and on the days
 after training.
 """
@@ -34,8 +34,7 @@ from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
 
-_TESTED_CAPACITY = 0.15
-_TESTED_TASKS = 8
+_TESTED = {"capacity": 0.15, "tasks": 8}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +48,8 @@ class Garages:
     seen: dict[str, np.ndarray]
     """Stations trained on, by their places."""
     unseen: dict[str, np.ndarray]
+    training: list[Days]
+    """The training stations on the training days."""
     predictor: Predictor
     recall: bool
     """Whether forecasts use earlier days, too."""
@@ -75,15 +76,12 @@ class Garages:
                     "--held-out"
                 )
         training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
-        return cls(sites, until, seen, unseen, Predictor.fit(*training), settings.recall)
+        predictor = Predictor.fit(*training)
+        return cls(sites, until, seen, unseen, training, predictor, settings.recall)
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with forecasts."""
-        training = [
-            days.between(None, self.until[name]).at(self.seen[name])
-            for name, days in self.sites.items()
-        ]
-        return [add_forecasts(days, self.predictor, self.recall) for days in training]
+        return [add_forecasts(days, self.predictor, self.recall) for days in self.training]
 
     @cached_property
     def all_days(self) -> dict[str, Days]:
@@ -143,7 +141,7 @@ def train_charging(
     state: Resume | None = None,
 ) -> TrainingResult:
     """Train by the direct gradient through whole days."""
-    problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
+    problem = Charging.of(garages.training_days(), settings.capacity)
     return train_members(
         problem,
         choose_stations(garages, settings),
@@ -196,16 +194,14 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
 
 def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> Outcome:
     """The policy beside every scheduler, on stations and on days it was not trained on."""
-    medians, test_days = garages.predictor.medians, garages.test_days()
+    test_days = garages.test_days()
     tests = {
         name: backtest_schedules(
             policy,
             days,
-            medians,
-            capacity=_TESTED_CAPACITY,
             task_size=min(settings.task_size, len(days.stations)),
-            tasks=_TESTED_TASKS,
             seed=settings.seed,
+            **_TESTED,
         )
         for name, days in test_days.items()
     }
@@ -216,9 +212,6 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         "title": "Charging",
         "subtitle": settings.method,
         "cards": [_card(name, test) for name, test in tests.items()],
-        "words": [
-            "Clairvoyant and optimum look ahead: nobody can know at the time what they know."
-        ],
         "lead": "One policy for every garage, tested where nothing was fitted: at stations it never saw, "
         "and on later days. A point is one hundredth of all energy that the cars needed.",
     }
@@ -227,7 +220,7 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         name, last = list(tests.items())[-1]
         each = [test.to_frame().assign(test=name) for name, test in tests.items()]
         tables = {"schedules": pd.concat(each, ignore_index=True)}
-        tables |= busiest_day(policy, test_days[name], medians, last)
+        tables |= busiest_day(policy, test_days[name], last)
     results = {name: test.to_json() for name, test in tests.items()}
     facts = facts_of(garages, settings)
     return Outcome(policy, results, "\n\n".join(notes), facts, headline, tables)

@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
 from apportion.domains.charging import backtest, training
-from apportion.domains.charging.backtest import CLAIRVOYANT, HINDSIGHT, OPTIMUM, POLICY
+from apportion.domains.charging.backtest import POLICY
 from apportion.domains.charging.problem import CHANNELS, Charging
-from apportion.domains.charging.schedulers import SCHEDULERS
+from apportion.domains.charging.schedulers import CLAIRVOYANT, HINDSIGHT, OPTIMUM, SCHEDULERS
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.training import Garages
@@ -127,7 +127,7 @@ def _train(
     if kind in ("mtl", "pmtl", "plain"):
         own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
         return [Ensemble(training.train_charging(garages, own).policy)]
-    problem = Charging.of(garages.training_days(), garages.predictor.medians, settings.capacity)
+    problem = Charging.of(garages.training_days(), settings.capacity)
     tasks = training.choose_stations(garages, settings)
     count = about["single_tasks"] if kind == "stl" else settings.members
     seeds = jax.random.split(jax.random.key(settings.seed), (count, 2))
@@ -174,7 +174,6 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
             result = backtest.backtest_schedules(
                 policy,
                 days.between(None, last),
-                garages.predictor.medians,
                 capacity=capacity,
                 task_size=size,
                 tasks=about["garages"] if size == 10 else about["sized_garages"],
