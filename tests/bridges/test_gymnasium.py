@@ -283,7 +283,7 @@ def test_a_horizon_is_asked_for_and_a_gradient_is_refused():
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     assert len(EXAMPLE.read_text().splitlines()) <= 50
     example = runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert example["gain"].above_zero
+    assert example["gain"].low > 0
     policies = train_seeds(
         example["problem"],
         example["tasks"],
