@@ -168,8 +168,10 @@ class DirectEpisodes(Learner):
         def roll_out(policy):
             keys = jax.random.split(key, self.episodes)
             paths = jax.vmap(lambda key: rollout(problem, policy, task, key=key))(keys)
-            lived = BatchRollout(paths.states, paths.allocations, paths.rewards, paths.alive)
-            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), lived)
+            lived = (paths.states, paths.allocations, paths.rewards, paths.alive)
+            return BatchRollout(
+                *jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), lived)
+            )
 
         return _improve(
             self, problem, task, roll_out, policy, state, weight, key, clip=self.gradient_clip
