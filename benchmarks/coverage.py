@@ -2,7 +2,7 @@
 
 Each layout is drawn many times with a known truth, with as many units as the study has at paper scale,
 what its units share (years, days, policies) and the skew seen in its committed tables. Written to
-docs/results/coverage/table.csv; tests/test_coverage.py holds every layout to 93 to 97 %.
+docs/results/coverage/table.csv; tests/test_statistics.py holds it to 93 to 97 %.
 """
 
 import argparse

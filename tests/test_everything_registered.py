@@ -190,15 +190,14 @@ def test_none_is_forgotten():
 
 
 def observation(seed):
-    """One within limits, two in a group, one absent."""
+    """Within limits, one absent."""
     rng = np.random.default_rng(seed)
     limits = rng.uniform(0.3, 0.9, M).astype(np.float32)
     limits[0], limits[2] = 1, 0
     held = rng.dirichlet(np.ones(M)).astype(np.float32)
     held[2] = 0
     history = rng.normal(size=(M, WINDOW, CHANNELS)).astype(np.float32)
-    groups = np.array([-1, 0, 0, 0, -1, -1])
-    return Observation(*map(jnp.asarray, (history, held / held.sum(), limits)), groups=groups)
+    return Observation(*map(jnp.asarray, (history, held / held.sum(), limits)))
 
 
 def moved(seen, order):

@@ -150,10 +150,8 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     )
 
 
-def advance(
-    algorithm: Algorithm, state: RunState, steps: int, record_every: int = 1
-) -> tuple[RunState, Metrics]:
-    """`steps` steps in one scan; metrics of every `record_every`-th."""
+def advance(algorithm: Algorithm, state: RunState, steps: int) -> tuple[RunState, Metrics]:
+    """`steps` steps in one scan, with the metrics of each."""
 
     def one(state, _):
         state, metrics = step(algorithm, state)
@@ -161,12 +159,7 @@ def advance(
         task, *numbers = jax.tree.leaves(metrics)
         return state, (task, jnp.stack(numbers))
 
-    def several(state, _):
-        state, rows = jax.lax.scan(one, state, None, record_every)
-        return state, jax.tree.map(lambda leaf: leaf[-1], rows)
-
-    recorded = one if record_every == 1 else several
-    state, (tasks, rows) = jax.lax.scan(recorded, state, None, steps // record_every)
+    state, (tasks, rows) = jax.lax.scan(one, state, None, steps)
     return state, Metrics(tasks, *rows.T)
 
 
@@ -270,7 +263,7 @@ def _act(
             policy.observed_scores(observation, task.mask),
             observation.present(task.mask),
         )
-        return explore.share(explore.sample(scores, here, key=key), here, observation.bounds)
+        return policy.head(explore.sample(scores, here, key=key), here, observation.bounds)
 
     def period(carry, key):
         state, n = carry

@@ -279,8 +279,6 @@ THEORY = (
     Fault("Lemma 4 asks for a tenth", "theory/bound.py",
           "return 288 * constants.feature_bound**2", "return 28.8 * constants.feature_bound**2",
           "tests/theory/test_bound.py"),
-    Fault("distance from samples is of all tasks together", "theory/distance.py",
-          "np.abs(difference.mean(1)),", "np.abs(difference.mean(1)) * 2,", "tests/theory/test_distance.py"),
 )  # fmt: skip
 
 BRIDGES = (
