@@ -6,7 +6,7 @@ from pathlib import Path
 
 from apportion.domains.portfolio import SimulatedMarket, load_prices
 from apportion.domains.portfolio.backtest import backtest_strategies
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
 

@@ -212,5 +212,5 @@ class MultiTaskPortfolio(BaseOptimization):
             )
         values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
         names = X.columns if isinstance(X, pd.DataFrame) else range(values.shape[1])
-        days = np.datetime64(0, "D") + np.arange(len(values))
+        days = np.arange(len(values)).astype("datetime64[D]")
         return Prices(days, tuple(str(name) for name in names), values)

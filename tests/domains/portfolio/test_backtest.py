@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
 from apportion.domains.portfolio.backtest import account, backtest_strategies
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent

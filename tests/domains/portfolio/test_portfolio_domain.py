@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import SimulatedMarket, backtest
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.domain import (
     DOMAIN,
     PortfolioAllocateOptions,

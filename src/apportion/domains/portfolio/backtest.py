@@ -15,15 +15,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from apportion.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY, Baseline
+from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
 from apportion.domains.portfolio.constrained import WithoutCash, everyone
 from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
-from apportion.domains.portfolio.prices import Day, Prices
+from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
-from apportion.domains.portfolio.rules import CASH, Rules
+from apportion.domains.portfolio.rules import CASH, Rules, weeks_of
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -31,8 +32,6 @@ from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
 
-MOST_FOR_NEWTON = 100
-"""Instruments above which the online Newton step, a programme a day, is left out unless asked for."""
 BOUND = 0.01
 """A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy
 that now and then loses far more in a week needs a larger bound."""
@@ -195,16 +194,22 @@ def backtest_with_baselines(
     cost
         Commissions; by default those it was trained under.
     baselines
-        Their names; by default all that suit the prices.
+        Their names; by default all.
     on_strategy
-        Told the name of each strategy as its turn comes, and what part is done.
+        As in `backtest_strategies`.
     """
     prices = with_trained_series(prices, about)
-    chosen, note = _chosen_baselines(baselines, prices)
-    after = str(np.datetime64(about["last"]) + 1)
+    known = (*BASELINES, LAZY)
+    chosen = known if baselines is None else baselines
+    for name in chosen:
+        if name not in known:
+            raise InputError(
+                f"baselines: {name!r} is none of {', '.join(known)}{suggest(name, known)}"
+            )
+    after = day_after(about["last"])
     if start is None and prices.row(after) < len(prices.dates):
-        start = after
-    if start is None or as_day(start) < as_day(after):
+        start = str(after)
+    if start is None or as_day(start) < after:
         warnings.warn(
             f"the policy was trained on days up to {about['last']}; what it earns on them says "
             "nothing about days to come",
@@ -213,7 +218,8 @@ def backtest_with_baselines(
     result = backtest_strategies(
         prices,
         {"policy": policy, LAZY: lazy_rebalancing()},
-        baselines={name: BASELINES[name] for name in chosen},
+        # Equal shares stand beside every policy, too.
+        baselines={name: BASELINES[name] for name in chosen if name not in (EQUAL, LAZY)},
         start=start,
         end=end,
         window=about["window"],
@@ -221,26 +227,7 @@ def backtest_with_baselines(
         rules={"policy": Rules.from_dict(about.get("rules"))},
         on_strategy=on_strategy,
     )
-    notes = "; ".join(each for each in (result.note, note) if each)
-    return replace(result, note=notes, trained_until=about["last"])
-
-
-def _chosen_baselines(names: Sequence[str] | None, prices: Prices) -> tuple[list[str], str]:
-    """The baselines to run, and a sentence on those that were left out."""
-    if names is not None:
-        unknown = [name for name in names if name not in (*BASELINES, LAZY)]
-        if unknown:
-            known = (*BASELINES, LAZY)
-            raise InputError(
-                f"baselines: {unknown[0]!r} is none of {', '.join(known)}{suggest(unknown[0], known)}"
-            )
-        # These two stand beside every policy.
-        return [name for name in dict.fromkeys(names) if name not in (EQUAL, LAZY)], ""
-    known = [name for name in BASELINES if name != EQUAL]
-    if len(prices.tickers) <= MOST_FOR_NEWTON:
-        return known, ""
-    known.remove("ons")
-    return known, f"ons was left out: it is slow above {MOST_FOR_NEWTON} instruments"
+    return replace(result, trained_until=about["last"])
 
 
 def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
@@ -257,15 +244,10 @@ def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
         as_day(str(about.get("last")))
         sound = isinstance(cost, int | float) and 0 <= cost < 0.5
         sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
-        rules = Rules.from_dict(about.get("rules"))
-        sound = sound and isinstance(rules.cash, bool)
+        if not (sound and isinstance(Rules.from_dict(about.get("rules")).cash, bool)):
+            raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
     except (InputError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
-    if not sound:
-        raise InputError(
-            f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
-            f"{cost!r}); train it again"
-        )
     if prices.channels < about["channels"]:
         raise InputError(
             "the policy reads close, high and low, but the prices have closes only; "
@@ -316,7 +298,7 @@ def weekly_gains(
         policies[against] = load_policy(against)
         rules[against] = Rules.from_dict(other.get("rules"))
         last = max(last, other["last"])
-    start = str(np.datetime64(last) + 1)
+    start = day_after(last)
     if prices.row(start) >= len(prices.dates):
         raise InputError(
             f"the prices end on {prices.dates[-1]} and the policy was trained on days up to {last}; "
@@ -331,23 +313,17 @@ def weekly_gains(
         cost=about["cost"],
         rules=rules,
     )
-    weeks, gains = _by_week(found, against)
-    return Gains.within(
-        gains, bound, periods=weeks, baseline=against, period="week", unit="log growth a week"
-    )
-
-
-def _by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
-    """The last day of each complete week, and the difference of both strategies' log growth in it."""
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
-    days = found.dates.astype("datetime64[D]")
-    # 1970-01-01 was a Thursday, and weeks begin on Mondays.
-    number = (days.astype(int) + 3) // 7
-    over = number < number[-1]
-    if (days[-1].astype(int) + 3) % 7 >= 4:
-        over[:] = True
-    weeks, first = np.unique(number[over], return_index=True)
-    if not len(weeks):
-        return days[:0], gap[:0]
-    ends = np.append(first[1:], over.sum()) - 1
-    return days[ends], np.add.reduceat(gap[over], first)
+    # The sum and the last day of each week; the last week counts once its Friday is there.
+    by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(weeks_of(found.dates))
+    weeks = by_week.agg({"gap": "sum", "day": "last"})
+    if pd.Timestamp(found.dates[-1]).weekday() < 4:
+        weeks = weeks[:-1]
+    return Gains.within(
+        weeks["gap"].to_numpy(),
+        bound,
+        periods=weeks["day"].to_numpy().astype("datetime64[D]"),
+        baseline=against,
+        period="week",
+        unit="log growth a week",
+    )

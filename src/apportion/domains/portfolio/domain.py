@@ -63,7 +63,7 @@ class PortfolioBacktestOptions(PriceOptions):
     tickers: tuple[str, ...] | None = None
     """Instruments to test on; by default all in the file."""
     baselines: tuple[str, ...] | None = None
-    """Baselines beside Equal CRP and lazy rebalancing; by default all that suit the prices."""
+    """Baselines beside Equal CRP and lazy rebalancing; by default all."""
 
     def __post_init__(self):
         if self.cost is not None:
@@ -110,7 +110,7 @@ class PortfolioDomain(Domain):
     check_options = PriceOptions
     examples = (
         "train portfolio --prices prices.csv --out runs/first",
-        "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar ons",
+        "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar momentum",
         "allocate runs/first --prices prices.csv --json",
         "allocate runs/first --holdings today.csv --lot 1 --out orders.csv",
         "certify runs/first --against lazy-crp --data prices.csv --json",

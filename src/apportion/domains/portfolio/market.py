@@ -20,10 +20,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.domains.portfolio.prices import Day, Prices
+from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
-from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
@@ -309,7 +308,7 @@ def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[
     first = window if start is None else prices.row(start)
     last = days - 1
     if end is not None:
-        last = prices.row(as_day(end) + 1) - 1
+        last = prices.row(day_after(end)) - 1
     if first >= days:
         raise InputError(
             f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "

@@ -8,11 +8,9 @@ NaN. Nothing here starts JAX.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -154,12 +152,16 @@ class Prices:
         )
 
 
+def day_after(day: str | np.datetime64) -> np.datetime64:
+    """The calendar day after this one."""
+    return as_day(day) + np.timedelta64(1, "D")
+
+
 def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
     """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
     if path is None:
         return embedded_prices()
-    found = os.stat(path) if path.is_file() else None
-    prices = _load(path, *(() if found is None else (found.st_size, found.st_mtime_ns)))
+    prices = load_prices(path)
     jumps = [] if allow_jumps else find_jumps(prices)
     if jumps:
         more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
@@ -168,12 +170,6 @@ def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
             "are adjusted for splits and free of slips, or --allow-jumps to take them as they are"
         )
     return prices
-
-
-@lru_cache(maxsize=1)
-def _load(path: Path, *unchanged: int) -> Prices:
-    """A file is read to be refused at once and again to be trained on: the second time it is at hand."""
-    return load_prices(path)
 
 
 def embedded_prices() -> Prices:

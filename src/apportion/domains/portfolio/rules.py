@@ -124,7 +124,11 @@ def rebalancing_days(dates: np.ndarray, rebalance: Rebalance) -> np.ndarray:
     """
     if rebalance == "daily":
         return np.ones(len(dates), bool)
-    days = dates.astype("datetime64[D]")
-    # Day 0 of the calendar, 1 January 1970, was a Thursday; weeks begin on Mondays.
-    span = (days.astype(int) + 3) // 7 if rebalance == "weekly" else days.astype("datetime64[M]")
+    span = weeks_of(dates) if rebalance == "weekly" else dates.astype("datetime64[M]")
     return np.append(True, span[1:] != span[:-1])[: len(dates)]
+
+
+def weeks_of(dates: np.ndarray) -> np.ndarray:
+    """The number of each day's week; weeks begin on Mondays."""
+    # Day 0 of the calendar, 1 January 1970, was a Thursday.
+    return (dates.astype("datetime64[D]").astype(int) + 3) // 7

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from apportion.domains.portfolio.baselines import simple as baselines
-from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY
+from apportion.domains.portfolio import baselines
+from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY
 
 CONTRACT = {
     "equal-crp", "buy-and-hold", "best-crp", "universal", "exponentiated-gradient", "ons", "pamr",
