@@ -32,10 +32,6 @@ from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
 
-BOUND = 0.01
-"""A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy
-that now and then loses far more in a week needs a larger bound."""
-
 
 def lazy_rebalancing(eta: float = 0.1) -> Policy:
     """Equal shares that learn nothing and trade little: each day the fraction `eta` of the way back."""
@@ -262,7 +258,7 @@ def weekly_gains(
     prices: Prices,
     against: str,
     *,
-    bound: float = BOUND,
+    bound: float = 0.01,
 ) -> Gains:
     """A policy's gains over a strategy in the weeks after training.
 

@@ -93,8 +93,9 @@ class PortfolioCertifyOptions:
 
     data: Path | None = None
     """Prices with days newer than those it was trained on; without it, the run's own file."""
-    bound: float | None = None
-    """What a week's gain counts at most, 0.01 of log growth by default. Decide on it before you look."""
+    bound: float = 0.01
+    """What a week's gain counts at most, in points of log growth: a policy that now and then loses far more
+    in a week needs a larger one. Decide on it before you look."""
     allow_jumps: bool = False
     """Take prices that move too far in one day, as where a split is not adjusted for."""
 
@@ -160,11 +161,11 @@ class PortfolioDomain(Domain):
         if isinstance(source, Path):
             raise InputError(f"{source}: give the folder of a portfolio run")
         prices = _own_prices(source, options.data, options.allow_jumps)
-        from apportion.domains.portfolio.backtest import BOUND, weekly_gains
+        from apportion.domains.portfolio.backtest import weekly_gains
         from apportion.runs.policy_file import load_about
 
-        bound = BOUND if options.bound is None else options.bound
-        return weekly_gains(source.policy, load_about(source.folder), prices, against, bound=bound)
+        about = load_about(source.folder)
+        return weekly_gains(source.policy, about, prices, against, bound=options.bound)
 
     def check(self, options: PriceOptions) -> "CheckedPrices":
         """What a price file holds."""

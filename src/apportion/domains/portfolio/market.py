@@ -137,65 +137,33 @@ class Market(Problem):
         front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps when a
         strategy trades; the rest is the strategy's own.
         """
-        first, last = rows_between(prices, start, end, window=window)
-        rows = slice(0, last + 1)
-        return cls._over(
-            prices, rows, rows, first, last - first + 1, window, costs, tracking, rules
-        )
-
-    @classmethod
-    def ending(
-        cls,
-        prices: Prices,
-        *,
-        window: int = WINDOW,
-        costs: Costs | None = None,
-        rules: Rules | None = None,
-    ) -> "Market":
-        """The market at the close of the last row: what is known before the period to come.
-
-        Its one period has no prices yet, so only what is decided in period 0 means anything.
-        """
-        rows, periods = slice(-window, None), slice(-window - 1, None)
-        return cls._over(prices, rows, periods, window, 1, window, costs, 0.0, rules)
-
-    @classmethod
-    def _over(
-        cls,
-        prices: Prices,
-        rows: slice,
-        periods: slice,
-        first: int,
-        horizon: int,
-        window: int,
-        costs: Costs | None,
-        tracking: float,
-        rules: Rules | None,
-    ) -> "Market":
         costs = Costs() if costs is None else costs
-        values, listed = prices.filled()[rows], prices.tradable()
+        first, last = rows_between(prices, start, end, window=window)
+        values, listed = prices.filled()[: last + 1], prices.tradable()
         if costs.cash:
-            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
-            listed = (
-                listed if listed is None else np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-            )
-        return cls(
+            values = np.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
+        if costs.cash and listed is not None:
+            listed = np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
+        market = cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
-            length=jnp.asarray(horizon, jnp.int32),
+            length=jnp.asarray(last - first + 1, jnp.int32),
             costs=costs,
             tracking=jnp.asarray(tracking, float),
             window=window,
-            horizon=horizon,
+            horizon=last - first + 1,
             universe=values.shape[1],
-            listed=None if listed is None else jnp.asarray(listed[periods]),
-            rebalanced=_rebalanced(prices, periods, rules),
+            listed=None if listed is None else jnp.asarray(listed[: last + 1]),
         )
+        return market if rules is None else market.ruled(prices, rules)
 
     def ruled(self, prices: Prices, rules: Rules) -> "Market":
         """The same market, of the same prices, for strategies with these rules."""
-        rows = slice(0, self.prices.shape[0])
-        return replace(self, rebalanced=_rebalanced(prices, rows, rules))
+        if rules.rebalance == "daily":
+            return replace(self, rebalanced=None)
+        # A period is decided at the close before the row on which it ends.
+        traded = np.append(True, rebalancing_days(prices.dates, rules.rebalance))
+        return replace(self, rebalanced=jnp.asarray(traded[: self.prices.shape[0]]))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
@@ -284,14 +252,6 @@ class Market(Problem):
         reward = reward - self.tracking.astype(reward.dtype) * ahead**2
         after = Holding(state.n + 1, drifted)
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
-
-
-def _rebalanced(prices: Prices, rows: slice, rules: Rules | None) -> Array | None:
-    """Which periods of these rows begin with a trade; None where all do."""
-    if rules is None or rules.rebalance == "daily":
-        return None
-    # A period is decided at the close before the row on which it ends.
-    return jnp.asarray(np.append(True, rebalancing_days(prices.dates, rules.rebalance))[rows])
 
 
 def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ NaN. Nothing here starts JAX.
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,9 @@ class Prices:
         """Whether an instrument can be held over the period that ends on each row; None where all can.
 
         It can be bought at its first close and is sold at its last one: a delisting is known by then.
-        One row more than the prices: of the period after the last row only its beginning is known.
         """
         priced = ~np.isnan(self.close)
-        if priced.all():
-            return None
-        begins = np.concatenate([priced[:1], priced])
-        ends = np.concatenate([priced, np.ones_like(priced[:1])])
-        return begins & ends
+        return None if priced.all() else priced & np.concatenate([priced[:1], priced[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
         """The row of the first trading day on or after `day`; past the end when none is left."""
@@ -119,20 +114,29 @@ class Prices:
                 f"known ones start {', '.join(self.tickers[:5])}"
             )
         columns = [places[ticker] for ticker in tickers]
-        high, low = (s if s is None else s[:, columns] for s in (self.high, self.low))
-        return Prices(self.dates, tuple(tickers), self.close[:, columns], high, low)
+        return self._cut(slice(None), columns)
 
     def until(self, day: str | np.datetime64) -> "Prices":
         """Rows before `day`: all that may be known when it begins."""
-        return self._rows(slice(0, self.row(day)))
+        return self._cut(slice(0, self.row(day)))
 
     def since(self, day: str | np.datetime64) -> "Prices":
         """Rows from `day` on."""
-        return self._rows(slice(self.row(day), None))
+        return self._cut(slice(self.row(day), None))
 
-    def _rows(self, rows: slice) -> "Prices":
-        high, low = (s if s is None else s[rows] for s in (self.high, self.low))
-        return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
+    def _cut(self, rows: slice | np.ndarray, columns: slice | list[int] = slice(None)) -> "Prices":
+        names = np.array(self.tickers, dtype=object)[columns]
+        close, high, low = (
+            s if s is None else s[rows][:, columns] for s in (self.close, self.high, self.low)
+        )
+        return Prices(self.dates[rows], tuple(names), close, high, low)
+
+    def with_tomorrow(self, days: int) -> "Prices":
+        """The last `days` rows and a day more, on which prices stand still: no decision sees it."""
+        end = len(self.dates) - 1
+        last = self._cut(np.append(np.arange(max(end + 1 - days, 0), end + 1), end))
+        dates = np.append(last.dates[:-1], day_after(last.dates[-1]))
+        return replace(last, dates=dates)
 
     def years(self) -> list[int]:
         """Calendar years in the data."""

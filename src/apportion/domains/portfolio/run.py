@@ -20,8 +20,6 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.validation import Choice
     from apportion.policy import Policy
@@ -122,18 +120,6 @@ class NextAllocation:
         lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
         return "\n".join([f"allocation for the period after {self.date}", *lines])
 
-    def plot(self) -> "Figure":
-        """Each share as a bar, beside an equal one."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 1 + 0.25 * len(self.shares)), layout="constrained")
-        axes = figure.subplots()
-        axes.barh(list(self.shares), [100 * share for share in self.shares.values()])
-        axes.axvline(100 / len(self.shares), color="grey", linewidth=0.9)
-        axes.set_xlabel(f"share of the wealth after {self.date} (%)")
-        axes.invert_yaxis()
-        return figure
-
 
 @dataclass(frozen=True, eq=False)
 class CheckedPrices:
@@ -165,15 +151,6 @@ class CheckedPrices:
         """What the file holds in a line, and one for each move that was allowed."""
         moves = [f"moves far: {jump}" for jump in find_jumps(self.prices)]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
-
-    def plot(self) -> "Figure":
-        """Each close over its first one."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        closes = self.to_frame()
-        figure.subplots().plot(closes / closes.bfill().iloc[0])
-        return figure
 
 
 def allocate_next(
