@@ -75,7 +75,6 @@ LONG = (
     "test_recipe",
     "test_certificate",
     "test_federated_domain",
-    "test_weekly_gains",
     "test_job",
     "test_skfolio",
     "test_federations",

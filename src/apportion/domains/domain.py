@@ -16,6 +16,7 @@ from apportion.runs.settings import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
+
     from apportion.certificate import Gains
     from apportion.problem import Problem
     from apportion.report.page import Section

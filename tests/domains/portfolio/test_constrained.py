@@ -31,7 +31,6 @@ PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
 NAMES = PRICES.tickers
 CASES = {
     "weights": Rules(max_weight=0.25, min_weight=0.08),
-    "turnover": Rules(max_turnover=0.1),
     "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2),
 }
 EVERYONE = Task.of([range(6)])[0]

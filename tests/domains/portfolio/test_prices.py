@@ -268,12 +268,3 @@ def test_many_jumps_are_counted_and_taken_where_allowed(tmp_path):
     with pytest.raises(InputError, match=r"and \d+ more;.*--allow-jumps"):
         read_prices(file)
     assert len(read_prices(file, allow_jumps=True).dates) == 60
-
-
-def test_a_file_that_was_changed_is_read_again(tmp_path):
-    file = tmp_path / "prices.csv"
-    moved(1.0).to_frame().to_csv(file)
-    before = read_prices(file)
-    assert read_prices(file) is before
-    moved(1.01).to_frame().to_csv(file)
-    assert read_prices(file).fingerprint != before.fingerprint

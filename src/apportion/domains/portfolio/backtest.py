@@ -7,7 +7,7 @@ a certificate bets on.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def backtest_strategies(
         name: account(shares, relatives, cost, held, cash=cash)
         for name, shares in allocations.items()
     }
-    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
+    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if r != Rules()]
     return Backtest(
         prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -168,9 +168,53 @@ _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
 
 
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy with what it was trained for."""
+
+    policy: Policy
+    window: int
+    channels: int
+    """Series it reads of each instrument."""
+    cost: float
+    last: str
+    """The last day it was trained on."""
+    rules: Rules
+
+    @classmethod
+    def of(cls, policy: Policy, about: Mapping[str, Any]) -> "TrainedPolicy":
+        """From what was saved with the policy; facts that no settings could have had are refused."""
+        if about.get("job") != "portfolio":
+            raise InputError(
+                f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
+                "give the folder of a portfolio run"
+            )
+        window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
+        try:
+            last, rules = str(as_day(str(about.get("last")))), Rules(**about.get("rules", {}))
+            sound = (
+                isinstance(cost, int | float) and 0 <= cost < 0.5 and isinstance(rules.cash, bool)
+            )
+            if not (sound and type(window) is int and window >= 1 and channels in (1, 3)):
+                raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
+        except (InputError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"the policy's own facts are wrong ({error}); train it again"
+            ) from None
+        return cls(policy, window, channels, cost, last, rules)
+
+    def series(self, prices: Prices) -> Prices:
+        """The prices with the series that the policy reads."""
+        if prices.channels < self.channels:
+            raise InputError(
+                "the policy reads close, high and low, but the prices have closes only; "
+                "give a long file with columns high and low"
+            )
+        return replace(prices, high=None, low=None) if self.channels == 1 else prices
+
+
 def backtest_with_baselines(
-    policy: Policy,
-    about: dict[str, Any],
+    trained: TrainedPolicy,
     prices: Prices,
     *,
     start: str | None = None,
@@ -183,8 +227,6 @@ def backtest_with_baselines(
 
     Parameters
     ----------
-    about
-        What was saved with the policy.
     start, end
         First and last day; by default all days after those it was trained on.
     cost
@@ -194,89 +236,52 @@ def backtest_with_baselines(
     on_strategy
         As in `backtest_strategies`.
     """
-    prices = with_trained_series(prices, about)
-    known = (*BASELINES, LAZY)
+    known = (EQUAL, LAZY, *BASELINES)
     chosen = known if baselines is None else baselines
     for name in chosen:
         if name not in known:
             raise InputError(
                 f"baselines: {name!r} is none of {', '.join(known)}{suggest(name, known)}"
             )
-    after = day_after(about["last"])
+    after = day_after(trained.last)
     if start is None and prices.row(after) < len(prices.dates):
         start = str(after)
     if start is None or as_day(start) < after:
         warnings.warn(
-            f"the policy was trained on days up to {about['last']}; what it earns on them says "
+            f"the policy was trained on days up to {trained.last}; what it earns on them says "
             "nothing about days to come",
             stacklevel=2,
         )
     result = backtest_strategies(
-        prices,
-        {"policy": policy, LAZY: lazy_rebalancing()},
-        # Equal shares stand beside every policy, too.
-        baselines={name: BASELINES[name] for name in chosen if name not in (EQUAL, LAZY)},
+        trained.series(prices),
+        # Lazy and equal shares stand beside every policy.
+        {"policy": trained.policy, LAZY: lazy_rebalancing()},
+        baselines={name: BASELINES[name] for name in chosen if name in BASELINES},
         start=start,
         end=end,
-        window=about["window"],
-        cost=about["cost"] if cost is None else cost,
-        rules={"policy": Rules.from_dict(about.get("rules"))},
+        window=trained.window,
+        cost=trained.cost if cost is None else cost,
+        rules={"policy": trained.rules},
         on_strategy=on_strategy,
     )
-    return replace(result, trained_until=about["last"])
-
-
-def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
-    """The prices with the series the policy was trained to read; facts that no settings could have had are
-    refused.
-    """
-    if about.get("job") != "portfolio":
-        raise InputError(
-            f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
-            "give the folder of a portfolio run"
-        )
-    window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
-    try:
-        as_day(str(about.get("last")))
-        sound = isinstance(cost, int | float) and 0 <= cost < 0.5
-        sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
-        if not (sound and isinstance(Rules.from_dict(about.get("rules")).cash, bool)):
-            raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
-    except (InputError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
-    if prices.channels < about["channels"]:
-        raise InputError(
-            "the policy reads close, high and low, but the prices have closes only; "
-            "give a long file with columns high and low"
-        )
-    return replace(prices, high=None, low=None) if channels == 1 else prices
+    return replace(result, trained_until=trained.last)
 
 
 def weekly_gains(
-    policy: Policy,
-    about: Mapping[str, Any],
-    prices: Prices,
-    against: str,
-    *,
-    bound: float = 0.01,
+    trained: TrainedPolicy, prices: Prices, against: str, *, bound: float = 0.01
 ) -> Gains:
     """A policy's gains over a strategy in the weeks after training.
 
     Parameters
     ----------
-    about
-        What was saved with the policy.
     against
         The name of a baseline, or the folder of another portfolio run.
     bound
         What a week's gain counts at most; decide on it before you look.
     """
-    about = dict(about)
-    prices = with_trained_series(prices, about)
-    policies: dict[str, Policy] = {"policy": policy}
-    rules = {"policy": Rules.from_dict(about.get("rules"))}
-    known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
-    last = about["last"]
+    known = [EQUAL, LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
+    policies: dict[str, Policy] = {"policy": trained.policy}
+    rules, last = {"policy": trained.rules}, trained.last
     if against == LAZY:
         policies[LAZY] = lazy_rebalancing()
     elif against not in known:
@@ -285,15 +290,14 @@ def weekly_gains(
                 f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or "
                 f"the folder of another portfolio run{suggest(against, known)}"
             )
-        other = load_about(against)
-        if not all(other.get(key) == about[key] for key in ("job", "window", "channels")):
+        other = TrainedPolicy.of(load_policy(against), load_about(against))
+        if (other.window, other.channels) != (trained.window, trained.channels):
             raise InputError(
                 f"{against}: its policy reads other things than this one (window and series of a "
                 "portfolio run); give another baseline"
             )
-        policies[against] = load_policy(against)
-        rules[against] = Rules.from_dict(other.get("rules"))
-        last = max(last, other["last"])
+        policies[against], rules[against] = other.policy, other.rules
+        last = max(last, other.last)
     start = day_after(last)
     if prices.row(start) >= len(prices.dates):
         raise InputError(
@@ -301,12 +305,12 @@ def weekly_gains(
             "a certificate needs later days"
         )
     found = backtest_strategies(
-        prices,
+        trained.series(prices),
         policies,
-        baselines={} if against in (EQUAL, *policies) else {against: BASELINES[against]},
+        baselines={against: BASELINES[against]} if against in BASELINES else {},
         start=start,
-        window=about["window"],
-        cost=about["cost"],
+        window=trained.window,
+        cost=trained.cost,
         rules=rules,
     )
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])

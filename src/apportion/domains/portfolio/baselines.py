@@ -37,17 +37,6 @@ def follow(
     return jax.lax.scan(period, (start, memory), relatives)[1]
 
 
-def equal_crp(relatives: Relatives) -> Allocations:
-    """Equal shares, restored every period: the constant rebalanced portfolio of 1/m.
-
-    Examples
-    --------
-    >>> equal_crp(jnp.ones((2, 4))).tolist()
-    [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
-    """
-    return jnp.full_like(relatives, 1 / relatives.shape[1])
-
-
 def buy_and_hold(relatives: Relatives) -> Allocations:
     """Equal shares at the first period, then no trade: shares drift with prices.
 
@@ -173,7 +162,6 @@ def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocatio
 
 
 BASELINES: dict[str, Baseline] = {
-    "equal-crp": equal_crp,
     "buy-and-hold": jax.jit(buy_and_hold),
     "best-crp": best_crp,
     "exponentiated-gradient": jax.jit(exponentiated_gradient),
@@ -182,7 +170,7 @@ BASELINES: dict[str, Baseline] = {
     "inverse-volatility": jax.jit(inverse_volatility),
     "volatility-tilt": jax.jit(volatility_tilt),
 }
-"""Every baseline under the name it has in tables, as one program for each shape of a market."""
+"""Every baseline beside equal shares, which stand in every backtest, under the name it has in tables."""
 
 WITHOUT_HISTORY = frozenset({"buy-and-hold", "best-crp"})
 """Baselines that begin with the tested period: show them its rows alone, no earlier history."""

@@ -13,6 +13,7 @@ from apportion.errors import InputError
 
 if TYPE_CHECKING:
     from apportion.certificate import Gains
+    from apportion.domains.portfolio.backtest import TrainedPolicy
     from apportion.domains.portfolio.prices import Prices
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
@@ -132,15 +133,13 @@ class PortfolioDomain(Domain):
         prices = _own_prices(run, options.prices, options.allow_jumps)
         prices = prices if options.tickers is None else prices.select(options.tickers)
         from apportion.domains.portfolio.backtest import backtest_with_baselines
-        from apportion.runs.policy_file import load_about
 
         def on_strategy(name: str, done: float) -> None:
             if progress is not None:
                 progress.stage(f"backtest: {name}", done)
 
         return backtest_with_baselines(
-            run.policy,
-            load_about(run.folder),
+            _trained(run),
             prices,
             start=options.start,
             end=options.end,
@@ -154,7 +153,7 @@ class PortfolioDomain(Domain):
         prices = _own_prices(run, options.prices, options.allow_jumps)
         from apportion.domains.portfolio.run import allocate_next
 
-        return allocate_next(run, prices, options.holdings, options.lot)
+        return allocate_next(_trained(run), prices, options.holdings, options.lot)
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
         """What a finished run's policy gained over a baseline or another run, week by week."""
@@ -162,10 +161,8 @@ class PortfolioDomain(Domain):
             raise InputError(f"{source}: give the folder of a portfolio run")
         prices = _own_prices(source, options.data, options.allow_jumps)
         from apportion.domains.portfolio.backtest import weekly_gains
-        from apportion.runs.policy_file import load_about
 
-        about = load_about(source.folder)
-        return weekly_gains(source.policy, about, prices, against, bound=options.bound)
+        return weekly_gains(_trained(source), prices, against, bound=options.bound)
 
     def check(self, options: PriceOptions) -> "CheckedPrices":
         """What a price file holds."""
@@ -185,6 +182,13 @@ class PortfolioDomain(Domain):
 
 
 DOMAIN = PortfolioDomain()
+
+
+def _trained(run: "Run") -> "TrainedPolicy":
+    from apportion.domains.portfolio.backtest import TrainedPolicy
+    from apportion.runs.policy_file import load_about
+
+    return TrainedPolicy.of(run.policy, load_about(run.folder))
 
 
 def _own_prices(run: "Run", given: Path | None, allow_jumps: bool) -> "Prices":

@@ -126,10 +126,8 @@ class Prices:
 
     def _cut(self, rows: slice | np.ndarray, columns: slice | list[int] = slice(None)) -> "Prices":
         names = np.array(self.tickers, dtype=object)[columns]
-        close, high, low = (
-            s if s is None else s[rows][:, columns] for s in (self.close, self.high, self.low)
-        )
-        return Prices(self.dates[rows], tuple(names), close, high, low)
+        high, low = (s if s is None else s[rows][:, columns] for s in (self.high, self.low))
+        return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], high, low)
 
     def with_tomorrow(self, days: int) -> "Prices":
         """The last `days` rows and a day more, on which prices stand still: no decision sees it."""

@@ -4,9 +4,9 @@ Nothing here starts JAX: rules are refused before any work. `constrained` has th
 to them, and the market holds between rebalancing days.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -55,20 +55,6 @@ class Rules:
     def of(cls, settings: "PortfolioSettings") -> "Rules":
         """The rules of these settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any] | None) -> "Rules":
-        """The rules that `to_dict` wrote; none where nothing was written."""
-        return cls(**(values or {}))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, to be kept with a policy."""
-        return asdict(self)
-
-    @property
-    def none(self) -> bool:
-        """Nothing is ruled out, and every day is traded."""
-        return self == Rules()
 
     @property
     def bind_shares(self) -> bool:
