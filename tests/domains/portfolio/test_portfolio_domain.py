@@ -282,10 +282,6 @@ def test_years_are_validated_on_where_they_are_long_enough(settings):
     assert DOMAIN.prepare(replace(settings, validation=0)).choose is None
     given = _describe_choice(PRICES.until("2001-03-01"), short, None)
     assert "trust 0.5, trade fraction 0.1 and 6 updates as given; the prices, " in given
-    # Where steps count updates of each task, chosen updates are still the policy's.
-    paper = replace(TINY, protocol="per-task", method="mtl")
-    assert paper.updates == 18
-    assert Choice(0.5, 0.1, 12, pd.DataFrame()).applied(paper).updates == 12
 
 
 def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):

@@ -95,8 +95,8 @@ class PortfolioCertifyOptions:
     data: Path | None = None
     """Prices with days newer than those it was trained on; without it, the run's own file."""
     bound: float = 0.01
-    """What a week's gain counts at most, in points of log growth: a policy that now and then loses far more
-    in a week needs a larger one. Decide on it before you look."""
+    """What a week's gain counts at most, as log growth: a policy that now and then loses far more in a week
+    needs a larger one. Decide on it before you look."""
     allow_jumps: bool = False
     """Take prices that move too far in one day, as where a split is not adjusted for."""
 

@@ -228,7 +228,7 @@ def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | N
 
     given = (
         f"trust {settings.trust:g}, trade fraction {settings.trade_fraction:g} and "
-        f"{settings.updates:,} updates as given"
+        f"{settings.steps:,} updates as given"
     )
     return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
 

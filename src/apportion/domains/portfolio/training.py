@@ -131,7 +131,7 @@ def train_portfolio_runs(
         tasks,
         first,
         Direct(settings.batch, settings.learning_rate, objective=objective),
-        steps=settings.updates,
+        steps=settings.steps,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
         replay=replay,
