@@ -95,7 +95,7 @@ def test_net_is_never_above_gross_and_scale_of_prices_does_not_matter(cost, seed
     rng = np.random.default_rng(seed)
     a = rng.dirichlet(np.ones(4), 20)
     y = np.exp(0.02 * rng.standard_normal((20, 4)))
-    growth, keep, turnover = account(a, y, cost)
+    growth, keep, turnover = account(a, y, cost, np.full(4, 0.25))
     assert (keep <= 1 + 1e-12).all()
     assert (keep >= 1 - 2 * cost).all()
     assert (turnover <= 2).all()

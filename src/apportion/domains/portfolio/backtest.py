@@ -108,15 +108,11 @@ def backtest_strategies(
             )
         walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
         allocations[name] = np.asarray(walk.allocations)
-    relatives, listed, held = relatives[first:], prices.tradable(), None
-    if cash:
-        # It stands in front, still, and is free of commission.
-        relatives = np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0)
-    if listed is not None:
-        there = np.append(True, listed[first]) if cash else listed[first]
-        held = there / there.sum()
+    # Cash stands in front, still.
+    relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
+    held = np.asarray(market.start(task), float)
     accounts = {
-        name: account(shares, relatives, cost, held, cash=cash)
+        name: account(shares, relatives, cost, held / held.sum(), cash=cash)
         for name, shares in allocations.items()
     }
     notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if r != Rules()]
@@ -136,7 +132,7 @@ def account(
     allocations: np.ndarray,
     relatives: np.ndarray,
     cost: float,
-    held: np.ndarray | None = None,
+    held: np.ndarray,
     *,
     cash: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -147,7 +143,7 @@ def account(
     allocations, relatives
         a_n and y_n, (time, entities).
     held
-        Shares held before the first period; equal ones by default.
+        Shares held before the first period.
     cash
         The first entity is cash, free of commission.
     """
@@ -155,8 +151,7 @@ def account(
     a = a / a.sum(-1, keepdims=True)
     grown = a * np.asarray(relatives, float)[: len(a)]
     growth = grown.sum(-1)
-    before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
-    w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
+    w = np.concatenate([held[None], (grown / growth[:, None])[:-1]])
     with jax.enable_x64(True):
         costs = Costs(cost, exact=True, cash=cash)
         factor = np.asarray(_cost_factor(costs, jnp.asarray(w), jnp.asarray(a)))

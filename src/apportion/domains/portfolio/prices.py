@@ -209,7 +209,7 @@ def find_jumps(prices: Prices) -> list[str]:
     return described
 
 
-def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
+def load_prices(path: str | Path) -> Prices:
     """Read and check a price file.
 
     Parameters
@@ -219,8 +219,6 @@ def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
         with columns date, ticker, close and perhaps high and low (open and volume are ignored), or
         with two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
         they are the closes, and highs and lows are adjusted by as much.
-    least_days
-        Less than this is refused.
 
     Raises
     ------
@@ -242,10 +240,10 @@ def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
             f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {LEAST_TICKERS} are "
             "needed to share anything out, so add columns (wide) or rows of other tickers (long)"
         )
-    if days < least_days:
+    if days < LEAST_DAYS:
         raise InputError(
             f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
-            f"{least_days} are needed, so give a longer history"
+            f"{LEAST_DAYS} are needed, so give a longer history"
         )
     priced = ~np.isnan(prices.close)
     if not priced.any(0).all():
