@@ -184,13 +184,13 @@ class TrainedPolicy:
                 f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
                 "give the folder of a portfolio run"
             )
-        window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
+        facts: list[Any] = [about.get(name) for name in ("window", "channels", "cost")]
+        window, channels, cost = facts
         try:
             last, rules = str(as_day(str(about.get("last")))), Rules(**about.get("rules", {}))
-            sound = (
-                isinstance(cost, int | float) and 0 <= cost < 0.5 and isinstance(rules.cash, bool)
-            )
-            if not (sound and type(window) is int and window >= 1 and channels in (1, 3)):
+            costs = isinstance(cost, int | float) and 0 <= cost < 0.5
+            sees = type(window) is int and window >= 1 and channels in (1, 3)
+            if not (costs and sees and isinstance(rules.cash, bool)):
                 raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
         except (InputError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -311,7 +311,7 @@ def weekly_gains(
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
     # The sum and the last day of each week; the last week counts once its Friday is there.
     by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(weeks_of(found.dates))
-    weeks = by_week.agg({"gap": "sum", "day": "last"})
+    weeks: Any = by_week.agg({"gap": "sum", "day": "last"})
     if pd.Timestamp(found.dates[-1]).weekday() < 4:
         weeks = weeks[:-1]
     return Gains.within(

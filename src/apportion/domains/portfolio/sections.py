@@ -127,7 +127,7 @@ def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
     >>> _side_by_side(frame)["wealth"].tolist()
     ['1.50 [1.00, 2.00]']
     """
-    shown = strategies[["strategy"]].copy()
+    shown: Any = strategies[["strategy"]].copy()
     for name, form in _METRICS.items():
         if name in strategies:
             text = strategies[name].map(form.format)
