@@ -29,7 +29,7 @@ result = backtest_strategies(
     prices,
     {"policy": trained.policy},
     baselines={name: BASELINES[name] for name in ("exponentiated-gradient", "olmar")},
-    start=str(cut + 1),
+    start=cut,
     window=settings.window,
     cost=settings.cost,
 )

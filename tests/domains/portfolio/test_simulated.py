@@ -157,8 +157,8 @@ def test_prioritised_learning_earns_more_than_equal_shares_on_instruments_it_nev
     policies = fit(experiment.train, experiment.own, ["pmtl"] * SEEDS, 1, few)
     found = experiment.gain(policies, experiment.held_out)
     oracle = experiment.oracle(experiment.held_out)
-    assert 0.6 < oracle < 0.85
-    print(found, oracle)
+    # The four earned .57 with a standard error of .03, the oracle .77.
+    assert found.mean() >= 0.5 * oracle, (found, oracle)
 
 
 @pytest.mark.slow
