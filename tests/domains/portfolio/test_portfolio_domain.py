@@ -197,7 +197,13 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, set
     later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
     replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
     settings = replace(settings, prices=place / "later.csv", allow_jumps=True)
-    touched = start_run(place / "later", "portfolio", settings, DOMAIN.prepare(settings), Quiet())
+    # A stop that is asked for in the last chunk comes before the backtest.
+    last = whole[0].results["chosen"]["updates"]
+    seen = Watched("training")
+    seen.act = lambda: seen.seen[-1][1] == last and interrupt()
+    with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
+        start_run(place / "later", "portfolio", settings, DOMAIN.prepare(settings), seen)
+    touched = resume_run(place / "later", DOMAIN.prepare(settings), Quiet())
     assert touched.results["net"] != whole[0].results["net"]
     for file in ("choice.csv", "policy.safetensors"):
         assert (place / "later" / file).read_bytes() == (place / "whole" / file).read_bytes()
@@ -231,14 +237,6 @@ def test_a_run_that_is_stopped_and_killed_wherever_it_is_ends_the_same(
     with pytest.raises(SystemError):
         resume(Watched("training", die))
     assert load_run(folder).choice == load_run(place / "whole").choice
-    # A stop that is asked for in the last chunk comes before the backtest.
-    last = whole[0].results["chosen"]["updates"]
-    seen = Watched("training")
-    seen.act = lambda: seen.seen[-1][1] == last and interrupt()
-    with pytest.raises(Stopped, match=f"after step {last} of {last}, all saved"):
-        resume(seen)
-    assert "choosing" not in {title for title, _ in seen.seen}
-
     # A signal in the backtest ends it at once.
     left = threading.Event()
 
@@ -253,11 +251,13 @@ def test_a_run_that_is_stopped_and_killed_wherever_it_is_ends_the_same(
         assert code == 2
         raise Left
 
+    seen = Watched()
     with monkeypatch.context() as patched:
         patched.setattr(backtest, "backtest_with_baselines", endless)
         patched.setattr(os, "_exit", leave)
         with pytest.raises(Left):
-            resume(Quiet())
+            resume(seen)
+    assert "choosing" not in {title for title, _ in seen.seen}
     left.set()
     assert "stopped at once; the training is saved" in capfd.readouterr().err
     assert not load_run(folder).finished
