@@ -61,18 +61,18 @@ class Rules:
         """Some allocations are ruled out: there is more than the days to keep to."""
         return (self.max_weight, self.min_weight, self.max_turnover) != (1, 0, 2)
 
-    def check_weights(self, m: int, whose: str, way_out: str) -> None:
+    def check_weights(self, m: int, whose: str) -> None:
         """Refuse weights that `m` instruments cannot meet; cash takes what no instrument can."""
         low, high = self.min_weight, self.max_weight
         if not self.cash and m * high < 1 - 1e-9:
             raise InputError(
                 f"max_weight {high:g}: {whose} can then hold only {m * high:.4g} of the wealth; choose "
-                f"at least {1 / m:.4g}, or {way_out.format('larger')}"
+                f"at least {1 / m:.4g}, or more instruments"
             )
         if m * low > 1 + 1e-9:
             raise InputError(
                 f"min_weight {low:g}: {whose} would need {m * low:.4g} of the wealth; choose at most "
-                f"{1 / m:.4g}, or {way_out.format('smaller')}"
+                f"{1 / m:.4g}, or fewer instruments"
             )
 
     def check(self, tickers: Sequence[str]) -> None:
@@ -82,8 +82,7 @@ class Rules:
                 f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename '
                 "or drop it"
             )
-        m = len(tickers)
-        self.check_weights(m, f"{m} instruments", "a {} number of instruments")
+        self.check_weights(len(tickers), f"{len(tickers)} instruments")
 
     def describe(self) -> str:
         """The rules in a line."""

@@ -78,8 +78,7 @@ class PortfolioSettings(TrainingSettings):
         check_cost(self.cost)
         if self.tracking_error_weight < 0 or self.learning_rate <= 0:
             raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
-        m = self.task_size
-        Rules.of(self).check_weights(m, f"the {m} instruments of a task", "a {} task_size")
+        Rules.of(self).check_weights(self.task_size, f"the {self.task_size} instruments of a task")
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
