@@ -19,13 +19,11 @@ from apportion.domains.portfolio.backtest import (
     backtest_strategies,
     weekly_gains,
 )
-from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
 from apportion.runs.policy_file import save_policy
-from apportion.statistics import over_blocks
 from apportion.tasks import draw_tasks
 
 PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
@@ -161,13 +159,6 @@ def test_metrics_of_a_known_path():
     assert np.isnan(record.sharpe(np.zeros(5)))
 
 
-def test_blocks_keep_the_dependence_that_single_days_would_lose():
-    noise = np.random.default_rng(0).standard_normal(3000)
-    series = np.convolve(noise, np.ones(15) / 15, "valid")
-    single, blocked = (over_blocks(np.mean, series, block=block) for block in (1, 21))
-    assert blocked.high - blocked.low > 2 * (single.high - single.low)
-
-
 def test_metrics_have_intervals_in_their_own_units():
     returns = 0.001 + 0.01 * np.random.default_rng(1).standard_normal(504)
     turnover = np.full(504, 0.02)
@@ -188,15 +179,6 @@ def test_metrics_have_intervals_in_their_own_units():
 def test_a_baseline_off_the_simplex_is_named():
     with pytest.raises(InputError, match="baseline greedy: its allocation in period 0"):
         backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
-
-
-def test_each_strategy_is_told_as_its_turn_comes():
-    told = []
-    backtest_strategies(
-        PRICES, {}, baselines={"olmar": BASELINES["olmar"]}, window=8,
-        on_strategy=lambda *news: told.append(news),
-    )  # fmt: skip
-    assert told == [("equal-crp", 0.0), ("olmar", 0.5)]
 
 
 @pytest.fixture(scope="module")
