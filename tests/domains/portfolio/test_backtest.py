@@ -24,6 +24,7 @@ from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
 from apportion.runs.policy_file import save_policy
+from apportion.statistics import over_blocks
 from apportion.tasks import draw_tasks
 
 PRICES = SimulatedMarket.draw(universe=5, days=120, seed=4).prices
@@ -157,6 +158,13 @@ def test_metrics_of_a_known_path():
     assert record.volatility(returns) == pytest.approx(returns.std(ddof=1) * 252**0.5)
     assert record.sharpe(returns) == pytest.approx(returns.mean() / returns.std(ddof=1) * 252**0.5)
     assert np.isnan(record.sharpe(np.zeros(5)))
+
+
+def test_blocks_keep_the_dependence_that_single_days_would_lose():
+    noise = np.random.default_rng(0).standard_normal(3000)
+    series = np.convolve(noise, np.ones(15) / 15, "valid")
+    single, blocked = (over_blocks(np.mean, series, block=block) for block in (1, 21))
+    assert blocked.high - blocked.low > 2 * (single.high - single.low)
 
 
 def test_metrics_have_intervals_in_their_own_units():

@@ -16,7 +16,7 @@ from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_portfolio_runs, untrained_policies
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.tasks import Task, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunks
@@ -140,15 +140,6 @@ def gains(experiment) -> dict[str, float]:
         out[f"stl {kind}"] = float(experiment.gain(alone, of_single, SINGLES).mean())
         out[f"oracle {kind}"] = float(experiment.oracle(tasks))
     return out
-
-
-def test_the_untrained_policy_gives_nearly_equal_shares(experiment):
-    market = eqx.tree_at(lambda m: m.prices, experiment.test, experiment.test.prices[0])
-    keys = jax.random.split(jax.random.key(0), 4)
-    policies = untrained_policies(market.prices.shape[-1], SETTINGS, keys)
-    task = experiment.own[0][0]
-    walk = eqx.filter_jit(eqx.filter_vmap(lambda p: walk_policy(p, market, task).allocations))
-    assert np.abs(np.asarray(walk(policies)) - 0.2).max() < 0.02
 
 
 @optimised()
