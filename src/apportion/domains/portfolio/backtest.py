@@ -8,6 +8,7 @@ a certificate bets on.
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def backtest_strategies(
     rules, baselines = rules or {}, baselines or {}
     cash = any(kept.cash for kept in rules.values())
     costs = Costs(cost, exact=True, cash=cash)
-    market = Market.of(prices, start=start, end=end, window=window, costs=costs)
+    market_for = partial(Market.of, prices, start=start, end=end, window=window, costs=costs)
+    market = market_for()
     first, task = int(market.first), everyone(len(prices.tickers), cash=cash)
     policies = {**policies, EQUAL: EqualShares()}
     count = len(policies) + len(baselines)
@@ -91,7 +93,7 @@ def backtest_strategies(
         kept = rules.get(name, Rules())
         kept.check(prices.tickers)
         strategy = WithoutCash(policy) if cash and not kept.cash else policy
-        walk = _walk_one(strategy, market.ruled(prices, kept), task)
+        walk = _walk_one(strategy, market_for(rules=kept), task)
         allocations[name] = np.asarray(walk.allocations)
     relatives = prices.relatives()[: first + market.horizon]
     y = jnp.asarray(relatives, jnp.float32)

@@ -11,7 +11,6 @@ no commission; without cash both its shares are 0. The two differ by less than 2
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -144,7 +143,11 @@ class Market(Problem):
             values = np.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
         if costs.cash and listed is not None:
             listed = np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-        market = cls(
+        traded = None
+        if rules is not None and rules.rebalance != "daily":
+            # A period is decided at the close before the row on which it ends.
+            traded = np.append(True, rebalancing_days(prices.dates, rules.rebalance))[: last + 1]
+        return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
             length=jnp.asarray(last - first + 1, jnp.int32),
@@ -154,16 +157,8 @@ class Market(Problem):
             horizon=last - first + 1,
             universe=values.shape[1],
             listed=None if listed is None else jnp.asarray(listed[: last + 1]),
+            rebalanced=None if traded is None else jnp.asarray(traded),
         )
-        return market if rules is None else market.ruled(prices, rules)
-
-    def ruled(self, prices: Prices, rules: Rules) -> "Market":
-        """The same market, of the same prices, for strategies with these rules."""
-        if rules.rebalance == "daily":
-            return replace(self, rebalanced=None)
-        # A period is decided at the close before the row on which it ends.
-        traded = np.append(True, rebalancing_days(prices.dates, rules.rebalance))
-        return replace(self, rebalanced=jnp.asarray(traded[: self.prices.shape[0]]))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
