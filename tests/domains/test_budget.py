@@ -41,11 +41,13 @@ def test_an_observation_shows_the_record_before_the_period_and_nothing_later():
     problem = Budget.simulate(universe=4, periods=30)
     task = Task.of([[0, 1]])[0]
     state = eqx.tree_at(lambda s: s.n, problem.reset(task, key=KEY), jax.device_put(np.int32(5)))
-    after = 9 * (np.arange(30, dtype=np.float32) >= 13)
+    after = np.where(np.arange(30) >= 13, np.float32(9), np.float32(0))
     later = eqx.tree_at(
         lambda p: (p.measured, p.efficiency),
         problem,
-        [jax.device_put(np.asarray(r) + after) for r in (problem.measured, problem.efficiency)],
+        tuple(
+            jax.device_put(np.asarray(r) + after) for r in (problem.measured, problem.efficiency)
+        ),
     )
     observe = eqx.filter_jit(Budget.observe)
     seen = observe(problem, task, state).history
