@@ -29,7 +29,7 @@ from apportion.domains.charging.forecasts import PERIODS, Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_mnist
-from apportion.domains.portfolio.backtest import with_trained_series
+from apportion.domains.portfolio.backtest import TrainedPolicy
 from apportion.domains.portfolio.orders import read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.simulated import SimulatedMarket
@@ -260,7 +260,7 @@ def _policy(job: str, folder: Path) -> None:
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             assert np.isfinite(np.asarray(leaf)).all()
     if job == "portfolio":
-        with_trained_series(MARKET.prices, load_about(folder))
+        TrainedPolicy.of(policy, load_about(folder)).series(MARKET.prices)
     else:
         about = load_about(folder)
         check_facts(about)

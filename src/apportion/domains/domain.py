@@ -16,7 +16,6 @@ from apportion.runs.settings import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from apportion.certificate import Gains
     from apportion.problem import Problem
@@ -39,10 +38,6 @@ class Result(Protocol):
 
     def to_frame(self) -> "pd.DataFrame":
         """The result as a table."""
-        ...
-
-    def plot(self) -> "Figure":
-        """The result as a picture."""
         ...
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.record import LAZY
 from apportion.errors import InputError
 from apportion.studies.portfolio import fig3_4

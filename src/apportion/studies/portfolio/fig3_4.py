@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import market as markets
 from apportion.domains.portfolio.backtest import lazy_rebalancing
-from apportion.domains.portfolio.baselines.simple import volatility_tilt
+from apportion.domains.portfolio.baselines import volatility_tilt
 from apportion.domains.portfolio.market import Market, Walk, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY

@@ -115,7 +115,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
         jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
         for key in jax.random.split(jax.random.key(s.seed))
     )
-    every = s.updates // size.checkpoints
+    every = s.steps // size.checkpoints
     train_portfolio_runs(
         known.training,
         repeat(own, s.members),
@@ -123,7 +123,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
         policy_keys=policy_keys,
         run_keys=run_keys,
         lengths=jnp.repeat(runs.lengths, s.members),
-        chunks=Chunks(every, math.gcd(every, s.updates), on_chunk),
+        chunks=Chunks(every, math.gcd(every, s.steps), on_chunk),
     )
     yield from by_cell(cells, pd.concat(frames))
 
