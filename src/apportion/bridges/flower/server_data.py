@@ -55,11 +55,6 @@ class ServerData:
         """Whether the server has no samples at all."""
         return self.predict is None and self.score is None
 
-    @property
-    def classes(self) -> int:
-        """How many classes the samples have; 0 where they have none."""
-        return 0 if self.labels is None else int(self.labels.max()) + 1
-
     def begin_round(self, start: Model) -> None:
         """Losses are taken in units of the mean loss of the model that was sent out."""
         if self.score is not None:
@@ -78,20 +73,6 @@ class ServerData:
             chances = np.exp(-losses / self.scale)
             return Judged(chances, chances > np.exp(-1))
         return self._answered(model, self.labels)
-
-    def correct(self, judged: Judged) -> np.ndarray:
-        """The part of the samples that is of a class and rightly answered."""
-        if self.labels is None:
-            return np.array([judged.accuracy])
-        right = self.labels[judged.right]
-        return np.bincount(right, minlength=self.classes) / len(self.labels)
-
-    @property
-    def frequency(self) -> np.ndarray:
-        """The part of the samples that is of a class."""
-        if self.labels is None:
-            return np.ones(1)
-        return np.bincount(self.labels) / len(self.labels)
 
     def _answered(self, model: Model, labels: np.ndarray) -> Judged | None:
         try:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from apportion.domains.federated.states import shares_by_samples
 from apportion.errors import InputError
 from apportion.problem import Observation
 from apportion.runs.files import read_arrays, write_arrays
@@ -65,16 +66,11 @@ def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
     }
 
 
-def between(one: Model, other: Model, part: float) -> Model:
-    """The model this part of the way from one to another, in the types of the first."""
-    return weighted_sum(np.array([1 - part, part]), [one, other])
-
-
 def moved(
-    shares: np.ndarray,
     models: Sequence[Model],
     start: Model,
     move: Model | None,
+    shares: np.ndarray,
     step: float,
     momentum: float,
 ) -> Model:
@@ -191,23 +187,21 @@ def usable(
     return [update for update in updates if update.node not in refused], refused
 
 
-def sample_counts(updates: Sequence[ClientUpdate], key: str, max_ratio: float) -> np.ndarray:
-    """What each client says of its samples; equal where one does not say.
+def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
+    """How many samples each client says it holds; equally many where one does not say."""
 
-    No claim counts for more than `max_ratio` times the median one: it would be the way to take over.
-    """
-    counts = np.array([_number(update.content, key) for update in updates])
-    if not np.isfinite(counts).all() or (counts <= 0).any():
-        return np.ones(len(updates))
-    return np.minimum(counts, max_ratio * _lower_median(counts))
+    def claim(content: RecordDict) -> float:
+        values = [record.get(key) for record in content.metric_records.values()]
+        return next((float(value) for value in values if isinstance(value, int | float)), math.nan)
+
+    counts = np.array([claim(update.content) for update in updates])
+    usable = np.isfinite(counts).all() and (counts > 0).all()
+    return counts if usable else np.ones(len(updates))
 
 
-def _number(content: RecordDict, key: str) -> float:
-    for record in content.metric_records.values():
-        value = record.get(key)
-        if isinstance(value, int | float):
-            return float(value)
-    return float("nan")
+def fedavg_shares(counts: np.ndarray) -> np.ndarray:
+    """FedAvg's shares, capped as in the simulator."""
+    return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
 def _only_model(content: RecordDict, start: Model) -> Model | str:
