@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +30,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
-from apportion.domains.federated.clients import Perceptron
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.states import client_state
+from apportion.domains.federated.settings import GradientSettings
+from apportion.domains.federated.states import Blind, Invariant
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
@@ -54,11 +55,24 @@ class NoNodes:
         return []
 
 
-def opinionated(channels=1, sign=1, **options):
-    """An untrained policy whose shares depend strongly on what it sees."""
-    policy = Recurrent(channels, 4, key=jax.random.key(0), **options)
-    scale = sign * jnp.array([90.0, -60.0, 80.0, 50.0])
-    return jax.tree.map(lambda x: x * scale if x.shape == (4,) else x, policy)
+OWN_CHANCE = Blind.channels
+"""The channel that says how a client's model does on the server's samples, beside the others'."""
+
+
+def opinionated(sign=1, channels=Invariant.channels, **options):
+    """A policy that gives most to those who do well, this round and before, or to those who do badly."""
+    policy = AggregationPolicy(channels, 2, key=jax.random.key(0), **options)
+    blank = jax.tree.map(jnp.zeros_like, policy)
+    return eqx.tree_at(
+        lambda p: (p.recurrence.from_input, p.recurrence.from_state, p.joint.weight, p.score),
+        blank,
+        (
+            blank.recurrence.from_input.at[OWN_CHANCE, 0].set(1.0),
+            blank.recurrence.from_state.at[0, 0].set(0.5),
+            blank.joint.weight.at[0, 0].set(1.0),
+            blank.score.at[0].set(8.0 * sign),
+        ),
+    )
 
 
 def strategy_of(policy=None, predict=None, labels=LABELS, **options):
@@ -67,7 +81,7 @@ def strategy_of(policy=None, predict=None, labels=LABELS, **options):
         (lambda arrays: arrays["scores"].numpy()) if predict is None else predict,
         labels,
         opinionated() if policy is None else policy,
-        **(NOBODY | {"state": "accuracy"} | options),
+        **(NOBODY | options),
     )
 
 
@@ -305,24 +319,21 @@ def test_a_score_stands_for_answers_and_labels():
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
     assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
     assert shares_of(plain)[5] < 0.15
-    with pytest.raises(InputError, match="a score has none"):
-        LearnedAggregation(score=losses, state="accuracy", policy=opinionated())
 
 
 def test_a_server_without_samples_aggregates_by_geometry_and_counts():
-    untrained = AggregationPolicy(client_state("blind").channels(1), 4, key=jax.random.key(0))
-    strategy = begin(LearnedAggregation(policy=untrained, state="blind", **NOBODY))
+    untrained = AggregationPolicy(Blind.channels, 4, key=jax.random.key(0))
+    strategy = begin(LearnedAggregation(policy=untrained, **NOBODY))
     tables = models(3)
     made = scores_of(strategy, unequal(tables))
     np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
     # The shipped policy gives little to who goes the other way fourfold.
     strategy = begin(LearnedAggregation(**NOBODY))
-    assert strategy.state is client_state("blind")
     scores_of(strategy, replies_of([*models(9), -4 * models(1)[0]]))
     assert shares_of(strategy)[9] < 0.05
     assert strategy.to_frame()["accuracy"].isna().all()
-    with pytest.raises(InputError, match="leave the state out, or take 'blind'"):
-        LearnedAggregation(state="invariant")
+    with pytest.raises(InputError, match="it reads the server's samples"):
+        LearnedAggregation(policy=opinionated())
 
 
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
@@ -389,33 +400,35 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
 def test_noise_for_equal_weights_is_refused():
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy_of(), 1.0, 1.0, 3)
+    strategy = strategy_of()
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 3)
     record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
+    # Also after it has run by itself.
+    strategy.start(NoNodes(), record, num_rounds=0)
     with pytest.raises(InputError, match="noise protects an average of equal"):
-        list(wrapped.configure_train(1, record, ConfigRecord(), Nodes()))
+        wrapped.start(NoNodes(), record, num_rounds=1)
 
 
 def test_counters_and_variances_are_averaged_and_never_extrapolated():
     start = {"weight": np.zeros(2), "variance": np.ones(2), "steps": np.array(0)}
     sent = {"weight": np.ones(2), "variance": np.full(2, 0.5), "steps": np.array(7)}
     move = {"weight": np.ones(2), "variance": np.full(2, -1.0)}
-    made = moved(np.array([0.5, 0.5]), [sent, sent], start, move, 3.0, 0.5)
+    made = moved([sent, sent], start, move, np.array([0.5, 0.5]), 3.0, 0.5)
     assert made["weight"].tolist() == [3.5, 3.5]
     assert made["variance"].tolist() == [0.5, 0.5]
     assert made["steps"] == 7
 
 
-@pytest.mark.parametrize("state", ["rich", "invariant"])
-def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
+def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator():
     rng = np.random.default_rng(0)
     labels = np.arange(300, dtype=np.int32) % CLASSES
     images = 0.1 * rng.random((300, 4, 4)) + labels[:, None, None] / 10
     digits = Digits(images.astype(np.float32), labels, np.arange(300) < 100)
-    federation = Federation(
-        digits, paper_split(digits, (4, 2), 20), Perceptron(4, 6), rounds=3, batch=10, evaluation=60,
-        test=20, learning_rate=0.3, state=client_state(state),
-    )  # fmt: skip
-    policy = opinionated(federation.channels)
+    settings = GradientSettings(
+        width=6, rounds=3, epochs=1, batch=10, evaluation=60, test=20, client_rate=0.3
+    )
+    federation = Federation(digits, paper_split(digits, (4, 2), 20), settings)
+    policy = opinionated()
     task = Task(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
     parameters = federation.model.start(key=jax.random.key(0))
     _, unravel = ravel_pytree(parameters)
@@ -428,7 +441,7 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
         return federation.model.logits(leaves, federation.images[federation.evaluation])
 
     own = np.asarray(federation.labels[federation.evaluation])
-    strategy = strategy_of(policy, predict, own, state=state, gate=False)
+    strategy = strategy_of(policy, predict, own, gate=False)
     now = jax.jit(lambda: federation.reset(task, key=jax.random.key(1)))()
     step = jax.jit(lambda now, shares, key: federation.step(task, now, shares, key=key).state)
     for n in (1, 2, 3):
@@ -441,25 +454,26 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
     assert np.ptp(np.asarray(shares)) > 0.02
 
 
-def test_a_saved_policy_brings_its_state_and_its_window(tmp_path):
-    policy = opinionated(6)  # three classes: accuracy, three accuracies by class, norm and cosine
-    save_policy(policy, tmp_path, {"job": "federated", "state": "rich", "window": 3})
-    plain = strategy_of(policy, state="rich", window=3)
+def test_a_saved_policy_brings_its_window(tmp_path):
+    save_policy(opinionated(), tmp_path, {"job": "federated", "window": 3})
+    plain = strategy_of(window=3)
     loaded = LearnedAggregation.load(tmp_path, plain.server.predict, LABELS, **NOBODY)
     assert loaded.window == 3
     replies = replies_of(models(4))
     assert (scores_of(begin(plain), replies) == scores_of(begin(loaded), replies)).all()
+    save_policy(Recurrent(1, 4, key=jax.random.key(0)), tmp_path / "other", {"job": "portfolio"})
+    with pytest.raises(InputError, match="Recurrent, trained for the job 'portfolio'"):
+        LearnedAggregation.load(tmp_path / "other", lambda arrays: None, LABELS)
 
 
 @pytest.mark.parametrize(
     ("policy", "options", "words"),
     [
-        (lambda: opinionated(1), {"state": "rich"}, "it fits 'accuracy'; name"),
-        (lambda: opinionated(5), {}, "it fits none of the states"),
-        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "another state"),
-        (lambda: opinionated(head=Head(cash=True)), {}, "no client is cash"),
-        (lambda: lambda observation, mask: mask, {}, "not a policy"),
-        (opinionated, {"state": "mood"}, "not known"),
+        (lambda: opinionated(channels=12), {}, "it reads 12 channels, and a client shows 17, or 9"),
+        (lambda: Recurrent(17, 4, key=jax.random.key(0)), {}, "Recurrent is not one policy"),
+        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "not one policy"),
+        (lambda: opinionated(head=Head(cash=True)), {}, "shares all out among clients"),
+        (lambda: lambda observation, mask: mask, {}, "function is not one policy"),
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
         (opinionated, {"labels": []}, "labels"),
         (opinionated, {"max_update_ratio": 0.5}, "max_update_ratio"),
@@ -473,21 +487,6 @@ def test_what_does_not_fit_is_refused_with_a_sentence(policy, options, words):
     with pytest.raises(InputError, match=words) as caught:
         strategy_of(policy(), **options)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("about", "asked", "words"),
-    [
-        ({"job": "portfolio", "window": 31}, {}, "for the job 'portfolio', not to aggregate"),
-        ({}, {}, "unknown state"),
-        ({"state": "accuracy"}, {"state": "rich"}, "for the state 'accuracy', not for"),
-        ({"state": "rich"}, {}, "another state"),
-    ],
-)
-def test_a_folder_with_another_policy_is_refused(about, asked, words, tmp_path):
-    save_policy(opinionated(), tmp_path, about)
-    with pytest.raises(InputError, match=words):
-        LearnedAggregation.load(tmp_path, lambda arrays: None, LABELS, **asked)
 
 
 def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
@@ -518,7 +517,7 @@ def test_learned_shares_beat_fedavg_among_clients_with_flipped_labels(tmp_path, 
 
     def final_accuracy(strategy):
         model = ArrayRecord(network.start(images.shape[1]))
-        for n in range(1, 21):
+        for n in range(1, 13):
             begin(strategy, model, n)
             start, replies = model.to_numpy_ndarrays(), []
             for i, client in enumerate(own):
