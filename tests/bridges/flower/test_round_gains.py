@@ -49,7 +49,7 @@ def test_a_rounds_gain_is_that_of_both_aggregates_on_the_gates_samples():
     assert abs(gain) > 1e-3
     # That of a policy that is turned away is counted all the same.
     harmful = begin(strategy_of(opinionated(sign=-1)))
-    assert harmful.aggregate_train(1, replies(0))[1]["gate-passed"] == 0
+    assert harmful.aggregate_train(1, one_right(0))[1]["gate-passed"] == 0
     assert harmful.gains().values[0] < 0
 
 
