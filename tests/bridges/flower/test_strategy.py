@@ -361,11 +361,6 @@ def shipped(**options):
     return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(NOBODY | options))
 
 
-class Nodes(NoNodes):
-    def get_node_ids(self):
-        return [1, 2, 3]
-
-
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):
     def addressed(strategy, record, nodes, kind):
         facts = [Metadata(1, "", 0, node, "", "", 0.0, 60.0, kind) for node in nodes]
@@ -373,10 +368,9 @@ def test_nodes_that_stay_silent_are_told_of(monkeypatch):
 
     # Outside a run Flower gives its messages no run's number.
     monkeypatch.setattr(FedAvg, "_construct_messages", addressed)
+    monkeypatch.setattr(NoNodes, "get_node_ids", lambda grid: [1, 2, 3])
     strategy, tables = strategy_of(), models(3)
-    record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
-    assert len(list(strategy.configure_train(1, record, ConfigRecord(), Nodes()))) == 3
-    strategy.aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
+    begin(strategy).aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
     outcomes = strategy.to_frame().set_index("node")["outcome"]
     assert outcomes.to_dict() == {1: "kept", 2: "kept", 3: "silent"}
 
@@ -501,36 +495,3 @@ def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
     for part, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
         module, _, name = parts[part].partition(":")
         assert isinstance(getattr(importlib.import_module(module), name), kind)
-
-
-def test_learned_shares_beat_fedavg_among_clients_with_flipped_labels(tmp_path, monkeypatch):
-    """The example's federation without Flower's processes; three clients call every digit d by 9 - d."""
-    monkeypatch.syspath_prepend(APP)
-    import network
-    import server_app
-
-    data = server_app.share_out(tmp_path)
-    own = [dict(np.load(tmp_path / f"client-{i}.npz")) for i in range(server_app.CLIENTS)]
-    for client in own[:3]:
-        client["labels"] = 9 - client["labels"]
-    images, labels = data["test"]
-
-    def final_accuracy(strategy):
-        model = ArrayRecord(network.start(images.shape[1]))
-        for n in range(1, 13):
-            begin(strategy, model, n)
-            start, replies = model.to_numpy_ndarrays(), []
-            for i, client in enumerate(own):
-                rng = np.random.default_rng([i, n])
-                arrays = network.trained(start, client["images"], client["labels"], rng)
-                metrics = MetricRecord({"num-examples": len(client["labels"])})
-                content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
-                replies.append(message(i, content))
-            made, _ = strategy.aggregate_train(n, replies)
-            model = model if made is None else made
-        answers = network.logits(model.to_numpy_ndarrays(), images).argmax(1)
-        return float((answers == labels).mean())
-
-    learned = final_accuracy(server_app.learned(data, **NOBODY))
-    fedavg = final_accuracy(FedAvg(fraction_evaluate=0.0, **NOBODY))
-    assert learned > fedavg + 0.05

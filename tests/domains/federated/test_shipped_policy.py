@@ -89,6 +89,7 @@ def test_who_understates_its_count_gains_no_more_than_fedavg_gives_for_overstati
     assert max(gained) < 10
 
 
+@pytest.mark.slow
 def test_small_clients_keep_between_half_and_twice_of_fedavgs_share():
     settings = GradientSettings(rounds=10, evaluation=200, test=200)
     digits = embedded_digits().pooled(2)

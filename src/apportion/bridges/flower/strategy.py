@@ -202,10 +202,9 @@ class GuardedFedAvg(FedAvg):
 class LearnedAggregation(GuardedFedAvg):
     """FedAvg with shares, step and momentum decided by a trained policy, and with guards at the door.
 
-    Replies that failed, are misshapen, not finite or huge are left out, and the policy's model is taken
-    only where it is not worse than FedAvg's on samples that the policy does not see. A round without any
-    usable reply keeps the model. Where no model can be scored, the round is FedAvg's, with a warning in
-    Flower's log.
+    The policy's model is taken only where it is not worse than FedAvg's on samples that the policy does not
+    see. Replies that cannot be used are left out; where no model can be scored, the round is FedAvg's, with
+    a warning in Flower's log.
 
     Parameters
     ----------

@@ -158,16 +158,7 @@ def usable(
 ) -> tuple[list[ClientUpdate], dict[int, str]]:
     """The usable replies by node, and why each other one is not.
 
-    Parameters
-    ----------
-    replies
-        A round's replies, in any order.
-    start
-        The model sent out.
-    usual
-        Norms of the last rounds' updates.
-    max_ratio
-        Norms more than this many times the median one are out of proportion.
+    Huge is one whose norm is over `max_ratio` times the median one, of this round and of the last (`usual`).
     """
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}

@@ -199,20 +199,10 @@ def federation_gains(
     federations: int,
     max_gain: float,
 ) -> Gains:
-    """A policy's gains over an aggregator in federations of clients it never saw.
+    """A policy's gains over an aggregator of `BASELINES` in federations of clients it never saw; asking for
+    more of them goes on from the same first ones.
 
-    Parameters
-    ----------
-    about, settings
-        What was saved with the policy, and what it was trained with.
-    digits
-        Images at their full size.
-    against
-        The name of an aggregator in `BASELINES`.
-    federations
-        How many to try it in; asking for more goes on from the same first ones.
-    max_gain
-        What a federation's gain counts at most; decide on it before you look.
+    `about` was saved with the policy, `settings` are those of its training, `digits` are full-size images.
     """
     if about.get("job") != "federated":
         raise InputError(
