@@ -158,7 +158,7 @@ def usable(
 ) -> tuple[list[ClientUpdate], dict[int, str]]:
     """The usable replies by node, and why each other one is not.
 
-    Huge is one whose norm is over `max_ratio` times the median of this round's and the last ones' (`usual`).
+    Huge is over `max_ratio` times the median norm of this round and of the last ones (`usual`).
     """
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
