@@ -329,36 +329,35 @@ class LearnedAggregation(GuardedFedAvg):
     ) -> Aggregated:
         """The round's model by the policy, behind the gate; FedAvg's where the samples fail it."""
         self.server.begin_round(start)
-        judged = {update.node: self.server.judged(update.model) for update in updates}
-        scored = {node: own for node, own in judged.items() if own is not None}
-        made = self._decide([own for own in updates if own.node in scored], scored, start)
+        judged = [(update, self.server.judged(update.model)) for update in updates]
+        scored = [(update, own) for update, own in judged if own is not None]
+        made = self._decide(scored, start) if scored else None
         if made is None:
             _log.warning(
                 "round %d: no model can be scored; FedAvg instead of learned shares", server_round
             )
             made = self._fedavg(updates, [np.nan] * len(updates))
         else:
-            for node in judged.keys() - scored.keys():
-                self._note(server_round, node, "not scored")
+            for update, own in judged:
+                if own is None:
+                    self._note(server_round, update.node, "not scored")
             if not made.learned:
                 _log.info("round %d: FedAvg's model, not the policy's", server_round)
         self._made, self._learned = made.model, made.learned
         return made
 
-    def _decide(
-        self, updates: list[ClientUpdate], scored: dict[int, Judged], start: Model
-    ) -> Aggregated | None:
+    def _decide(self, scored: list[tuple[ClientUpdate, Judged]], start: Model) -> Aggregated | None:
         """The policy's model of the scored replies, or FedAvg's where the gate says so; None where the
         server's samples fail it, or it decides on no number.
         """
-        if not updates:
-            return None
-        fedavg = self._fedavg(updates, [own.accuracy for own in scored.values()])
+        updates, judged = [update for update, _ in scored], [own for _, own in scored]
+        fedavg = self._fedavg(updates, [own.accuracy for own in judged])
         theirs = self.server.judged(fedavg.model)
-        shown = self._shown(fedavg, theirs, scored, start)
+        shown = self._shown(fedavg, theirs, judged, start)
         if shown is None:
             return None
-        decision = _decision(self.policy, *self._memory.observation(list(scored), shown))
+        nodes = [update.node for update in updates]
+        decision = _decision(self.policy, *self._memory.observation(nodes, shown))
         shares = np.asarray(decision.shares, np.float64)[: len(updates)]
         if not np.isfinite(shares).all():
             return None
@@ -384,11 +383,11 @@ class LearnedAggregation(GuardedFedAvg):
                 model = moved(models, start, move, *way)
             shares, step, momentum = way
             made = Aggregated(model, updates, shares, fedavg.accuracies, step, momentum, gain=gain)
-        self._memory.keep(list(scored), shown, made.shares)
+        self._memory.keep(nodes, shown, made.shares)
         return made
 
     def _shown(
-        self, fedavg: Aggregated, ahead: Judged | None, scored: dict[int, Judged], start: Model
+        self, fedavg: Aggregated, ahead: Judged | None, judged: list[Judged], start: Model
     ) -> np.ndarray | None:
         """What the policy sees of each client; None where it reads samples and they fail it."""
         models = [update.model for update in fedavg.updates]
@@ -398,11 +397,11 @@ class LearnedAggregation(GuardedFedAvg):
             if before is None or ahead is None:
                 return None
             towards = []
-            for model, own in zip(models, scored.values(), strict=True):
+            for model, own in zip(models, judged, strict=True):
                 part = weighted_sum(np.array([1 - QUARTER, QUARTER]), [fedavg.model, model])
                 towards.append((self.server.judged(part) or own).chances)
             scores = SampleScores(
-                _array(np.stack([own.chances for own in scored.values()])),
+                _array(np.stack([own.chances for own in judged])),
                 _array(np.stack(towards)),
                 _array(ahead.chances),
                 _array(before.chances),
@@ -411,7 +410,7 @@ class LearnedAggregation(GuardedFedAvg):
         rows = geometry(models, start, self._memory.move)
         info = ServerInfo(
             _array(sample_counts(fedavg.updates, self.weighted_by_key)),
-            _array([self._memory.absence(node) for node in scored]),
+            _array([self._memory.absence(update.node) for update in fedavg.updates]),
             _array(rows[-1]),
             _array(float(self._memory.rounds)),
         )
