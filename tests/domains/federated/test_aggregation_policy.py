@@ -139,8 +139,8 @@ def test_by_its_standing_a_client_is_judged_whatever_the_unit_of_what_is_seen():
 def test_step_and_momentum_stay_within_their_bounds_and_go_on_learning_there():
     policy = opinionated(scale=100.0)
     decision, _ = decided(policy, HISTORY, FIVE)
-    assert 0.5 <= float(decision.step) <= 3
-    assert 0 <= float(decision.momentum) <= 0.9
+    assert 0.5 - 1e-6 <= float(decision.step) <= 3 + 1e-6
+    assert -1e-6 <= float(decision.momentum) <= 0.9 + 1e-6
     momentum = eqx.filter_grad(lambda p: decided(p, HISTORY, FIVE)[0].momentum)
     assert float(jnp.abs(eqx.filter_jit(momentum)(policy).server).max()) > 0
 
@@ -215,7 +215,9 @@ LEARNER = ThroughRounds(1, 5e-2, updates=20, others=TASKS, together=2)
 
 @eqx.filter_jit
 def learn(policies, task, weight, keys):
-    """Each seed's policy after its updates, and what each update gained over FedAvg on the same models."""
+    """Each seed's policy after its updates, and by how much of itself each update found the loss below
+    FedAvg's on the same models.
+    """
 
     def one(policy, keys):
         trained, rest = eqx.partition(policy, eqx.is_inexact_array)
@@ -223,7 +225,7 @@ def learn(policies, task, weight, keys):
         def update(carry, key):
             policy = eqx.combine(carry[0], rest)
             made = LEARNER.update(FEDERATION, task, None, policy, carry[1], weight, key=key)
-            gain = (made.evidence.rewards - made.evidence.equal_rewards).mean()
+            gain = jnp.log(made.evidence.equal_rewards / made.evidence.rewards).mean()
             return (eqx.filter(made.policy, eqx.is_inexact_array), made.state), gain
 
         (trained, _), gains = jax.lax.scan(update, (trained, LEARNER.start(policy)), keys)
@@ -233,7 +235,7 @@ def learn(policies, task, weight, keys):
 
 
 def test_a_policy_learns_to_do_better_than_fedavg_and_the_drawn_task_counts_by_its_weight():
-    keys = jax.random.split(jax.random.key(SEED), 4)
+    keys = jax.random.split(jax.random.key(SEED), 8)
     policies = eqx.filter_jit(
         eqx.filter_vmap(lambda key: AggregationPolicy(17, 6, relative=True, key=key))
     )(keys)
@@ -242,7 +244,7 @@ def test_a_policy_learns_to_do_better_than_fedavg_and_the_drawn_task_counts_by_i
         attacked, gains = learn(policies, TASKS[4], jnp.ones(()), each)
         first, second = (learn(policies, TASKS[n], jnp.zeros(()), each)[0] for n in (0, 4))
     assert np.abs(np.asarray(gains[:, 0])).max() < 1e-5
-    assert_mean_above(np.asarray(gains[:, -5:]).mean(1), 0.0)
+    assert_mean_above(np.asarray(gains[:, -10:]).mean(1), 0.0)
     # Without weight it is the others that teach, whichever is drawn.
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
