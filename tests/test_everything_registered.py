@@ -26,10 +26,10 @@ from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
 from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
-from apportion.domains.federated.clients import Perceptron
 from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.federated.settings import PPOSettings
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.constrained import Constrained, WithoutCash
 from apportion.domains.portfolio.market import Market
@@ -82,9 +82,8 @@ def _charging():
 def _federation():
     digits = made_up_digits()
     partition = paper_split(digits, (5, 3), 30)
-    return Federation(
-        digits, partition, Perceptron(6, 8), rounds=3, batch=10, evaluation=100, test=100
-    )
+    settings = PPOSettings(width=8, rounds=3, epochs=1, batch=10, evaluation=100, test=100)
+    return Federation(digits, partition, settings)
 
 
 PROBLEMS = {

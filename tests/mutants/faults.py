@@ -201,9 +201,9 @@ DOMAINS = (
     Fault("straying pays however far it goes", "studies/portfolio/fig5.py",
           "further * table.over_equal", "further.abs() * table.over_equal",
           "tests/studies/portfolio/test_fig5.py -k straying"),
-    Fault("figure 6 deals every seed the same clients", "studies/federated/fig6.py",
+    Fault("figure 6 deals every seed the same clients", "domains/federated/federation.py",
           "settings.samples, seed=seed)", "settings.samples, seed=0)",
-          "tests/studies/federated/test_fig6.py -k deals_the_clients"),
+          "tests/domains/federated/test_federated_training.py -k deals_the_clients"),
     Fault("the camp that fares better is judged", "studies/portfolio/prioritisation.py",
           "np.minimum(*own", "np.maximum(*own", "tests/studies/portfolio/test_prioritisation.py -k serves_worse"),
     Fault("acting more is compared with acting more", "studies/portfolio/prioritisation.py",
@@ -296,7 +296,8 @@ BRIDGES = (
           "ends = bool(step.truncated), bool(step.terminated)",
           "tests/bridges/test_gymnasium.py::test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates"),
     Fault("without scores Flower weighs all alike", "bridges/flower/strategy.py",
-          "            shares = counts / counts.sum()", "            shares = counts / counts / len(counts)",
+          "shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))",
+          "shares = np.full(len(updates), 1 / len(updates))",
           "tests/bridges/flower/test_strategy.py::test_in_the_fallback_nobody_takes_over_by_claiming_samples"),
 )  # fmt: skip
 

@@ -58,22 +58,6 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(program, chosen):
     assert all((rows["tested"] != alone[name]["tested"]).any() for rows in others)
 
 
-def test_every_seed_deals_the_clients_anew_and_a_task_stays_within_its_deal():
-    partition, tasks = fig6._deal(SMALL, DIGITS, [3, 4, 3])
-    clients = sum(SMALL.clients)
-    assert partition.universe == 2 * clients
-    first, second = partition.index[:clients], partition.index[clients:]
-    assert (first != second).any()
-    for deal in (first, second):
-        assert len(np.unique(deal)) == deal.size
-    np.testing.assert_array_equal(partition.identities, 2 * [*range(clients)])
-    for (own, unseen), where in zip(tasks, (0, 1, 0), strict=True):
-        for each in (own, unseen):
-            assert (np.asarray(each.members) // clients == where).all()
-    np.testing.assert_array_equal(tasks[0][1].members, tasks[2][1].members)
-    assert (tasks[0][1].members != tasks[1][1].members - clients).any()
-
-
 def study_of(gain, rich=0.098):
     """From two seeds and three tasks, with methods `gain` better than FedAvg in every round."""
     rng = np.random.default_rng(0)

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,9 +134,6 @@ def _joined(*words: str) -> str:
     return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
 
 
-_run = eqx.filter_jit(aggregators.run_each)
-
-
 def compute_federations(
     cells: Sequence[Cell],
     progress: Progress,
@@ -151,7 +147,7 @@ def compute_federations(
     here = replace(settings, model=own.model, width=8 if own.model == "convolutional" else 32)
     digits = read_digits(settings) if digits is None else digits
     wanted = [(cell["kind"], own.clients, cell["seed"]) for cell in cells]
-    federation, dealt = unseen_world(
+    federation, tasks = unseen_world(
         here, digits, wanted, samples=own.samples, participation=own.participation
     )
     # A cell's first model, batches and server's samples: the same for every aggregator.
@@ -161,7 +157,7 @@ def compute_federations(
     ]
     method = first["method"]
     aggregator = aggregators.Learned(shipped_policy()) if method == LEARNED else PEERS[method]
-    record = _run(federation, aggregator, dealt.tasks, jnp.stack(keys))
+    record = aggregators.run_episodes(federation, aggregator, tasks, jnp.stack(keys))
     for place, cell in enumerate(cells):
         tested = np.asarray(take(record, place).tested, float)
         rounds = np.arange(1, len(tested) + 1)

@@ -13,16 +13,16 @@ from itertools import product
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.domains.federated import data
-from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
+from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episodes
 from apportion.domains.federated.data import Digits
-from apportion.domains.federated.evaluation import evaluation_keys
-from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.federation import paper_world
 from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
 from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
@@ -32,7 +32,6 @@ from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Task
 from apportion.trees import stack, take
 
 METHODS = ("stl", "mtl", "pmtl")
@@ -73,6 +72,9 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     return Plan("fig6", tuple(cells), computing, _conclude, about)
 
 
+_run_sets = eqx.filter_jit(eqx.filter_vmap(run_episodes, in_axes=(None, eqx.if_array(0), 0, 0)))
+
+
 def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
@@ -84,8 +86,7 @@ def compute_fig6(
     here = replace(settings, state=cells[0]["state"])
     digits = data.read_digits(here) if digits is None else digits
     seeds = [cell["seed"] for cell in cells]
-    partition, tasks = _deal(here, digits, seeds)
-    federation, _ = build(here, digits, partition)
+    federation, tasks = paper_world(here, digits, seeds)
     if cells[0]["method"] == "fixed":
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
@@ -101,24 +102,12 @@ def compute_fig6(
         )
         aggregators = PolicyAggregator(trained.policy)
     unseen = stack([own for _, own in tasks])
-    keys = evaluation_keys(seeds, here.unseen)
-    record = run_episode_sets(federation, aggregators, unseen, keys)
+    # The same first models and batches for every method of a seed.
+    keys = stack([jax.random.split(jax.random.key(1000 + seed), here.unseen) for seed in seeds])
+    record = _run_sets(federation, aggregators, unseen, keys)
     for run, cell in enumerate(cells):
         yield cell, take(record, run).to_frame().assign(**cell.values)
     progress(f"{cells[0].program}: tried on unseen tasks", 1.0)
-
-
-def _deal(
-    settings: PPOSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[data.Partition, list[tuple[Task, ...]]]:
-    """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
-    deals, tasks = [], {}
-    for place, seed in enumerate(dict.fromkeys(seeds)):
-        deals.append(data.paper_split(digits, settings.clients, settings.samples, seed=seed))
-        first = place * sum(settings.clients)
-        own = sample_tasks(settings, deals[-1], seed)
-        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
-    return data.join_partitions(deals), [tasks[seed] for seed in seeds]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
