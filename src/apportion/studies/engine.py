@@ -12,6 +12,7 @@ study.json           how it was computed; once it is concluded, what `Study.save
 """
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
@@ -118,7 +119,7 @@ class Plan:
             progress(what, (len(found) + done) / len(self.cells))
 
         for done in Serial().execute(programs_of(self, self.cells), on_event):
-            found[done.cell.name] = done.rows.assign(cell=done.cell.name)
+            found[done.cell.name] = done.rows()
         rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
         return Study(self.study, tuple(self.conclude(rows, self.settings)), self.settings)
 
@@ -145,9 +146,14 @@ class CellResult:
 
     study: str
     cell: Cell
-    rows: pd.DataFrame
+    content: bytes
+    """Its rows as Parquet, encoded by whoever computed them: the first process has only to write them."""
     seconds: float
     device: str
+
+    def rows(self) -> pd.DataFrame:
+        """Its rows, each with the cell's name under `cell`."""
+        return pd.read_parquet(io.BytesIO(self.content))
 
 
 @dataclass(frozen=True)
@@ -298,8 +304,7 @@ class CellStore:
 
     def save(self, done: CellResult) -> None:
         """Keep a finished cell's rows, atomically, and the seconds it took."""
-        content = done.rows.assign(cell=done.cell.name).to_parquet(index=False, compression="zstd")
-        write_atomic(self._file(done.cell), content)
+        write_atomic(self._file(done.cell), done.content)
         self._seconds += done.seconds
         self._devices[done.device] = None
         self._changed = True
@@ -315,7 +320,7 @@ class CellStore:
             frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
             try:
                 content = pd.concat(frames, ignore_index=True)
-                write_atomic(whole, content.to_parquet(index=False, compression="zstd"))
+                write_atomic(whole, to_parquet(content))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "
@@ -367,6 +372,11 @@ class CellStore:
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{cell.name}.parquet"
+
+
+def to_parquet(rows: pd.DataFrame) -> bytes:
+    """Rows as a file of a study holds them."""
+    return rows.to_parquet(index=False, compression="zstd")
 
 
 def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:

@@ -18,16 +18,18 @@ import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import jax
 
 from apportion.errors import InputError, optional_import
-from apportion.studies.engine import Cell, CellResult, Plan, Program
+from apportion.studies.engine import Cell, CellResult, Plan, Program, to_parquet
 
 POLL_SECONDS = 0.5
 """Seconds between two looks at the workers, so that a request to stop is soon heard."""
@@ -72,10 +74,11 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
     before = time.monotonic()
     with jax.default_device(device):
         for cell, rows in plan.compute(program.cells, report):
-            now = time.monotonic()
+            content = to_parquet(rows.assign(cell=cell.name))
+            seconds = time.monotonic() - before
             name = f"{device.platform}: {device.device_kind}"
             yielded += 1
-            yield CellResult(plan.study, cell, rows, now - before, name)
+            yield CellResult(plan.study, cell, content, seconds, name)
             before = time.monotonic()
             on_event("", 0.0)
     assert yielded == len(program.cells), "a plan computes every cell that it is handed"
@@ -99,45 +102,69 @@ class Processes(Executor):
         self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
     ) -> Generator[CellResult]:
         """Compute programs in so many processes at once; they are started once."""
-        waiting = [(program, 1) for program in programs]
-        workers: list[_Worker] = []
-        with tempfile.TemporaryDirectory() as folder:
+        finished: SimpleQueue[CellResult | None] = SimpleQueue()
+        closing = threading.Event()
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
             # Every worker needs all plans, whose data may be large: written once, read by each.
             plans = Path(folder) / "plans"
             plans.write_bytes(pickle.dumps({one.plan.study: one.plan for one in programs}))
+            # Handed out in a thread: no worker waits while the caller saves a cell or concludes a study.
+            handing_out = thread.submit(self._hand_out, programs, plans, finished, closing)
+            handing_out.add_done_callback(lambda _: finished.put(None))
             try:
-                for number in range(min(self.count, len(programs))):
-                    workers.append(_Worker(number, plans))
-                while waiting or any(worker.left for worker in workers):
-                    for worker in workers:
-                        if waiting and not worker.left:
-                            worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
-                    busy: dict[Any, _Worker] = {
-                        worker.connection: worker for worker in workers if worker.left
-                    }
+                while True:
                     # Not before everything that is finished has been saved: it may raise to stop.
-                    if not wait(list(busy), 0):
+                    if finished.empty():
                         on_event("", 0.0)
-                    for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
-                        answer = worker.receive()
-                        if isinstance(answer, CellResult):
-                            yield answer
-                            continue
-                        died = isinstance(answer, _Died)
-                        if worker.attempt == _ATTEMPTS or (
-                            not died and isinstance(answer, InputError)
-                        ):
-                            raise answer
-                        # What a GPU's memory has no room for now, it may have later.
-                        waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
-                        worker.left = ()
-                        if died:
-                            workers[worker.number] = _Worker(worker.number, plans)
+                    try:
+                        done = finished.get(timeout=POLL_SECONDS)
+                    except Empty:
+                        continue
+                    if done is None:
+                        break
+                    yield done
             finally:
+                closing.set()
+            handing_out.result()
+
+    def _hand_out(
+        self,
+        programs: Sequence[Program],
+        plans: Path,
+        finished: SimpleQueue[CellResult | None],
+        closing: threading.Event,
+    ) -> None:
+        """Give every free worker the next program, until all are computed or nobody waits for them."""
+        waiting = [(program, 1) for program in programs]
+        workers: list[_Worker] = []
+        try:
+            for number in range(min(self.count, len(programs))):
+                workers.append(_Worker(number, plans))
+            while not closing.is_set() and (waiting or any(worker.left for worker in workers)):
                 for worker in workers:
-                    worker.process.kill()
-                for worker in workers:
-                    worker.process.join()
+                    if waiting and not worker.left:
+                        worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
+                busy: dict[Any, _Worker] = {
+                    worker.connection: worker for worker in workers if worker.left
+                }
+                for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
+                    answer = worker.receive()
+                    if isinstance(answer, CellResult):
+                        finished.put(answer)
+                        continue
+                    died = isinstance(answer, _Died)
+                    if worker.attempt == _ATTEMPTS or (not died and isinstance(answer, InputError)):
+                        raise answer
+                    # What a GPU's memory has no room for now, it may have later.
+                    waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
+                    worker.left = ()
+                    if died:
+                        workers[worker.number] = _Worker(worker.number, plans)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            for worker in workers:
+                worker.process.join()
 
 
 def _take(waiting: list[tuple[Program, int]], *, beside: bool) -> tuple[Program, int]:
