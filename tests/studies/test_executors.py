@@ -90,6 +90,18 @@ def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
         perform(toy(), tmp_path / "toy", Processes(1))
 
 
+def test_no_worker_waits_while_the_first_process_saves_or_concludes(tmp_path, threads):
+    log = tmp_path / "log"
+    plan = toy(log)
+    results = Processes(1).execute(programs_of(plan, plan.cells), lambda what, done: None)
+    next(results)
+    deadline = time.monotonic() + 60
+    while len(computed(log)) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    results.close()
+
+
 def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
     def plan(name: str, on_processor: bool) -> Plan:
         return Plan(name, toy().cells[:1], toy().compute, toy().conclude, {}, on_processor)
