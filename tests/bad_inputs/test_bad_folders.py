@@ -11,6 +11,7 @@ from apportion.runs.policy_file import _digest
 
 PRICES = {"p.csv": WIDE}
 YOUNG = {"d/settings.toml": 'job = "budget"\n'}
+LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-crp", "fedavg"))
 ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv"
 
 
@@ -119,15 +120,7 @@ ALLOCATE, BACKTEST = "allocate run --prices p.csv", "backtest run --prices p.csv
         "portfolio",
         ("backtest, no prices", "backtest run --prices none.csv", "none.csv: no such file"),
     ),
-)
-def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-crp", "fedavg"))
-
-
-@cases(
+    # Certificates.
     ("of nothing", "certify d --against llf", "holds no run", {"d/f": ""}),
     ("a file of others", "certify f --against FedAvg", "f", {"f": "x"}),
     *of(
@@ -167,7 +160,7 @@ LLF, LAZY, FEDAVG = (f"certify run --against {name}" for name in ("llf", "lazy-c
         ("no digits", f"{FEDAVG} --data no.npz", "no.npz"),
     ),
 )
-def test_a_certificate_that_cannot_be_made_is_refused(case, tmp_path, monkeypatch, capfd):
+def test_a_folder_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
 
 
