@@ -49,7 +49,7 @@ from apportion.runs.policy_file import (
 )
 from apportion.runs.settings import read_settings, to_toml
 from apportion.statistics import compare
-from apportion.studies.engine import Cell, CellStore, Plan, StudyRequest
+from apportion.studies.engine import Cell, CellStore, Plan
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.pooling import Transitions
 
@@ -295,7 +295,7 @@ def _study_files(whole: bool) -> Files:
 
 
 def _study(folder: Path) -> None:
-    store = CellStore(StudyRequest(PLAN, folder))
+    store = CellStore(PLAN, folder)
     store.check()
     store.conclude()
     plt.close("all")

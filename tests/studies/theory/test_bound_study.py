@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from apportion.studies.theory import bound
+from studies.toys import perform
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +25,8 @@ def test_both_theorems_hold_in_every_run_and_the_tighter_one_is_below(tasks):
 
 
 @pytest.mark.slow
-def test_no_bound_is_broken_at_paper_size():
-    study = bound.bound(scale="paper").run()
+def test_no_bound_is_broken_at_paper_size(tmp_path):
+    study = perform(bound.bound(scale="paper"), tmp_path).study
     assert len(study.figure("bound").table) == 500 * 8
     exact = [v for figure in study.figures for v in figure.verdicts if v.exact]
     assert len(exact) == 6

@@ -6,6 +6,7 @@ import pytest
 
 from apportion.studies.theory import crossover
 from apportion.theory.mdp import random_family
+from studies.toys import perform
 
 
 def check(figure, open_at_this_size=()):
@@ -46,8 +47,8 @@ def test_families_that_lose_nothing_at_all_are_drawn_too():
 
 
 @pytest.mark.slow
-def test_the_crossover_holds_over_a_hundred_families():
-    check(crossover.crossover(scale="paper").run().figure("crossover"))
+def test_the_crossover_holds_over_a_hundred_families(tmp_path):
+    check(perform(crossover.crossover(scale="paper"), tmp_path).study.figure("crossover"))
 
 
 def test_the_crossing_is_read_between_sizes():
