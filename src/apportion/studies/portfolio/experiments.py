@@ -122,7 +122,7 @@ def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
         yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
 
 
-def note(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:
+def note(name: str, values: Any, unit: str = "points a year") -> str:
     """A value, experiments by years, with its interval as a plain sentence."""
-    e = over_rows_and_columns(values.to_numpy())
+    e = over_rows_and_columns(values)
     return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

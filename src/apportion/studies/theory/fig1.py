@@ -193,36 +193,26 @@ def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, harm, paper=False)
 
 
-_COLOURS = {"real": "#2b7bba", "permuted": "#e6550d", "tied": "#31a354"}
-_NAMES = {
-    "real": "N real examples",
-    "permuted": "20 real examples, permuted up to N",
-    "tied": "20 real examples, tied model",
-}
-
-
-def _band(axis, x, values: np.ndarray, arm: str) -> None:
-    band(axis, x, [mean_over(column) for column in values.T], _COLOURS[arm], _NAMES[arm])
-
-
 def _plot(regrets: dict[float, Regrets]) -> Figure:
+    """Regret by the number of examples where entities differ and where they are alike, and the gap."""
+    names = (
+        "N real examples",
+        "20 real examples, permuted up to N",
+        "20 real examples, tied model",
+    )
     figure, axes = panels(13, 4.2, 3)
     axes[0].sharey(axes[1])
     for axis, epsilon in zip(axes, (0.8, 0.0), strict=False):
-        values = regrets[epsilon]
-        for a, arm in enumerate(ARMS[:2]):
-            _band(axis, SIZES, values[:, a], arm)
-        level = mean_over(values[:, 2, 0])
-        axis.axhline(level.value, color=_COLOURS["tied"], linestyle="--", label=_NAMES["tied"])
-        axis.axhspan(level.low, level.high, color=_COLOURS["tied"], alpha=0.15, linewidth=0)
+        for arm, name in enumerate(names):
+            ends = [mean_over(column) for column in regrets[epsilon][:, arm].T]
+            band(axis, SIZES, ends, f"C{arm}", name)
         axis.set(xscale="log", yscale="log", xlabel="examples N", title=f"ε = {epsilon:g}")
         axis.set_xticks(SIZES, [str(n) for n in SIZES], rotation=30)
         axis.minorticks_off()
     axes[0].set_ylabel("regret on fresh states")
-    axes[1].legend(frameon=False, fontsize=9)
-    _band(axes[2], list(regrets), _gaps(regrets), "permuted")
-    axes[2].axhline(0, color="0.6", linewidth=0.8)
-    axes[2].set(
-        xlabel="ε: range of the betas", ylabel="regret, permuted − real", title="gap at N = 2000"
-    )
+    axes[1].legend(fontsize=9)
+    gaps = [mean_over(column) for column in _gaps(regrets).T]
+    band(axes[2], list(regrets), gaps, "C1", "permuted − real")
+    axes[2].set(xlabel="ε: range of the betas", ylabel="regret, permuted − real")
+    axes[2].set_title("gap at N = 2000")
     return figure
