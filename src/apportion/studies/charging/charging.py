@@ -183,20 +183,17 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
 
 
 def _rows(result: backtest.ChargingBacktest, schedulers: bool) -> pd.DataFrame:
-    """KWh by day and by station, and how the cars left, of each schedule."""
-    dates = [str(day) for day in result.dates]
-    places = [str(place) for place in range(result.stations)]
+    """KWh by day and by station, and how the cars left, of each schedule; of the optimum, by day alone."""
     tables = []
     for name in [name for name in result.served if (name == POLICY) != schedulers]:
-        units = {"day": (dates, result.by_day)}
+        days = {"unit": "day", "place": [str(day) for day in result.dates]}
+        parts = [days | {"drawn_kwh": result.by_day(name), "need_kwh": result.by_day()}]
         if name != OPTIMUM:
-            units["station"] = (places, result.by_station)
-        for unit, (where, kwh) in units.items():
-            row = {"unit": unit, "place": where, "drawn_kwh": kwh(name), "need_kwh": kwh()}
-            tables.append(pd.DataFrame(row).assign(schedule=name))
-        if name != OPTIMUM:
-            left = {"left_short": result.short(name), "fairness": result.fairness(name)}
-            tables.append(pd.DataFrame([{"unit": "all", "place": "", "schedule": name} | left]))
+            stations = {"unit": "station", "place": [str(one) for one in range(result.stations)]}
+            kwh = {"drawn_kwh": result.by_station(name), "need_kwh": result.by_station()}
+            left = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
+            parts += [stations | kwh, {"unit": "all", "place": ""} | left]
+        tables += [pd.DataFrame(part).assign(schedule=name) for part in parts]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -204,7 +201,24 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the rows of all cells."""
     table = _summarise(rows)
     title = "Charging: one policy for every garage, at stations and in a year it never saw"
-    found = (table, _verdicts(rows, table), lambda: _plot(table), _notes(table))
+    closed, leads = [], []
+    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
+        served = here.set_index("schedule").served
+        best = served[_best_scheduler(table, *key)]
+        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
+        leads.append(100 * (served["MTL"] - best))
+    notes = (
+        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
+        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
+        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
+        "clairvoyant one.",
+        "The best scheduler is chosen for each test in hindsight, of the seven that go by statements or "
+        f"a regression; no single one is best in all. {RECALLED}, which reads the recollections that "
+        "the policy reads, is claimed apart.",
+        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
+        "for other seeds and other splits of the stations.",
+    )
+    found = (table, _verdicts(rows, table), lambda: _plot(table), notes)
     return [FigureResult("charging", title, *found)]
 
 
@@ -304,33 +318,13 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
         yield Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False)
 
 
-def _notes(table: pd.DataFrame) -> tuple[str, ...]:
-    closed, leads = [], []
-    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
-        served = here.set_index("schedule").served
-        best = served[_best_scheduler(table, *key)]
-        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
-        leads.append(100 * (served["MTL"] - best))
-    return (
-        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
-        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
-        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
-        "clairvoyant one.",
-        "The best scheduler is chosen for each test in hindsight, of the seven that go by statements or "
-        f"a regression; no single one is best in all. {RECALLED}, which reads the recollections that "
-        "the policy reads, is claimed apart.",
-        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
-        "for other seeds and other splits of the stations.",
-    )
-
-
 def _plot(table: Any) -> Figure:
     """MTL's lead over schedulers and over other ways to learn, in every test."""
     shown = {}
     for name in ("llf", "llf-predicted", RECALLED, CLAIRVOYANT, "STL", "P-MTL", "PPO"):
         shown[f"over {name}"] = {
-            f"{SITE_NAMES[row.site]}, {row.test}, {row.stations} behind {row.capacity:.0%}": Estimate(
-                row.mtl_ahead, row.low, row.high, row.days
+            f"{SITE_NAMES[row.site]}, {row.test}, {row.stations} stations, feeder {row.capacity:.0%}": (
+                Estimate(row.mtl_ahead, row.low, row.high, row.days)
             )
             for row in select(table, schedule=name).itertuples()
         }

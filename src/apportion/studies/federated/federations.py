@@ -198,9 +198,17 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
                 )
     table = pd.DataFrame(records)
     title = "Every kind of federation: the shipped policy beside its peers"
+    notes = []
+    for scenario, methods in found.items():
+        means = {name: float(tested.mean()) for name, tested in methods.items()}
+        order = sorted(means, key=lambda name: -means[name])
+        shown_means = ", ".join(f"{name} {means[name]:.3f}" for name in order)
+        notes.append(f"{scenario}, mean of {len(kinds)} kinds: {shown_means}")
+    seeds = int(table.seeds.min())
+    if seeds < FEW:
+        notes.append(f"{seeds} seeds show that it runs; their intervals mean little.")
     draw = partial(forest, shown, "test accuracy over FedAvg's, last round", 2.4)
-    concluded = (table, _verdicts(found, kinds), draw, _notes(found, kinds))
-    return [FigureResult("federations", title, *concluded)]
+    return [FigureResult("federations", title, table, _verdicts(found, kinds), draw, notes)]
 
 
 def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
@@ -226,13 +234,3 @@ def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
             gaps = [compare(ours[attacked].mean(0), other) for other in others]
             claim = f"{scenario}: among attackers within .005 of the best defence, {best}"
             yield Verdict.of_all(claim, gaps, above=-0.005, paper=False)
-
-
-def _notes(found: Found, kinds: list[str]) -> Iterator[str]:
-    for scenario, methods in found.items():
-        order = sorted(methods, key=lambda name: -float(methods[name].mean()))
-        shown = ", ".join(f"{name} {methods[name].mean():.3f}" for name in order)
-        yield f"{scenario}, mean of {len(kinds)} kinds: {shown}"
-    seeds = min(tested.shape[1] for methods in found.values() for tested in methods.values())
-    if seeds < FEW:
-        yield f"{seeds} seeds show that it runs; their intervals mean little."

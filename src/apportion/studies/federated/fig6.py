@@ -150,10 +150,23 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             | {"first round above .90": int(above[0]) + 1 if len(above) else None}
         )
     table = pd.DataFrame(records).astype({"first round above .90": "Int64"})
+    final, along = (table.set_index("method")[name] for name in ("final", "mean over rounds"))
+    fixed = [name for name in curves if name.startswith("fixed")]
+    best = max(fixed, key=lambda name: final[name])
+    notes = [
+        f"{name}: {final[name]:.3f} after the last round, {along[name]:.3f} on average over the rounds"
+        for name in ("FedAvg", *shares)
+    ]
+    notes.append(f"best of the fixed shares at the end: {best}, {final[best]:.3f}")
+    for name, own in shares.items():
+        minority = own[:, -2:].sum(-1)
+        notes.append(
+            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
+            f"{minority[len(minority) // 2]:.2f} half-way, {minority[-1]:.2f} in the last"
+        )
     verdicts = _verdicts(curves, len(set(rows["seed"])))
     title = "Figure 6: aggregation of federated models, unseen tasks"
-    found = (table, verdicts, lambda: _plot(curves, shares), _notes(table, shares))
-    return [FigureResult("fig6", title, *found)]
+    return [FigureResult("fig6", title, table, verdicts, lambda: _plot(curves, shares), notes)]
 
 
 def _is_learned(name: str) -> bool:
@@ -192,25 +205,6 @@ def _verdicts(curves: Curves, seeds: int) -> Iterator[Verdict]:
         gap = gain_over(last[f"fixed share {INFORMED:g}"], last[name], seeds)
         claim = f"{name}, comes within .005 of the share that knows the minority"
         yield Verdict.of(claim, gap, below=0.005, paper=False)
-
-
-def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
-    rows = table.set_index("method")
-    fixed = [name for name in rows.index if name.startswith("fixed")]
-    best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))
-    for name in rows.index[~rows.index.str.startswith("fixed")]:
-        yield (
-            f"{name}: {rows.loc[name, 'final']:.3f} after the last round, "
-            f"{rows.loc[name, 'mean over rounds']:.3f} on average over the rounds"
-        )
-    yield f"best of the fixed shares at the end: {best}, {rows.loc[best, 'final']:.3f}"
-    for name, own in shares.items():
-        minority = own[:, -2:].sum(-1)
-        middle = minority[len(minority) // 2]
-        yield (
-            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
-            f"{middle:.2f} half-way, {minority[-1]:.2f} in the last"
-        )
 
 
 def _plot(curves: Curves, shares: Curves) -> Figure:

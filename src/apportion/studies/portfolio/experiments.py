@@ -4,20 +4,23 @@ A policy learns from the days before a test year alone and is then walked throug
 tasks and on tasks of instruments it never saw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.validation import Years
+from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Rows
 from apportion.tasks import Task, draw_tasks, split_entities
@@ -109,6 +112,20 @@ class Experiments:
             jnp.asarray(self.years.firsts, jnp.int32)[year],
             jnp.asarray(self.years.days, jnp.int32)[year],
         )
+
+
+def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
+    """What `follow` makes of each policy with its own part of the others.
+
+    A few at a time: the windows of prices of all of them would not fit together.
+    """
+    arrays, rest = eqx.partition(policies, eqx.is_array)
+
+    def one(run: PyTree) -> Any:
+        arrays, *own = run
+        return follow(eqx.combine(arrays, rest), *own)
+
+    return jax.lax.map(one, (arrays, *others), batch_size=at_once)
 
 
 def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
@@ -45,7 +45,14 @@ from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.figures import forest, panels
-from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
+from apportion.studies.portfolio.experiments import (
+    SMALL,
+    SURVIVORSHIP,
+    Experiments,
+    by_cell,
+    each_policy,
+    note,
+)
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task, single_tasks
@@ -54,9 +61,6 @@ from apportion.trees import copies, stack, take
 
 TILT = "volatility-tilt"
 _GAINS = ["gain", "log_gain", "sharpe_gain"]
-
-Tested = dict[str, tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]]
-"""Net log growth a year and Sharpe ratio of each run on each of its tasks, by kind of task."""
 
 
 @dataclass(frozen=True)
@@ -166,23 +170,27 @@ def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pr
         own = trained.first(size.shown)
     tested = {"own": own, "held-out": take(known.held_out, runs.experiment)}
 
-    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> Tested:
+    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> dict[str, Any]:
+        """Net log growth a year and Sharpe ratio, (runs, tasks) each, by kind of task."""
         where = (known.testing, runs.starts, runs.days)
         return {kind: _record(policies, *where, tasks, follow) for kind, tasks in tested.items()}
 
-    found: list[tuple[Tested, int, int]] = []
+    equal, frames = test(EqualShares()), []
+
+    def record(values: dict[str, Any], step: int) -> None:
+        named = size.shown if step == s.steps else size.single_tasks
+        frames.append(_rows(values, equal, len(cells), step, named))
 
     def on_chunk(chunk: Chunk) -> None:
         if chunk.step in steps:
-            named = size.shown if chunk.step == chunk.steps else size.single_tasks
-            found.append((test(chunk.policy), chunk.step, named))
+            record(test(chunk.policy), chunk.step)
             what = f"{method}, {count} tasks: {len(cells)} cells, step {chunk.step}"
             progress(what, chunk.step / chunk.steps)
 
     if method == LAZY:
-        found.append((test(copies(lazy_rebalancing(), len(cells))), s.steps, size.shown))
+        record(test(copies(lazy_rebalancing(), len(cells))), s.steps)
     elif method == TILT:
-        found.append((test(EqualShares(), _follow_tilt), s.steps, size.shown))
+        record(test(EqualShares(), _follow_tilt), s.steps)
     else:
         steps = size.tested_steps(method)
         every = int(np.gcd.reduce(steps))
@@ -202,8 +210,6 @@ def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pr
             lengths=runs.lengths,
             chunks=Chunks(every, every, on_chunk),
         )
-    equal = test(EqualShares())
-    frames = [_rows(values, equal, len(cells), *where) for values, *where in found]
     yield from by_cell(cells, pd.concat(frames))
 
 
@@ -217,17 +223,13 @@ def _record(
     follow: Callable[..., Walk],
 ) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
     """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
-    arrays, rest = eqx.partition(policies, eqx.is_array)
 
-    def one(run: PyTree):
-        arrays, start, days, tasks = run
+    def one(policy: Policy, start, days, tasks: Task):
         here = eqx.tree_at(lambda m: m.first, market, start)
-        policy = eqx.combine(arrays, rest)
         log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
         return markets.growth_and_sharpe(log, days)
 
-    # A few runs at a time: their windows of prices would not fit together.
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
+    return each_policy(one, policies, starts, days, tasks, at_once=32)
 
 
 def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
@@ -238,28 +240,28 @@ def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
     return markets.walk_targets(targets[days], market, task)
 
 
-def _rows(values: Tested, equal: Tested, cells: int, step: int, named: int) -> pd.DataFrame:
+def _rows(
+    values: dict[str, Any], equal: dict[str, Any], cells: int, step: int, named: int
+) -> pd.DataFrame:
     """A checkpoint's gains over Equal CRP: the mean over tasks, and the first `named` own tasks each."""
     frames = []
     for kind in values:
-        (growth, sharpe), (base, base_sharpe) = (
-            [np.asarray(one) for one in of[kind]] for of in (values, equal)
+        (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
+        gains = np.stack(
+            [100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe]
         )
-        gains = (100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe)
         # Single-task policies of a cell stand side by side as tasks.
-        by_task = {
-            name: v if len(v) == cells else v.mean(-1).reshape(cells, -1)
-            for name, v in zip(_GAINS, gains, strict=True)
-        }
-        means = {name: v.mean(-1) for name, v in by_task.items()}
-        place = {"place": np.arange(cells), "tested": kind, "step": step}
-        frames.append(pd.DataFrame({**place, "task": -1, **means}))
+        if len(growth) != cells:
+            gains = gains.mean(-1).reshape(len(_GAINS), cells, -1)
+        means = pd.DataFrame(gains.mean(-1).T, columns=_GAINS)
+        frames.append(means.assign(place=range(cells), task=-1, tested=kind))
         if kind == "own":
-            first = {name: v[:, :named] for name, v in by_task.items()}
-            cell, task = (i.ravel() for i in np.indices(first["gain"].shape))
-            each = {name: v.ravel() for name, v in first.items()}
-            frames.append(pd.DataFrame({**place, "place": cell, "task": task, **each}))
-    return pd.concat(frames)
+            first = gains[..., :named].reshape(len(_GAINS), -1)
+            cell, task = np.divmod(np.arange(first.shape[1]), first.shape[1] // cells)
+            each = pd.DataFrame(first.T, columns=_GAINS)
+            frames.append(each.assign(place=cell, task=task, tested=kind))
+    columns = ["place", "tested", "step", "task", *_GAINS]
+    return pd.concat(frames).assign(step=step)[columns]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -278,8 +280,17 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         for label, some in ((f"{years[-1]}, as in the paper", years[-1:]), ("all years", years))
     }
     draw = partial(forest, gains, "points a year over Equal CRP, net")
-    verdicts = _transfer_verdicts(own)
-    fig3 = FigureResult("fig3", title, _summary(own), verdicts, draw, _transfer_notes(own))
+    _, many = task_counts(own)
+    mtl, pmtl = (gains_of(own, method=method, tasks=many) for method in ("mtl", "pmtl"))
+    sharpe = gains_of(own, method="mtl", tasks=many, column="sharpe_gain")
+    notes = (
+        *_notes_on_what_learns_nothing(own),
+        note(f"MTL with {many} tasks", mtl),
+        note("its Sharpe ratio over Equal CRP's", sharpe, "a year"),
+        note(f"P-MTL less MTL with {many} tasks", pmtl - mtl),
+        SURVIVORSHIP,
+    )
+    fig3 = FigureResult("fig3", title, _summary(own), _transfer_verdicts(own), draw, notes)
     title = "Figure 4: learning curves and the fraction of tasks that gain over STL"
     verdicts, draw = _learning_verdicts(rows), partial(_plot_learning, rows)
     fig4 = FigureResult("fig4", title, _summary(rows), verdicts, draw, _learning_notes(rows))
@@ -338,19 +349,6 @@ def _transfer_verdicts(table: pd.DataFrame) -> Iterator[Verdict]:
         yield _above_zero(claim, mtl[more] - mtl[few], paper=False)
     claim = f"MTL with {many} tasks transfers better than STL at equal updates"
     yield _above_zero(claim, mtl[many] - gains_of(table, method="stl"), paper=False)
-
-
-def _transfer_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    _, many = task_counts(table)
-    mtl, pmtl = (gains_of(table, method=method, tasks=many) for method in ("mtl", "pmtl"))
-    sharpe = gains_of(table, method="mtl", tasks=many, column="sharpe_gain")
-    return (
-        *_notes_on_what_learns_nothing(table),
-        note(f"MTL with {many} tasks", mtl),
-        note("its Sharpe ratio over Equal CRP's", sharpe, "a year"),
-        note(f"P-MTL less MTL with {many} tasks", pmtl - mtl),
-        SURVIVORSHIP,
-    )
 
 
 def _notes_on_what_learns_nothing(table: pd.DataFrame) -> tuple[str, str]:
@@ -453,6 +451,7 @@ def _plot_learning(table: Any) -> Figure:
             mean = mean[mean.index * stretch <= last]
             label = METHOD_NAMES[method] + (", paper's protocol" if stretch > 1 else "")
             axis.plot(mean.index * stretch, mean, style, label=label)
+        axis.locator_params(axis="x", nbins=4)
         axis.set(title=f"{count} tasks", xlabel="updates (dashed: of the multi-task policy)")
         for method in ("mtl", "pmtl"):
             own = select(ends, method=method, tasks=count).gain

@@ -207,6 +207,7 @@ def _plot_bound(shares: Any) -> Figure:
     ):
         left.plot(range(len(SPREADS)), means[column], "o-", markersize=4, label=label)
     left.set(yscale="log", ylabel="mean over tasks", title="measured suboptimality and its bounds")
+    left.set_ylim(1e-5, None)
     left.legend(fontsize=8, ncols=2)
     _plot_shares(right, shares, "spread", SPREADS)
     for axis in (left, right):

@@ -250,13 +250,19 @@ def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
 def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
 
-    The distance eps and its term in Theorem 1' are those of all 64 tasks.
+    The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
+    are those of all 64 tasks.
     """
     shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1], "gamma": GAMMA}
     family = random_family(**shape, spread=spread, runs=runs, seed=seed)
     counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
-    best = family.optimal()[1]
-    epsilon, share = _distances(family, best)
+    best, average = family.optimal()[1], family.average()
+    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
+    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
+    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
+    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
+    with np.errstate(invalid="ignore"):
+        share = np.where(distance > 1e-12, floor / term, 0.0)
     frames = []
     for number in COUNTS:
         part = family[:, :number]
@@ -274,23 +280,11 @@ def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
             "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
             "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
             "error": np.sqrt((off**2).mean((-1, -2))),
-            "epsilon": epsilon,
-            "share": share,
+            "epsilon": distance.mean(-1),
+            "share": share.max(-1),
         }
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
-
-
-def _distances(family: MDP, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean eps of a family's tasks, and the largest share a task's floor takes of its eps term."""
-    average = family.average()
-    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
-    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
-    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
-    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
-    with np.errstate(invalid="ignore"):
-        share = np.where(distance > 1e-12, floor / term, 0.0)
-    return distance.mean(-1), share.max(-1)
 
 
 def _conclude_corollary1(rows: Any) -> FigureResult:

@@ -20,12 +20,11 @@ import numpy as np
 import optax
 import pandas as pd
 from jaxtyping import Array, Float, PRNGKeyArray
-from matplotlib.figure import Figure
 
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import error_bars, panels
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, means_by, one_by_one
@@ -146,8 +145,18 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
         f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
     )
+    shown = {
+        f"ε = {epsilon:g}, {size} states": {
+            f"{network}, {order.replace('_', ' ')}": mean_over(
+                _of(rows, network, epsilon, size, order)
+            )
+            for network, order in product(NETWORKS, orders)
+        }
+        for epsilon, size in product(EPSILONS, SIZES)
+    }
+    draw = partial(forest, shown, "regret on fresh states", 2.2)
     title = "An equivariant network against a plain one of as many parameters"
-    return [FigureResult("equivariance", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
+    return [FigureResult("equivariance", title, table, _verdicts(rows), draw, notes)]
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
@@ -178,20 +187,3 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     yield Verdict.of(claim, compare(plain("other_order"), plain("own_order")))
     claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
     yield Verdict.of(claim, saved(far, most, "own_order"))
-
-
-def _plot(rows: Any) -> Figure:
-    """Regret by the number of states, of both networks and both orders."""
-    figure, axes = panels(11, 4.4, sharey=True)
-    for axis, epsilon in zip(axes, EPSILONS, strict=True):
-        for number, network in enumerate(NETWORKS):
-            for order, style in (("own_order", "o-"), ("other_order", "D:")):
-                ends = [mean_over(_of(rows, network, epsilon, size, order)) for size in SIZES]
-                label = f"{network}, {order.replace('_', ' ')}"
-                places = np.arange(len(SIZES)) + 0.04 * number
-                error_bars(axis, places, ends, fmt=style, color=f"C{number}", label=label)
-        axis.set(yscale="log", xlabel="states on record", title=f"ε = {epsilon:g}")
-        axis.set_xticks(range(len(SIZES)), [str(size) for size in SIZES])
-    axes[0].set_ylabel("regret on fresh states")
-    axes[1].legend(fontsize=9)
-    return figure

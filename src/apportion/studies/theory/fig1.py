@@ -24,7 +24,7 @@ from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.studies.theory.common import log_slope, means_by, one_by_one
 from apportion.theory.lspi import in_float64
 
@@ -105,28 +105,23 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = _regrets_of(spaced_betas(10, epsilon), fresh, runs, key_data)
-    return pd.DataFrame(
-        [
-            (epsilon, run, arm, size, regrets[run, a, n])
-            for run in range(runs)
-            for a, arm in enumerate(ARMS)
-            for n, size in enumerate(SIZES if arm != "tied" else SIZES[:1])
-        ],
-        columns=["epsilon", "run", "arm", "samples", "regret"],
-    )
+    names = {"epsilon": [epsilon], "run": range(runs), "arm": ARMS, "samples": SIZES}
+    index = pd.MultiIndex.from_product(names.values(), names=list(names))
+    rows = pd.DataFrame({"regret": regrets.ravel()}, index).reset_index()
+    return rows[(rows.arm != "tied") | (rows.samples == _REAL)].reset_index(drop=True)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {}
     for epsilon in EPSILONS:
-        # The tied arm has the same value at every N.
         real, permuted, tied = (
-            rows[(rows.epsilon == epsilon) & (rows.arm == arm)]
+            select(rows, epsilon=epsilon, arm=arm)
             .pivot(index="run", columns="samples", values="regret")
             .to_numpy()
             for arm in ARMS
         )
+        # The tied arm has the same value at every N.
         regrets[epsilon] = np.stack([real, permuted, np.broadcast_to(tied, real.shape)], 1)
     table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
     worth = math.exp(_worth(regrets).value)
