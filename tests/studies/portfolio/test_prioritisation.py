@@ -169,7 +169,7 @@ def test_a_rule_is_judged_by_the_camp_that_it_serves_worse(most, others, outcome
     assert len(served) == len(TRIED) - 1
     assert {v.outcome for v in served} == {outcome}
     assert served[0].estimate == pytest.approx(min(most, others) - 0.1, abs=0.02)
-    assert len(figure.plot().axes) == 2
+    assert len(figure.plot().axes) == 3
 
 
 def test_a_cell_differs_from_another_by_what_is_acted_alone(short, given):

@@ -102,4 +102,4 @@ def test_choices_never_look_at_the_year_they_are_made_for(table):
     [figure] = recipe._conclude(table, {})
     assert len(figure.verdicts) == 18
     assert len(figure.table) == 2 * len(recipe.strategies(table))
-    assert len(figure.plot().axes) == 2
+    assert len(figure.plot().axes) == 4

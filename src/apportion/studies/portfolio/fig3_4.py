@@ -260,8 +260,8 @@ def _rows(
             cell, task = np.divmod(np.arange(first.shape[1]), first.shape[1] // cells)
             each = pd.DataFrame(first.T, columns=_GAINS)
             frames.append(each.assign(place=cell, task=task, tested=kind))
-    columns = ["place", "tested", "step", "task", *_GAINS]
-    return pd.concat(frames).assign(step=step)[columns]
+    rows: Any = pd.concat(frames).assign(step=step)
+    return rows[["place", "tested", "step", "task", *_GAINS]]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:

@@ -102,9 +102,9 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
 
     def on_chunk(chunk: Chunk) -> None:
         teams = grouped(chunk.policy, s.members)
-        for members, kind in product(sorted({s.members, 1}, reverse=True), tested):
-            where = (known.testing, runs.starts, runs.days, tested[kind])
-            frame = _gains(teams, s.members, members, where)
+        alone = [take(teams, (slice(None), slice(m, m + 1))) for m in range(s.members)]
+        for (members, some), kind in product({s.members: [teams], 1: alone}.items(), tested):
+            frame = _gains(some, known.testing, runs.starts, runs.days, tested[kind])
             frames.append(frame.assign(tested=kind, members=members, steps=chunk.step))
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
         progress(what, chunk.step / chunk.steps)
@@ -127,15 +127,12 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
     yield from by_cell(cells, pd.concat(frames))
 
 
-def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame:
-    """Gains over daily Equal CRP by cell and variant: of the teams, or the mean of their members alone."""
+def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
+    """Gains over daily Equal CRP by cell and variant, the mean over some teams of each cell."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
-    # Every cell's team, or each of its members alone.
-    alone = [take(teams, (slice(None), slice(member, member + 1))) for member in range(size)]
-    looked_at = [teams] if members == size else alone
     equal = VARIANTS.index((0.0, 1.0))
     log_gains, sharpe_gains = [], []
-    for team in looked_at:
+    for team in teams:
         growth, sharpe = score_variants(team, *where, *grid)
         log_gains.append(100 * np.asarray(growth - growth[:, equal][:, None]).mean(-1))
         sharpe_gains.append(np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1))

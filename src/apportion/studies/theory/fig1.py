@@ -106,8 +106,8 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = _regrets_of(spaced_betas(10, epsilon), fresh, runs, key_data)
     names = {"epsilon": [epsilon], "run": range(runs), "arm": ARMS, "samples": SIZES}
-    index = pd.MultiIndex.from_product(names.values(), names=list(names))
-    rows = pd.DataFrame({"regret": regrets.ravel()}, index).reset_index()
+    index = pd.MultiIndex.from_product(list(names.values()), names=list(names))
+    rows: Any = pd.DataFrame({"regret": regrets.ravel()}, index).reset_index()
     return rows[(rows.arm != "tied") | (rows.samples == _REAL)].reset_index(drop=True)
 
 
