@@ -193,7 +193,9 @@ def of_curves() -> list[Layout]:
         return of_means(curve, lambda mean: fig1.log_slope(mean, sizes))
 
     def crossings(curve):
-        return of_means(curve, crossover.log_crossings)
+        return of_means(
+            curve, lambda mean: np.clip(crossover.log_crossings(mean), *np.log(n[[0, -1]]))
+        )
 
     def correlations(rng, runs=10):
         return np.tanh(0.8 + 0.25 * rng.normal(size=runs))

@@ -229,7 +229,8 @@ def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_wo
         ({"replay": Replay(slots=0)}, "slots is 0"),
         ({"replay": Replay(warm_up=9, slots=2)}, "warm_up needs a slot for each of the 8 tasks"),
         ({"replay": Replay(warm_up=20, length=16)}, "warm_up is 20"),
-        ({"steps": 0}, "steps and chunk length count steps"),
+        ({"steps": 0}, "steps, chunk length and record_every"),
+        ({"chunks": Chunks(record_every=7)}, "record_every 7 must divide steps"),
     ],
 )
 def test_bad_settings_get_one_sentence_before_any_work(settings, words):

@@ -90,14 +90,19 @@ class Chunks:
 
     length: int = 500
     """Steps compiled as one program and run without coming back to Python."""
+    record_every: int = 1
+    """Steps between two rows of the metrics; it divides the steps of the run."""
     on_chunk: OnChunk | None = None
     """Called at every chunk's end with a `Chunk`; returning True stops the run."""
 
     def fitted(self, steps: int) -> int:
         """The length of the chunks of a run: all of one length where possible, to compile once."""
-        if steps < 1 or self.length < 1:
-            raise InputError("steps and chunk length count steps; they must be >= 1")
-        return -(-steps // -(-steps // self.length))
+        if steps < 1 or self.length < 1 or self.record_every < 1:
+            raise InputError("steps, chunk length and record_every count steps; they must be >= 1")
+        if steps % self.record_every:
+            raise InputError(f"record_every {self.record_every} must divide steps {steps}")
+        even = -(-steps // -(-steps // self.length))
+        return -(-even // self.record_every) * self.record_every
 
 
 def train(
@@ -212,8 +217,8 @@ def train_runs(
     def first():
         return _begin_runs(axes, algorithm, policies, keys)
 
-    def forward(algorithm, state, steps):
-        return _advance_runs(algorithm, axes, state, steps)
+    def forward(algorithm, state, steps, record_every):
+        return _advance_runs(algorithm, axes, state, steps, record_every)
 
     return _run(algorithm, tasks, state, first, forward, steps, chunks)
 
@@ -246,9 +251,9 @@ def _begin_runs(
 
 @compiled_as_graph
 def _advance_runs(
-    algorithm: Algorithm, axes: PyTree, state: RunState, steps: int
+    algorithm: Algorithm, axes: PyTree, state: RunState, steps: int, record_every: int
 ) -> tuple[RunState, Metrics]:
-    forward = eqx.filter_vmap(lambda a, s: advance(a, s, steps), in_axes=(axes, 0))
+    forward = eqx.filter_vmap(lambda a, s: advance(a, s, steps, record_every), in_axes=(axes, 0))
     return forward(algorithm, state)
 
 
@@ -275,9 +280,9 @@ def _run(
     done = int(np.max(np.asarray(state.step)))
     while done < steps:
         now = min(length, steps - done)
-        state, metrics = forward(algorithm, state, now)
+        state, metrics = forward(algorithm, state, now, chunks.record_every)
         _raise_fault(algorithm, tasks, state)
-        frames.append(_metrics_frame(metrics, done))
+        frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
         done += now
@@ -288,11 +293,11 @@ def _run(
     return TrainingResult(algorithm.policy(state), table, state, algorithm)
 
 
-def _metrics_frame(metrics: Metrics, done: int) -> pd.DataFrame:
+def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
     """Rows of a chunk; with several runs, a column says whose."""
     columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
     length = columns["loss"].shape[-1]
-    step = done + np.arange(1, length + 1)
+    step = done + record_every * np.arange(1, length + 1)
     if columns["loss"].ndim == 1:
         return pd.DataFrame({"step": step, **columns})
     runs = columns["loss"].shape[0]
@@ -305,7 +310,7 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
     if (metrics["gradient_norm"] == 0).all():
         problem, learner = type(algorithm.problem).__name__, type(algorithm.learner).__name__
         warnings.warn(
-            f"{learner}: the gradient was 0 in all of the first {len(metrics)} updates, so "
+            f"{learner}: the gradient was 0 in all of the first {len(metrics)} recorded updates, so "
             f"nothing is being learnt; {problem}.step may round, count or compare allocations, which "
             "has no slope: use PPO, which looks at rewards only, or make the step smooth",
             stacklevel=4,

@@ -30,7 +30,7 @@ from apportion.cli.options import (
     value_of,
     with_options,
 )
-from apportion.domains.domain import Domain, Result, find_domain
+from apportion.domains.domain import Domain, PlottedResult, Result, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.files import (
@@ -257,7 +257,7 @@ def _ask_of_run(
     answer: Callable[[Domain, Any, Any, Progress], Result],
     place: str,
     check: Callable[[Path, Any], None],
-    write: Callable[[Result, Path], None],
+    write: Callable[[Any, Path], None],
     **words: str,
 ) -> Command:
     """A command that has a run's domain answer, and shows the result or writes it to a `place`."""
@@ -308,7 +308,7 @@ def _check_new_folder(out: Path, options: Any) -> None:
     require_free(out, unfinished=_HALF_WRITTEN)
 
 
-def write_backtest(result: Result, out: Path) -> None:
+def write_backtest(result: PlottedResult, out: Path) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
     with only_writer(out):
         require_free(out, unfinished=_HALF_WRITTEN)

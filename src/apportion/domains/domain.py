@@ -16,6 +16,7 @@ from apportion.runs.settings import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from apportion.certificate import Gains
     from apportion.problem import Problem
@@ -38,6 +39,14 @@ class Result(Protocol):
 
     def to_frame(self) -> "pd.DataFrame":
         """The result as a table."""
+        ...
+
+
+class PlottedResult(Result, Protocol):
+    """A result that can be looked at as a picture, too."""
+
+    def plot(self) -> "Figure":
+        """The result as a picture."""
         ...
 
 
@@ -89,7 +98,7 @@ class Domain(ABC):
     def prepare(self, settings: Any) -> "PreparedJob":
         """Read and check the data, and hand back how to train; wrong data is refused before JAX starts."""
 
-    def backtest(self, run: "Run", options: Any, progress: "Progress") -> Result:
+    def backtest(self, run: "Run", options: Any, progress: "Progress") -> PlottedResult:
         """A finished run's policy on data of the past, beside what people use without it."""
         raise InputError(f"{run.folder}: a run of {self.name}, of which there is no backtest")
 

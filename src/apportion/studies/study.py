@@ -211,6 +211,17 @@ class Study:
         write_json(folder / "verdict.json", self.verdicts())
 
 
+def select(rows: Any, **values: Any) -> Any:
+    """The rows of a table that have these values.
+
+    >>> select(pd.DataFrame({"arm": ["a", "b", "a"], "regret": [3, 4, 5]}), arm="a").regret.tolist()
+    [3, 5]
+    """
+    for name, value in values.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
 def plain(content: Any) -> Any:
     """As JSON reads it: settings may hold paths and tuples."""
     return json.loads(json.dumps(content, default=str))
