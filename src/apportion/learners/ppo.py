@@ -88,7 +88,8 @@ class PPO(Learner):
                 f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
             )
         explore = GaussianScores(self.noise_std)
-        return PPOState(explore, _ADAM.init((eqx.filter(policy, eqx.is_inexact_array), explore)))
+        trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
+        return PPOState(explore, _ADAM.init(trained))
 
     def update(
         self,
