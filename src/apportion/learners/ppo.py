@@ -8,8 +8,6 @@ those of the noisy scores before the softmax, so log-probabilities are exact; th
 the task's w_t.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -90,7 +88,7 @@ class PPO(Learner):
                 f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
             )
         explore = GaussianScores(self.noise_std)
-        trained: Any = (eqx.filter(policy, eqx.is_inexact_array), explore)
+        trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
         return PPOState(explore, _ADAM.init(trained))
 
     def update(

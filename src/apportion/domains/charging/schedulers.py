@@ -252,7 +252,7 @@ def _over_days(
     order = np.argsort((np.asarray(days.departure) > np.asarray(days.arrival)).sum((1, 2)))[::-1]
 
     def part(start: int) -> Garage:
-        def cut(values: Array) -> np.ndarray:
+        def cut(values: Array | np.ndarray) -> np.ndarray:
             here = np.asarray(values)[order[start : start + size]]
             return np.pad(here, [(0, size - len(here))] + [(0, 0)] * (here.ndim - 1))
 
