@@ -104,7 +104,7 @@ north,S2,2021-06-01 08:10:00,2021-06-01 09:40:00,,,4.5
 south,000001,2021-06-02 10:00:00,2021-06-02 18:20:00,2021-06-02 17:00:00,20,18.25
 north,S1,2021-06-02 07:30:00,2021-06-02 15:00:00,,,11.0
 """
-INPUTS = """stationID,connectionTime,disconnectTime,kWhDelivered,timezone,userInputs
+INPUTS = """spaceID,connectionTime,disconnectTime,kWhDelivered,timezone,userInputs
 S1,"Tue, 01 Jun 2021 14:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",11.0,America/Los_Angeles,\
 "[{'kWhRequested': 12.5, 'requestedDeparture': 'Tue, 01 Jun 2021 21:30:00 GMT'}]"
 S2,"Tue, 01 Jun 2021 15:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",5,America/Los_Angeles,
