@@ -276,4 +276,4 @@ def test_a_horizon_is_asked_for():
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     """Over 20 tasks; that it trains as a problem in JAX does is asked above."""
     assert len(EXAMPLE.read_text().splitlines()) <= 50
-    assert runpy.run_path(str(EXAMPLE), run_name="__main__")["gain"].above_zero
+    assert runpy.run_path(str(EXAMPLE), run_name="__main__")["gain"].low > 0
