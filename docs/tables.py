@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.statistics import Estimate, compare
+from apportion.statistics import Estimate, compare, in_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -71,9 +71,9 @@ def about_study(study: str) -> dict[str, Any]:
 
 
 def verdict_row(verdict: dict[str, Any]) -> list[str]:
-    """A claim and what became of it; exact statements have no adjusted outcome."""
+    """A claim and what became of it; our own, and exact statements, have no adjusted outcome."""
     low, high = (significant(end) for end in verdict["interval"])
-    said = verdict["outcome"].replace("-", " ")
+    said = in_words(verdict["outcome"], verdict["barely"])
     return [
         verdict["claim"],
         "the paper's" if verdict["paper"] else "ours",

@@ -1,6 +1,7 @@
 """The committed verdicts, tables and notes follow from the committed numbers, by the code of today."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +18,29 @@ def test_every_study_is_committed():
     assert {
         json.loads((RESULTS / name / "study.json").read_text())["name"] for name in FOLDERS
     } == set(STUDIES)
+
+
+# What is below fails until all results were computed by one command at one commit. When they are, it says
+# so by failing the other way: then take the mark away.
+waiting = pytest.mark.xfail(strict=True, reason="the results are of several commits")
+
+
+@waiting
+def test_all_results_are_of_one_commit_and_those_of_the_registry_of_one_command():
+    found = {name: json.loads((RESULTS / name / "study.json").read_text()) for name in FOLDERS}
+    commits = {name: about["commit"] for name, about in found.items()}
+    assert len(set(commits.values())) == 1, commits
+    assert re.fullmatch("[0-9a-f]{40}", commits["fig1"]), commits
+    runs = {name: about.get("run") for name, about in found.items() if name in STUDIES}
+    assert len(set(runs.values())) == 1, runs
+    assert str(runs["fig1"]).startswith("apportion study all --scale paper"), runs
+
+
+@waiting
+def test_no_study_was_changed_since_it_was_computed():
+    found = {name: json.loads((RESULTS / name / "study.json").read_text()) for name in FOLDERS}
+    computed = {name: about.get("source") for name, about in found.items()}
+    assert computed == {name: make_plan(about["name"]).source for name, about in found.items()}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -1,8 +1,10 @@
 """Studies as cells: saved one by one, resumed, drawn, refused, and performed side by side."""
 
+import importlib
 import json
 import os
 import signal
+import textwrap
 
 import pytest
 
@@ -12,7 +14,7 @@ from apportion.errors import InputError
 from apportion.runs.files import only_writer
 from apportion.runs.runner import Stopped
 from apportion.studies import registry
-from apportion.studies.engine import CellStore, perform_plans
+from apportion.studies.engine import CellStore, Plan, perform_plans
 from apportion.studies.executors import Serial
 from studies.toys import FILES, computed, perform, same_files, toy
 
@@ -69,6 +71,7 @@ def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path)
     assert (told["seconds"], told["command"]) == (done.seconds, "apportion study toy")
     assert (told["seed"], told["figures"][0]["notes"]) == (0, ["A note."])
     assert told["versions"]["jax"]
+    assert (told["run"], told["source"]) == ("apportion study toy", toy().source)
     # Forty digits in a checkout, nothing elsewhere.
     assert told["commit"] is None or len(told["commit"].split()[0]) == 40
 
@@ -187,6 +190,57 @@ def test_all_studies_go_to_folders_of_their_own(toys, tmp_path, capfd):
         assert (folder / "report.html").exists()
         command = f"apportion study {name} --scale quick --seed 0 --out {folder}"
         assert about(folder)["command"] == command
+        run = f"apportion study all --scale quick --seed 0 --out {folder.parent}"
+        assert about(folder)["run"] == run
+    # What is drawn anew was computed as before.
+    before = about(tmp_path / "all" / "fig5")
+    code, _, _ = run_cli(["study", "fig5", "--out", tmp_path / "all" / "fig5", "--draw"], capfd)
+    assert (code, about(tmp_path / "all" / "fig5")) == (0, before)
+
+
+def test_a_study_that_goes_on_with_other_code_says_so(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    plan = toy(log, trouble={"cell-1": ("full", 1)})
+    with pytest.raises(MemoryError):
+        perform(plan, tmp_path / "toy")
+    first = about(tmp_path / "toy")
+    monkeypatch.setattr("apportion.studies.engine.ROWS", 2)
+    monkeypatch.setattr("apportion.studies.engine._commit", lambda: "a" * 40)
+    perform(plan, tmp_path / "toy")
+    then = about(tmp_path / "toy")
+    assert then["source"] == f"{first['source']}; {plan.source}"
+    assert then["commit"] == "; ".join(filter(None, [first["commit"], "a" * 40]))
+
+
+def test_the_source_of_a_study_is_its_code_and_that_beside_it(tmp_path, monkeypatch):
+    folder = tmp_path / "room"
+    folder.mkdir()
+    study = """
+        "What it is."
+        from room.shared import compute
+        def conclude(rows, settings):
+            # Why.
+            return []
+    """
+    files = {"shared": "def compute(cells, progress): yield 1\n", "other": "x = 1\n"}
+    for name, text in (files | {"study": textwrap.dedent(study)}).items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("room.study")
+    plan = Plan("toy", (), module.compute, module.conclude, {})
+
+    def changed(name, old, new):
+        text = (folder / f"{name}.py").read_text()
+        assert old in text
+        (folder / f"{name}.py").write_text(text.replace(old, new))
+        found = plan.source
+        (folder / f"{name}.py").write_text(text)
+        return found
+
+    for change in (("study", "What it is", "Other"), ("study", "Why", "How"), ("other", "1", "2")):
+        assert changed(*change) == plan.source
+    for change in (("study", "[]", "[1]"), ("shared", "1", "2")):
+        assert changed(*change) != plan.source
 
 
 def test_the_command_line_stops_goes_on_and_draws(toys, tmp_path, capfd, monkeypatch):

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from scipy import stats
 
 from apportion.report import write_report
-from apportion.statistics import Estimate, mean_over, t_estimate
+from apportion.statistics import Estimate, in_words, mean_over, t_estimate
 from apportion.studies.study import FigureResult, Study, Verdict, adjusted_for_all
 
 
@@ -19,8 +20,6 @@ def at(value, error=1.0, freedom=9):
 
 def with_p(p, sign=1):
     """A value whose two-sided p-value is p."""
-    from scipy import stats
-
     return at(sign * float(stats.t.isf(p / 2, 9)))
 
 
@@ -58,16 +57,55 @@ def test_that_one_of_several_fails_must_show_after_allowing_for_their_number():
     assert clearly.outcome == "does-not-hold"
 
 
-def test_several_claims_are_adjusted_together_and_exact_ones_are_left_alone():
+def test_the_papers_claims_are_adjusted_together_and_exact_ones_and_ours_are_left_alone():
     exact = Verdict("no run", True, 0.0, (0.0, 0.01), 500, exact=True)
+    ours = [Verdict.of(f"ours {p}", with_p(p), paper=False) for p in (0.02, 0.045, 0.9)]
     verdicts = [Verdict.of(str(p), with_p(p)) for p in (0.001, 0.03, 0.04)]
-    first, second, third, last = adjusted_for_all([*verdicts, exact])
+    *own, first, second, third, last = adjusted_for_all([*ours, *verdicts, exact])
+    assert [v.adjusted for v in own] == [None] * 3
     assert [v.outcome for v in (first, second, third)] == ["holds"] * 3
     assert first.adjusted == "holds"
     # Holm: 0.03 x 2 and then 0.04, not below the one before.
     assert second.adjusted == third.adjusted == "not-established"
     assert last.adjusted is None
-    assert adjusted_for_all(verdicts[:1])[0].adjusted is None
+    assert adjusted_for_all([*ours, verdicts[0]])[-1].adjusted is None
+    # What we add to the table makes no claim of the paper harder: 0.02 x 2 is enough, x 4 is not.
+    pair = [Verdict.of("paper", with_p(0.02)), Verdict.of("paper", with_p(0.02))]
+    assert {v.adjusted for v in adjusted_for_all([*pair, *ours])} == {"holds", None}
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "said"),
+    [
+        # The interval is the value -+ 1: an edge is half a unit from a bound.
+        (1.6, {}, "holds"),
+        (1.4, {}, "holds, barely"),
+        (0.6, {}, "not established, barely"),
+        (0.4, {}, "not established"),
+        (-0.6, {}, "not established, barely"),
+        (-1.4, {}, "does not hold, barely"),
+        (-1.6, {}, "does not hold"),
+        (1.4, {"above": -3.0, "below": 3.0}, "holds"),
+        (1.6, {"above": -3.0, "below": 3.0}, "holds, barely"),
+        (-4.4, {"above": -3.0, "below": 3.0}, "does not hold, barely"),
+    ],
+)
+def test_a_verdict_at_its_edge_says_so(value, bounds, said):
+    verdict = Verdict.of("x", at(value, 1 / float(stats.t.isf(0.025, 9))), **bounds)
+    assert verdict.interval == pytest.approx((value - 1, value + 1))
+    assert in_words(verdict.outcome, verdict.barely) == said
+    assert verdict.to_dict()["barely"] == said.endswith("barely")
+
+
+def test_all_of_several_barely_hold_where_one_does_and_no_width_is_no_edge():
+    # Nearer to 0 by its margin, but not by its width, is the first.
+    narrow, wide = at(0.5, 0.1), at(3.0)
+    assert not Verdict.of("above 0", narrow).barely
+    both = Verdict.of_all("above 0", [narrow, wide])
+    assert (both.estimate, both.barely) == (0.5, True)
+    assert both.scaled(math.exp).barely
+    assert not Verdict.of("above 0", at(0.0, 0.0)).barely
+    assert not Verdict.of("above 0", mean_over(np.array([3.0]))).barely
 
 
 def test_a_refuted_claim_stays_refuted_where_it_is_clear_enough():
@@ -101,9 +139,15 @@ def test_every_way_to_read_a_study_says_what_is_left_after_all_comparisons(folde
     written = json.loads((folder / "verdict.json").read_text())
     assert [v["adjusted"] for v in written] == ["not-established"] * 2
     assert [v["p"] for v in written] == pytest.approx([0.03, 0.04])
-    assert "not established after Holm" in write_report(folder).read_text()
+    assert [v["barely"] for v in written] == [True] * 2
+    page = write_report(folder).read_text()
+    assert "not established after Holm" in page
+    assert page.count('<span class="mark">holds, barely</span>') == 2
+    assert 'alt="Toy: 0.03: holds, barely; 0.04: holds, barely"' in page
     figure = FigureResult("toy", "Toy", pd.DataFrame(), [Verdict.of("a", with_p(0.03))] * 2, Figure)
-    assert "not-established after Holm" in Study("toy", (figure,)).summary()
+    summary = Study("toy", (figure,)).summary()
+    assert "  holds, barely           a: " in summary
+    assert "not established after Holm" in summary
 
 
 def test_an_estimate_without_a_t_distribution_has_no_p_value():

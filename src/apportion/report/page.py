@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from apportion.statistics import Outcome
+from apportion.statistics import Outcome, in_words
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -64,13 +64,17 @@ class Words(Part):
 
 @dataclass(frozen=True)
 class Headline:
-    """One thing to know first: what, how much, how surely; its outcome colours it, none leaves it plain."""
+    """One thing to know first: what, how much, how surely; its outcome colours it, none leaves it plain.
+
+    One at its edge says so.
+    """
 
     label: str
     value: str
     interval: str = ""
     note: str = ""
     outcome: Outcome | None = None
+    barely: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Headlines(Part):
     def _card(card: Headline) -> str:
         kinds = {None: "plain", "holds": "holds", "does-not-hold": "fails"}
         kind = kinds.get(card.outcome, "open")
-        word = "" if card.outcome is None else escape(card.outcome.replace("-", " "))
+        word = "" if card.outcome is None else escape(in_words(card.outcome, card.barely))
         mark = f'<span class="mark">{word}</span>' if word else ""
         interval = f'<span class="interval">{escape(card.interval)}</span>' if card.interval else ""
         note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""

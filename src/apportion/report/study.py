@@ -16,8 +16,9 @@ from apportion.report.page import (
 )
 from apportion.report.plots import read_if_there, read_table
 from apportion.report.run import provenance
+from apportion.statistics import in_words
 
-_COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
+_COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
 """What the page says of how a study was computed."""
 
 
@@ -48,7 +49,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     # A name alone: what a file says is no path to elsewhere.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        said = (f"{one['claim']}: {one['outcome'].replace('-', ' ')}" for one in verdicts)
+        said = (f"{one['claim']}: {_said(one)}" for one in verdicts)
         words = f"{figure['title']}: {'; '.join(said)}"
         parts.append(Picture(figure["title"], picture.read_bytes(), words))
     table = read_table(folder, Path(figure["table"]).stem)
@@ -61,11 +62,16 @@ def _card(verdict: dict[str, Any]) -> Headline:
     low, high = verdict["interval"]
     whose = "A claim of the paper" if verdict["paper"] else "Our own check"
     adjusted = verdict.get("adjusted")
-    after = f"; {adjusted.replace('-', ' ')} after Holm's adjustment" if adjusted else ""
+    after = f"; {in_words(adjusted)} after Holm's adjustment" if adjusted else ""
     return Headline(
         verdict["claim"],
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
         f"{whose}; n = {verdict['n']}{after}",
         verdict["outcome"],
+        bool(verdict.get("barely")),
     )
+
+
+def _said(verdict: dict[str, Any]) -> str:
+    return in_words(verdict["outcome"], bool(verdict.get("barely")))

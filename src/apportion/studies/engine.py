@@ -11,16 +11,19 @@ rows.parquet         the rows of all cells
 study.json           how it was computed; once it is concluded, what `Study.save` writes
 """
 
+import ast
 import hashlib
 import json
+import re
 import shutil
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,9 @@ from apportion.runs.environment import versions
 from apportion.runs.files import only_writer, read_json, write_atomic, write_json
 from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
+
+ROWS = 1
+"""Goes up where the engine changes what a cell's rows are: results computed before are then stale."""
 
 Progress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far; it may raise to stop."""
@@ -105,6 +111,37 @@ class Plan:
         whole = {"study": self.study, "cells": names, "settings": self.settings}
         content = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    @property
+    def source(self) -> str:
+        """What says whether the study's own code is still that of a result: a digest of the modules that
+        compute and conclude it, and of those beside them that they import, less comments and docstrings.
+        """
+        functions = [f.func if isinstance(f, partial) else f for f in (self.compute, self.conclude)]
+        waiting, code = [function.__module__ for function in functions], dict[str, str]()
+        while waiting:
+            name = waiting.pop()
+            if name in code:
+                continue
+            code[name] = _code(Path(str(sys.modules[name].__file__)).read_text(encoding="utf-8"))
+            folder = name.rpartition(".")[0]
+            beside = re.findall(rf"^from {re.escape(folder)}\.(\w+) import", code[name], re.M)
+            waiting += [f"{folder}.{module}" for module in beside]
+        content = json.dumps([ROWS, code], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _code(text: str) -> str:
+    """The lines of a module that do something: no blank ones, comments or docstrings."""
+    words = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines = enumerate(text.splitlines(), start=1)
+    kept = (line for number, line in lines if number not in words)
+    return "\n".join(line for line in kept if line.strip() and not line.lstrip().startswith("#"))
 
 
 @dataclass(frozen=True)
@@ -225,6 +262,10 @@ def perform_plans(
                 yield named[done.study].conclude()
 
 
+_HOW = ("command", "run", "commit", "source", "device")
+"""What `study.json` says of how the cells were computed."""
+
+
 class CellStore:
     """A study in its folder: the cells that are there, where the next one goes, and how long they took.
 
@@ -234,11 +275,16 @@ class CellStore:
         The study, and where it is kept.
     command
         What a user types to have it computed alone.
+    run
+        What was typed to have it computed, alone or with others; `command` unless given.
     """
 
-    def __init__(self, plan: Plan, folder: Path, command: str = "") -> None:
-        self.plan, self.folder, self.command = plan, Path(folder), command
-        self._seconds, self._devices = 0.0, dict[str, None]()
+    def __init__(self, plan: Plan, folder: Path, command: str = "", run: str = "") -> None:
+        self.plan, self.folder = plan, Path(folder)
+        # Now, and not when a cell is done: this is the code that was read, whatever is written since.
+        made = {"command": command, "run": run or command}
+        self._now = made | {"commit": _commit(), "source": plan.source}
+        self._seconds, self._computed = 0.0, dict[str, dict[str, None]]()
         self._changed, self._recorded = False, 0.0
 
     def check(self) -> None:
@@ -256,14 +302,19 @@ class CellStore:
             )
         path = self.folder / "study.json"
         content = read_json(path) if path.exists() else {}
-        seconds = content.get("seconds", 0.0) if isinstance(content, dict) else None
-        device = content.get("device") or "" if isinstance(content, dict) else None
-        if not isinstance(seconds, int | float) or not isinstance(device, str):
+        told = content if isinstance(content, dict) else {"seconds": None}
+        seconds = told.get("seconds", 0.0)
+        said = {name: told.get(name) or "" for name in _HOW}
+        if not isinstance(seconds, int | float) or not all(
+            isinstance(one, str) for one in said.values()
+        ):
             raise InputError(
                 f"{path}: does not say how the study was computed; put it back from a copy"
             )
         self._seconds = float(seconds)
-        self._devices = dict.fromkeys(device.split(", ") if device else ())
+        self._computed = {
+            name: dict.fromkeys(filter(None, one.split("; "))) for name, one in said.items()
+        }
 
     def open(self) -> None:
         """Make the folder this plan's."""
@@ -285,10 +336,11 @@ class CellStore:
             )
 
     def save(self, done: CellResult) -> None:
-        """Keep a finished cell's rows, atomically, and the seconds it took."""
+        """Keep a finished cell's rows, atomically, and how it was computed in how many seconds."""
         write_atomic(self._file(done.cell), done.content)
         self._seconds += done.seconds
-        self._devices[done.device] = None
+        for name, one in (self._now | {"device": done.device}).items():
+            self._computed.setdefault(name, {})[one or ""] = None
         self._changed = True
         # Not at every cell: a program may end with a hundred at once.
         if time.monotonic() - self._recorded > 1.0:
@@ -340,13 +392,13 @@ class CellStore:
             self._changed, self._recorded = False, time.monotonic()
 
     def _facts(self) -> dict[str, Any]:
-        """Command, commit, versions, devices, seed, data, and the seconds of all cells, added up."""
+        """How the cells were computed, which drawing them anew does not change; seed, data, versions."""
         settings = self.plan.settings
+        # Several where it went on after a change: no result of one commit, and it says so.
+        how = {name: "; ".join(filter(None, self._computed.get(name, ()))) or None for name in _HOW}
         return {
-            "command": self.command,
-            "commit": _commit(),
+            **how,
             "versions": versions(),
-            "device": ", ".join(self._devices) or None,
             "seed": settings.get("seed"),
             "data": settings.get("data"),
             "seconds": round(self._seconds, 1),

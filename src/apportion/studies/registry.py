@@ -165,7 +165,7 @@ def perform(
     # The longest first, so that none is begun when all others are at their end.
     others = [study for study in STUDIES if study not in LONGEST]
     data = read_data(request)
-    stores = []
+    stores, run = [], command_of(name, Path(out), request)
     for study in [*LONGEST, *others] if everything else [find_study(name)]:
         known = inspect.signature(find_plan(study)).parameters
         for kind in data:
@@ -174,7 +174,7 @@ def perform(
         own = {kind: value for kind, value in data.items() if kind in known}
         plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
         folder = Path(out) / study if everything else Path(out)
-        stores.append(CellStore(plan, folder, command_of(study, folder, request)))
+        stores.append(CellStore(plan, folder, command_of(study, folder, request), run))
     yield from perform_plans(stores, executor or Serial(), draw=draw, progress=progress)
 
 
@@ -197,14 +197,14 @@ def read_data(request: Request) -> dict[str, Any]:
 
 
 def command_of(name: str, folder: Path, request: Request) -> str:
-    """The command that computes a study.
+    """The command that computes a study, or all.
 
     Examples
     --------
     >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
     'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
     """
-    known = inspect.signature(find_plan(name)).parameters
+    known = _OPTIONS if name == "all" else inspect.signature(find_plan(name)).parameters
     words = ["apportion", "study", name, "--scale", request.scale, "--seed", str(request.seed)]
     if request.prices is not None and "prices" in known:
         words += ["--prices", str(request.prices)]

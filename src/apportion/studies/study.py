@@ -11,7 +11,17 @@ from matplotlib.figure import Figure
 
 from apportion.errors import InputError
 from apportion.runs.files import write_atomic, write_figure, write_json
-from apportion.statistics import CONFIDENCE, Estimate, Outcome, holm, judge, outcome, p_value
+from apportion.statistics import (
+    CONFIDENCE,
+    Estimate,
+    Outcome,
+    at_edge,
+    holm,
+    in_words,
+    judge,
+    outcome,
+    p_value,
+)
 
 
 @dataclass(frozen=True)
@@ -24,15 +34,17 @@ class Verdict:
     interval: tuple[float, float]
     n: int
     paper: bool = True
-    """Whether the paper makes the claim; the others are ours."""
+    """Whether the paper makes the claim; the others are ours. Those of a figure are one family (Holm)."""
     refuted: bool | None = None
     """Whether it is shown not to hold; where nobody says, it is when the interval lies below 0."""
     p: float | None = None
     """The level from which on the interval decides; none for an exact statement."""
     adjusted: Outcome | None = None
-    """The outcome when all comparisons of its figure are allowed for (Holm)."""
+    """The outcome when all claims that the paper makes of its figure are allowed for (Holm)."""
     exact: bool = False
     """Decided by a statement about every case looked at, and by no interval."""
+    barely: bool = False
+    """An end of the interval lies within a quarter of its width of what would have decided otherwise."""
 
     @property
     def outcome(self) -> Outcome:
@@ -59,7 +71,8 @@ class Verdict:
         """A verdict on a claim that every one of several numbers lies within bounds; above 0 unless said.
 
         It holds where each interval does by itself, which no number of them makes easier; that one fails
-        must show after allowing for their number (Bonferroni). The one nearest to failing is shown.
+        must show after allowing for their number (Bonferroni). The one nearest to failing is shown. It
+        barely holds where one of them does; otherwise the one shown says whether it is at its edge.
         """
         if not estimates:
             raise InputError(f"{claim}: there is no number to judge it by; compute at least one")
@@ -77,7 +90,8 @@ class Verdict:
             refuted = not all(inside) and p < 1 - CONFIDENCE
         shown = min(estimates, key=lambda e: min(e.low - bounds["above"], bounds["below"] - e.high))
         ends = (shown.low, shown.high)
-        return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p)
+        barely = any(at_edge(one, **bounds) for one in (estimates if holds else [shown]))
+        return cls(claim, holds, shown.value, ends, shown.n, paper, refuted, p, barely=barely)
 
     def scaled(self, scale: Callable[[float], float]) -> "Verdict":
         """The same, with its numbers on another scale, such as `math.exp` for a claim about logs."""
@@ -90,6 +104,7 @@ class Verdict:
         return {
             "claim": self.claim,
             "outcome": self.outcome,
+            "barely": self.barely,
             "adjusted": self.adjusted,
             "holds": self.holds,
             "estimate": self.estimate,
@@ -102,13 +117,19 @@ class Verdict:
 
 
 def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts, each also with the outcome that is left when all of them are allowed for (Holm)."""
-    levels = [verdict.p for verdict in verdicts if verdict.p is not None]
+    """The verdicts, the paper's also with what is left when all of the paper's are allowed for (Holm).
+
+    The family is declared with the claims, before any number is known. Our own lines of the table make
+    no claim of the paper harder to establish, and are not adjusted themselves.
+    """
+    levels = [verdict.p for verdict in verdicts if verdict.paper and verdict.p is not None]
     if len(levels) < 2:
         return tuple(verdicts)
     sure = (p < 1 - CONFIDENCE for p in holm(levels))
     return tuple(
-        v if v.p is None else replace(v, adjusted=v.outcome if next(sure) else "not-established")
+        replace(v, adjusted=v.outcome if next(sure) else "not-established")
+        if v.paper and v.p is not None
+        else v
         for v in verdicts
     )
 
@@ -122,14 +143,14 @@ class FigureResult:
     title: str
     table: pd.DataFrame
     verdicts: Iterable[Verdict]
-    """Kept as a tuple, each also adjusted for all comparisons of this figure (Holm)."""
+    """Kept as a tuple, the paper's own also adjusted for all its claims of this figure (Holm)."""
     plot: Callable[[], Figure]
     """Draws the figure."""
     notes: Iterable[str] = ()
     """What a reader should take away, in plain sentences with their numbers; kept as a tuple."""
 
     def __post_init__(self) -> None:
-        # Here and not in each study, so that none can leave a comparison out of the count.
+        # Here and not in each study, so that none can leave a claim out of the count.
         object.__setattr__(self, "verdicts", adjusted_for_all(tuple(self.verdicts)))
         object.__setattr__(self, "notes", tuple(self.notes))
 
@@ -140,9 +161,10 @@ class FigureResult:
             low, high = verdict.interval
             # What the number of comparisons changes, if it does.
             left = verdict.adjusted if verdict.adjusted != verdict.outcome else None
-            after = f"; {left} after Holm's adjustment" if left else ""
+            after = f"; {in_words(left)} after Holm's adjustment" if left else ""
+            said = in_words(verdict.outcome, verdict.barely)
             lines.append(
-                f"  {verdict.outcome:16}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
+                f"  {said:24}{verdict.claim}: {verdict.estimate:.4g} [{low:.4g}, {high:.4g}], "
                 f"n = {verdict.n}{after}"
             )
         return "\n".join([*lines, "", *(f"  - {note}" for note in self.notes)])
