@@ -37,6 +37,7 @@ LABELS = {
     "fig1": "Figure 1",
     "fig2": "Figure 2",
     "fig3-4": "Figures 3 and 4",
+    "literal": "The paper as printed",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
     "bound": "The bound",
@@ -113,9 +114,34 @@ def study_page(study: str) -> str:
         lines += ["", markdown_table(VERDICT, map(verdict_row, own)), ""]
         place = f"../results/{study}/{figure['picture']}"
         lines += [f"[![{escaped(figure['title'])}]({place})]({place})", ""]
+        if figure["name"] in SHOWN_TABLES:
+            lines += [SHOWN_TABLES[figure["name"]](folder / figure["table"]), ""]
         lines += [f"All numbers: [{figure['table']}](../results/{study}/{figure['table']}).", ""]
     lines += [f"Settings, versions and device: [study.json](../results/{study}/study.json)."]
     return "\n".join(lines) + "\n"
+
+
+def omitted_values(path: Path) -> str:
+    """Each value that the paper leaves open: ours and why, and how far another one moves results."""
+    moved = {
+        "own gain": "own tasks, points a year",
+        "held-out gain": "held-out instruments, points a year",
+        "in-sample log_gain": "in sample, log growth a year",
+        "own deviation": "deviation from equal shares",
+    }
+    rows = [
+        [
+            row["changed"].replace("_", " "),
+            f"{row['ours']}: {row['why']}",
+            *(f"{row[k]:+.3g} [{row[f'{k} low']:.3g}, {row[f'{k} high']:.3g}]" for k in moved),
+        ]
+        for row in pd.read_csv(path).to_dict("records")
+    ]
+    return markdown_table(["changed", "ours, and why", *moved.values()], rows)
+
+
+SHOWN_TABLES: dict[str, Callable[[Path], str]] = {"omitted": omitted_values}
+"""Figures whose page shows their table too, and how."""
 
 
 def description(study: str) -> str:

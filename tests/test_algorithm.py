@@ -44,7 +44,8 @@ def softmax(scores):
 class Reference:
     """The paper's loop, one line after the other."""
 
-    def __init__(self, members):
+    def __init__(self, members, stops):
+        self.stops = stops
         self.quality = np.linspace(0, 1, M)[members]
         self.theta = 0.5
         self.s = np.ones(T)
@@ -105,6 +106,8 @@ class Reference:
                 period, shares = 0, np.full(m, 1 / m)
             self.rows[t][self.count[t] % HISTORY] = (period, shares)
             self.count[t] += 1
+            if self.stops and period == 0:
+                break
         return t, p[t], w[t], score
 
 
@@ -125,8 +128,8 @@ def seen(priority, state):
     return priority.probabilities(state.selection), positions
 
 
-@pytest.fixture(scope="module")
-def both():
+@pytest.fixture(scope="module", params=[False, True], ids=["goes on", "stops at the end"])
+def both(request):
     tasks = draw_tasks(M, m, T, seed=2)
     key = jax.random.key(5)
     frames, watched = [], []
@@ -154,12 +157,12 @@ def both():
         Direct(B, RATE, transform=optax.identity()),
         selection=Priority(ALPHA, BETA, SMOOTHING),
         explore=GaussianScores(NOISE),
-        replay=Replay(length=HISTORY, recency=RECENCY, act_periods=ACTING),
+        replay=Replay(length=HISTORY, recency=RECENCY, act_periods=ACTING, stops=request.param),
         steps=STEPS,
         chunks=Chunks(1, on_chunk=watch),
         key=key,
     )
-    reference, expected = Reference(np.asarray(tasks.members)), []
+    reference, expected = Reference(np.asarray(tasks.members), request.param), []
     for n in range(STEPS):
         drawn = reference.step(*jax.device_get(randomness(key, n)))
         expected.append(

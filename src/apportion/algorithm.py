@@ -281,7 +281,12 @@ def _act(
     here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)
     keys = jax.random.split(key, algorithm.replay.act_periods)
     _, (states, periods) = jax.lax.scan(period, here, keys)
-    return memories.store(memory, slot, states, periods, sound)
+    acted = jnp.broadcast_to(sound, periods.shape)
+    if algorithm.replay.stops:
+        # Period 0 is where the next episode begins: nothing after it is acted.
+        begun = jnp.cumsum(periods == 0)
+        acted = acted & (begun - (periods == 0) == 0)
+    return memories.store(memory, slot, states, periods, acted)
 
 
 def _fault(evidence: Evidence, value: Float[Array, ""]) -> Index:

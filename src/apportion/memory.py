@@ -47,6 +47,8 @@ class Replay:
     act_periods: int = 1
     """n_e, the periods acted in the drawn task after each update; 0 for a learner that makes its own
     rollouts."""
+    stops: bool = False
+    """Acting stops at an episode's end, and the next one begins at the next update; else it goes on."""
 
     def fitted(self, *, horizon: int, batch: int) -> "Replay":
         """With the length filled in and everything checked, for batches of so many periods."""
@@ -255,9 +257,9 @@ def store(
     slot: Index,
     states: State,
     periods: Int[Array, " time"],
-    enabled: Bool[Array, ""],
+    enabled: Bool[Array, " time"],
 ) -> Memory:
-    """Append states; the last of them is where the episode now stands."""
+    """Append states, all or the first few that are enabled; the last is where the episode now stands."""
     count, length = memory.count[slot], periods.shape[0]
     rows = (count + jnp.arange(length, dtype=jnp.int32)) % memory.length
     rows = jnp.where(enabled, rows, memory.length)
@@ -266,7 +268,7 @@ def store(
         (memory.states, memory.periods),
         (states, periods),
     )
-    count = memory.count.at[slot].add(jnp.where(enabled, length, 0))
+    count = memory.count.at[slot].add(enabled.sum(dtype=count.dtype))
     return eqx.tree_at(lambda m: (m.states, m.periods, m.count), memory, (*put, count))
 
 

@@ -1,5 +1,7 @@
 """The market as a problem: its accounting, its windows, its costs, and that it never looks ahead."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,8 @@ def test_a_window_ends_at_the_close_before_its_period():
     values = TRUTH.prices.values()[5:13][:, members].swapaxes(0, 1)
     last = TRUTH.prices.close[12, members][:, None, None]
     np.testing.assert_allclose(seen, 10 * (values / last - 1), atol=2e-4)
+    raw = replace(market, centre=0.0, scale=1.0).windows(task, jnp.array(5))
+    np.testing.assert_allclose(raw, values / last, rtol=1e-5)
     y = np.asarray(market.relatives(task, jnp.array(5)))
     close = TRUTH.prices.close[:, members]
     np.testing.assert_allclose(y, close[13] / close[12], rtol=1e-5)

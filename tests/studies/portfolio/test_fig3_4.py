@@ -23,11 +23,12 @@ def plan(prices, tiny, sized):
         settings=tiny,
         experiments=2,
         years=(2001, 2002),
-        counts=(4,),
+        counts=(2, 4),
         held_out=4,
-        single_tasks=2,
+        long=1,
         shown=2,
-        checkpoints=3,
+        epoch=2,
+        epochs=2,
     )
     return sized(fig3_4, size, prices=prices)
 
@@ -35,7 +36,7 @@ def plan(prices, tiny, sized):
 @pytest.fixture(scope="module")
 def cells(plan, compute) -> dict[str, pd.DataFrame]:
     """All that is no multi-task policy."""
-    return compute(plan, [cell for cell in plan.cells if cell["tasks"] < 2])
+    return compute(plan, [cell for cell in plan.cells if "mtl" not in cell["method"]])
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +46,20 @@ def table(cells) -> pd.DataFrame:
 
 def test_the_grid_tests_every_cell_at_every_step(plan, table):
     programs = dict.fromkeys(cell.program for cell in plan.cells)
-    assert list(programs) == ["lazy-crp-0", "volatility-tilt-0", "mtl-pmtl-4", "stl-1"]
-    means = table[table.task == -1]
-    counts = means.groupby(["method", "tested", "step"]).size()
-    assert (counts == 4).all()  # 2 experiments x 2 years
-    # Single-task policies are also tested where the paper's protocol has them: s / T.
-    assert sorted(means[means.method == "stl"].step.unique()) == [1, 2, 3, 4, 8, 12]
+    several = ["mtl-4", "pmtl-4", "stl-4", "mtl-2", "pmtl-2", "stl-1"]
+    assert list(programs) == [*several, "lazy-crp-0", "volatility-tilt-0"]
+    # 2 experiments and 2 years, and of own tasks each.
+    found = table.groupby(["method", "tasks", "tested", "step", "epoch"]).size()
+    assert {key: size for key, size in found.items() if key[0] == "stl"} == {
+        ("stl", count, tested, step, epoch): 4 * (count if tested == "own" else 1)
+        for count, tests in ((4, [(2, 1), (4, 2)]), (1, [(4, 2), (8, 4)]))
+        for tested, (step, epoch) in product(("own", "held-out"), tests)
+    }
     assert np.isfinite(table.gain).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pmtl-4-1-2001", "stl-1-0-2002"])
+@pytest.mark.parametrize("name", ["pmtl-4-1-2001", "stl-4-0-2002"])
 def test_a_cell_alone_is_the_same_as_among_others(plan, cells, compute, name):
     """Up to rounding, which depends on the batch: 1.1e-4 points of a gain were measured."""
     [cell] = [cell for cell in plan.cells if cell.name == name]
@@ -63,7 +67,7 @@ def test_a_cell_alone_is_the_same_as_among_others(plan, cells, compute, name):
     pd.testing.assert_frame_equal(compute(plan, [cell])[name], among[name], rtol=0, atol=5e-4)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("pmtl-4-1-2001", 1), ("stl-1-0-2002", 2)])
+@pytest.mark.parametrize(("name", "runs"), [("pmtl-4-1-2001", 1), ("stl-4-0-2002", 4)])
 def test_a_cell_alone_learns_from_the_same(plan, alone_is_given_the_same, name, runs):
     parts = ("tasks", "policy_keys", "run_keys", "lengths")
     alone_is_given_the_same(fig3_4, plan, name, parts, runs)
@@ -84,43 +88,48 @@ def own_tasks(experiment: int) -> np.ndarray:
     return np.asarray(draw_tasks(seen, 3, 4, seed=experiment).members)
 
 
-def only_days_before_test_years(found: dict, prices) -> None:
+def only_days_before_test_years(found: dict, prices, each: int) -> None:
     """The market ends before the last test year, and each run's days before its own."""
     firsts = [prices.row(f"{year}-01-01") for year in (2001, 2002)]
     assert found["market"].prices.shape[0] == firsts[1]
     ends = np.asarray(found["lengths"]) + found["market"].window
-    assert ends.tolist() == np.repeat(firsts * 2, 2).tolist()
+    assert ends.tolist() == np.repeat(firsts * 2, each).tolist()
+
+
+def keys_of(found: dict, name: str) -> np.ndarray:
+    return np.asarray(jax.random.key_data(found[name]))
 
 
 def test_multi_task_methods_differ_by_alpha_alone(run, prices):
-    """Runs are ordered by experiment, year and method: both methods of a pair share all the rest."""
-    found = run("mtl-pmtl-4")
-    np.testing.assert_allclose(found["selection"].alpha, [0.0, 0.5] * 4)
-    np.testing.assert_allclose(found["selection"].beta, 1.0)
-    np.testing.assert_allclose(found["selection"].initial, 1 - 1 / 3)
-    only_days_before_test_years(found, prices)
+    """An epoch is 2 updates for each task: 4 tasks have 16 in two of them."""
+    uniform, found = run("mtl-4"), run("pmtl-4")
+    assert (uniform["settings"].prioritisation, found["settings"].prioritisation) == (0.0, 0.5)
+    assert replace(uniform["settings"], method="pmtl") == found["settings"]
+    assert (found["settings"].steps, run("pmtl-2")["settings"].steps) == (16, 8)
+    only_days_before_test_years(found, prices, 1)
     for experiment in range(2):
-        for tasks in found["tasks"].members[4 * experiment : 4 * experiment + 4]:
+        for tasks in found["tasks"].members[2 * experiment : 2 * experiment + 2]:
             np.testing.assert_array_equal(tasks, own_tasks(experiment))
     for name in ("policy_keys", "run_keys"):
-        keys = jax.random.key_data(found[name]).reshape(4, 2, -1)
-        np.testing.assert_array_equal(keys[:, 0], keys[:, 1])
-        assert len(np.unique(keys[:, 0], axis=0)) == 4
+        np.testing.assert_array_equal(keys_of(uniform, name), keys_of(found, name))
+        assert len(np.unique(keys_of(found, name), axis=0)) == 4
 
 
 def test_a_single_task_policy_is_given_one_task(run, prices):
-    found = run("stl-1")
-    np.testing.assert_array_equal(found["selection"].alpha, 0.0)
-    assert found["tasks"].members.shape == (2 * 2 * 2, 1, 3)
+    """All of many tasks have one; the first goes on to the updates of few tasks."""
+    found, longer = run("stl-4"), run("stl-1")
+    assert found["settings"].prioritisation == 0
+    assert (found["settings"].steps, longer["settings"].steps) == (4, 8)
+    assert found["tasks"].members.shape == (2 * 2 * 4, 1, 3)
     for experiment in range(2):
-        here = np.asarray(found["tasks"].members[4 * experiment : 4 * experiment + 4, 0])
-        np.testing.assert_array_equal(here, np.tile(own_tasks(experiment)[:2], (2, 1)))
-    only_days_before_test_years(found, prices)
+        here = np.asarray(found["tasks"].members[8 * experiment : 8 * experiment + 8, 0])
+        np.testing.assert_array_equal(here, np.tile(own_tasks(experiment), (2, 1)))
+        first = np.asarray(longer["tasks"].members[2 * experiment, 0])
+        np.testing.assert_array_equal(first, own_tasks(experiment)[0])
+    only_days_before_test_years(found, prices, 4)
     # It starts from the parameters that multi-task policies of its pair start from.
-    several = run("mtl-pmtl-4")
-    np.testing.assert_array_equal(
-        jax.random.key_data(found["policy_keys"]), jax.random.key_data(several["policy_keys"])
-    )
+    several = keys_of(run("mtl-4"), "policy_keys")
+    np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
 
 
 @pytest.mark.parametrize("name", [LAZY, TILT])
@@ -141,7 +150,6 @@ def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
         gains.append(result.against(name).value)
     cell = table[(table.method == name) & (table.experiment == 1) & (table.year == 2002)]
     own = cell[cell.tested == "own"].set_index("task").log_gain
-    assert own.loc[-1] == pytest.approx(np.mean(gains), abs=2e-5)
     assert own.loc[[0, 1]].to_numpy() == pytest.approx(np.array(gains), abs=2e-5)
 
 
@@ -153,55 +161,101 @@ def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
 
 
 def grid_of(gains):
-    """Three experiments and years, on both kinds of task; gains by method, tasks and step."""
+    """Three experiments and years, on both kinds of task; gains by method, tasks and step.
+
+    A policy of several tasks, or several policies of one, is tested on as many own tasks.
+    """
     rows = [
         [method, tasks, experiment, year, tested, step, task, gain + 0.01 * experiment * year]
         for (method, tasks, step), gain in gains.items()
-        for experiment, year in product(range(3), range(1, 4))
-        for tested, task in (("own", -1), ("own", 0), ("own", 1), ("held-out", -1))
+        for experiment, year in product(range(3), (2017, 2018, 2019))
+        for tested, task in [("held-out", -1), *(("own", task) for task in range(tasks or 4))]
     ]
     columns = ["method", "tasks", "experiment", "year", "tested", "step", "task", "gain"]
-    return pd.DataFrame(rows, columns=columns).assign(log_gain=0.0, sharpe_gain=0.0)
+    return pd.DataFrame(rows, columns=columns).assign(log_gain=0.0, sharpe_gain=0.0, epoch=1)
 
 
-NOTHING = {(LAZY, 0, 100): 0.3, (TILT, 0, 100): 1.0}
+@pytest.fixture
+def gains():
+    """Two epochs of 10 updates a task, with 2 tasks and with 4; at equal updates, 40 of each policy."""
+    found = {(LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    found |= {("stl", 4, 10): -1.0, ("stl", 4, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
+    for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
+        found |= {(method, 2, 20): 1.0 + more, (method, 2, 40): 2.0}
+        found |= {(method, 4, 40): 3.0, (method, 4, 80): 7.0 + more}
+    return found
 
 
 def verdicts_of(table, figure=1):
-    return {v.claim.split(" (")[0]: v for v in fig3_4._conclude(table, {})[figure].verdicts}
+    return {v.claim.rpartition(", ")[0]: v for v in fig3_4._conclude(table, {})[figure].verdicts}
 
 
-@pytest.mark.parametrize(("counts", "compared"), [((5, 30, 100), 30), ((5, 30), 30), ((7,), 7)])
-def test_the_second_of_three_numbers_of_tasks_is_compared(counts, compared):
-    table = grid_of({("mtl", count, 10): 1.0 for count in counts})
-    assert fig3_4.task_counts(table) == (list(counts), compared)
+def test_each_claim_names_its_protocol_and_its_years(gains):
+    """Equal epochs give a multi-task policy T times a single-task one's updates."""
+    found = verdicts_of(grid_of(gains))
+    for claim, gap in (
+        ("MTL with 4 tasks beats STL at equal epochs (80 updates against 20)", 7.0),
+        ("P-MTL with 2 tasks beats STL at equal epochs (40 updates against 20)", 2.0),
+        ("P-MTL with 2 tasks learns faster than STL at equal epochs (mean of all 2)", 2.25),
+        ("P-MTL with 4 tasks beats STL at equal updates (40 each)", 12.0),
+        ("4 tasks beat 2 at equal epochs (80 updates against 40) (P-MTL)", 5.5),
+        ("4 tasks beat 2 at equal updates (40 each) (P-MTL)", 1.0),
+        ("P-MTL beats MTL with 4 tasks", 0.5),
+        ("P-MTL with 2 tasks learns faster than MTL (mean of all epochs)", 0.25),
+    ):
+        assert found[claim].estimate == pytest.approx(gap), claim
+    claims = [v.claim for v in fig3_4._conclude(grid_of(gains), {})[1].verdicts]
+    assert claims[0].endswith(", in 2019")
+    assert claims[1].endswith(", over 2017 to 2019 (3 of 3 years positive)")
+    held_out = verdicts_of(grid_of(gains), figure=0)
+    for claim, gap in (
+        ("4 tasks transfer better than 2 at equal updates (40 each) (MTL)", 1.0),
+        ("MTL with 4 tasks transfers better than STL at equal updates (40 each)", 12.0),
+        ("MTL with 4 tasks transfers better than STL at equal epochs (80 updates against 20)", 7.0),
+    ):
+        assert held_out[claim].estimate == pytest.approx(gap), claim
 
 
-def test_methods_are_compared_on_the_tasks_that_both_were_tested_on():
-    """The multi-task policy is 1 ahead on the single policy's own two tasks, and far behind on a third."""
-    gains = {("stl", 1, 100): 0.0, ("mtl", 5, 100): 1.0, ("pmtl", 5, 100): 1.0}
-    table = grid_of(gains | NOTHING)
-    third = table[(table.method == "mtl") & (table.task == 1)].assign(task=2, gain=-50.0)
-    table = pd.concat([table, third], ignore_index=True)
-    table.loc[(table.method == "mtl") & (table.task == -1), "gain"] = -16.0
-    found = verdicts_of(table)["MTL with 5 tasks beats STL at equal updates per policy"]
-    assert found.estimate == pytest.approx(1.0)
+def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
+    """A single-task policy that goes on has the first task alone; others are far behind on the second."""
+    table = grid_of(gains)
+    several = table.method.isin(["mtl", "pmtl"]) & (table.task > 0) & (table.step == 40)
+    table.loc[several, "gain"] -= 50.0
+    found = verdicts_of(table)["MTL with 4 tasks beats STL at equal updates (40 each)"]
+    assert found.estimate == pytest.approx(12.0)
 
 
-def test_the_curve_that_rises_sooner_learns_faster():
-    """Under the paper's protocol a single task has its share of the updates."""
-    gains = {("stl", 1, 20): 0.0, ("stl", 1, 50): -9.0, ("stl", 1, 100): 5.0}
-    gains |= {("mtl", 5, 50): 1.0, ("mtl", 5, 100): 5.0}
-    gains |= {("pmtl", 5, 50): 3.0, ("pmtl", 5, 100): 5.0}
-    table = grid_of(gains | NOTHING)
+def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
+    """Of 4 tasks, P-MTL is ahead of MTL by 0, 1, 2 and 3 where they gain less and less over STL."""
+    table = grid_of(gains)
+    ends = (table.step == 80) & (table.task >= 0)
+    for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
+        own = ends & (table.method == method)
+        table.loc[own, "gain"] = slope * table.task[own]
+    curve = fig3_4.over_single(table, "mtl", 4)
+    assert curve.columns.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert np.diff(curve.iloc[0]) == pytest.approx([-3.0] * 3)
     found = verdicts_of(table)
-    assert found["P-MTL with 5 tasks learns faster than MTL"].estimate == pytest.approx(1.0)
-    assert found["P-MTL with 5 tasks learns faster than STL"].estimate == pytest.approx(6.0)
-    protocol = found["P-MTL with 5 tasks beats STL under the paper's protocol"]
-    assert "(100 updates against 20)" in protocol.claim
-    assert protocol.estimate == pytest.approx(5.0)
-    equal = found["P-MTL with 5 tasks beats STL at equal updates per policy"]
-    assert equal.estimate == pytest.approx(0.0)
-    for figure, panels in zip(fig3_4._conclude(table, {}), (2, 2), strict=True):
-        assert len(figure.plot().axes) == panels
-        assert len(figure.table) == len(gains) + len(NOTHING) or figure.name == "fig4"
+    [gains_more] = [v for claim, v in found.items() if claim.startswith("from 30% of 4 tasks on")]
+    assert gains_more.estimate == pytest.approx(2.0)
+    assert gains_more.holds
+
+
+def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
+    """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
+    gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
+    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    table = grid_of(gains)
+    best = (table.method == "pmtl") & (table.tasks == 20) & table.task.isin([3, 8, 11, 19])
+    table.loc[best, "gain"] += 2.0
+    found = verdicts_of(table)
+    [little] = [v for claim, v in found.items() if claim.startswith("up to 20% of 20 tasks")]
+    [more] = [v for claim, v in found.items() if claim.startswith("from 30% of 20 tasks on")]
+    assert (little.estimate, more.estimate) == pytest.approx((2.0, 0.0))
+    assert little.outcome == "does-not-hold"
+
+
+def test_both_figures_are_drawn(gains):
+    for figure, count in zip(fig3_4._conclude(grid_of(gains), {}), (2, 3), strict=True):
+        assert len(figure.plot().axes) == count
+        assert len(figure.table) == len(gains)

@@ -116,6 +116,9 @@ class Market(Problem):
     """Whether each entity can be held over the period that ends on each row; None: all can."""
     rebalanced: Bool[Array, " periods"] | None = None
     """Whether the period that ends on each row begins with a trade; None: all do."""
+    centre: float = eqx.field(static=True, default=1.0)
+    scale: float = eqx.field(static=True, default=SCALE)
+    """A window shows scale (v / v_last_close - centre); the paper's raw ratios have 1 and 0."""
 
     @classmethod
     def of(
@@ -186,7 +189,7 @@ class Market(Problem):
         """What is known of each entity when period n begins: its last `window` days, scaled."""
         rows = self.first + n - self.window + jnp.arange(self.window)
         history = self.prices[rows[None, :], task.members[:, None]]
-        return SCALE * (history / history[:, -1:, :1] - 1)
+        return self.scale * (history / history[:, -1:, :1] - self.centre)
 
     def relatives(self, task: Task, n: Int[Array, ""]) -> Float[Array, " entities"]:
         """Price relatives y_n of period n."""

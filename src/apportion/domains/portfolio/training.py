@@ -23,8 +23,9 @@ from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.errors import InputError
 from apportion.learners.direct import BatchRollout, Direct, lookback
+from apportion.learners.learner import Learner
 from apportion.memory import Batch, Replay
-from apportion.policy import Policy, Recurrent
+from apportion.policy import GaussianScores, Policy, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
@@ -97,6 +98,9 @@ def train_portfolio_runs(
     selection: Priority | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
+    learner: Learner | None = None,
+    replay: Replay | None = None,
+    explore: GaussianScores | None = None,
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
 ) -> TrainingResult:
@@ -114,27 +118,33 @@ def train_portfolio_runs(
         How many of the market's periods each run may learn from.
     market_axes
         Which leaves of the market differ by run, for markets that are stacked.
+    learner, replay, explore
+        How batches are learned from, how memory is filled and read, and the noise of what is acted; by
+        default as the settings say, with memory of the whole period, full from the start, and no noise.
     """
     first = untrained_policies(market.prices.shape[-1], settings, policy_keys)
     if lengths is not None:
         shared = jax.tree.map(lambda _: None, market)
         market_axes = eqx.tree_at(lambda m: m.length, shared, 0, is_leaf=lambda x: x is None)
         market = eqx.tree_at(lambda m: m.length, market, lengths)
-    objective = lookback if settings.rebalance == "daily" else until_traded
-    # Memory of the whole period, full from the start.
-    replay = Replay(
-        length=market.horizon, warm_up=market.horizon,
-        recency=settings.recency, act_periods=settings.act_periods,
-    )  # fmt: skip
+    if learner is None:
+        objective = lookback if settings.rebalance == "daily" else until_traded
+        learner = Direct(settings.batch, settings.learning_rate, objective=objective)
+    if replay is None:
+        replay = Replay(
+            length=market.horizon, warm_up=market.horizon,
+            recency=settings.recency, act_periods=settings.act_periods,
+        )  # fmt: skip
     return train_runs(
         market,
         tasks,
         first,
-        Direct(settings.batch, settings.learning_rate, objective=objective),
+        learner,
         steps=settings.steps,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
         replay=replay,
+        explore=explore,
         chunks=chunks,
         state=state,
         problem_axes=market_axes,
