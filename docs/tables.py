@@ -39,6 +39,7 @@ LABELS = {
     "fig3-4": "Figures 3 and 4",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
+    "mechanisms": "Mechanisms",
     "bound": "The bound",
     "corollary2": "Orderings and subsets",
     "equivariance": "Shared or plain networks",
