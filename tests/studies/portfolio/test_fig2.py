@@ -13,14 +13,14 @@ from apportion.tasks import draw_tasks, split_entities
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    size = (2, replace(tiny, method="stl", steps=200, held_out=3))
+    size = (2, replace(tiny, method="stl", steps=800, held_out=3))
     return sized(fig2, size, prices=prices.until("2001-02-01"))
 
 
 def test_figure_2_watches_runs_and_correlates(plan, compute, alone_is_given_the_same):
     cells = compute(plan)
     [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
-    assert len(study.table) == 2 * 4
+    assert len(study.table) == 2 * 16
     assert len(study.verdicts) == 4
     assert (study.table.score > 0).all()
     assert len(study.plot().axes) == 3

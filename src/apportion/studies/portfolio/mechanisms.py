@@ -277,6 +277,11 @@ def variance_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
     return of_means(np.stack([m for own in pair for m in (own, own**2)], -1), log_ratio)
 
 
+def _ratio(log: float) -> float:
+    """What a logarithm is of; of few seeds its interval may be wider than numbers are."""
+    return math.exp(min(log, 700.0))
+
+
 def conclude_stability(rows: Any) -> FigureResult:
     """The ratio of variances over seeds, year by year: its log is averaged over years."""
     spans = {"own tasks": "out_of_sample", "held-out instruments": "transfer"}
@@ -290,11 +295,11 @@ def conclude_stability(rows: Any) -> FigureResult:
         over_years = mean_over(np.array([one.value for one in by_year.values()]))
         claim = f"P-MTL's gains in the test year spread less over seeds than MTL's on {where}"
         verdict = Verdict.of(f"{claim} (ratio of variances)", over_years, below=0.0)
-        verdicts.append(verdict.scaled(math.exp))
+        verdicts.append(verdict.scaled(_ratio))
         shown[where] = by_year | {"all years": over_years}
         found += [
-            {"tested": where, "year": year, "ratio": math.exp(one.value)}
-            | {"low": math.exp(one.low), "high": math.exp(one.high), "seeds": one.n}
+            {"tested": where, "year": year, "ratio": _ratio(one.value)}
+            | {"low": _ratio(one.low), "high": _ratio(one.high), "seeds": one.n}
             for year, one in by_year.items()
         ]
     notes = (
