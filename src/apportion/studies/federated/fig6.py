@@ -84,7 +84,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     else:
         # Fewer rounds, updates and tasks than the default: five policies in three minutes.
         settings = reduced_size(
-            state=PAPER, rounds=8, steps=10, learning_rate=2e-2, unseen=5, seed=seed
+            state=PAPER, rounds=8, steps=10, learning_rate=2e-2, unseen=3, seed=seed
         )
         seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
     fixed = [(ALIKE, total) for total in totals] + [(UNLIKE, EQUAL)]
