@@ -40,6 +40,7 @@ LABELS = {
     "literal": "The paper as printed",
     "fig5": "Figure 5",
     "fig6": "Figure 6",
+    "mechanisms": "Mechanisms",
     "bound": "The bound",
     "corollary2": "Orderings and subsets",
     "equivariance": "Shared or plain networks",

@@ -83,6 +83,10 @@ class Cell:
 Rows = Iterator[tuple[Cell, pd.DataFrame]]
 
 
+def _everything(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a study computes, and what it concludes from it.
@@ -103,6 +107,8 @@ class Plan:
     `data`, where there is any, what the data is, with its fingerprint."""
     on_processor: bool = False
     """Its programs are too small for a GPU, and are computed beside it."""
+    keep: Callable[[pd.DataFrame], pd.DataFrame] = _everything
+    """What is kept of the rows of all cells once all are there."""
 
     @property
     def digest(self) -> str:
@@ -353,7 +359,7 @@ class CellStore:
         if not whole.exists():
             frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
             try:
-                content = pd.concat(frames, ignore_index=True)
+                content = self.plan.keep(pd.concat(frames, ignore_index=True))
                 write_atomic(whole, to_parquet(content))
             except (ValueError, TypeError) as error:
                 raise InputError(

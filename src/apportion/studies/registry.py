@@ -43,6 +43,11 @@ STUDIES = {
         ("literal", "omitted"),
     ),
     "fig5": Entry("portfolio", "allocations and wealth over the last year"),
+    "mechanisms": Entry(
+        "portfolio",
+        "gains in the days learned from and after them, and what priorities do to the spread over seeds",
+        ("generalisation", "stability"),
+    ),
     "charging": Entry(
         "charging", "one policy for every garage beside every scheduler, on real charging sessions"
     ),
@@ -75,7 +80,8 @@ STUDIES = {
 }
 
 LONGEST = (
-    *("charging", "fig6", "fig3-4", "literal", "fig2", "recipe", "fig5", "prioritisation"),
+    *("charging", "fig6", "fig3-4", "literal", "mechanisms", "fig2", "recipe", "fig5"),
+    "prioritisation",
     *("corollary2", "crossover", "fig1"),
 )
 """Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,

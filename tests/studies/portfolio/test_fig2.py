@@ -8,19 +8,19 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig2
-from apportion.tasks import draw_tasks
+from apportion.tasks import draw_tasks, split_entities
 
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    size = (2, replace(tiny, method="stl", steps=200))
-    return sized(fig2, size, prices=prices.until("2000-06-01"))
+    size = (2, replace(tiny, method="stl", steps=800, held_out=3))
+    return sized(fig2, size, prices=prices.until("2001-02-01"))
 
 
 def test_figure_2_watches_runs_and_correlates(plan, compute, alone_is_given_the_same):
     cells = compute(plan)
     [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)
-    assert len(study.table) == 2 * 4
+    assert len(study.table) == 2 * 16
     assert len(study.verdicts) == 4
     assert (study.table.score > 0).all()
     assert len(study.plot().axes) == 3
@@ -28,9 +28,14 @@ def test_figure_2_watches_runs_and_correlates(plan, compute, alone_is_given_the_
     alone_is_given_the_same(fig2, plan, "run-1", parts)
 
 
-def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given):
+def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given, prices):
     seen = given(fig2, plan, plan.cells)
-    np.testing.assert_array_equal(seen["tasks"].members[:, 0], draw_tasks(10, 3, 2).members)
+    known, unknown = split_entities(10, 3)
+    tasks = np.asarray(seen["tasks"].members[:, 0])
+    np.testing.assert_array_equal(tasks, draw_tasks(known, 3, 2).members)
+    assert not set(tasks.ravel()) & set(unknown)
+    # The last year is left for testing.
+    assert seen["market"].prices.shape[0] == len(prices.until("2001-01-01").dates)
     assert float(seen["selection"].alpha) == 0.0
     assert float(seen["selection"].smoothing) == 0.0
     keys = jax.random.key_data(seen["run_keys"])
@@ -57,7 +62,9 @@ def test_the_watched_score_is_what_updates_left_and_never_the_first_priority():
         pd.DataFrame({"run": run, "step": steps, "score": drawn, "gradient_norm": steps * 1.0})
         for run in range(2)
     ]
-    found = fig2.highest(pd.concat(runs).sample(frac=1, random_state=0))
+    found = fig2.watched(pd.concat(runs).sample(frac=1, random_state=0))
     assert found.step.tolist() == [50, 100, 50, 100]
     np.testing.assert_allclose(found.score, [0.05, 0.099] * 2)
-    np.testing.assert_allclose(found.gradient_norm, [50, 100] * 2)
+    # A minibatch's own, of steps 1 and 51.
+    np.testing.assert_allclose(found.batch_score, [0.001, 0.051] * 2)
+    np.testing.assert_allclose(found.gradient_norm, [1, 51] * 2)

@@ -7,28 +7,29 @@ import pandas as pd
 import pytest
 
 from apportion.studies.portfolio import fig5
-from apportion.studies.portfolio.fig5 import METHODS
+from apportion.studies.portfolio.fig5 import DRAWN, EQUAL_UPDATES, METHODS
 
 
 @pytest.fixture(scope="module")
 def plan(prices, tiny, sized):
-    return sized(fig5, (2, 2, replace(tiny, held_out=4)), prices=prices)
+    settings = replace(tiny, held_out=4)
+    size = fig5.Size(settings, policies=2, watched=2, updates=3, epochs=(1, 2))
+    return sized(fig5, size, prices=prices)
 
 
 @pytest.mark.slow
 def test_figure_5_draws_the_task_with_the_largest_gap_and_keeps_its_shares_alone(plan, compute):
     cells = compute(plan)
-    rows = pd.concat(cells.values(), ignore_index=True)
-    [study] = plan.conclude(rows, plan.settings)
+    marked = plan.keep(pd.concat(cells.values(), ignore_index=True))
+    [study] = plan.conclude(marked, plan.settings)
     table = study.table
     assert "cell" not in table
-    assert len(table) == 3 * 2 * 2
+    assert len(table) == 5 * 2 * 2
     total = table.set_index(["method", "policy", "task"]).over_equal.unstack("method")
-    best = (total["pmtl"] - total[METHODS[2]]).idxmax()
+    best = (total[DRAWN[0]] - total[DRAWN[1]]).idxmax()
     drawn = table[table.drawn]
     assert set(zip(drawn.policy, drawn.task, strict=True)) == {best}
     assert len(study.plot().axes) == 3
-    marked = fig5.mark_drawn(rows)
     shares = marked[[c for c in marked if c.startswith("share ")]]
     assert shares.shape[1] == 3
     np.testing.assert_allclose(shares[marked.drawn].sum(axis=1), 1, atol=1e-5)
@@ -48,8 +49,9 @@ def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given)
     assert (np.asarray(several.members[0]) != np.asarray(several.members[1])).any()
     assert by_priority.prioritisation == tiny.alpha
     assert plain.prioritisation == 0
-    # Equal updates: the multi-task policy's, of which one task's share is the paper's protocol.
-    assert by_priority.steps == plain.steps == 12
+    # Two epochs of three updates for each of four tasks; of a single-task policy, as many updates as a
+    # multi-task one has in the first.
+    assert (by_priority.steps, plain.steps) == (24, 12)
     watched = np.asarray(several.members[:, :2]).reshape(4, -1)
     np.testing.assert_array_equal(singles.members[:, 0], watched)
 
@@ -64,16 +66,16 @@ def year():
     rows = []
     for place, method in enumerate(METHODS):
         for task in range(3):
-            gain = 0.001 * (2 - place) * (task == 1) + 0.0001 * rng.normal(size=len(dates))
+            gain = 0.001 * (4 - place) * (task == 1) + 0.0001 * rng.normal(size=len(dates))
             frame = pd.DataFrame({"method": method, "policy": task, "task": 0, "date": dates})
             deviation = 0.1 + 0.01 * task + 0.01 * rng.random(len(dates))
             shares = {"share A": 0.5, "share B": 0.5}
             rows.append(frame.assign(over_equal=gain, deviation=deviation, **shares))
-    return pd.concat(rows, ignore_index=True)
+    return fig5.mark_drawn(pd.concat(rows, ignore_index=True))
 
 
 def concluded(rows):
-    [figure] = fig5._conclude(rows, {})
+    [figure] = fig5._conclude(rows, {"updates": 300, "epochs": [2, 12]})
     return figure
 
 
@@ -81,12 +83,13 @@ def test_figure_5_says_that_straying_pays_only_where_it_does(year):
     """The multi-task policy's gains follow its deviation; the single-task one's do not."""
     days = year.groupby(["method", "policy"]).deviation
     further = year.deviation - days.transform("mean")
-    led = year.assign(over_equal=year.over_equal + 0.1 * further * (year.method == "pmtl"))
-    found = {v.claim.split(" strays")[0]: v for v in concluded(led).verdicts}
-    assert found["pmtl"].outcome == "holds"
-    expected = 0.1 * further[year.method == "pmtl"].std() * year.date.nunique()
-    assert found["pmtl"].estimate == pytest.approx(expected, rel=0.1)
-    assert found[METHODS[2]].outcome == "not-established"
+    multi = DRAWN[0]
+    led = year.assign(over_equal=year.over_equal + 0.1 * further * (year.method == multi))
+    found = {v.claim.split(": strays")[0]: v for v in concluded(led).verdicts}
+    assert found[multi].outcome == "holds"
+    expected = 0.1 * further[year.method == multi].std() * year.date.nunique()
+    assert found[multi].estimate == pytest.approx(expected, rel=0.1)
+    assert found[EQUAL_UPDATES].outcome == "not-established"
 
 
 def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
@@ -100,6 +103,6 @@ def test_figure_5_counts_policies_and_months_and_keeps_the_mean_over_days(year):
     assert set(figure.table[figure.table.drawn].policy) == {1}
     verdicts = figure.verdicts
     assert {verdict.n for verdict in verdicts} == {3}
-    grown = [v.estimate for v in verdicts if "grows more than stl (equal" in v.claim]
+    grown = [v.estimate for v in verdicts if f"grows more than {DRAWN[1]}" in v.claim]
     totals = year.groupby(["method", "policy"]).over_equal.sum().groupby("method").mean()
-    assert grown == pytest.approx([totals["pmtl"] - totals[METHODS[2]]])
+    assert grown == pytest.approx([totals[DRAWN[0]] - totals[DRAWN[1]]])

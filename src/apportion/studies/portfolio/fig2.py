@@ -1,8 +1,9 @@
 """Figure 2: a task's score against the change of episode rewards, and against the gradient norm.
 
-Single-task runs are watched every 50 steps: the highest score (deviation from equal shares, as the
-update left it) and gradient norm seen in them, and how much the reward of the whole episode changed.
-All three move with training time, so each correlation is also given at equal training time.
+Single-task runs on tasks of the training instruments (50 of the 68), over all days before the last year,
+are watched every 50 steps: the highest score (deviation from equal shares, as the minibatch gave it), and
+how much the reward of the whole episode changed; of the first minibatch of every 50, its own score and
+gradient norm. All move with training time, so each correlation is also given at equal training time.
 """
 
 from collections.abc import Sequence
@@ -31,13 +32,13 @@ from apportion.studies.figures import panels
 from apportion.studies.portfolio.experiments import SMALL, by_cell, each_policy
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Task, draw_tasks, single_tasks
+from apportion.tasks import Task, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunk, Chunks
 
 EVERY = 50
 SCALES = {
-    "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, **SMALL)),
-    "paper": (10, PortfolioSettings.paper(method="stl")),
+    "quick": (6, PortfolioSettings.paper(method="stl", steps=2000, held_out=7, **SMALL)),
+    "paper": (10, PortfolioSettings.paper(method="stl", held_out=18)),
 }
 """Watched runs, and how they are trained."""
 
@@ -48,8 +49,8 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
     count, settings = SCALES[scale]
     settings = replace(settings, seed=seed)
     if scale == "quick":
-        # The last eight years show the same as all of them in a third of the time.
-        prices = prices.since(f"{prices.years()[-1] - 7}-01-01")
+        # Eight years show the same as all of them in a third of the time.
+        prices = prices.since(f"{prices.years()[-1] - 8}-01-01")
     cells = tuple(Cell(f"run-{run}", {"run": run}) for run in range(count))
     about = {"data": prices.summary(), "runs": count, **vars(settings)}
     return Plan("fig2", cells, partial(_compute, prices, settings, count), _conclude, about)
@@ -58,10 +59,11 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 def _compute(
     prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: Progress
 ) -> Rows:
-    """A row for every 50 steps of every run: step, score, reward_change, gradient_norm."""
-    market = training.training_market(prices, s)
+    """A row for every 50 steps of every run: what `watched` says of them, and reward_change."""
+    market = training.training_market(prices.until(f"{prices.years()[-1]}-01-01"), s)
     runs = [cell["run"] for cell in cells]
-    tasks = draw_tasks(len(prices.tickers), s.task_size, count, seed=s.seed)[runs]
+    seen, _ = split_entities(len(prices.tickers), s.held_out, seed=s.seed)
+    tasks = draw_tasks(seen, s.task_size, count, seed=s.seed)[runs]
     keys = jax.random.split(jax.random.key(s.seed), count)[np.asarray(runs)]
     policies = training.untrained_policies(prices.channels, s, keys)
     rewards = [np.asarray(_episode_rewards(policies, market, tasks))]
@@ -81,22 +83,25 @@ def _compute(
         selection=replace(s, smoothing=0.0).selection(1.0),
         chunks=Chunks(EVERY, on_chunk=on_chunk),
     )
-    table = highest(trained.metrics)
+    table = watched(trained.metrics)
     # Both go by run, then by time.
     table["reward_change"] = np.diff(rewards, axis=0).T.ravel()
     yield from by_cell(cells, table.rename(columns={"run": "place"}))
 
 
-def highest(metrics: Any) -> pd.DataFrame:
-    """The highest score and gradient norm of every run (column `run`) in every 50 steps.
+def watched(metrics: Any) -> pd.DataFrame:
+    """Every 50 steps of every run (column `run`): the highest score of their minibatches, and the first
+    minibatch's own score and gradient norm.
 
     A step records the score that its task was drawn with. The next step of a run shows the score that
-    the update left; the first shows the priority that every task begins with, which no update made.
+    its minibatch gave; the first shows the priority that every task begins with, which none gave.
     """
     rows = metrics.sort_values(["run", "step"])
     rows = rows.assign(score=rows.groupby("run").score.shift(-1))
     last = ((rows.step - rows.step.min()) // EVERY + 1) * EVERY
-    return rows.groupby(["run", last])[["score", "gradient_norm"]].max().reset_index()
+    found = {"score": ("score", "max"), "batch_score": ("score", "first")}
+    found |= {"gradient_norm": ("gradient_norm", "first")}
+    return rows.groupby(["run", last]).agg(**found).reset_index()
 
 
 @eqx.filter_jit
@@ -140,17 +145,20 @@ def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the watched runs."""
-    table = rows[["run", "step", "score", "reward_change", "gradient_norm"]]
+    table = rows[["run", "step", "score", "reward_change", "batch_score", "gradient_norm"]]
     runs = [run for _, run in table.groupby("run")]
     verdicts = []
-    for name, column in (("|reward change|", "reward_change"), ("gradient norm", "gradient_norm")):
+    for name, score, column in (
+        (f"the highest score in {EVERY} steps and |reward change|", "score", "reward_change"),
+        ("a minibatch's score and gradient norm", "batch_score", "gradient_norm"),
+    ):
         for given in (False, True):
             # A gradient's norm is its own absolute value.
             correlations = [
-                rank_correlation(run.score, run[column].abs(), run.step if given else None)
+                rank_correlation(run[score], run[column].abs(), run.step if given else None)
                 for run in runs
             ]
-            claim = f"score and {name} are correlated{' at equal training time' if given else ''}"
+            claim = f"{name} are correlated{' at equal training time' if given else ''}"
             verdicts.append(Verdict.of(claim, mean_over(np.array(correlations)), paper=not given))
     notes = (
         "Spearman's correlation within each run, mean and interval over runs. What is left at equal "
@@ -164,12 +172,13 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 def _plot(table: Any) -> Figure:
     """Two scatter plots, coloured by training time."""
     figure, (left, right) = panels(10, 4.2, frame=True)
-    for axes, column, label in (
-        (left, "reward_change", "change of the episode's log growth a year"),
-        (right, "gradient_norm", "largest gradient norm"),
+    change = "change of the episode's log growth a year"
+    for axes, score, seen, column, label in (
+        (left, "score", f"largest score in {EVERY} steps", "reward_change", change),
+        (right, "batch_score", "score of a minibatch", "gradient_norm", "its gradient's norm"),
     ):
-        points = axes.scatter(table.score, table[column], c=table.step, s=5, cmap="viridis")
-        axes.set(xlabel=f"largest score in {EVERY} steps", ylabel=label)
+        points = axes.scatter(table[score], table[column], c=table.step, s=5, cmap="viridis")
+        axes.set(xlabel=seen, ylabel=label)
     right.set_yscale("log")
     figure.colorbar(points, ax=[left, right], label="step")
     return figure
