@@ -8,7 +8,7 @@ that a clock change is nothing; days without a car are not there.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -177,15 +177,9 @@ def standard_time(times: Any, zone: str | None) -> np.ndarray:
     """Times of the clock on the wall in the zone's standard time, as datetime64[s]; gaps stay."""
     if zone is None:
         return times.to_numpy().astype("datetime64[s]")
-    first = np.ones(len(times), bool)
-    aware = times.dt.tz_localize(zone, ambiguous=first, nonexistent="shift_forward")
-    utc = aware.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[s]")
-    return utc + np.timedelta64(int(_standard_offset(zone).total_seconds()), "s")
-
-
-def _standard_offset(zone: str) -> timedelta:
-    both = [ZoneInfo(zone).utcoffset(datetime(2020, month, 1)) for month in (1, 7)]
-    return min(offset for offset in both if offset is not None)
+    known, own = times.dropna(), ZoneInfo(zone)
+    ahead = known.map(lambda time: own.dst(time.to_pydatetime(warn=False)) or timedelta(0))
+    return (times - ahead.reindex(times.index)).to_numpy().astype("datetime64[s]")
 
 
 def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:

@@ -26,11 +26,13 @@ TAKEN = 0.9
 IDLE_A = 0.5
 """A car that draws less has stopped."""
 DONE_PERIODS = 2
-"""Periods without a draw after which a car counts as done."""
+"""Periods in which a car leaves its offer before it counts as done."""
 PROBE_HOURS = 0.5
 """A car that is done is offered power again after so long, where some is free."""
 HELD_HOURS = 1 / 6
 """An offer is not taken back before."""
+_MOMENT = 1e-3
+"""Hours by which sums of periods may miss what they add up to."""
 TAPERS_FROM, LAST_A = 0.8, 2.0
 """From this share of its need on a car's current falls, to this at the end."""
 
@@ -170,12 +172,12 @@ class State(eqx.Module):
     """What the car is believed to be able to take."""
     single: Flags
     """Whether it was seen to use one phase of several."""
-    on_periods: Counts
-    """Periods in a row with an offer."""
-    idle_periods: Counts
-    """Periods in a row in which an offer was left."""
-    off_periods: Counts
-    """Periods in a row without an offer."""
+    on_hours: PerStation
+    """How long it has had an offer."""
+    idle_hours: PerStation
+    """How long it has left its offer."""
+    off_hours: PerStation
+    """How long it has had none."""
 
 
 class Outlook(eqx.Module):
@@ -247,8 +249,7 @@ class StationView(eqx.Module):
 def unknown(stations: Stations) -> State:
     """What is known of cars that have just come."""
     zeros = jnp.zeros_like(stations.max_a)
-    none = jnp.zeros(zeros.shape, jnp.int32)
-    return State(zeros, zeros, zeros, stations.max_a, zeros > 0, none, none, none)
+    return State(zeros, zeros, zeros, stations.max_a, zeros > 0, zeros, zeros, zeros)
 
 
 def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions"]:
@@ -311,9 +312,9 @@ def look(fresh: StationView, state: State, physics: Physics = REAL) -> StationVi
     """What is seen of those who are there, once they have been offered something."""
     stations = fresh.stations
     known = jax.tree.map(lambda kept, new: jnp.where(fresh.stays, kept, new), state, fresh.known)
-    done = known.idle_periods >= DONE_PERIODS
+    done = known.idle_hours > DONE_PERIODS * physics.period_hours - _MOMENT
     can_draw = fresh.plugged & ~done
-    probed = fresh.plugged & (known.off_periods >= round(PROBE_HOURS / physics.period_hours))
+    probed = fresh.plugged & (known.off_hours > PROBE_HOURS - _MOMENT)
     rate = known.limit_a * stations.kw_per_a
     usable = jnp.where(known.single, rate / stations.phases, rate)
 
@@ -353,8 +354,8 @@ def offer(
     known, stations = seen.known, seen.stations
     if not physics.set_points:
         return jnp.clip(wishes_kw / stations.kw_per_a, 0.0, jnp.where(seen.can_draw, seen.most_a, 0))
-    on = known.on_periods > 0
-    held = on & (known.on_periods < round(HELD_HOURS / physics.period_hours))
+    on = known.on_hours > 0
+    held = on & (known.on_hours < HELD_HOURS - _MOMENT)
     return set_points(wishes_kw, seen.most_a, stations, seen.capacity_kw, on=on, held=held)
 
 
@@ -376,7 +377,9 @@ def draw(
     # into what it had got.
     takes = seen.plugged & (left > 0)
     drawn = jnp.where(takes, jnp.minimum(offered_kw, most), 0.0)
-    state = learn(seen.known, stations, told_a, drawn, seen.car_metered)
+    state = learn(
+        seen.known, stations, told_a, drawn, seen.car_metered, jnp.float32(physics.period_hours)
+    )
     kwh = drawn * physics.period_hours
     return replace(state, got_kwh=seen.known.got_kwh + kwh), kwh
 
@@ -387,8 +390,9 @@ def learn(
     offered_a: Float[Array, " entities"],
     metered_kw: Float[Array, " entities"],
     metered: Bool[Array, " entities"],
+    hours: Float[Array, ""],
 ) -> State:
-    """What is known of the cars after a period in which they were offered this, where a meter spoke.
+    """What is known of the cars after hours in which they were offered this, where a meter spoke.
 
     A car at a station of several phases that draws, and less than any car can on all of them, uses one.
     What a car leaves of its offer it cannot take; once it takes all that it was believed to, more is tried.
@@ -404,16 +408,16 @@ def learn(
     raised = jnp.where(offered > known.limit_a - 1, raised, known.limit_a)
     lowered = jnp.clip(jnp.ceil(current) + 1, stations.min_a, stations.max_a)
     limit = jnp.where(current >= TAKEN * offered, raised, lowered)
-    idle = jnp.where(current < IDLE_A, known.idle_periods + 1, 0)
+    idle = jnp.where(current < IDLE_A, known.idle_hours + hours, 0.0)
     return State(
         known.got_kwh,
         offered,
         jnp.where(metered, jnp.where(on, evenly, 0.0), known.current_a),
         jnp.where(heard, limit, known.limit_a),
         single,
-        jnp.where(on, known.on_periods + 1, 0),
-        jnp.where(heard, idle, known.idle_periods),
-        jnp.where(on, 0, known.off_periods + 1),
+        jnp.where(on, known.on_hours + hours, 0.0),
+        jnp.where(heard, idle, known.idle_hours),
+        jnp.where(on, 0.0, known.off_hours + hours),
     )
 
 

@@ -178,7 +178,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
         *_outlook(seen.recalled),
         *(_hours(seen.hours_here), jnp.log1p(known.got_kwh) / 3),
         *(known.offered_a / stations.max_a, known.current_a / stations.max_a),
-        *(known.limit_a / stations.max_a, known.on_periods > 0),
+        *(known.limit_a / stations.max_a, known.on_hours > 0),
         jnp.log(stations.max_kw / _USUAL_KW),
     )
     shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
