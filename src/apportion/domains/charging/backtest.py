@@ -33,7 +33,7 @@ from apportion.domains.charging.schedulers import (
     simulate_all,
     walk_day,
 )
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import describe_sites
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -417,7 +417,9 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     _, kwh = walk_day(garage, wiring, PolicySchedule(policy), jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
     minutes = pd.date_range(
-        pd.Timestamp(days.dates[day]), periods=physics.periods, freq=f"{60 * physics.period_hours:g}min"
+        pd.Timestamp(days.dates[day]),
+        periods=physics.periods,
+        freq=f"{60 * physics.period_hours:g}min",
     )
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(

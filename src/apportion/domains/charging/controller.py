@@ -34,7 +34,7 @@ from apportion.domains.charging.garage import (
     unknown,
     visit,
 )
-from apportion.domains.charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule, Schedule
+from apportion.domains.charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
 from apportion.domains.charging.site import Site
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
@@ -76,7 +76,9 @@ class PowerOffers:
             f"  {name:{width}}  {amperes:3d} A {self.allocation_kw[name]:7.3f} kW"
             for name, amperes in self.allocation_a.items()
         ]
-        lines.append(f"  {'unused':{width}}        {self.unused_kw:7.3f} kW; decided by {self.decided_by}")
+        lines.append(
+            f"  {'unused':{width}}        {self.unused_kw:7.3f} kW; decided by {self.decided_by}"
+        )
         return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     def to_json(self) -> dict[str, Any]:
@@ -376,9 +378,7 @@ class Controller:
         }
         date = np.array([midnight.date()], "datetime64[D]")
         ahead = np.repeat(summer_hours(date, self.site.timezone)[:, None], len(there), 1)
-        today = Garage(
-            **{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead
-        )
+        today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
         if self._past is None:
             today = self._predictor.apply(today)
         else:
@@ -448,7 +448,9 @@ class Controller:
         what = f"station {name}"
         for field in station:
             if field not in _FIELDS:
-                warnings.append(f"{what}: {field!r} is not known{suggest(str(field), list(_FIELDS))}")
+                warnings.append(
+                    f"{what}: {field!r} is not known{suggest(str(field), list(_FIELDS))}"
+                )
         plugged = station.get("plugged", False)
         if plugged is not True:
             if plugged is not False and plugged is not None:

@@ -161,7 +161,8 @@ class Days:
         return (
             f"{self.site}: {count(len(self), 'day')} from {self.dates[0]} to {self.dates[-1]}, "
             f"{count(len(self.stations), 'station')}, needed {needed:,.0f} kWh in "
-            f"{count(int(begins.sum()), 'session')}" + (f"; {self.left_out}" if self.left_out else "")
+            f"{count(int(begins.sum()), 'session')}"
+            + (f"; {self.left_out}" if self.left_out else "")
         )
 
 
@@ -169,7 +170,14 @@ def stations_of(description: Site) -> Stations:
     """A site's wiring as programs read it, in single precision."""
     wiring = description.wiring()
     phases = np.array([len(station.phases) for station in description.stations.values()])
-    arrays = (wiring.max_a, wiring.min_a, phases, wiring.kw_per_a, wiring.load[1:], wiring.limit[1:])
+    arrays = (
+        wiring.max_a,
+        wiring.min_a,
+        phases,
+        wiring.kw_per_a,
+        wiring.load[1:],
+        wiring.limit[1:],
+    )
     return Stations(*(np.asarray(x, np.float32) for x in arrays))
 
 
@@ -201,7 +209,8 @@ def _table(
 ) -> tuple[np.ndarray, Garage]:
     """The days of rows that are sorted by arrival, and their sessions."""
     times = {
-        name: standard_time(rows[name], zone) for name in ("arrival", "departure", "stated_departure")
+        name: standard_time(rows[name], zone)
+        for name in ("arrival", "departure", "stated_departure")
     }
     first_day = times["arrival"].min().astype("datetime64[D]")
     hours = {
@@ -211,7 +220,9 @@ def _table(
     first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
     last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
     # Of two cars at one station in the same period the earlier stays.
-    busy = pd.Series(last).groupby(station).transform(lambda ends: ends.cummax().shift(fill_value=0))
+    busy = (
+        pd.Series(last).groupby(station).transform(lambda ends: ends.cummax().shift(fill_value=0))
+    )
     first = np.maximum(first, busy.to_numpy())
     car_a, car_share = _cars(rows, station, wiring, mixed)
     most_kw = car_a * car_share * wiring.kw_per_a[station]
@@ -272,5 +283,7 @@ def _cars(
             known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
             most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
         return most, np.ones(len(rows))
-    kinds = np.array(MIXED_CARS)[np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))]
+    kinds = np.array(MIXED_CARS)[
+        np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))
+    ]
     return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases

@@ -353,7 +353,9 @@ def offer(
     """The amperes that stations are told where this is wished, whoever wishes it."""
     known, stations = seen.known, seen.stations
     if not physics.set_points:
-        return jnp.clip(wishes_kw / stations.kw_per_a, 0.0, jnp.where(seen.can_draw, seen.most_a, 0))
+        return jnp.clip(
+            wishes_kw / stations.kw_per_a, 0.0, jnp.where(seen.can_draw, seen.most_a, 0)
+        )
     on = known.on_hours > 0
     held = on & (known.on_hours < HELD_HOURS - _MOMENT)
     return set_points(wishes_kw, seen.most_a, stations, seen.capacity_kw, on=on, held=held)

@@ -18,6 +18,7 @@ feeder, its phases and all branches are rows of one matrix (`Wiring`). Nothing h
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -39,7 +40,15 @@ EMBEDDED = ("caltech", "jpl")
 _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 """The usual cables, by what they give."""
 _KEYS = {
-    "site": ("timezone", "volts", "feeder_a", "feeder_kw", "period_minutes", "stations", "branches"),
+    "site": (
+        "timezone",
+        "volts",
+        "feeder_a",
+        "feeder_kw",
+        "period_minutes",
+        "stations",
+        "branches",
+    ),
     "station": ("max_a", "phases", "phase", "min_a"),
     "branch": ("limit_a", "stations"),
 }
@@ -296,10 +305,26 @@ def describe_sites(
             )
         if name not in found:
             rows = frame.loc[frame.site == name]
-            found[name] = (
-                embedded_site(name) if embedded else Site.infer(rows, timezone=timezone)
-            )
+            found[name] = embedded_site(name) if embedded else Site.infer(rows, timezone=timezone)
     return found
+
+
+def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
+    """The site of a TOML file, or one that a policy was trained on, as saved with it."""
+    if chosen is not None and chosen.endswith(".toml"):
+        return Site.read(chosen)
+    saved = about.get("sites", {})
+    if not isinstance(saved, Mapping) or not saved:
+        raise InputError("the policy's own facts describe no site; give a TOML file with --site")
+    if chosen is None and len(saved) > 1:
+        raise InputError(
+            f"the policy was trained on {len(saved)} sites; name one, or a TOML file, with --site: "
+            f"{', '.join(saved)}"
+        )
+    name = next(iter(saved)) if chosen is None else chosen
+    if name not in saved:
+        raise InputError(f'there is no site "{name}"{suggest(name, list(saved))}; give a TOML file')
+    return Site.of(tomllib.loads(saved[name]))
 
 
 def _station(name: str, table: Mapping[str, Any]) -> Station:
@@ -331,6 +356,4 @@ def _require_zone(zone: Any) -> None:
     try:
         ZoneInfo(zone)
     except (LookupError, OSError, ValueError, TypeError):
-        raise InputError(
-            f"site: no such time zone as {zone!r}; name it as Europe/Berlin"
-        ) from None
+        raise InputError(f"site: no such time zone as {zone!r}; name it as Europe/Berlin") from None

@@ -87,9 +87,7 @@ class Garages:
                 )
         training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
         predictor = Predictor.fit(*training)
-        return cls(
-            descriptions, sites, until, seen, unseen, training, predictor, settings.recall
-        )
+        return cls(descriptions, sites, until, seen, unseen, training, predictor, settings.recall)
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with forecasts."""
