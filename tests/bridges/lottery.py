@@ -7,6 +7,8 @@ import numpy as np
 class Lottery(gymnasium.Env):
     """Random prizes, a random end, limits, and a memory of everything: what is hard to repeat."""
 
+    ends = 0.2
+
     def __init__(self, entities):
         self.entities = np.array(entities, np.float32)
         self.over = True
@@ -24,5 +26,5 @@ class Lottery(gymnasium.Env):
         assert not self.over, "stepped after its end"
         self.pot = 0.5 * self.pot + float(shares @ self.prize)
         self.prize = self.np_random.random(len(self.entities))
-        self.over = bool(self.np_random.random() < 0.2)
+        self.over = bool(self.np_random.random() < self.ends)
         return self.show(), self.pot, self.over, False, {}

@@ -124,7 +124,6 @@ def test_training_serves_more_than_equal_shares_at_stations_never_seen(garages):
             optimum=False, schedulers={"equal": SCHEDULERS["equal"]},
         )  # fmt: skip
         leads.append(100 * tested.ahead("equal").value)
-    print("LEADS", leads)
     assert_mean_above(leads, 0.0)
 
 

@@ -235,23 +235,14 @@ def test_few_stations_are_worked_on_where_few_can_draw_and_all_where_many_can():
 
 
 def test_a_car_that_takes_less_than_it_was_offered_is_full_until_it_leaves():
-    day = Garage(
-        jnp.array([[0, 4]], jnp.int32),
-        jnp.array([[4, 6]], jnp.int32),
-        jnp.array([[0.0, 3.5]]),
-        jnp.array([[1.0, 5.0]]),
-        *(jnp.array([[2.0, 3.0]]), jnp.array([[4.0, 6.0]]), jnp.ones((1, 2), bool)),
+    day = dataclasses.replace(
+        random_garage(0, stations=1, sessions=2),
+        arrival=jnp.array([[0, 4]], jnp.int32),
+        departure=jnp.array([[4, 6]], jnp.int32),
+        need_kwh=jnp.array([[1.0, 5.0]]),
     )
-
-    @jax.jit
-    def limits():
-        def period(state, n):
-            seen = see(day, state, n, jnp.float32(6.0))
-            return draw(seen, jnp.minimum(6.0, seen.limit_kw))[0], seen.limit_kw[0]
-
-        return jax.lax.scan(period, empty(1), jnp.arange(6, dtype=jnp.int32))[1]
-
-    assert limits().tolist() == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
+    limits = walk("equal", day, jnp.float32(6.0))[0].limit_kw[:6, 0]
+    assert limits.tolist() == pytest.approx([RATE_KW, 0, 0, 0, RATE_KW, RATE_KW])
 
 
 @jax.jit
@@ -295,9 +286,9 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
 
 def best_energy(arrival, departure, need, capacity):
     """The optimum of one day's sessions."""
-    names = ("arrival", "departure", "need_kwh")
-    arrays = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
-    day = dataclasses.replace(random_garage(0), **dict(zip(names, arrays, strict=True)))
+    arrival, departure, need = (np.reshape(x, (1, -1, 1)) for x in (arrival, departure, need))
+    zeros = np.zeros(need.shape)
+    day = Garage(arrival.astype(int), departure.astype(int), zeros, need, zeros, zeros, zeros > 0)
     return float(best_energies(day, capacity)[0, 0])
 
 

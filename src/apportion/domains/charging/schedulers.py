@@ -10,7 +10,9 @@ every scheduler's wishes into what stations are told. `best_energies` is the mos
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -216,7 +218,10 @@ def _stretch(
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
         rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
-        packed_day, packed = jax.tree.map(rows, (day, state))
+        # What is to come is the same at every station, so that none need be looked up.
+        to_come: Any = day.to_come_kwh
+        packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
+        packed_day = replace(packed_day, to_come_kwh=to_come[:size])
         wiring = stations.at(jnp.minimum(station, len(rank) - 1))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
