@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env universal-env mutants fuzz \
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz \
 	kills audit licences lint bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
@@ -43,12 +43,10 @@ test-learning: install
 		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
-# torch along, gigabytes of it, and universal-portfolios an old pandas: they are asked for by name.
+# torch along, gigabytes of it: it is asked for by name.
 peers-env: .peers/acnportal/.installed
 
 byzfl-env: .peers/byzfl/.installed
-
-universal-env: .peers/universal/.installed
 
 .peers/acnportal/.installed:
 	test -x .peers/acnportal/bin/python || $(PYTHON) -m venv .peers/acnportal
@@ -64,15 +62,8 @@ TORCH ?= torch
 	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	touch $@
 
-.peers/universal/.installed:
-	test -x .peers/universal/bin/python || $(PYTHON) -m venv .peers/universal
-	.peers/universal/bin/python -m pip install --quiet --disable-pip-version-check \
-		universal-portfolios==0.4.17 six "pandas<3"
-	touch $@
-
 test-peers: install
-	$(if $(wildcard .peers/universal/.installed),APPORTION_UNIVERSAL_PYTHON=.peers/universal/bin/python) \
-		$(PYTEST) -m peer
+	$(PYTEST) -m peer
 
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install

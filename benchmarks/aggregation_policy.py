@@ -38,7 +38,7 @@ from apportion.domains.federated.aggregators import (
     Median,
     NearestMixing,
     ServerStep,
-    run_each,
+    run_episodes,
 )
 from apportion.domains.federated.data import (
     KINDS,
@@ -48,7 +48,7 @@ from apportion.domains.federated.data import (
     load_mnist,
     mixture,
 )
-from apportion.domains.federated.federation import federation_of, training_world, unseen_world
+from apportion.domains.federated.federation import Federation, training_world, unseen_world
 from apportion.domains.federated.policy import LEAST_STEP, AggregationPolicy, shipped_blind_policy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.domains.federated.training import ThroughRounds, shortfall
@@ -89,15 +89,15 @@ def trained(updates: int, seed: int, start: AggregationPolicy | None) -> Aggrega
     """The first stage, or the second from where the first ended; every draw is the seed's."""
     kinds = KINDS if start is None else (*KINDS, *CROSSED)
     settings = GradientSettings(kinds=",".join(kinds), rounds=30, copies=COPIES, hidden=32)
-    federation, dealt = training_world(settings, embedded_digits())
+    federation, tasks = training_world(settings, embedded_digits())
     policy_key, run_key = jax.random.split(jax.random.key(seed))
     first = AggregationPolicy(federation.channels, 32, relative=True, key=policy_key)
     learner = ThroughRounds(
-        2, 1e-2 if start is None else 5e-3, updates=updates, others=dealt.tasks,
+        2, 1e-2 if start is None else 5e-3, updates=updates, others=tasks,
         together=8 if start is None else 16, logarithm=True,
     )  # fmt: skip
     result = train(
-        federation, dealt.tasks, start or first, learner, steps=updates,
+        federation, tasks, start or first, learner, steps=updates,
         selection=Priority(0.0, beta=0.0), scorer=shortfall, replay=Replay(act_periods=0),
         chunks=Chunks(40), key=run_key,
     )  # fmt: skip
@@ -203,7 +203,7 @@ def fitness(federation, policy, thetas, tasks, keys):
 
     def one(theta):
         tried = Stepping(calibrated(policy, theta), least_step(theta))
-        record = run_each(federation, Learned(cast(AggregationPolicy, tried)), tasks, keys)
+        record = run_episodes(federation, Learned(cast(AggregationPolicy, tried)), tasks, keys)
         return record.tested[:, -LAST:].mean()
 
     return jax.vmap(one)(thetas)
@@ -211,17 +211,25 @@ def fitness(federation, policy, thetas, tasks, keys):
 
 def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
     """The mean of the later half of the generations; each tries pairs on either side of where it is."""
-    settings = GradientSettings(pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1)
+    settings = GradientSettings(
+        pooling=1,
+        samples=200,
+        rounds=30,
+        epochs=2,
+        client_rate=0.1,
+        evaluation=400,
+        test=2000,
+        seed=77,
+    )
     places = np.random.default_rng(11).permutation(halves(mnist)[0])[:IMAGES]
     servers = np.arange(IMAGES) < SERVERS
     digits = Digits(mnist.images[places], mnist.labels[places], servers)
     wanted = [(kind, 10, 7000 + n) for kind in KINDS for n in range(COPIES)]
     dealt = mixture(digits, wanted, np.flatnonzero(~servers), samples=settings.samples)
-    federation = federation_of(
-        settings, dealt.digits, dealt.partition, evaluation=400, test=2000,
-        drawn=settings.server_samples, gate=True, seed=77,
-    )  # fmt: skip
-    by_kind = [np.flatnonzero(np.array(dealt.kinds) == kind) for kind in KINDS]
+    federation = Federation(
+        dealt.digits, dealt.partition, settings, drawn=settings.server_samples, gate=True
+    )
+    by_kind = np.arange(len(wanted)).reshape(len(KINDS), COPIES)
     rng, theta, path = np.random.default_rng(1), FIRST, []
     for generation in range(GENERATIONS):
         noise = rng.normal(size=(PAIRS, len(theta)))
@@ -240,17 +248,18 @@ def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
 
 def blind(seeds: range) -> list[dict]:
     """A row for each circumstance, kind and aggregator, with the paired gain over FedAvg."""
-    run, rows = eqx.filter_jit(run_each), []
+    rows = []
     for name, (clients, changed, peers) in CIRCUMSTANCES.items():
         settings = GradientSettings(state="blind", **changed)
         wanted = [(kind, clients, seed) for kind in KINDS for seed in seeds]
-        federation, dealt = unseen_world(settings, embedded_digits(), wanted)
+        federation, tasks = unseen_world(settings, embedded_digits(), wanted)
         keys = jax.random.split(jax.random.key(seeds[0]), len(wanted))
         aggregators = dict(list(PEERS.items())[:peers])
         aggregators["learned"] = Learned(shipped_blind_policy(), gated=False)
         found = {}
         for method, aggregator in aggregators.items():
-            tested = np.asarray(run(federation, aggregator, dealt.tasks, keys).tested[:, -1], float)
+            record = run_episodes(federation, aggregator, tasks, keys)
+            tested = np.asarray(record.tested[:, -1], float)
             tested = tested.reshape(len(KINDS), len(seeds))
             found[method] = np.vstack([tested, tested.mean(0)])
             print(f"{name}: {method} {tested.mean():.4f}", flush=True)

@@ -36,8 +36,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from table import facts, options, spread, write
 
 from apportion.domains.federated.data import Digits, read_digits
-from apportion.domains.federated.federation import build, sample_tasks
-from apportion.domains.federated.settings import GradientSettings, paper_size, reduced_size
+from apportion.domains.federated.federation import paper_world
+from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
 from apportion.domains.federated.training import train_paper_policies
 
 CORES = len(os.sched_getaffinity(0))
@@ -49,8 +49,8 @@ BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
 def setting():
     """The federation for two cores, and the clients of its first unseen task."""
     settings = reduced_size(state="accuracy")
-    federation, partition = build(settings, read_digits(settings))
-    return federation, sample_tasks(settings, partition, 0)[1][0]
+    federation, [(_, unseen)] = paper_world(settings, read_digits(settings), [0])
+    return federation, unseen[0]
 
 
 class Ours:
@@ -216,7 +216,7 @@ def against_flower(asked: argparse.Namespace) -> None:
     write("federated", title, text, [row], about, asked.out)
 
 
-def bandwidth_seconds(settings: GradientSettings) -> float:
+def bandwidth_seconds(settings: PPOSettings) -> float:
     """Seconds an H200 needs to move the hidden layer of all clients in an episode, written and read once
     each way in bf16; one kernel for both layers leaves it in registers."""
     clients = sum(settings.task_sizes)
@@ -226,14 +226,14 @@ def bandwidth_seconds(settings: GradientSettings) -> float:
     return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
 
 
-def episodes(settings: GradientSettings, digits: Digits, runs: int) -> dict[str, float]:
+def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, float]:
     """Seconds an episode of training takes, updates of the policy included, once it is compiled: some
     policies at once, each with tasks of its own."""
     times: list[tuple[int, float]] = []
-    federation, partition = build(settings, digits)
-    tasks = [sample_tasks(settings, partition, seed)[0] for seed in range(runs)]
+    federation, tasks = paper_world(settings, digits, range(runs))
     train_paper_policies(
-        replace(settings, steps=8, chunk=2), federation, tasks, ["mtl"] * runs, range(runs),
+        replace(settings, steps=8, chunk=2), federation, [own for own, _ in tasks],
+        ["mtl"] * runs, range(runs),
         on_chunk=lambda chunk: times.append((chunk.step, time.perf_counter())),
     )  # fmt: skip
     (first, begin), (last, end) = times[0], times[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from apportion.domains.portfolio import SimulatedMarket, load_prices
 from apportion.domains.portfolio.backtest import backtest_strategies
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.baselines import BASELINES
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import next_allocation, train_portfolio
 
@@ -29,7 +29,7 @@ result = backtest_strategies(
     prices,
     {"policy": trained.policy},
     baselines={name: BASELINES[name] for name in ("exponentiated-gradient", "olmar")},
-    start=str(cut + 1),
+    start=cut,
     window=settings.window,
     cost=settings.cost,
 )

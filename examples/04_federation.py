@@ -9,24 +9,22 @@ import jax
 from apportion.domains.federated import (
     UNIFORM,
     Fixed,
-    build,
+    paper_world,
     read_digits,
     reduced_size,
     run_episodes,
-    sample_tasks,
 )
 
 settings = reduced_size(model="perceptron", width=16, rounds=6, samples=60, unseen=4)
-federation, partition = build(settings, read_digits(settings))
-_, unseen = sample_tasks(settings, partition, seed=0)
+federation, [(_, unseen)] = paper_world(settings, read_digits(settings), seeds=[0])
 
-# The same key gives every aggregator the same first model and the same batches.
-key = jax.random.key(0)
+# The same keys give every aggregator the same first models and the same batches.
+keys = jax.random.split(jax.random.key(0), len(unseen))
 for name, aggregator in (
     ("FedAvg", UNIFORM),
     ("45 % to the two", Fixed.minority(0.45)),
     ("80 % to the two", Fixed.minority(0.80)),
 ):
-    record = run_episodes(federation, aggregator, unseen, key=key)
+    record = run_episodes(federation, aggregator, unseen, keys)
     tested = record.tested.mean(0)
     print(f"{name:18} test accuracy by round: {' '.join(f'{x:.2f}' for x in tested.tolist())}")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -14,7 +14,7 @@ from apportion.certificate import Gains, block_means
 from apportion.errors import InputError
 
 benchmark = programs.benchmark("certificates")
-PATHS, PERIODS = 1000, benchmark.PERIODS
+PATHS = 300
 GAINS = arrays.arrays(float, st.integers(1, 30), elements=st.floats(-1, 1, width=32))
 
 
@@ -107,6 +107,7 @@ def test_turning_the_gains_round_turns_the_verdict_round(gains, alpha, block):
 
 
 @given(GAINS, st.integers(1, 4))
+@settings(max_examples=8)
 def test_asking_after_every_period_changes_nothing(gains, block):
     whole = Gains(gains, -1.0, 1.0).certify(alpha=0.3, block=block)
     for n in range(len(gains) + 1):

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+from functools import cache
 
 import equinox as eqx
 import jax
@@ -26,10 +27,10 @@ from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
 from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.sessions import RATE_KW
-from apportion.domains.federated.clients import Perceptron
 from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
+from apportion.domains.federated.settings import PPOSettings
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.constrained import Constrained, WithoutCash
 from apportion.domains.portfolio.market import Market
@@ -37,12 +38,13 @@ from apportion.domains.probes import ShownBest
 from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
-from apportion.simplex import Head, equal_within
+from apportion.simplex import Head
 from apportion.tasks import Task
 from domains.charging.garages import STATIONS, random_garage
 from domains.federated.made_up import made_up_digits
 
 M, WINDOW, CHANNELS = 6, 5, 3
+MEMBERS = [2, 0, 4]
 KEY = jax.random.key(0)
 
 
@@ -82,9 +84,8 @@ def _charging():
 def _federation():
     digits = made_up_digits()
     partition = paper_split(digits, (5, 3), 30)
-    return Federation(
-        digits, partition, Perceptron(6, 8), rounds=3, batch=10, evaluation=100, test=100
-    )
+    settings = PPOSettings(width=8, rounds=3, epochs=1, batch=10, evaluation=100, test=100)
+    return Federation(digits, partition, settings)
 
 
 PROBLEMS = {
@@ -122,10 +123,10 @@ OTHER_FUTURE = {Budget: _later_record, Charging: _later_cars, Market: _later_pri
 UNRECORDED = {Federation, ShownBest}
 
 
-def _wealth(market, members, shares, first):
+def _wealth(market, shares, first):
     """Log growth of money that is moved each day, commission paid on all that moves."""
-    close, rate = np.asarray(market.prices, float)[:, members, 0], float(market.costs.rate)
-    money, paid = np.full(len(members), 1 / len(members)), []
+    close, rate = np.asarray(market.prices, float)[:, MEMBERS, 0], float(market.costs.rate)
+    money, paid = np.full(3, 1 / 3), []
     for row, wanted in enumerate(shares, int(market.first)):
         before = money.sum()
         moved = np.abs(wanted * before - money).sum()
@@ -134,23 +135,23 @@ def _wealth(market, members, shares, first):
     return paid
 
 
-def _sales(budget, members, shares, first):
+def _sales(budget, shares, first):
     """Sales a campaign: goodwill that wears off and is bought, through a saturating response."""
-    goodwill, paid = np.asarray(first.goodwill, float), []
+    goodwill, paid = np.asarray(first.goodwill, float)[:3], []
     for row, bought in enumerate(shares, budget.window):
-        goodwill = np.asarray(budget.carry)[members] * goodwill + bought
-        worth = np.asarray(budget.efficiency)[members, row]
-        paid.append(np.mean(worth * goodwill / (goodwill + np.asarray(budget.saturation)[members])))
+        goodwill = np.asarray(budget.carry)[MEMBERS] * goodwill + bought
+        worth = np.asarray(budget.efficiency)[MEMBERS, row]
+        paid.append(np.mean(worth * goodwill / (goodwill + np.asarray(budget.saturation)[MEMBERS])))
     return paid
 
 
-def _energy(charging, members, shares, first):
+def _energy(charging, shares, first):
     """KWh by car: what is offered, at most the car's rate and what it lacks, until it shows it is full."""
     day = jax.tree.map(np.asarray, charging.garage)
     capacity, got, full, paid = float(first.capacity_kw), {}, set(), []
     for n, offer in enumerate(shares * capacity):
         paid.append(0.0)
-        for station, kw in zip(members, offer, strict=True):
+        for station, kw in zip(MEMBERS, offer, strict=True):
             for car in range(day.arrival.shape[2]):
                 here = (int(first.day), station, car)
                 if not day.arrival[here] <= n < day.departure[here] or here in full:
@@ -190,15 +191,14 @@ def test_none_is_forgotten():
 
 
 def observation(seed):
-    """One within limits, two in a group, one absent."""
+    """Within limits, one absent."""
     rng = np.random.default_rng(seed)
     limits = rng.uniform(0.3, 0.9, M).astype(np.float32)
     limits[0], limits[2] = 1, 0
     held = rng.dirichlet(np.ones(M)).astype(np.float32)
     held[2] = 0
     history = rng.normal(size=(M, WINDOW, CHANNELS)).astype(np.float32)
-    groups = np.array([-1, 0, 0, 0, -1, -1])
-    return Observation(*map(jnp.asarray, (history, held / held.sum(), limits)), groups=groups)
+    return Observation(*map(jnp.asarray, (history, held / held.sum(), limits)))
 
 
 def moved(seen, order):
@@ -229,47 +229,43 @@ def test_every_policy_is_equivariant_keeps_to_limits_and_ignores_padding(kind):
         np.testing.assert_allclose(with_it[:-1], plain, atol=1e-5)
 
 
+@eqx.filter_jit
+def walk(problem, padding):
+    """An episode of three entities, with other shares in every period; the fourth place is padding."""
+    task = Task(jnp.append(jnp.array(MEMBERS), padding), jnp.array([True, True, True, False]))
+    first = problem.reset(task, key=KEY)
+
+    def period(state, key):
+        seen = problem.observe(task, state)
+        shares = Head()(jax.random.normal(key, (4,)), task.mask, seen.bounds)
+        step = problem.step(task, state, shares, key=key)
+        return step.state, (jax.tree.map(lambda x: x[:3], seen), step.reward, shares)
+
+    return first, *jax.lax.scan(period, first, jax.random.split(KEY, problem.horizon))[1]
+
+
+@cache
+def lived(kind):
+    """A problem, and what was seen, paid and shared in an episode of it."""
+    problem = PROBLEMS[kind]()
+    return problem, *walk(problem, jnp.array(5))
+
+
 @pytest.mark.parametrize("kind", PROBLEMS, ids=lambda kind: kind.__name__)
 def test_every_problem_keeps_to_the_interface_and_lets_padding_change_nothing(kind):
-    problem = PROBLEMS[kind]()
+    problem, _, *first = lived(kind)
     check_problem(problem, Task.of([[0, 1, 2], [3, 4]]))
-    mask = jnp.array([True, True, True, False])
-
-    @eqx.filter_jit
-    def walk(padding):
-        task = Task(jnp.array([2, 0, 4, padding]), mask)
-        first = problem.reset(task, key=KEY)
-
-        def period(state, key):
-            now = problem.observe(task, state)
-            shares = equal_within(mask, now.bounds)
-            step = problem.step(task, state, shares, key=key)
-            return step.state, (jax.tree.map(lambda x: x[:3], now), step.reward, shares[3])
-
-        return jax.lax.scan(period, first, jax.random.split(KEY, 3))[1]
-
-    first, second = walk(jnp.array(2)), walk(jnp.array(5))
+    _, *second = walk(problem, jnp.array(2))
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(one, other)
+    assert not np.asarray(first[-1])[:, 3].any()
 
 
 @pytest.mark.parametrize("kind", OTHER_FUTURE, ids=lambda kind: kind.__name__)
 def test_no_problem_shows_or_pays_what_has_not_happened(kind):
-    problem, task = PROBLEMS[kind](), Task.of([[2, 0, 4]])[0]
-
-    @eqx.filter_jit
-    def walk(problem):
-        def period(state, key):
-            seen = problem.observe(task, state)
-            step = problem.step(task, state, equal_within(task.mask, seen.bounds), key=key)
-            return step.state, (seen, step.reward)
-
-        keys = jax.random.split(KEY, problem.horizon)
-        return jax.lax.scan(period, problem.reset(task, key=KEY), keys)[1]
-
-    shown, rewards = walk(problem)
+    problem, _, shown, rewards, _ = lived(kind)
     for n in (0, 3, problem.horizon // 2):
-        other, others = walk(OTHER_FUTURE[kind](problem, n))
+        _, other, others, _ = walk(OTHER_FUTURE[kind](problem, n), jnp.array(5))
         for one, then in zip(jax.tree.leaves(shown), jax.tree.leaves(other), strict=True):
             np.testing.assert_array_equal(one[: n + 1], then[: n + 1])
         np.testing.assert_array_equal(rewards[:n], others[:n])
@@ -278,21 +274,6 @@ def test_no_problem_shows_or_pays_what_has_not_happened(kind):
 
 @pytest.mark.parametrize("kind", ACCOUNTS, ids=lambda kind: kind.__name__)
 def test_every_recorded_problem_pays_what_its_record_says(kind):
-    problem, members = PROBLEMS[kind](), [2, 0, 4]
-    task = Task.of([members])[0]
-
-    @eqx.filter_jit
-    def walk(first):
-        def period(state, key):
-            # Other shares in every period, so that there is something to trade.
-            scores = jax.random.normal(key, (len(members),))
-            shares = Head()(scores, task.mask, problem.observe(task, state).bounds)
-            step = problem.step(task, state, shares, key=key)
-            return step.state, (shares, step.reward)
-
-        return jax.lax.scan(period, first, jax.random.split(KEY, problem.horizon))[1]
-
-    first = problem.reset(task, key=KEY)
-    shares, rewards = walk(first)
-    expected = ACCOUNTS[kind](problem, members, np.asarray(shares, float), first)
+    problem, first, _, rewards, shares = lived(kind)
+    expected = ACCOUNTS[kind](problem, np.asarray(shares, float)[:, :3], first)
     np.testing.assert_allclose(rewards, expected, rtol=1e-4, atol=1e-5)

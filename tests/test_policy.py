@@ -33,7 +33,7 @@ def make(kind, head=None):
 
 
 KINDS = [Recurrent, Pooled]
-EACH = [(kind, head) for kind in KINDS for head in (None, Head(floor=0.005, cap=0.5))]
+EACH = [(Recurrent, None), (Pooled, Head(floor=0.005, cap=0.5))]
 
 
 @cache
@@ -53,10 +53,10 @@ def observed(history, held):
 
 
 # The sizes are few so that each policy compiles few times; the values are many.
-sizes = st.sampled_from([1, 10, 64])
+sizes = st.sampled_from([1, 10])
 
 
-@pytest.mark.parametrize("which", EACH, ids=lambda w: f"{w[0].__name__}-{w[1] is None}")
+@pytest.mark.parametrize("which", EACH, ids=lambda which: which[0].__name__)
 @given(m=sizes, seed=st.integers(0, 10**6))
 def test_permuting_entities_permutes_the_allocation(which, m, seed):
     policy, rng = jitted(*which), np.random.default_rng(seed)
@@ -73,19 +73,11 @@ def test_permuting_entities_permutes_the_allocation(which, m, seed):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_policies_keep_the_precision_they_are_given(kind):
-    half = jax.tree.map(
-        lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, make(kind)
-    )
-    shares = eqx.filter_jit(half)(observe(8, 0, jnp.bfloat16), jnp.ones(8, bool))
-    assert shares.dtype == jnp.bfloat16
-    assert float(shares.astype(jnp.float32).sum()) == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_untrained_policy_gives_nearly_equal_shares(kind):
+def test_the_untrained_policy_gives_nearly_equal_shares_in_the_precision_it_is_given(kind):
     policy = kind(CHANNELS, key=jax.random.key(0))
-    shares = eqx.filter_jit(policy)(observe(10, 1), jnp.ones(10, bool))
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, policy)
+    shares = eqx.filter_jit(half)(observe(10, 1, jnp.bfloat16), jnp.ones(10, bool))
+    assert shares.dtype == jnp.bfloat16
     assert float(jnp.abs(shares - 0.1).max()) < 0.02
 
 
@@ -140,9 +132,9 @@ def test_assert_equivariant_passes_ours_and_catches_a_policy_that_plays_favourit
         assert_equivariant(careless, window=WINDOW, channels=CHANNELS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_an_absent_entity_is_no_more_than_padding(kind):
-    policy, seen = jitted(kind), observe(10, 5)
+def test_an_absent_entity_is_no_more_than_padding():
+    # Of the two, the policy whose entities see each other.
+    policy, seen = jitted(Pooled), observe(10, 5)
     limits = jnp.full(10, 0.3).at[jnp.array([2, 7])].set(0.0)
     limited = Observation(seen.history, seen.held, limits)
     shares = policy(limited, jnp.ones(10, bool))
@@ -193,7 +185,7 @@ def explored(scores, mask, key, limits=None):
     """An action, its share within the limits, and its log-density."""
     action = EXPLORE.sample(scores, mask, key=key)
     bounds = None if limits is None else Bounds(limits)
-    return action, EXPLORE.share(action, mask, bounds), EXPLORE.log_prob(scores, mask, action)
+    return action, Head()(action, mask, bounds), EXPLORE.log_prob(scores, mask, action)
 
 
 @given(m=st.sampled_from([1, 6]), seed=st.integers(0, 10**6))

@@ -60,18 +60,23 @@ def drawn_after(priority, total, task, value, key):
     return priority.draw(state, FIRST, key=key).task
 
 
-@pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
+def after_updates(priority, total, values, seed):
+    """The state after 10,000 updates, and whose they were."""
+    tasks = np.random.default_rng(seed).integers(0, total, 10_000)
+    given = jnp.asarray(tasks, jnp.int32), jnp.asarray(values, jnp.float32)
+    return replay(priority, priority.start(total), *given), tasks
+
+
+# One level of blocks, and three.
+TOTALS = pytest.mark.parametrize("total", [10, 1_000_000])
+
+
+@TOTALS
 def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
     rng = np.random.default_rng(total)
     priority = Priority(alpha=0.7, beta=0.6, smoothing=0.2)
-    tasks = rng.integers(0, total, 10_000)
     values = rng.lognormal(-2, 2, 10_000)
-    state = replay(
-        priority,
-        priority.start(total),
-        jnp.asarray(tasks, jnp.int32),
-        jnp.asarray(values, jnp.float32),
-    )
+    state, tasks = after_updates(priority, total, values, seed=total)
     scores = np.ones(total)
     for t, value in zip(tasks, values.astype(np.float32), strict=True):
         scores[t] = 0.2 * scores[t] + 0.8 * max(value, LEAST_SCORE)
@@ -84,18 +89,12 @@ def test_after_ten_thousand_updates_probabilities_and_weights_are_exact(total):
     assert float(drawn.weight.max()) == 1
 
 
-@pytest.mark.parametrize("total", [10, 1_000, 1_000_000])
+@TOTALS
 @optimised()
 def test_draws_follow_the_probabilities(total):
-    rng = np.random.default_rng(1)
     priority = Priority(alpha=1.0)
-    tasks, values = rng.integers(0, total, 10_000), rng.lognormal(0, 1, 10_000)
-    state = replay(
-        priority,
-        priority.start(total),
-        jnp.asarray(tasks, jnp.int32),
-        jnp.asarray(values, jnp.float32),
-    )
+    values = np.random.default_rng(1).lognormal(0, 1, 10_000)
+    state, _ = after_updates(priority, total, values, seed=1)
     drawn = np.asarray(draws(priority, state, jax.random.split(jax.random.key(0), 100_000)))
     assert drawn.min() >= 0
     assert drawn.max() < total
@@ -116,13 +115,11 @@ def test_a_task_with_all_the_mass_is_always_found(total, seed):
 
 def test_alpha_zero_is_uniform_with_weights_of_one_and_no_score_falls_to_zero():
     priority = Priority(alpha=0.0)
-    state = set_score(priority, priority.start(4), 2, 50.0)
-    assert np.asarray(priority.probabilities(state)).tolist() == [0.25] * 4
-    looks = [priority.look(state, jnp.asarray(t), FIRST) for t in range(4)]
-    assert [float(look.weight) for look in looks] == [1.0] * 4
-    priority = Priority(smoothing=0.0)
-    state = set_score(priority, priority.start(2), 0, 0.0)
-    assert float(state.scores[0]) == pytest.approx(LEAST_SCORE)
+    state, tasks = after_updates(priority, 10, np.full(10_000, 50.0), seed=2)
+    assert np.asarray(priority.probabilities(state)) == pytest.approx(np.full(10, 0.1))
+    assert (looks(priority, state, jnp.asarray(tasks[:401], jnp.int32)).weight == 1).all()
+    state, _ = after_updates(Priority(smoothing=0.0), 10, np.zeros(10_000), seed=2)
+    assert np.asarray(state.scores) == pytest.approx(np.full(10, LEAST_SCORE))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,10 @@ def test_bad_settings_get_one_sentence(settings, words):
 
 def test_beta_may_be_a_schedule():
     priority = Priority(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 100), smoothing=0.0)
-    state = set_score(priority, priority.start(2), 0, 4.0)
-    t = jnp.asarray(0, jnp.int32)
-    weights = [float(priority.look(state, t, jnp.asarray(n)).weight) for n in (0, 50, 100)]
-    assert weights == pytest.approx([1.0, 0.5, 0.25])
+
+    @jax.jit
+    def weights(steps):
+        state = set_score(priority, priority.start(2), 0, 4.0)
+        return jax.vmap(lambda step: priority.look(state, FIRST, step).weight)(steps)
+
+    assert np.asarray(weights(jnp.array([0, 50, 100]))) == pytest.approx([1.0, 0.5, 0.25])

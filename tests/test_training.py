@@ -4,9 +4,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
-from apportion.algorithm import Algorithm, advance, begin
+from apportion.algorithm import Algorithm, _fault, advance, begin
 from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct
@@ -14,11 +15,13 @@ from apportion.memory import Replay
 from apportion.policy import GaussianScores, Policy, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
+from apportion.scorers import Evidence, mean_deviation
 from apportion.statistics import compare
-from apportion.tasks import Task, draw_tasks, single_tasks
-from apportion.training import Chunks, _raise_fault, train, train_runs
+from apportion.tasks import Task, draw_tasks
+from apportion.training import Chunks, _raise_fault, _warn_if_flat, train, train_runs
+from apportion.trees import stack, take
 from learning import assert_mean_above, fractions_of_best, train_seeds
-from probe_problems import ConstantBest, HeldPays, SomeCarrySignal
+from probe_problems import HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, [3, 4], 8)
@@ -43,19 +46,23 @@ MIXED = draw_tasks(8, 4, 2).joined(draw_tasks(np.arange(8, 64), 4, 30))
 RUNS = 12
 
 
-def learnt(problem, tasks, selection, steps):
-    """Mean reward of each of 12 runs on unseen tasks of the carriers."""
-    keys = jax.random.split(jax.random.key(1), RUNS)
-    policies = eqx.filter_vmap(policy)(keys)
-    result = train_runs(
-        problem, tasks, policies, Direct(16, 1e-2), steps=steps, selection=selection, keys=keys
-    )
-    return np.asarray(scores(problem, result.policy, draw_tasks(8, 4, 20, seed=5)))
+def gain_of_priority(tasks):
+    """What prioritised runs earn beyond uniform ones of the same keys, on unseen tasks of the carriers."""
+    problem, keys = SomeCarrySignal(), jax.random.split(jax.random.key(1), RUNS)
+    keys = jnp.concatenate([keys, keys])
+    alpha = jnp.repeat(jnp.array([0.0, 1.0]), RUNS)
+    policies = train_runs(
+        problem, tasks, eqx.filter_vmap(policy)(keys), Direct(16, 1e-2), steps=200,
+        selection=Priority(alpha, beta=0.0), keys=keys,
+    ).policy  # fmt: skip
+    uniform, prioritised = np.split(np.asarray(scores(problem, policies)), 2)
+    return compare(prioritised, uniform)
 
 
 @eqx.filter_jit
-def scores(problem, policies, tasks):
+def scores(problem, policies):
     def score(policy):
+        tasks = draw_tasks(8, 4, 20, seed=5)
         path = evaluate(problem, policy, tasks, key=jax.random.key(9), episodes=4)
         return path.mean_reward.mean()
 
@@ -63,64 +70,45 @@ def scores(problem, policies, tasks):
 
 
 def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
-    problem = SomeCarrySignal()
-    uniform = learnt(problem, MIXED, Priority(alpha=0.0), 200)
-    prioritised = learnt(problem, MIXED, Priority(alpha=1.0, beta=0.0), 200)
-    assert compare(prioritised, uniform).above_zero
+    assert gain_of_priority(MIXED).low > 0
 
 
 @pytest.mark.slow
 def test_prioritisation_equals_uniform_where_all_tasks_carry_signal():
-    problem = SomeCarrySignal()
-    tasks = draw_tasks(8, 4, 32, seed=3)
-    uniform = learnt(problem, tasks, Priority(alpha=0.0), 200)
-    prioritised = learnt(problem, tasks, Priority(alpha=1.0, beta=0.0), 200)
-    gap = compare(prioritised, uniform)
+    gap = gain_of_priority(draw_tasks(8, 4, 32, seed=3))
     assert gap.low - 0.01 <= 0 <= gap.high + 0.01
+
+
+# In float64, where several runs' sums, taken in another order, come to the same.
+def run(**options):
+    with jax.enable_x64(True):
+        return train(
+            ShownBest(), TASKS, policy(), LEARNER, steps=60, key=KEY,
+            explore=GaussianScores(0.3), replay=Replay(act_periods=2), **options,
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trained():
-    return train(
-        ShownBest(), TASKS, policy(), LEARNER, steps=60, chunks=Chunks(30),
-        explore=GaussianScores(0.3), replay=Replay(act_periods=2), key=KEY,
-    )  # fmt: skip
-
-
-def leaves(result):
-    state = eqx.filter(result.state, eqx.is_array)
-    return [
-        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
-        for x in jax.tree.leaves(state)
-    ]
-
-
-def test_the_same_key_gives_the_same_run_bit_for_bit_and_chunks_do_not_matter(trained):
     with warnings.catch_warnings():
         # Its step has a slope, and nothing is warned of.
         warnings.simplefilter("error", UserWarning)
-        again = train(
-            ShownBest(), TASKS, policy(), LEARNER, steps=60, chunks=Chunks(60),
-            explore=GaussianScores(0.3), replay=Replay(act_periods=2), key=KEY,
-        )  # fmt: skip
-    assert all(np.array_equal(a, b) for a, b in zip(leaves(trained), leaves(again), strict=True))
-    assert trained.metrics.equals(again.metrics)
+        return run(chunks=Chunks(60))
 
 
-def test_a_run_goes_on_from_a_state_as_if_it_had_never_stopped(trained):
+def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_matter(trained):
     stops = []
 
     def stop(chunk):
         stops.append(jax.tree.map(jnp.copy, chunk.state))
         return True
 
-    arguments = (ShownBest(), TASKS, policy(), LEARNER)
-    settings = {
-        "explore": GaussianScores(0.3), "replay": Replay(act_periods=2), "key": KEY, "steps": 60,
-    }  # fmt: skip
-    train(*arguments, chunks=Chunks(30, on_chunk=stop), **settings)
-    resumed = train(*arguments, chunks=Chunks(30), state=stops[0], **settings)
-    assert all(np.array_equal(a, b) for a, b in zip(leaves(trained), leaves(resumed), strict=True))
+    first = run(chunks=Chunks(30, on_chunk=stop))
+    resumed = run(chunks=Chunks(30), state=stops[0])
+    assert bool(eqx.tree_equal(resumed.state, trained.state))
+    pd.testing.assert_frame_equal(
+        pd.concat([first.metrics, resumed.metrics], ignore_index=True), trained.metrics
+    )
 
 
 def test_the_result_shows_itself(trained):
@@ -130,33 +118,26 @@ def test_the_result_shows_itself(trained):
     ]  # fmt: skip
     assert len(trained.metrics) == 60
     assert "60 steps over 8 tasks" in trained.summary()
-    assert trained.probabilities.sum() == pytest.approx(1, abs=1e-5)
+    with jax.enable_x64(True):
+        assert trained.probabilities.sum() == pytest.approx(1)
 
 
-def test_independent_runs_are_what_single_runs_are(trained):
-    keys = jnp.stack([jax.random.key(7), KEY])
-    many = train_runs(
-        ShownBest(), TASKS, eqx.filter_vmap(policy)(keys), LEARNER, steps=60, chunks=Chunks(30),
-        explore=GaussianScores(0.3), replay=Replay(act_periods=2), keys=keys,
-    )  # fmt: skip
-    assert sorted(many.metrics["run"].unique()) == [0, 1]
-    # Sums are taken in another order for several runs, and Adam's first steps make that rounding large.
-    theirs, alone = many.metrics.query("run == 1")[:10], trained.metrics[:10]
+def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trained):
+    with jax.enable_x64(True):
+        keys = jnp.stack([jax.random.key(7), KEY])
+        policies = eqx.filter_vmap(policy)(keys)
+        many = train_runs(
+            ShownBest(), stack([draw_tasks(12, 4, 8, seed=9), TASKS]), policies,
+            Direct(16, jnp.array([0.0, 1.0]) * LEARNER.learning_rate), steps=20, keys=keys,
+            explore=GaussianScores(0.3), replay=Replay(act_periods=2),
+        )  # fmt: skip
+    others, theirs = (many.metrics[many.metrics.run == one] for one in (0, 1))
+    alone = trained.metrics[:20]
     assert theirs["task"].tolist() == alone["task"].tolist()
-    assert theirs["reward"].tolist() == pytest.approx(alone["reward"].tolist(), abs=1e-3)
-    others = many.metrics.query("run == 0")[:10]
+    assert theirs["reward"].tolist() == pytest.approx(alone["reward"].tolist(), abs=1e-9)
+    # The other run has other draws, and with a rate of 0 learns nothing.
     assert others["task"].tolist() != alone["task"].tolist()
-
-
-def test_single_task_learners_and_settings_vary_by_run():
-    keys = jax.random.split(KEY, 2)
-    policies = eqx.filter_vmap(policy)(keys)
-    own = single_tasks(TASKS[:2])
-    rates = Direct(8, jnp.array([0.0, 3e-2]))
-    result = train_runs(ConstantBest(), own, policies, rates, steps=60, keys=keys)
-    late = result.metrics.query("step > 50").groupby("run")["deviation"].mean()
-    assert late[0] < 0.02
-    assert late[1] > 0.3
+    assert bool(eqx.tree_equal(take(many.policy, 0), take(policies, 0)))
 
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():
@@ -169,72 +150,74 @@ def test_a_million_tasks_need_memory_only_for_those_in_use():
     assert size < 32 * 2**20
 
 
-class Rounded(ShownBest):
-    """Pays in whole numbers, which has no slope."""
-
-    def reward(self, task, state, allocation, *, key):
-        return jnp.round(super().reward(task, state, allocation, key=key))
-
-
-def test_a_step_without_a_slope_is_warned_of_once():
-    with pytest.warns(UserWarning, match=r"Direct: the gradient was 0 .* Rounded.step") as said:
-        train(Rounded(), TASKS, policy(), Direct(4), steps=4, chunks=Chunks(2), key=KEY)
-    assert len([one for one in said if "gradient" in str(one.message)]) == 1
+def test_a_step_without_a_slope_is_warned_of(trained):
+    flat = trained.metrics.assign(gradient_norm=0.0)
+    with pytest.warns(UserWarning, match=r"Direct: the gradient was 0 .* ShownBest.step"):
+        _warn_if_flat(trained.algorithm, flat)
 
 
 class Poison(ShownBest):
-    """Shows NaN from the fourth period of an episode on."""
+    """Shows NaN, which `train` would refuse before it starts."""
 
     def observe(self, task, state: ProbeState) -> Observation:
-        signal = jnp.where(state.n >= 3, jnp.nan, state.signal)
-        return Observation(signal[:, None, None], state.held)
+        return Observation(jnp.nan * state.signal[:, None, None], state.held)
 
 
-class OffSimplex(Policy):
-    """Shares that sum to one until something is shown to entity 0."""
-
-    bias: jax.Array
-
-    def encode(self, history, mask):
-        return history[:, -1, 0]
-
-    def allocate(self, features, held, mask, bounds=None):
-        return mask / mask.sum() * (1 + self.bias * held[0] * features[0])
-
-
-def test_nan_from_a_users_problem_stops_training_at_its_step_and_poisons_nothing():
-    states = []
-    with pytest.raises(
-        InputError, match=r"step \d+, task \d \(entities \[.*\]\): the loss or its grad"
-    ):
-        train(
-            Poison(), TASKS, policy(), Direct(4, 1e-2), replay=Replay(act_periods=2), steps=30, key=KEY,
-            chunks=Chunks(30, on_chunk=lambda chunk: states.append(chunk)),
-        )  # fmt: skip
-    assert states == []
-
-
-def test_a_bad_scorer_is_named_at_its_step_and_leaves_scores_and_policy_as_they_were():
-    def below_zero(evidence):
-        return -jnp.ones(())
-
-    algorithm = Algorithm.of(ShownBest(), TASKS, policy(), Direct(4), scorer=below_zero)
+def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were():
+    algorithm = Algorithm.of(Poison(), TASKS, policy(), Direct(4), scorer=mean_deviation)
     state = eqx.filter_jit(begin)(algorithm, policy(), KEY)
     after, _ = eqx.filter_jit(lambda a, s: advance(a, s, 5))(algorithm, state)
-    words = r"step 0, task .* scorer returned a negative number \(below_zero\)"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(
+        InputError, match=r"step 0, task \d \(entities \[.*\]\): the loss or its grad"
+    ):
         _raise_fault(algorithm, TASKS, after)
     assert np.asarray(after.selection.scores).tolist() == [1.0] * 8
-    before, now = (jax.tree.leaves(s.parameters) for s in (state, after))
-    assert all(np.array_equal(a, b) for a, b in zip(before, now, strict=True))
+    assert bool(eqx.tree_equal(after.parameters, state.parameters))
+    # Of several runs, the second.
+    later = eqx.tree_at(lambda s: s.fault, after, jnp.array([[0, 0, 0], [4, 3, 2]]))
+    words = r"step 3 of run 1, task 2 .* scorer returned a negative number \(mean_deviation\)"
+    with pytest.raises(InputError, match=words):
+        _raise_fault(algorithm, TASKS, later)
 
 
-def test_an_allocation_off_the_simplex_is_refused_before_or_at_its_step():
+@pytest.mark.parametrize(
+    ("changes", "value", "kind"),
+    [
+        ({}, 0.5, 0),
+        ({"loss": jnp.nan}, 0.5, 1),
+        ({"gradient_norm": jnp.inf}, jnp.nan, 1),
+        ({"allocations": [[0.9, 0.2, 0.0]]}, 0.5, 2),
+        ({"allocations": [[0.5, 0.0, 0.5]]}, 0.5, 2),
+        # What nobody can take is left over, and a period that was not lived says nothing.
+        ({"allocations": [[0.2, 0.2, 0.0]], "equal": [[0.2, 0.2, 0.0]]}, 0.5, 0),
+        ({"allocations": [[0.9, 0.2, 0.0]], "valid": [False]}, 0.5, 0),
+        ({}, jnp.inf, 3),
+        ({}, -0.1, 4),
+    ],
+)
+def test_what_goes_wrong_in_a_step_is_told_by_its_root_cause(changes, value, kind):
+    half = [[0.5, 0.5, 0.0]]
+    sound = {
+        "allocations": half, "equal": half, "rewards": [1.0], "equal_rewards": [1.0],
+        "valid": [True], "mask": [True, True, False], "loss": 0.1, "gradient_norm": 0.1,
+    }  # fmt: skip
+    evidence = Evidence(**{name: jnp.asarray(x) for name, x in (sound | changes).items()})
+    assert int(_fault(evidence, jnp.asarray(value))) == kind
+
+
+def test_a_policy_off_the_simplex_or_for_other_channels_is_refused_before_any_work():
+    class OffSimplex(Policy):
+        def encode(self, history, mask):
+            return ()
+
+        def allocate(self, features, held, mask, bounds=None):
+            return 1.1 * mask / mask.sum()
+
     with pytest.raises(InputError, match="OffSimplex: allocation .* is off the simplex"):
-        train(ConstantBest(), TASKS, OffSimplex(jnp.asarray(1.0)), Direct(4), steps=5, key=KEY)
-    quiet = OffSimplex(jnp.asarray(0.0))
-    with pytest.raises(InputError, match="step .* the policy's allocation is off the simplex"):
-        train(ShownBest(), TASKS, quiet, Direct(4, 1.0), steps=40, key=KEY)
+        train(ShownBest(), TASKS, OffSimplex(), Direct(4), steps=5, key=KEY)
+    words = r"Recurrent cannot read ShownBest's observation.*\(4, 1, 1\)"
+    with pytest.raises(InputError, match=words):
+        train(ShownBest(), TASKS, Recurrent(channels=3, key=KEY), Direct(4), steps=5, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +236,3 @@ def test_an_allocation_off_the_simplex_is_refused_before_or_at_its_step():
 def test_bad_settings_get_one_sentence_before_any_work(settings, words):
     with pytest.raises(InputError, match=words):
         train(ShownBest(), TASKS, policy(), Direct(4), **({"steps": 10} | settings), key=KEY)
-
-
-def test_a_policy_for_other_channels_is_refused_with_both_shapes():
-    wrong = Recurrent(channels=3, key=KEY)
-    with pytest.raises(
-        InputError, match=r"Recurrent cannot read ShownBest's observation.*\(4, 1, 1\)"
-    ):
-        train(ShownBest(), TASKS, wrong, Direct(4), steps=5, key=KEY)

@@ -270,7 +270,7 @@ def _act(
             policy.observed_scores(observation, task.mask),
             observation.present(task.mask),
         )
-        return explore.share(explore.sample(scores, here, key=key), here, observation.bounds)
+        return policy.head(explore.sample(scores, here, key=key), here, observation.bounds)
 
     def period(carry, key):
         state, n = carry

@@ -178,7 +178,7 @@ class Pooled(ScoringPolicy):
 
 
 class GaussianScores(eqx.Module):
-    """How to explore: noise on the scores, any head afterwards; the action is the noisy scores themselves.
+    """How to explore: noise on the scores, the policy's head afterwards; the action is the noisy scores.
 
     Its log-probability is exact. Bounds act after the noise, on the allocation; the density is that of
     the action before them, which is what ratios of probabilities need. Entities that are absent, their
@@ -187,11 +187,9 @@ class GaussianScores(eqx.Module):
     """
 
     log_noise_std: Scalar
-    head: Head
 
-    def __init__(self, noise_std: float = 0.5, head: Head | None = None):
+    def __init__(self, noise_std: float | Scalar = 0.5):
         self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
-        self.head = Head() if head is None else head
 
     def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
         """Draw an action."""
@@ -202,10 +200,6 @@ class GaussianScores(eqx.Module):
         """Exact log-density of an action."""
         z = jnp.where(mask, (action - scores) / jnp.exp(self.log_noise_std), 0.0)
         return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
-
-    def share(self, action: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
-        """The allocation an action stands for, within the bounds."""
-        return self.head(action, mask, bounds)
 
 
 @jax.custom_jvp

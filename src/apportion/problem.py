@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError, first_line
 from apportion.simplex import Bounds, equal_within, on_simplex, present
@@ -33,15 +33,12 @@ class Observation(eqx.Module):
     """The most each entity can take now, as a share; 0 is absent."""
     floors: Float[Array, "*batch entities"] | None = None
     """The least each entity gets now."""
-    groups: Int[Array, "*batch entities"] | None = None
-    """The number of each entity's group, for policies that limit groups; -1 is none."""
 
     @property
     def bounds(self) -> Bounds | None:
         """What the next allocation keeps to, if anything."""
-        if self.limits is None and self.floors is None and self.groups is None:
-            return None
-        return Bounds(self.limits, self.floors, self.groups)
+        unbounded = self.limits is None and self.floors is None
+        return None if unbounded else Bounds(self.limits, self.floors)
 
     def present(self, mask: Bool[Array, " entities"]) -> Bool[Array, " entities"]:
         """The real entities that can take anything now."""
@@ -99,8 +96,9 @@ def equal_allocation(problem: Problem, task: Task, state: State) -> Float[Array,
 
 
 class Trajectory(eqx.Module):
-    """One episode, or a stack of them: period n's allocation, reward, and whether it was lived."""
+    """One episode, or a stack of them: period n's state, allocation, reward, and whether it was lived."""
 
+    states: State | None
     allocations: Float[Array, "*batch time entities"]
     rewards: Float[Array, "*batch time"]
     alive: Bool[Array, "*batch time"]
@@ -123,11 +121,11 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
         step = problem.step(task, state, allocation, key=key)
         reward = jnp.where(alive, step.reward, 0.0)
         going = alive & ~(step.terminated | step.truncated)
-        return (step.state, going), (allocation, reward, alive)
+        return (step.state, going), (state, allocation, reward, alive)
 
     keys = jax.random.split(walk_key, problem.horizon)
-    _, (allocations, rewards, alive) = jax.lax.scan(period, (first, jnp.array(True)), keys)
-    return Trajectory(allocations, rewards, alive, task.mask)
+    _, lived = jax.lax.scan(period, (first, jnp.array(True)), keys)
+    return Trajectory(*lived, task.mask)
 
 
 @eqx.filter_jit
@@ -136,12 +134,14 @@ def evaluate(
 ) -> Trajectory:
     """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
 
-    The same key gives every policy the same episodes, so that comparisons are paired.
+    The same key gives every policy the same episodes, so that comparisons are paired. States, which may
+    be large, are left out.
     """
     keys = jax.random.split(key, (len(tasks), episodes))
 
     def one(task, key):
-        return rollout(problem, choose, task, key=key)
+        path = rollout(problem, choose, task, key=key)
+        return eqx.tree_at(lambda path: path.states, path, None)
 
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
 
@@ -247,7 +247,7 @@ def _refuse_uncompiled(method: str, error: Exception) -> None:
 
 
 def _check_bounds(observation: Observation, name: str, m: int) -> None:
-    for field in ("limits", "floors", "groups"):
+    for field in ("limits", "floors"):
         value = getattr(observation, field)
         if value is None:
             continue
@@ -255,7 +255,7 @@ def _check_bounds(observation: Observation, name: str, m: int) -> None:
             raise InputError(
                 f"{name}.observe: {field} has shape {jnp.shape(value)}; it must be ({m},)"
             )
-        if field != "groups" and (np.asarray(value) < 0).any():
+        if (np.asarray(value) < 0).any():
             raise InputError(f"{name}.observe: {field} has a negative value; it must be >= 0")
 
 

@@ -115,25 +115,13 @@ def _states(
 def _tangent(
     from_input: FromInput,
     from_state: FromState,
+    bias: Bias,
     inputs: Inputs,
     states: States,
     *tangents: Array,
 ) -> tuple[State]:
-    """How the last state changes with parameters and inputs: linear in their changes."""
-    of_input, of_state, of_bias, of_inputs = tangents
-    change = _both(of_input, of_state)
-    both = _both(from_input, from_state)
-
-    def period(carry, here):
-        before, moved = carry
-        x, dx, h = here
-        z = _product(both, jnp.concatenate([dx, moved], 1)) + of_bias[:, :, None]
-        z += _product(change, jnp.concatenate([x, before], 1))
-        return (h, (z * (1 - h * h)).astype(h.dtype)), None
-
-    nothing = jnp.zeros_like(states[0])
-    (_, moved), _ = lax.scan(period, (nothing, nothing), (inputs, of_inputs, states))
-    return (moved,)
+    """How the last state moves with parameters and inputs; its transpose, `_backward`, reads `states`."""
+    return jax.jvp(_last, (from_input, from_state, bias, inputs), tangents)[1]
 
 
 def _backward(
@@ -224,52 +212,35 @@ def _primitive(
         out = jax.eval_shape(partial(scan, **options), *args)
         return [ShapedArray(one.shape, one.dtype) for one in out]
 
-    def derivative(primals: Any, tangents: Any, **options: bool) -> Any:
-        return jax.jvp(partial(scan, **options), primals, _instantiated(tangents))
-
     primitive.def_impl(scan)
     primitive.def_abstract_eval(shapes)
     batching.primitive_batchers[primitive] = partial(_batched, primitive, taken, given)
-    ad.primitive_jvps[primitive] = derivative
     mlir.register_lowering(primitive, mlir.lower_fun(scan, multiple_results=True))
     return primitive
 
 
-def _instantiated(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(map(ad.instantiate_zeros, tangents))
-
-
-_SHARED = (_PARAMETER, _PARAMETER)
-_last_p = _primitive("last", _last, (*_SHARED, _PARAMETER, _SERIES), (_STATE,))
-_states_p = _primitive("states", _states, (*_SHARED, _PARAMETER, _SERIES), (_SERIES,))
-_tangent_p = _primitive(
-    "tangent",
-    _tangent,
-    (*_SHARED, _SERIES, _SERIES, *_SHARED, _PARAMETER, _SERIES),
-    (_STATE,),
-)
+_PRIMALS = (_PARAMETER, _PARAMETER, _PARAMETER, _SERIES)
+_last_p = _primitive("last", _last, _PRIMALS, (_STATE,))
+_states_p = _primitive("states", _states, _PRIMALS, (_SERIES,))
+_tangent_p = _primitive("tangent", _tangent, (*_PRIMALS, _SERIES, *_PRIMALS), (_STATE,))
 _backward_p = _primitive(
-    "backward",
-    _backward,
-    (*_SHARED, _SERIES, _SERIES, _STATE),
-    (*_SHARED, _PARAMETER, _SERIES),
+    "backward", _backward, (_PARAMETER, _PARAMETER, _SERIES, _SERIES, _STATE), _PRIMALS
 )
 
 
-def _derivative(primals: Any, tangents: Any) -> Any:
-    from_input, from_state, _, inputs = primals
+def _derivative(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
     (states,) = _states_p.bind(*primals)
-    changes = _instantiated(tangents)
-    return [states[-1]], _tangent_p.bind(from_input, from_state, inputs, states, *changes)
+    changes = map(ad.instantiate_zeros, tangents)
+    return [states[-1]], _tangent_p.bind(*primals, states, *changes)
 
 
 def _transposed(cotangents: Sequence[Any], *args: Any) -> list[Any]:
-    known, changes = args[:4], args[4:]
+    (from_input, from_state, _, inputs, states), changes = args[:5], args[5:]
     wanted = [ad.is_undefined_primal(change) for change in changes]
-    (cotangent,) = _instantiated(cotangents)
-    gradients = _backward_p.bind(*known, cotangent, of_inputs=wanted[3])
+    known = (from_input, from_state, inputs, states, ad.instantiate_zeros(cotangents[0]))
+    gradients = _backward_p.bind(*known, of_inputs=wanted[3])
     kept = [gradients[i] if want else None for i, want in enumerate(wanted)]
-    return [None] * len(known) + kept
+    return [None] * 5 + kept
 
 
 ad.primitive_jvps[_last_p] = _derivative

@@ -1,8 +1,7 @@
 """From scores to a point on the simplex: softmax, then the water level within every bound.
 
 `Head` is the softmax of the paper. `Bounds` are what real problems add: the most and the least each
-entity can take now, and the most a group can; what nobody can take stays unused. `to_units` is for
-what comes in whole pieces.
+entity can take now; what nobody can take stays unused.
 """
 
 from typing import Any
@@ -11,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from apportion.errors import InputError
 
@@ -31,18 +30,13 @@ TOLERANCE = 1e-4
 class Bounds(eqx.Module):
     """What an allocation keeps to in one period, beside the mask; each part may be missing.
 
-    Where they cannot all be met, limits come before group limits and these before floors: floors
-    that do not fit are scaled down.
+    Where they cannot all be met, limits come before floors: floors that do not fit are scaled down.
     """
 
     limits: Float[Array, "*batch entities"] | None = None
     """The most each entity can take, as a share; 0 is absent."""
     floors: Float[Array, "*batch entities"] | None = None
     """The least each entity gets."""
-    groups: Int[Array, "*batch entities"] | None = None
-    """The number of each entity's group; -1 is none."""
-    group_limits: Float[Array, " groups"] | None = None
-    """The most each group can take together."""
 
 
 def present(mask: Mask, bounds: Bounds | None) -> Mask:
@@ -120,43 +114,8 @@ def within(shares: Allocation, mask: Mask, bounds: Bounds | None) -> Allocation:
     lowest = None
     if bounds.floors is not None:
         lowest = jnp.where(here, jnp.minimum(bounds.floors.astype(shares.dtype), highest), 0.0)
-    if bounds.groups is not None and bounds.group_limits is not None:
-        limits = bounds.group_limits.astype(shares.dtype)
-        lowest, highest = _group_bounds(shares, lowest, highest, bounds.groups, limits)
-    if lowest is not None:
         lowest = lowest / jnp.maximum(lowest.sum(), 1.0)
     return _fill(shares, lowest, highest, jnp.minimum(highest.sum(), 1.0))
-
-
-def _group_bounds(
-    shares: Allocation,
-    lowest: Allocation | None,
-    highest: Allocation,
-    groups: Int[Array, " entities"],
-    limits: Float[Array, " groups"],
-) -> tuple[Allocation | None, Allocation]:
-    """Bounds of single entities that keep the groups' limits too.
-
-    As the water rises, a group's entities rise with all others until the group is full. So the most
-    an entity can take is what it has when its group, filled alone, is full.
-    """
-
-    def filled(number, limit):
-        members = groups == number
-        high = jnp.where(members, highest, 0.0)
-        low = None
-        if lowest is not None:
-            low = jnp.where(members, lowest, 0.0)
-            asked = low.sum()
-            low = low * jnp.where(asked > limit, limit / jnp.where(asked > limit, asked, 1.0), 1.0)
-        level = _fill(jnp.where(members, shares, 0.0), low, high, jnp.minimum(high.sum(), limit))
-        return low, level
-
-    low, high = jax.vmap(filled)(jnp.arange(limits.shape[0]), limits)
-    grouped = (groups >= 0) & (groups < limits.shape[0])
-    if low is not None and lowest is not None:
-        lowest = jnp.where(grouped, low.sum(0), lowest)
-    return lowest, jnp.where(grouped, high.sum(0), highest)
 
 
 def _fill(
@@ -285,66 +244,4 @@ class Head(eqx.Module):
             floors = jnp.where(bounded, jnp.maximum(floors, period.floors), 0.0)
         if self.cash:
             limits = limits.at[0].set(1.0)
-        return Bounds(limits, floors, period.groups, period.group_limits)
-
-
-def to_units(
-    shares: Float[np.ndarray, " entities"] | Array,
-    total: int,
-    limits: Int[np.ndarray, " entities"] | None = None,
-) -> Int[np.ndarray, " entities"]:
-    """Whole units in proportion to shares, by largest remainders, none above its limit.
-
-    They sum exactly to `total` times the sum of the shares, rounded to the nearest unit, or to what
-    the limits allow where that is less.
-
-    Parameters
-    ----------
-    shares
-        An allocation; what it leaves unused stays unused.
-    total
-        Units that a share of 1 would get.
-    limits
-        The most units each entity can take.
-
-    Examples
-    --------
-    >>> to_units(np.array([0.5, 0.3, 0.2]), 7).tolist()
-    [4, 2, 1]
-    >>> to_units(np.array([0.5, 0.3, 0.2]), 7, np.array([1, 9, 9])).tolist()
-    [1, 4, 2]
-    """
-    parts = np.asarray(shares, np.float64)
-    if total < 0 or parts.ndim != 1 or not (np.isfinite(parts).all() and (parts >= 0).all()):
-        raise InputError(
-            f"to_units: {total} units by shares {parts.tolist()}; units and shares must be >= 0"
-        )
-    asked = int(np.floor(total * parts.sum() + 0.5))
-    room = np.full(len(parts), asked) if limits is None else np.asarray(limits, np.int64)
-    if room.shape != parts.shape or (room < 0).any():
-        raise InputError(f"to_units: limits {room.tolist()}; one whole number >= 0 for each share")
-    quota = _fill_units(parts, room, min(asked, int(room.sum())))
-    units = np.floor(quota + 1e-9).astype(np.int64)
-    left = min(asked, int(room.sum())) - int(units.sum())
-    units[np.argsort(units - quota, kind="stable")[:left]] += 1
-    return units
-
-
-def _fill_units(
-    parts: Float[np.ndarray, " entities"], room: Int[np.ndarray, " entities"], total: int
-) -> Float[np.ndarray, " entities"]:
-    """min(tau * parts, room) with the tau that makes the sum `total`; in proportion to room where all
-    that is left has no part. Each round fixes an entity at its room, or ends.
-    """
-    quota, free, left = np.zeros(len(parts)), room > 0, float(total)
-    while left > 0 and free.any():
-        weight = np.where(free, parts, 0.0)
-        weight = weight if weight.sum() > 0 else np.where(free, room, 0.0)
-        wanted = left * weight / weight.sum()
-        full = free & (wanted >= room)
-        if not full.any():
-            return quota + wanted
-        quota[full] = room[full]
-        free &= ~full
-        left = total - float(quota[~free].sum())
-    return quota
+        return Bounds(limits, floors)

@@ -35,14 +35,9 @@ class Estimate:
         return f"{self.value:+.4g} [{self.low:+.4g}, {self.high:+.4g}] (n = {self.n})"
 
     @property
-    def above_zero(self) -> bool:
-        """The whole interval lies above 0."""
-        return self.low > 0
-
-    @property
     def outcome(self) -> Outcome:
         """What may be said of the claim that it is above 0."""
-        return outcome(self.above_zero, (self.low, self.high))
+        return outcome(self.low > 0, (self.low, self.high))
 
     @property
     def p(self) -> float | None:
@@ -112,7 +107,13 @@ def mean_over(values: np.ndarray) -> Estimate:
     >>> str(mean_over(np.array([1.0, 2.0, 3.0])))
     '+2 [-0.4841, +4.484] (n = 3)'
     """
-    values = _clean(values, "values")
+    values = np.asarray(values, float)
+    if values.ndim != 1 or len(values) == 0:
+        raise InputError(
+            f"values: shape {values.shape}; a non-empty one-dimensional array is needed"
+        )
+    if not np.isfinite(values).all():
+        raise InputError(f"values: {np.count_nonzero(~np.isfinite(values))} are not finite")
     n = len(values)
     error = float(values.std(ddof=1)) / np.sqrt(n) if n > 1 else np.inf
     return t_estimate(float(values.mean()), error, n - 1, n)
@@ -251,14 +252,3 @@ def interval(drawn: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, 
     outside = round((1 - confidence) / 2, 12)
     low, high = np.quantile(finite, [outside, 1 - outside])
     return float(low), float(high)
-
-
-def _clean(values: np.ndarray, what: str) -> np.ndarray:
-    values = np.asarray(values, float)
-    if values.ndim != 1 or len(values) == 0:
-        raise InputError(
-            f"{what}: shape {values.shape}; a non-empty one-dimensional array is needed"
-        )
-    if not np.isfinite(values).all():
-        raise InputError(f"{what}: {np.count_nonzero(~np.isfinite(values))} are not finite")
-    return values

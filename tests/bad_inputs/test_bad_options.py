@@ -1,6 +1,9 @@
 """Options of studies, demos and checks, and the folders they would write to."""
 
-from refusals import assert_refused, cases, of
+import subprocess
+import sys
+
+from refusals import WIDE, assert_refused, cases, cell, finished, of
 
 
 @cases(
@@ -36,12 +39,6 @@ from refusals import assert_refused, cases, of
         {"d/fig1/mine.txt": ""},
     ),
     ("study, cells cut", "study fig1 --out d", "cells.json: not valid JSON", {"d/cells.json": "{"}),
-    (
-        "study, rows cut",
-        "study fig1 --out d",
-        "rows.parquet: was cut short",
-        {"d/cells.json": "{}", "d/rows.parquet": "PAR1"},
-    ),
     ("demo, seed", "demo --seed=-1", "seed is -1"),
     ("demo, steps", "demo --steps 0", "steps is 0"),
     ("demo in a file", "demo --out f", "f: is a file", {"f": "mine"}),
@@ -54,7 +51,7 @@ from refusals import assert_refused, cases, of
     ),
     ("check, what", "check --price p.csv", "did you mean --prices?"),
     ("check, json", "check --json=x", "true or false"),
-    ("no such command", "chekc", "did you mean check?"),
+    ("no such command", "chekc", ("choose demo, train, resume", "did you mean check?")),
     *of(
         "budget",
         ("demo over a run", "demo --out run", "holds another run"),
@@ -62,3 +59,34 @@ from refusals import assert_refused, cases, of
 )
 def test_options_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
+
+
+SLIPS = (
+    "check --prices bad.csv",
+    "backtest run --prices bad.csv",
+    "allocate run --prices bad.csv",
+    "train portfolio --out run --prices bad.csv",
+    "train portfolio --out new --prices bad.csv",
+    "train budget --out new --seed=-1",
+    "study fig1 --out run",
+    "demo --out run",
+    "resume nowhere",
+)
+GUARD = """
+import sys, apportion.cli
+for command in sys.argv[1:]:
+    try:
+        apportion.cli.main(command.split())
+    except SystemExit as left:
+        assert left.code == 2, command
+    assert "jax" not in sys.modules, f"JAX was started by {command}"
+"""
+
+
+def test_a_slip_is_told_before_jax_is_started(tmp_path):
+    (tmp_path / "bad.csv").write_text(cell(4, 2, "-3", WIDE))
+    (tmp_path / "run").symlink_to(finished("portfolio"))
+    command = [sys.executable, "-c", GUARD, *SLIPS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == len(SLIPS)

@@ -4,149 +4,119 @@ from refusals import WIDE, assert_refused, cases
 
 
 def options(job: str, *rows: tuple):
-    """A table of rows (options, words...) that `train JOB` must refuse."""
-    return cases(*((given, f"train {job} --out out {given}", words) for given, *words in rows))
+    """Rows (options, words...) that `train JOB` must refuse."""
+    for given, *words in rows:
+        yield f"{job} {given}", f"train {job} --out out {given}", words, {"p.csv": WIDE}
 
 
 def settings(job: str, *rows: tuple):
-    """A table of rows (TOML, words...) that `train JOB --config` must refuse."""
-    command = f"train {job} --out out --config s.toml"
-    return cases(*((text, command, words, {"s.toml": text}) for text, *words in rows))
-
-
-@options(
-    "budget",
-    ("--seed=-1", "seed is -1", "from 0 to"),
-    ("--seed 4294967296", "seed is 4294967296"),
-    ("--seed 1.5", "--seed is '1.5'", "a whole number"),
-    ("--seed one", "--seed is 'one'"),
-    ("--seed", "--seed needs a value"),
-    ("--seed 1 --seed 2", "--seed is given twice"),
-    ("--tasks 0", "tasks is 0", "at least 1"),
-    ("--steps=-5", "steps is -5"),
-    ("--members 0", "members is 0"),
-    ("--chunk 0", "chunk is 0"),
-    ("--hidden 0", "hidden is 0"),
-    ("--batch 0", "batch is 0"),
-    ("--task-size 99", "task_size 99", "too few"),
-    ("--universe 0", "too few"),
-    ("--alpha nan", "alpha is nan", "finite"),
-    ("--beta inf", "beta is inf"),
-    ("--learning-rate nan", "learning_rate is nan"),
-    ("--learning-rate 0", "learning_rate > 0"),
-    ("--noise=-1", "noise must be >= 0"),
-    ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
-    ("--scorer loudest", "choose max-deviation"),
-    ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
-    ("--method stl --beta 0", "beta is 0", "ignored by method stl"),
-    ("--taskz 3", "did you mean --tasks?"),
-    ("extra", "one argument too many"),
-)
-def test_settings_of_a_budget(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@options(
-    "portfolio --prices p.csv",
-    ("--trust 1.5", "trust is 1.5", "between 0 and 1"),
-    ("--trust nan", "trust is nan"),
-    ("--trade-fraction=-0.1", "trade_fraction is -0.1"),
-    ("--tracking-error-weight=-1", "tracking_error_weight must be >= 0"),
-    ("--tracking-error-weight inf", "tracking_error_weight is inf"),
-    ("--window 0", "window is 0"),
-    ("--task-size 2 --window 100", "window of 100"),
-    ("--task-size 2 --window 8 --batch 100", "a batch has 100"),
-    ("--task-size 4", "task_size 4: only 3 instruments"),
-    ("--task-size 2 --held-out 2", "only 1 instruments"),
-    ("--held-out=-1", "-1"),
-    ("--held-out 5", "5"),
-    ("--max-weight 0", "min_weight 0 and max_weight 0"),
-    ("--max-weight 0.05", "can then hold only"),
-    ("--min-weight 0.5 --task-size 3", "would need 1.5"),
-    ("--min-weight 0.2 --max-weight 0.1", "min_weight 0.2 and max_weight 0.1"),
-    ("--max-turnover 0", "max_turnover is 0"),
-    ("--max-turnover 3", "max_turnover is 3"),
-    ("--rebalance yearly", "choose daily, weekly, monthly"),
-    ("--until 01/02/2019", "'01/02/2019' is not a day"),
-    ("--until 2019", "'2019' is not a day"),
-    ("--until 1999-01-01", "choose a later day"),
-    ("--validation=-1", "validation is -1"),
-    ("--task-size 2 --window 8 --batch 16 --cost 50%", "--cost is '50%'"),
-    ("--prices p.csv", "given twice"),
-)
-def test_settings_of_a_portfolio(case, tmp_path, monkeypatch, capfd):
-    (tmp_path / "p.csv").write_text(WIDE)
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@options(
-    "charging",
-    ("--capacity 0 1", "capacity 0 1"),
-    ("--capacity 0.5", "--capacity needs 2 values"),
-    ("--capacity 0.9 0.1", "capacity 0.9 0.1"),
-    ("--capacity nan 1", "capacity"),
-    ("--held-out 1", "held_out is 1"),
-    ("--days 0", "days is 0"),
-    ("--learning-rate=-1", "learning_rate is -1"),
-    ("--task-size 1000", "too few for tasks of 1000"),
-    ("--seed=-3", "seed is -3"),
-)
-def test_settings_of_a_garage(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@options(
-    "federated",
-    ("--members 2", "members is 2"),
-    ("--learner ppo --clients 3", "--clients needs 2 values"),
-    ("--learner gradient --clients 3 4", "no option --clients"),
-    ("--samples 0", "samples is 0"),
-    ("--mnist none.npz", "none.npz: no such file"),
-    ("--learner dqn", "choose gradient, ppo"),
-    ("--seed=-1", "seed is -1"),
-)
-def test_settings_of_a_federation(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@settings(
-    "budget",
-    ("seed = ", "s.toml: not valid TOML"),
-    ("seed = 1\nseed = 2", "s.toml: not valid TOML"),
-    ('seed = "a"', "s.toml: seed is 'a'"),
-    ("seed = 1.5", "seed is 1.5"),
-    ("seed = -1", "seed is -1"),
-    ("seed = true", "seed is True"),
-    ("alpha = nan", "alpha is nan"),
-    ("beta = inf", "beta is inf"),
-    (f"alpha = {10**400}", "alpha is too large"),
-    (f"alpha = {'[' * 3000}{']' * 3000}", "s.toml: not valid TOML"),
-    ("sed = 1", "did you mean seed?"),
-    ('method = "ptml"', "did you mean pmtl?"),
-    ('job = "portfolio"', "settings of 'portfolio', not of 'budget'"),
-    ("[seed]\na = 1", "seed is {'a': 1}"),
-    ("tasks = [1]", "tasks is [1]"),
-    ("tasks = 0", "tasks is 0"),
-)
-def test_settings_in_a_file(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
-
-
-@settings(
-    "portfolio",
-    ("trade_fraction = 5", "trade_fraction is 5"),
-    ("trust = nan", "trust is nan"),
-    ('cost = "none.csv"', "cost is 'none.csv'"),
-    ("cost = 0.9", "cost is 0.9"),
-    ("cost = true", "cost is True"),
-    ('allow_jumps = "yes"', "allow_jumps is 'yes'"),
-    ("prices = 3", "prices is 3"),
-)
-def test_settings_of_a_portfolio_in_a_file(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
+    """Rows (TOML, words...) that `train JOB --config` must refuse."""
+    for text, *words in rows:
+        yield f"{job}, {text}", f"train {job} --out out --config s.toml", words, {"s.toml": text}
 
 
 @cases(
+    *options(
+        "budget",
+        ("--seed=-1", "seed is -1", "from 0 to"),
+        ("--seed 4294967296", "seed is 4294967296"),
+        ("--seed 1.5", "--seed is '1.5'", "a whole number"),
+        ("--seed one", "--seed is 'one'"),
+        ("--seed", "--seed needs a value"),
+        ("--seed 1 --seed 2", "--seed is given twice"),
+        ("--tasks 0", "tasks is 0", "at least 1"),
+        ("--steps=-5", "steps is -5"),
+        ("--members 0", "members is 0"),
+        ("--chunk 0", "chunk is 0"),
+        ("--hidden 0", "hidden is 0"),
+        ("--batch 0", "batch is 0"),
+        ("--task-size 99", "task_size 99", "too few"),
+        ("--universe 0", "too few"),
+        ("--alpha nan", "alpha is nan", "finite"),
+        ("--beta inf", "beta is inf"),
+        ("--learning-rate nan", "learning_rate is nan"),
+        ("--learning-rate 0", "learning_rate > 0"),
+        ("--noise=-1", "noise must be >= 0"),
+        ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
+        ("--scorer loudest", "choose max-deviation"),
+        ("--method mtl --alpha 0.9", "alpha is 0.9", "ignored by method mtl"),
+        ("--method stl --beta 0", "beta is 0", "ignored by method stl"),
+        ("--taskz 3", "did you mean --tasks?"),
+        ("--zz 1", "no option --zz; see apportion train budget"),
+        ("--noise a", "--noise is 'a'; it must be a number"),
+        ("extra", "one argument too many"),
+    ),
+    *options(
+        "portfolio --prices p.csv",
+        ("--trust 1.5", "trust is 1.5", "between 0 and 1"),
+        ("--trust nan", "trust is nan"),
+        ("--trade-fraction=-0.1", "trade_fraction is -0.1"),
+        ("--tracking-error-weight=-1", "tracking_error_weight must be >= 0"),
+        ("--tracking-error-weight inf", "tracking_error_weight is inf"),
+        ("--window 0", "window is 0"),
+        ("--task-size 2 --window 100", "window of 100"),
+        ("--task-size 2 --window 8 --batch 100", "a batch has 100"),
+        ("--task-size 4", "task_size 4: only 3 instruments"),
+        ("--task-size 2 --held-out 2", "only 1 instruments"),
+        ("--held-out=-1", "-1"),
+        ("--held-out 5", "5"),
+        ("--max-weight 0", "min_weight 0 and max_weight 0"),
+        ("--max-weight 0.05", "can then hold only"),
+        ("--min-weight 0.5 --task-size 3", "would need 1.5"),
+        ("--min-weight 0.2 --max-weight 0.1", "min_weight 0.2 and max_weight 0.1"),
+        ("--max-turnover 0", "max_turnover is 0"),
+        ("--max-turnover 3", "max_turnover is 3"),
+        ("--rebalance yearly", "choose daily, weekly, monthly"),
+        ("--until 01/02/2019", "'01/02/2019' is not a day"),
+        ("--until 2019", "'2019' is not a day"),
+        ("--until 1999-01-01", "choose a later day"),
+        ("--validation=-1", "validation is -1"),
+        ("--task-size 2 --window 8 --batch 16 --cost 50%", "--cost is '50%'"),
+        ("--prices p.csv", "given twice"),
+    ),
+    *options(
+        "charging",
+        ("--capacity 0 1", "capacity 0 1"),
+        ("--capacity 0.5", "--capacity needs 2 values"),
+        ("--capacity 0.9 0.1", "capacity 0.9 0.1"),
+        ("--capacity nan 1", "capacity"),
+        ("--held-out 1", "held_out is 1"),
+        ("--days 0", "days is 0"),
+        ("--learning-rate=-1", "learning_rate is -1"),
+        ("--task-size 1000", "too few for tasks of 1000"),
+    ),
+    *options(
+        "federated",
+        ("--members 2", "members is 2"),
+        ("--learner ppo --clients 3", "--clients needs 2 values"),
+        ("--learner gradient --clients 3 4", "no option --clients"),
+        ("--samples 0", "samples is 0"),
+        ("--mnist none.npz", "none.npz: no such file"),
+        ("--learner dqn", "choose gradient, ppo"),
+    ),
+    *settings(
+        "budget",
+        ("seed = ", "s.toml: not valid TOML"),
+        ("seed = 1\nseed = 2", "s.toml: not valid TOML"),
+        ('seed = "a"', "s.toml: seed is 'a'"),
+        ("seed = 1.5", "seed is 1.5"),
+        ("seed = true", "seed is True"),
+        (f"alpha = {10**400}", "alpha is too large"),
+        (f"alpha = {'[' * 3000}{']' * 3000}", "s.toml: not valid TOML"),
+        ("sed = 1", "did you mean seed?"),
+        ('method = "ptml"', "did you mean pmtl?"),
+        ('job = "portfolio"', "settings of 'portfolio', not of 'budget'"),
+        ("[seed]\na = 1", "seed is {'a': 1}"),
+        ("tasks = [1]", "tasks is [1]"),
+    ),
+    *settings(
+        "portfolio",
+        ('cost = "none.csv"', "cost is 'none.csv'"),
+        ("cost = 0.9", "cost is 0.9"),
+        ("cost = true", "cost is True"),
+        ('allow_jumps = "yes"', "allow_jumps is 'yes'"),
+        ("prices = 3", "prices is 3"),
+    ),
     ("no file", "train budget --out out --config s.toml", ("s.toml: no such file",)),
     ("a folder", "train budget --out out --config .", ("cannot be read",)),
     (
@@ -155,7 +125,8 @@ def test_settings_of_a_portfolio_in_a_file(case, tmp_path, monkeypatch, capfd):
         ("not valid TOML",),
         {"s.toml": b"\xff"},
     ),
-    ("no folder", "train budget", ("--out DIR is missing",)),
+    ("no folder", "train budget", "train budget: --out DIR is missing; see apportion train budget"),
+    ("a slip in out", "train budget --outt=x", "no option --outt; did you mean --out?"),
     ("no such job", "train portfoli --out out", ("did you mean portfolio?",)),
     ("out is a file", "train budget --out f", ("f: is a file",), {"f": "mine"}),
     ("out inside a file", "train budget --out f/x", ("f/x", "is a file"), {"f": "mine"}),
@@ -168,5 +139,5 @@ def test_settings_of_a_portfolio_in_a_file(case, tmp_path, monkeypatch, capfd):
     ),
     ("out holds a policy", "train budget --out d", ("holds other files",), {"d/policy.json": "{}"}),
 )
-def test_where_a_run_goes(case, tmp_path, monkeypatch, capfd):
+def test_settings_and_places_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -1,8 +1,10 @@
 """A domain in one file is trained, resumed, tested, certified and shown: nothing else is edited."""
 
 import json
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 
 import apportion.cli.commands as commands
 from apportion.domains import domain as registry
+from apportion.runs.progress import Quiet
 from cli.command import apportion, assert_refused, one_object
 from cli.toy_domain import ToyDomain
 
@@ -51,23 +54,24 @@ def test_it_is_trained_with_the_settings_of_its_learner(trained):
     assert not Path("x").exists()
 
 
-def test_its_settings_run_it_again_and_a_run_cut_short_goes_on_to_the_same_bits(trained, tmp_path):
+def test_ctrl_c_saves_and_its_settings_run_it_again_to_the_same_bits(
+    trained, tmp_path, monkeypatch
+):
     folder, _ = trained
-    files = ("policy.safetensors", "settings.toml", "results.json")
-    done = apportion("train", "toy", "--config", folder / "settings.toml", "--out", tmp_path / "b")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"shared\nwrote {tmp_path / 'b'}\n"
-    assert "step 6 of 6" in done.stderr
-    for file in files:
-        assert (tmp_path / "b" / file).read_bytes() == (folder / file).read_bytes()
-    for left in ("results.json", "policy.safetensors", "checkpoints/step-000000006.safetensors"):
-        (tmp_path / "b" / left).unlink()
-    resumed = apportion("resume", tmp_path / "b")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "continuing after step 3" in resumed.stderr
-    for file in (*files, "checkpoints/step-000000006.safetensors"):
-        assert (tmp_path / "b" / file).read_bytes() == (folder / file).read_bytes()
-    assert "nothing was left to do" in apportion("resume", tmp_path / "b").stdout
+    again = tmp_path / "again"
+    given = ("train", "toy", "--config", folder / "settings.toml", "--out", again, "--quiet")
+    with monkeypatch.context() as patch:
+        patch.setattr(Quiet, "training", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        assert_refused(apportion(*given), "after step 3 of 6, all saved", f"resume {again}")
+    assert len(pd.read_parquet(again / "metrics.parquet")) == 3
+    resumed = apportion("resume", again)
+    assert resumed.stdout == f"shared\nwrote {again}\n", resumed.stderr
+    for words in ("continuing after step 3", "step 6 of 6"):
+        assert words in resumed.stderr
+    last = "checkpoints/step-000000006.safetensors"
+    for file in ("policy.safetensors", "settings.toml", "results.json", last):
+        assert (again / file).read_bytes() == (folder / file).read_bytes()
+    assert "nothing was left to do" in apportion("resume", again).stdout
 
 
 def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):

@@ -28,7 +28,7 @@ def test_budget_obeys_the_interface_and_its_formulas():
     task = tasks[1]
     state = problem.reset(task, key=KEY)
     shares = jnp.array([0.7, 0.3, 0.0])
-    step = problem.step(task, state, shares, key=KEY)
+    step = eqx.filter_jit(Budget.step)(problem, task, state, shares, key=KEY)
     members = np.asarray(task.members)
     carry, saturation = np.asarray(problem.carry)[members], np.asarray(problem.saturation)[members]
     goodwill = carry * np.asarray(state.goodwill) + np.asarray(shares)
@@ -40,15 +40,19 @@ def test_budget_obeys_the_interface_and_its_formulas():
 def test_an_observation_shows_the_record_before_the_period_and_nothing_later():
     problem = Budget.simulate(universe=4, periods=30)
     task = Task.of([[0, 1]])[0]
-    state = eqx.tree_at(lambda s: s.n, problem.reset(task, key=KEY), jnp.asarray(5, jnp.int32))
-    seen = problem.observe(task, state).history
+    state = eqx.tree_at(lambda s: s.n, problem.reset(task, key=KEY), jax.device_put(np.int32(5)))
+    after = np.where(np.arange(30) >= 13, np.float32(9), np.float32(0))
     later = eqx.tree_at(
         lambda p: (p.measured, p.efficiency),
         problem,
-        (problem.measured.at[:, 13:].add(9.0), problem.efficiency.at[:, 13:].add(9.0)),
+        tuple(
+            jax.device_put(np.asarray(r) + after) for r in (problem.measured, problem.efficiency)
+        ),
     )
-    assert np.array_equal(seen, later.observe(task, state).history)
-    assert np.asarray(seen[:, -1, 0]).tolist() == np.asarray(problem.measured[:2, 12]).tolist()
+    observe = eqx.filter_jit(Budget.observe)
+    seen = observe(problem, task, state).history
+    assert np.array_equal(seen, observe(later, task, state).history)
+    np.testing.assert_array_equal(np.asarray(seen)[:, -1, 0], np.asarray(problem.measured)[:2, 12])
 
 
 @optimised()
@@ -80,8 +84,8 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
 
     multi, single = learnt(many), learnt(many.first(1))
     equal = np.asarray(on_unseen(EqualShares(), unseen))
-    assert compare(multi, equal).above_zero
-    assert compare(multi, single).above_zero
+    assert compare(multi, equal).low > 0
+    assert compare(multi, single).low > 0
 
 
 @pytest.mark.parametrize(

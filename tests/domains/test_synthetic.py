@@ -50,10 +50,16 @@ def test_equal_temperatures_make_it_a_softmax():
     np.testing.assert_allclose(found, jax.nn.softmax(scores / 0.5), atol=1e-6)
 
 
-def test_examples_have_the_rewards_of_the_problem_up_to_their_noise():
-    betas = jnp.asarray(spaced_betas(10, 0.8), jnp.float32)
-    drawn = eqx.filter_jit(draw_examples)((4000,), betas, key=jax.random.key(0))
-    shocks = drawn.rewards - reward(drawn.states, drawn.allocations, betas)
+BETAS = jnp.asarray(spaced_betas(10, 0.8), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return eqx.filter_jit(draw_examples)((4000,), BETAS, key=jax.random.key(0))
+
+
+def test_examples_have_the_rewards_of_the_problem_up_to_their_noise(drawn):
+    shocks = drawn.rewards - reward(drawn.states, drawn.allocations, BETAS)
     assert abs(float(shocks.std()) - 0.02) < 0.001
     np.testing.assert_allclose(drawn.allocations.sum(-1), 1, atol=1e-5)
     # Dirichlet(1) on 10 entities: mean .1, variance .9 / 110.
@@ -61,15 +67,18 @@ def test_examples_have_the_rewards_of_the_problem_up_to_their_noise():
     assert abs(float(drawn.states.mean()) - 0.5) < 0.01
 
 
-def test_augmentation_keeps_the_real_examples_and_permutes_copies_of_them():
-    betas = jnp.asarray(spaced_betas(5, 0.0), jnp.float32)
-    real = eqx.filter_jit(draw_examples)((2, 8), betas, noise=0.0, key=jax.random.key(1))
+def test_augmentation_keeps_the_real_examples_and_permutes_copies_of_them(drawn):
+    equal = jnp.full(10, 0.5)
+    states, shares, following = (
+        each[:16].reshape(2, 8, 10) for each in (drawn.states, drawn.allocations, drawn.next_states)
+    )
+    real = Examples(states, shares, reward(states, shares, equal), following)
     more = eqx.filter_jit(permute_examples)(real, 100, key=jax.random.key(2))
-    assert more.states.shape == (2, 100, 5)
+    assert more.states.shape == (2, 100, 10)
     assert (more.states[:, :8] == real.states).all()
     # With equal betas a permuted example keeps its reward, if x and a moved together.
     np.testing.assert_allclose(
-        reward(more.states, more.allocations, betas), more.rewards, atol=1e-5
+        reward(more.states, more.allocations, equal), more.rewards, atol=1e-5
     )
     np.testing.assert_allclose(
         np.sort(more.states[0, 50]),

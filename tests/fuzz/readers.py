@@ -29,7 +29,7 @@ from apportion.domains.charging.forecasts import PERIODS, Predictor
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_mnist
-from apportion.domains.portfolio.backtest import with_trained_series
+from apportion.domains.portfolio.backtest import TrainedPolicy
 from apportion.domains.portfolio.orders import read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
 from apportion.domains.portfolio.simulated import SimulatedMarket
@@ -49,7 +49,7 @@ from apportion.runs.policy_file import (
 )
 from apportion.runs.settings import read_settings, to_toml
 from apportion.statistics import compare
-from apportion.studies.engine import Cell, CellStore, Plan, StudyRequest
+from apportion.studies.engine import Cell, CellStore, Plan
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.pooling import Transitions
 
@@ -104,7 +104,7 @@ north,S2,2021-06-01 08:10:00,2021-06-01 09:40:00,,,4.5
 south,000001,2021-06-02 10:00:00,2021-06-02 18:20:00,2021-06-02 17:00:00,20,18.25
 north,S1,2021-06-02 07:30:00,2021-06-02 15:00:00,,,11.0
 """
-INPUTS = """stationID,connectionTime,disconnectTime,kWhDelivered,timezone,userInputs
+INPUTS = """spaceID,connectionTime,disconnectTime,kWhDelivered,timezone,userInputs
 S1,"Tue, 01 Jun 2021 14:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",11.0,America/Los_Angeles,\
 "[{'kWhRequested': 12.5, 'requestedDeparture': 'Tue, 01 Jun 2021 21:30:00 GMT'}]"
 S2,"Tue, 01 Jun 2021 15:30:00 GMT","Tue, 01 Jun 2021 20:30:00 GMT",5,America/Los_Angeles,
@@ -260,7 +260,7 @@ def _policy(job: str, folder: Path) -> None:
         if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
             assert np.isfinite(np.asarray(leaf)).all()
     if job == "portfolio":
-        with_trained_series(MARKET.prices, load_about(folder))
+        TrainedPolicy.of(policy, load_about(folder)).series(MARKET.prices)
     else:
         about = load_about(folder)
         check_facts(about)
@@ -295,7 +295,7 @@ def _study_files(whole: bool) -> Files:
 
 
 def _study(folder: Path) -> None:
-    store = CellStore(StudyRequest(PLAN, folder))
+    store = CellStore(PLAN, folder)
     store.check()
     store.conclude()
     plt.close("all")

@@ -65,10 +65,11 @@ def _train(domain: str, options: str) -> Callable[[Path, Path], None]:
 
 
 def _study(data: Path, out: Path) -> None:
-    from apportion.studies.engine import StudyRequest, perform_plans
+    from apportion.studies.engine import CellStore, perform_plans
+    from apportion.studies.executors import Serial
     from studies.toys import toy
 
-    list(perform_plans([StudyRequest(toy(cells=40), out)]))
+    list(perform_plans([CellStore(toy(cells=40), out)], Serial()))
 
 
 def _backtest(data: Path, out: Path) -> None:

@@ -74,23 +74,12 @@ def test_stablehlo_gives_the_policy_s_shares_for_any_number_of_entities(make, tm
     program = export.deserialize(bytearray(file.read_bytes()))
     assert "entities" in str(program.in_avals[0])
     assert largest_gap(policy, program.call) <= 1e-6
+    # It does not tell where it was made, and others' programs keep what they had.
+    assert b".py" not in file.read_bytes()
+    assert jax.config.jax_traceback_in_locations_limit > 0
 
 
 def test_a_policy_that_cannot_read_the_history_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match="Pooled cannot be exported for histories of 5 periods"):
         export_policy(pooled(), tmp_path, window=WINDOW, channels=CHANNELS + 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_export_does_not_tell_where_it_was_made(tmp_path):
-    policy = Pooled(channels=2, hidden=3, key=jax.random.key(0))
-
-    def from_elsewhere(folder):
-        return export_policy(policy, folder, window=1, channels=2)
-
-    first = export_policy(policy, tmp_path / "a", window=1, channels=2)
-    second = from_elsewhere(tmp_path / "b")
-    assert first.read_bytes() == second.read_bytes()
-    assert b".py" not in first.read_bytes()
-    # Others' programs keep what they had.
-    assert jax.config.jax_traceback_in_locations_limit > 0

@@ -111,7 +111,9 @@ def test_a_full_disk_is_said_in_a_sentence_and_keeps_every_file_whole(
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
         return
     assert json.loads((folder / "environment.json").read_text())["data"]
-    assert command("resume", str(folder))[0] == 0
+    saved = load_run(folder).newest_checkpoint()
+    assert saved is not None
+    assert saved[0] == 2
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")

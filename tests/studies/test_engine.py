@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +12,11 @@ from apportion.errors import InputError
 from apportion.runs.files import only_writer
 from apportion.runs.runner import Stopped
 from apportion.studies import registry
-from apportion.studies.engine import StudyRequest, perform_plans
-from studies.toys import computed, toy
+from apportion.studies.engine import CellStore, perform_plans
+from apportion.studies.executors import Serial
+from studies.toys import FILES, computed, perform, same_files, toy
 
-FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
 CELLS = [f"cell-{n}" for n in range(6)]
-
-
-def perform(plan, folder, **options):
-    [done] = perform_plans([StudyRequest(plan, folder, "apportion study toy")], **options)
-    return done
-
-
-def same_files(one: Path, other: Path) -> bool:
-    return all((one / file).read_bytes() == (other / file).read_bytes() for file in FILES)
 
 
 def after(log, count, action):
@@ -142,15 +132,15 @@ def test_studies_side_by_side_are_concluded_as_their_cells_are_there(tmp_path):
     plans = [toy(log, name=name) for name in ("one", "two", "three")]
     perform(plans[1], tmp_path / "two")
     told = []
-    requests = [StudyRequest(plan, tmp_path / plan.study) for plan in plans]
-    results = perform_plans(requests, progress=lambda what, fraction: told.append((what, fraction)))
+    stores = [CellStore(plan, tmp_path / plan.study) for plan in plans]
+    results = perform_plans(stores, Serial(), progress=lambda *what: told.append(what))
     assert [done.name for done in results] == ["two", "one", "three"]
     assert told[1] == ("6 of 18 cells, one: cell cell-0", 6 / 18)
     assert told[-1] == ("18 of 18 cells", 1.0)
     assert len(computed(log)) == 18
-    again = [StudyRequest(toy(log, name=n, seed=1), tmp_path / "again" / n) for n in "abc"]
+    again = [CellStore(toy(log, name=n, seed=1), tmp_path / "again" / n) for n in "abc"]
     with pytest.raises(Stopped, match="9 of 18 cells of 3 studies are saved in"):
-        list(perform_plans(again, progress=after(log, 27, ask_to_stop)))
+        list(perform_plans(again, Serial(), progress=after(log, 27, ask_to_stop)))
 
 
 def test_the_registry_gives_plans_their_settings_and_finds_figures():

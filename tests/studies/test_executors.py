@@ -15,23 +15,30 @@ import pytest
 from apportion.errors import InputError
 from apportion.runs.runner import Stopped
 from apportion.studies import executors
-from apportion.studies.engine import Plan, StudyRequest, perform_plans, programs_of
+from apportion.studies.engine import Plan, programs_of
 from apportion.studies.executors import Processes, Serial
 from apportion.studies.registry import make_plan
-from studies.test_engine import perform, same_files
-from studies.toys import computed, toy
+from studies.toys import computed, perform, same_files, toy
 
 
-def test_what_died_or_found_no_room_is_computed_again_and_the_rows_are_the_same(tmp_path):
+def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_same(tmp_path):
     log = tmp_path / "log"
     trouble = {"cell-2": ("die", 1), "cell-1": ("full", 1)}
-    several = perform(toy(log, trouble=trouble), tmp_path / "two", executor=Processes(2))
-    perform(toy(), tmp_path / "one", executor=Serial())
-    assert same_files(tmp_path / "two", tmp_path / "one")
-    # What was finished before a death is not computed again.
-    assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 2, 2, 1, 1, 1]
-    assert several.seconds >= 0
+    plan = toy(log, trouble=trouble | dict.fromkeys(("cell-4", "cell-5"), ("wait", 9)))
+
+    def ask(what, fraction):
+        if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; the same command"):
+        perform(plan, tmp_path / "two", Processes(2), progress=ask)
     assert not multiprocessing.active_children()
+    # What was finished before a death or a stop is not computed again.
+    (tmp_path / "go").touch()
+    perform(plan, tmp_path / "two")
+    assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 2, 2, 1, 2, 2]
+    perform(toy(), tmp_path / "one")
+    assert same_files(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.fixture
@@ -73,30 +80,26 @@ def threads(monkeypatch):
 def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, error, words, begun):
     log = tmp_path / "log"
     with pytest.raises(error, match=words):
-        perform(toy(log, trouble={"cell-0": (what, 9)}), tmp_path / "toy", executor=Processes(1))
+        perform(toy(log, trouble={"cell-0": (what, 9)}), tmp_path / "toy", Processes(1))
     assert computed(log).count("cell-0") == begun
 
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):
     threads.setattr(executors, "_work", lambda connection, number, plans: connection.end.close())
     with pytest.raises(InputError, match="cell cell-0 died 2 times.*give fewer --processes"):
-        perform(toy(), tmp_path / "toy", executor=Processes(1))
+        perform(toy(), tmp_path / "toy", Processes(1))
 
 
-def test_a_request_to_stop_ends_every_process_and_the_study_goes_on(tmp_path):
+def test_no_worker_waits_while_the_first_process_saves_or_concludes(tmp_path, threads):
     log = tmp_path / "log"
-    plan = toy(log, trouble={"cell-4": ("wait", 9), "cell-5": ("wait", 9)})
-
-    def ask(what, fraction):
-        if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Stopped, match=r"4 of 6 cells of toy are saved in .*; the same command"):
-        perform(plan, tmp_path / "toy", executor=Processes(2), progress=ask)
-    assert not multiprocessing.active_children()
-    (tmp_path / "go").touch()
-    perform(plan, tmp_path / "toy")
-    assert sorted(computed(log)[6:]) == ["cell-4", "cell-5"]
+    plan = toy(log)
+    results = Processes(1).execute(programs_of(plan, plan.cells), lambda what, done: None)
+    next(results)
+    deadline = time.monotonic() + 60
+    while len(computed(log)) < 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    results.close()
 
 
 def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
@@ -114,14 +117,14 @@ def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
 FIRST = """
 import sys
 from pathlib import Path
-from apportion.studies.engine import StudyRequest, perform_plans
+from apportion.studies.engine import CellStore, perform_plans
 from apportion.studies.executors import Processes
 from studies.toys import toy
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     plan = toy(folder / "log", trouble={"cell-0": ("wait", 9)})
-    list(perform_plans([StudyRequest(plan, folder / "toy")], executor=Processes(1)))
+    list(perform_plans([CellStore(plan, folder / "toy")], Processes(1)))
 """
 
 
@@ -145,8 +148,5 @@ def test_processes_end_with_the_first_when_it_is_killed(tmp_path):
 @pytest.mark.slow
 def test_compiled_programs_give_the_same_rows_in_several_processes(tmp_path):
     for name, executor in (("one", Serial()), ("two", Processes(2))):
-        request = StudyRequest(make_plan("equivariance"), tmp_path / name)
-        assert [done.name for done in perform_plans([request], executor=executor)] == [
-            "equivariance"
-        ]
+        assert perform(make_plan("equivariance"), tmp_path / name, executor).name == "equivariance"
     assert same_files(tmp_path / "one", tmp_path / "two")

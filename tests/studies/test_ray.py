@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("ray")
 
+import ray
 from ray.cluster_utils import Cluster
 
 from apportion.errors import InputError
 from apportion.studies.engine import programs_of
 from apportion.studies.executors import Ray
-from studies.test_engine import perform, same_files
-from studies.toys import computed, toy
+from studies.toys import computed, perform, same_files, toy
 
 QUICK_DEATHS = {
     "health_check_initial_delay_ms": 0,
@@ -39,23 +39,6 @@ def cluster():
         cluster.shutdown()
 
 
-def test_what_a_cell_raises_is_raised_here(cluster, tmp_path):
-    plan = toy(tmp_path / "log", trouble={"cell-3": ("refuse", 9)})
-    with pytest.raises(InputError, match="the data is wrong"):
-        perform(plan, tmp_path / "ray", executor=Ray(cluster.address))
-
-
-def test_a_stop_is_heard_while_the_workers_are_busy(cluster, tmp_path):
-    plan = toy(tmp_path / "log", trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
-
-    def stop(what, done):
-        if computed(tmp_path / "log"):
-            raise InputError("stopped")
-
-    with pytest.raises(InputError, match="stopped"):
-        list(Ray(cluster.address).execute(programs_of(plan, plan.cells), stop))
-
-
 def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
     log = tmp_path / "log"
     plan = toy(log, trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
@@ -69,7 +52,7 @@ def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
 
     killer = threading.Thread(target=kill_a_worker_at_work)
     killer.start()
-    perform(plan, tmp_path / "ray", executor=Ray(cluster.address))
+    perform(plan, tmp_path / "ray", Ray(cluster.address))
     killer.join()
     perform(toy(), tmp_path / "here")
     assert same_files(tmp_path / "ray", tmp_path / "here")
@@ -77,6 +60,26 @@ def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
     assert len(computed(log)) > 6
 
 
+def test_a_cells_error_is_raised_here_and_a_stop_is_heard_while_the_workers_are_busy(
+    cluster, tmp_path
+):
+    log = tmp_path / "log"
+
+    def stop(what, done):
+        if computed(log):
+            raise InputError("stopped")
+
+    with ray.init(cluster.address, log_to_driver=False):
+        with pytest.raises(InputError, match="the data is wrong"):
+            perform(toy(log, trouble={"cell-3": ("refuse", 9)}), tmp_path / "ray", Ray())
+        log.unlink()
+        plan = toy(log, trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
+        with pytest.raises(InputError, match="stopped"):
+            list(Ray().execute(programs_of(plan, plan.cells), stop))
+        # A connection of the caller's is left as it is.
+        assert ray.is_initialized()
+
+
 def test_where_no_cluster_answers_the_address_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:9"):
-        perform(toy(), tmp_path, executor=Ray("127.0.0.1:9"))
+        perform(toy(), tmp_path, Ray("127.0.0.1:9"))

@@ -1,4 +1,6 @@
-"""A study of a few cells that computes at once, notes which cells were computed, and fails on request."""
+"""A study of a few cells that computes at once, notes which cells were computed, and fails on request;
+and how any study is performed in a folder.
+"""
 
 import os
 import signal
@@ -12,8 +14,22 @@ from matplotlib.figure import Figure
 
 from apportion.errors import InputError
 from apportion.statistics import mean_over
-from apportion.studies.engine import Cell, Plan
+from apportion.studies.engine import Cell, CellStore, Plan, perform_plans
+from apportion.studies.executors import Serial
 from apportion.studies.study import FigureResult, Verdict
+
+FILES = ("table.csv", "verdict.json", "figure.png", "rows.parquet")
+
+
+def perform(plan, folder, executor=None, **options):
+    """A study in a folder, by this process unless another executor is given."""
+    store = CellStore(plan, folder, "apportion study toy")
+    [done] = perform_plans([store], executor or Serial(), **options)
+    return done
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return all((one / file).read_bytes() == (other / file).read_bytes() for file in FILES)
 
 
 def computed(log):

@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from apportion.errors import InputError
-from apportion.theory import (
-    MDP,
+from apportion.theory import MDP, concentrability, random_family, task_distance
+from apportion.theory.bound import (
     LearningConstants,
     LearningError,
     TransferConstants,
-    concentrability,
     error_bound,
     learning_error,
-    random_family,
     samples_needed,
-    task_distance,
 )
 
 FAMILY = random_family(states=6, actions=3, tasks=8, spread=0.1, gamma=0.7)

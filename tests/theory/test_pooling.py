@@ -8,8 +8,8 @@ import pytest
 
 from apportion.errors import InputError
 from apportion.statistics import Estimate
-from apportion.theory import draw_counts, draw_transitions, random_family, should_pool
-from apportion.theory.pooling import TaskAnswer
+from apportion.theory import random_family
+from apportion.theory.pooling import TaskAnswer, draw_counts, draw_transitions, should_pool
 
 
 def family(spread, seed=0):

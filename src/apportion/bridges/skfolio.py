@@ -131,7 +131,15 @@ class MultiTaskPortfolio(BaseOptimization):
                     "previous_weights: the policy holds no short positions; give shares >= 0"
                 )
             held = weights / weights.sum() if weights.sum() > 0 else None
-        self.policy_ = self._trained(prices) if self.policy is None else self.policy
+        if self.policy is None:
+            days, assets = prices.close.shape
+            known = {field.name for field in fields(PortfolioSettings)}
+            given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
+            given["task_size"] = min(self.task_size, assets)
+            given["batch"] = max(1, min(self.batch, days - self.window))
+            self.policy_ = train_portfolio(prices, PortfolioSettings(**given)).policy
+        else:
+            self.policy_ = self.policy
         self.weights_ = self._decide(prices, held)
         return self
 
@@ -180,30 +188,13 @@ class MultiTaskPortfolio(BaseOptimization):
         """True: a decision starts from what is held."""
         return True
 
-    def _trained(self, prices: Prices) -> Policy:
-        days, assets = prices.close.shape
-        known = {field.name for field in fields(PortfolioSettings)}
-        given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
-        given["task_size"] = min(self.task_size, assets)
-        given["batch"] = max(1, min(self.batch, days - self.window))
-        return train_portfolio(prices, PortfolioSettings(**given)).policy
-
     def _decide(self, prices: Prices, held: np.ndarray | None) -> np.ndarray:
-        days, assets = prices.close.shape
-        if days < self.window:
-            raise InputError(
-                f"X: a decision sees {self.window} prices, and there are {days}; give more days or "
-                "a shorter window"
-            )
-        # Prices enter relative to the last one: dividing first keeps them in float32's range.
-        recent = Prices(prices.dates, prices.tickers, prices.close / prices.close[-1])
-        shares = np.full(assets, 1 / assets) if held is None else held
-        decided = next_allocation(self.policy_, recent, window=self.window, held=shares)
+        decided = next_allocation(self.policy_, prices, window=self.window, held=held)
         decided = np.maximum(np.asarray(decided, float), 0.0)
         return decided / decided.sum()
 
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
-        """Prices that have these returns and start from 1."""
+        """Prices that have these returns and end at 1, which keeps the last ones in float32's range."""
         bad = np.argwhere(values <= -1)
         if len(bad):
             row, column = bad[0]
@@ -211,6 +202,7 @@ class MultiTaskPortfolio(BaseOptimization):
                 f"X: row {row}, column {column} is {values[row, column]:g}; returns must be above -1"
             )
         values = np.vstack([np.ones(values.shape[1]), np.cumprod(1 + values, axis=0)])
+        values = values / values[-1]
         names = X.columns if isinstance(X, pd.DataFrame) else range(values.shape[1])
-        days = np.datetime64(0, "D") + np.arange(len(values))
+        days = np.arange(len(values)).astype("datetime64[D]")
         return Prices(days, tuple(str(name) for name in names), values)

@@ -30,12 +30,21 @@ from apportion.cli.options import (
     value_of,
     with_options,
 )
-from apportion.domains.domain import Domain, find_domain
+from apportion.domains.domain import Domain, PlottedResult, Result, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
+from apportion.runs.files import (
+    only_writer,
+    require_free,
+    require_writable,
+    write_atomic,
+    write_figure,
+    write_json,
+)
 from apportion.runs.folder import UNFINISHED, load_run
 from apportion.runs.progress import Progress, open_progress
 from apportion.runs.settings import read_settings, read_toml, to_toml
+from apportion.runs.signals import stoppable
 
 Command = Callable[..., Any] | App
 
@@ -113,8 +122,6 @@ def _train(domain: Domain, kind: type) -> Callable[..., Any]:
 
 def _start(folder: Path, domain: Domain, settings: Any, progress: Progress) -> Any:
     """The outcome of a run that begins; its folder and its data are checked before JAX is started."""
-    from apportion.runs.files import require_free
-
     require_free(folder, unfinished=UNFINISHED)
     prepared = domain.prepare(settings)
     from apportion.runs.runner import start_run
@@ -213,24 +220,59 @@ def _for_run(command: str, arguments: Sequence[str], *own: str) -> tuple[Any, di
     return domain, option_kinds(command, asked), examples(command, asked, *own)
 
 
-_HALF_WRITTEN = ("table.csv", "figure.png")
-"""What a backtest that was killed may have left: its results come last."""
-
-
 def make_backtest(arguments: Sequence[str]) -> Command:
     """`backtest DIR`, with the options of the run's domain."""
-    domain, kinds, shown = _for_run("backtest", arguments, "backtest runs/first --out tested")
+    return _ask_of_run(
+        "backtest",
+        arguments,
+        "backtest runs/first --out tested",
+        lambda domain, run, own, progress: domain.backtest(run, own, progress),
+        "DIR",
+        _check_new_folder,
+        write_backtest,
+        PURPOSE="Backtest a trained policy, with everything beside it that people use without it.",
+        WRITTEN="A new folder for the results: JSON, a table and a picture.",
+    )
+
+
+def make_allocate(arguments: Sequence[str]) -> Command:
+    """`allocate DIR`, with the options of the run's domain."""
+    return _ask_of_run(
+        "allocate",
+        arguments,
+        "allocate runs/first --json",
+        lambda domain, run, own, progress: domain.allocate(run, own),
+        "FILE.csv|FILE.json",
+        _check_file,
+        _write_file,
+        PURPOSE="Compute the next period's allocation of a trained policy.",
+        WRITTEN="Write the result to this file, too.",
+    )
+
+
+def _ask_of_run(
+    name: str,
+    arguments: Sequence[str],
+    example: str,
+    answer: Callable[[Domain, Any, Any, Progress], Result],
+    place: str,
+    check: Callable[[Path, Any], None],
+    write: Callable[[Any, Path], None],
+    **words: str,
+) -> Command:
+    """A command that has a run's domain answer, and shows the result or writes it to a `place`."""
+    domain, kinds, shown = _for_run(name, arguments, example)
 
     def command(
         folder: Folder,
         /,
         *,
-        out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+        out: Annotated[Path | None, Parameter(metavar=place)] = None,
         json: Json = False,
         quiet: Quiet = False,
         **options: Any,
     ) -> Any:
-        """Backtest a trained policy, with everything beside it that people use without it.
+        """PURPOSE
 
         The options are those of the run's domain.
 
@@ -241,34 +283,33 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         folder
             Folder of a finished run.
         out
-            A new folder for the results: JSON, a table and a picture.
+            WRITTEN
         """
-        run = finished_run(folder, domain)
+        run, own = finished_run(folder, domain), options.get(domain.name)
         if out is not None:
-            from apportion.runs.files import require_free
-
-            require_free(out, unfinished=_HALF_WRITTEN)
-        from apportion.runs.signals import stoppable
-
+            check(out, own)
         with open_progress(quiet=quiet) as progress:
-            result = stoppable(lambda: domain.backtest(run, options.get(domain.name), progress))
+            result = stoppable(lambda: answer(domain, run, own, progress))
         if out is not None:
-            write_backtest(result, out)
-        return result.to_json() if json else result.summary()
+            write(result, out)
+        if json:
+            return result.to_json()
+        return result.summary() + ("" if out is None else f"\nwrote {out}")
 
-    return with_options(command, kinds, shown)
+    return with_options(command, kinds, shown, **words)
 
 
-def write_backtest(result: Any, out: Path) -> None:
+_HALF_WRITTEN = ("table.csv", "figure.png")
+"""What a backtest that was killed may have left: its results come last."""
+
+
+def _check_new_folder(out: Path, options: Any) -> None:
+    """Refuse a folder that holds anything, before any work."""
+    require_free(out, unfinished=_HALF_WRITTEN)
+
+
+def write_backtest(result: PlottedResult, out: Path) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
-    from apportion.runs.files import (
-        only_writer,
-        require_free,
-        write_atomic,
-        write_figure,
-        write_json,
-    )
-
     with only_writer(out):
         require_free(out, unfinished=_HALF_WRITTEN)
         write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
@@ -276,59 +317,23 @@ def write_backtest(result: Any, out: Path) -> None:
         write_json(out / "results.json", result.to_json())
 
 
-def make_allocate(arguments: Sequence[str]) -> Command:
-    """`allocate DIR`, with the options of the run's domain."""
-    domain, kinds, shown = _for_run("allocate", arguments, "allocate runs/first --json")
-
-    def command(
-        folder: Folder,
-        /,
-        *,
-        out: Annotated[Path | None, Parameter(metavar="FILE.csv|FILE.json")] = None,
-        json: Json = False,
-        **options: Any,
-    ) -> Any:
-        """Compute the next period's allocation of a trained policy.
-
-        The options are those of the run's domain.
-
-        SHOWN
-
-        Parameters
-        ----------
-        folder
-            Folder of a finished run.
-        out
-            Write the result to this file, too.
-        """
-        run, own = finished_run(folder, domain), options.get(domain.name)
-        if out is not None:
-            _check_file(out, own)
-        result = domain.allocate(run, own)
-        if out is not None:
-            from apportion.runs.files import write_atomic, write_json
-
-            if out.suffix.lower() == ".json":
-                write_json(out, result.to_json())
-            else:
-                write_atomic(out, result.to_frame().to_csv(index=False).encode())
-        if json:
-            return result.to_json()
-        return result.summary() + ("" if out is None else f"\nwrote {out}")
-
-    return with_options(command, kinds, shown)
-
-
 def _check_file(out: Path, options: Any) -> None:
     """Refuse a file that cannot be written, or is among those that are read, before any work."""
-    from apportion.runs.files import require_place
-
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
     given = [] if options is None else [getattr(options, field.name) for field in fields(options)]
     if out.resolve() in {path.resolve() for path in given if isinstance(path, Path)}:
         raise InputError(f"{out}: is read as well; choose another file to write to")
-    require_place(out)
+    if out.is_dir():
+        raise InputError(f"{out}: is a folder; choose a file")
+    require_writable(out.absolute().parent)
+
+
+def _write_file(result: Result, out: Path) -> None:
+    if out.suffix.lower() == ".json":
+        write_json(out, result.to_json())
+    else:
+        write_atomic(out, result.to_frame().to_csv(index=False).encode())
 
 
 def make_certify(arguments: Sequence[str]) -> Command:
@@ -380,8 +385,6 @@ def make_certify(arguments: Sequence[str]) -> Command:
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
         out = out or (folder.parent if folder.is_file() else folder)
-        from apportion.runs.files import require_writable
-
         require_writable(out)
         made = domain.gains(source, against, own).certify(alpha=alpha, block=block)
         plot = write_certificate(made, out)
@@ -392,8 +395,6 @@ def make_certify(arguments: Sequence[str]) -> Command:
 
 def write_certificate(made: Any, out: Path) -> Path:
     """Write a certificate to a folder: JSON, table, and last its plot, whose path is returned."""
-    from apportion.runs.files import write_atomic, write_figure, write_json
-
     write_json(out / "certificate.json", made.to_json())
     write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
     write_figure(out / "certificate.png", made.plot(), dpi=130)
@@ -493,23 +494,13 @@ def make_study(arguments: Sequence[str]) -> Command:
 
 
 def _check_study_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, or holds anything but a whole study."""
-    from apportion.runs.files import read_json, require_writable
-
+    """Refuse a folder that cannot be written, or holds anything but a study."""
     require_writable(folder)
     found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))
     if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
         raise InputError(
             f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
         )
-    if "cells.json" in found and not isinstance(read_json(folder / "cells.json"), dict):
-        raise InputError(f"{folder / 'cells.json'}: is damaged; put it back from a copy")
-    rows = folder / "rows.parquet"
-    if rows.is_file():
-        content = rows.read_bytes()
-        # A Parquet file begins and ends with its mark.
-        if len(content) <= 8 or not content[:4] == content[-4:] == b"PAR1":
-            raise InputError(f"{rows}: was cut short or changed; put it back, or remove it")
 
 
 def report_command(folder: Folder, /, *, json: Json = False) -> Any:

@@ -16,6 +16,7 @@ from cyclopts.exceptions import CoercionError
 
 from apportion.domains.domain import Domain, domain_names, find_domain
 from apportion.errors import InputError
+from apportion.runs.folder import load_run
 
 Folder = Annotated[Path, Parameter(name="DIR")]
 """The folder a command works on, given without an option's name."""
@@ -34,8 +35,6 @@ def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
     """The domain of the run, or of the live system's file, that the arguments name; None without one."""
     for path in (Path(word) for word in arguments if not word.startswith("-")):
         if (path / "settings.toml").is_file():
-            from apportion.runs.folder import load_run
-
             return find_domain(load_run(path).job)
         if command == "certify" and path.is_file():
             return next((domain for domain in all_domains() if domain.live_file), None)
@@ -44,8 +43,6 @@ def domain_of(arguments: Sequence[str], command: str) -> Domain | None:
 
 def finished_run(folder: Path, domain: Domain | None) -> Any:
     """The finished run in the folder; `domain` is what the arguments were read for."""
-    from apportion.runs.folder import load_run
-
     run = load_run(folder)
     if domain is None or run.job != domain.name:
         raise InputError(f"{folder}: give this folder first, and options after it")

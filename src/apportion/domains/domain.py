@@ -41,6 +41,10 @@ class Result(Protocol):
         """The result as a table."""
         ...
 
+
+class PlottedResult(Result, Protocol):
+    """A result that can be looked at as a picture, too."""
+
     def plot(self) -> "Figure":
         """The result as a picture."""
         ...
@@ -94,7 +98,7 @@ class Domain(ABC):
     def prepare(self, settings: Any) -> "PreparedJob":
         """Read and check the data, and hand back how to train; wrong data is refused before JAX starts."""
 
-    def backtest(self, run: "Run", options: Any, progress: "Progress") -> Result:
+    def backtest(self, run: "Run", options: Any, progress: "Progress") -> PlottedResult:
         """A finished run's policy on data of the past, beside what people use without it."""
         raise InputError(f"{run.folder}: a run of {self.name}, of which there is no backtest")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Key, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from apportion.algorithm import RunState
 from apportion.composition import Ensemble
@@ -31,11 +31,14 @@ def train_members(
     state: RunState | Resume | None = None,
 ) -> TrainingResult:
     """Train `settings.members` policies of one kind; `network` makes an untrained one from a key."""
-    policy_keys, run_keys = member_keys(settings)
+    # The first member's keys are the seed's, whatever the number of members.
+    first = jax.random.key(settings.seed)
+    others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]
+    keys = jax.vmap(jax.random.split)(jnp.stack([first, *others]))
     return train_runs(
         problem,
         settings.trained_tasks(tasks),
-        eqx.filter_vmap(network)(policy_keys),
+        eqx.filter_vmap(network)(keys[:, 0]),
         learner,
         steps=settings.steps,
         selection=settings.selection(),
@@ -43,18 +46,8 @@ def train_members(
         replay=replay,
         chunks=chunks,
         state=state,
-        keys=run_keys,
+        keys=keys[:, 1],
     )
-
-
-def member_keys(
-    settings: TrainingSettings,
-) -> tuple[Key[Array, " members"], Key[Array, " members"]]:
-    """Keys of the members' first parameters, and of their runs; the first member's are the seed's."""
-    first = jax.random.key(settings.seed)
-    others = [jax.random.fold_in(first, member) for member in range(1, settings.members)]
-    keys = jax.vmap(jax.random.split)(jnp.stack([first, *others]))
-    return keys[:, 0], keys[:, 1]
 
 
 def averaged(members: Policy, count: int) -> Policy:

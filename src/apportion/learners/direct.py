@@ -18,7 +18,7 @@ from apportion.errors import InputError
 from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
 from apportion.policy import Policy
-from apportion.problem import Problem, State, equal_allocation
+from apportion.problem import Problem, State, equal_allocation, rollout
 from apportion.scorers import Evidence
 from apportion.tasks import Task
 
@@ -63,23 +63,6 @@ def lookback(
     new_states = jax.tree.map(arrive, batch.states, following)
     rewards = jax.vmap(step)(new_states, allocations, keys).reward
     return BatchRollout(new_states, allocations, rewards, batch.valid)
-
-
-def _walk(
-    problem: Problem, task: Task, policy: Policy, first: State, periods: int, key: PRNGKeyArray
-) -> BatchRollout:
-    def period(carry, key):
-        state, alive = carry
-        allocation = policy(problem.observe(task, state), task.mask)
-        step = problem.step(task, state, allocation, key=key)
-        going = alive & ~(step.terminated | step.truncated)
-        return (step.state, going), (state, allocation, step.reward, alive)
-
-    keys = jax.random.split(key, periods)
-    _, (new_states, allocations, rewards, alive) = jax.lax.scan(
-        period, (first, jnp.array(True)), keys
-    )
-    return BatchRollout(new_states, allocations, rewards, alive)
 
 
 class Direct(Learner):
@@ -182,15 +165,13 @@ class DirectEpisodes(Learner):
         *,
         key: PRNGKeyArray,
     ) -> Update:
-        def episode(policy, key):
-            reset_key, walk_key = jax.random.split(key)
-            first = problem.reset(task, key=reset_key)
-            return _walk(problem, task, policy, first, problem.horizon, walk_key)
-
         def roll_out(policy):
             keys = jax.random.split(key, self.episodes)
-            walks = jax.vmap(lambda key: episode(policy, key))(keys)
-            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), walks)
+            paths = jax.vmap(lambda key: rollout(problem, policy, task, key=key))(keys)
+            lived = (paths.states, paths.allocations, paths.rewards, paths.alive)
+            return BatchRollout(
+                *jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), lived)
+            )
 
         return _improve(
             self, problem, task, roll_out, policy, state, weight, key, clip=self.gradient_clip

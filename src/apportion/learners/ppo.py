@@ -87,9 +87,9 @@ class PPO(Learner):
             raise InputError(
                 f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
             )
-        explore = GaussianScores(head=policy.head)
-        explore = eqx.tree_at(lambda e: e.log_noise_std, explore, jnp.log(self.noise_std))
-        return PPOState(explore, _ADAM.init((eqx.filter(policy, eqx.is_inexact_array), explore)))
+        explore = GaussianScores(self.noise_std)
+        trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
+        return PPOState(explore, _ADAM.init(trained))
 
     def update(
         self,
@@ -213,7 +213,7 @@ def roll_out(
         scores = policy.observed_scores(observation, task.mask)
         action = explore.sample(scores, here, key=keys[0])
         log_prob = explore.log_prob(scores, here, action)
-        shares, equal = explore.share(action, here, bounds), equal_within(task.mask, bounds)
+        shares, equal = policy.head(action, here, bounds), equal_within(task.mask, bounds)
         step = problem.step(task, state, shares, key=keys[1])
         # Compiled away where no scorer reads it.
         equal_reward = problem.step(task, state, equal, key=keys[1]).reward

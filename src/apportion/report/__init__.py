@@ -9,8 +9,6 @@ from pathlib import Path
 from apportion.errors import InputError, first_line
 from apportion.runs.files import write_atomic
 
-_FOUND = "a study holds verdict.json and study.json, a run holds metrics.csv or metrics.parquet"
-
 
 def write_report(folder: Path) -> Path:
     """Write `report.html` into the folder of a run or a study, and say where it is.
@@ -21,7 +19,6 @@ def write_report(folder: Path) -> Path:
         The folder is neither, or a file in it cannot be read.
     """
     # The pages ask the domains, which stand above the paper and the pictures.
-    from apportion.report.plots import table_path
     from apportion.report.run import run_page
     from apportion.report.study import study_page
 
@@ -31,10 +28,12 @@ def write_report(folder: Path) -> Path:
     try:
         if (folder / "verdict.json").exists():
             content = study_page(folder).encode()
-        elif table_path(folder, "metrics") is not None:
+        elif (folder / "settings.toml").exists():
             content = run_page(folder).encode()
         else:
-            raise InputError(f"{folder}: neither a run nor a study; {_FOUND}")
+            raise InputError(
+                f"{folder}: neither a run nor a study; a run holds settings.toml, a study verdict.json"
+            )
     except InputError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

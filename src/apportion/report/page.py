@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -22,12 +22,6 @@ from apportion.statistics import Outcome
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
-)
-_FAVICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
-    "%3Crect y='9' width='4' height='7' fill='%230f766e'/%3E%3Crect x='6' y='1' width='4' "
-    "height='15' fill='%230f766e'/%3E%3Crect x='12' y='5' width='4' height='11' "
-    "fill='%230f766e'/%3E%3C/svg%3E"
 )
 _MOST_ROWS = 200
 
@@ -104,11 +98,15 @@ class Headlines(Part):
 
 @dataclass(frozen=True)
 class Facts(Part):
-    """Names and values, such as settings; nested mappings are flattened with dots."""
+    """Names and values, such as settings, or words and their meanings in a `glossary`.
+
+    Nested mappings are flattened with dots.
+    """
 
     title: str
     facts: Mapping[str, Any]
     folded: bool = True
+    kind: Literal["facts", "glossary"] = "facts"
 
     def html(self, name: str) -> str:
         rows = "".join(
@@ -118,7 +116,7 @@ class Facts(Part):
         opened = "" if self.folded else " open"
         return (
             f"<details{opened}><summary>{escape(self.title)}</summary>"
-            f'<dl class="facts">{rows}</dl></details>'
+            f'<dl class="{self.kind}">{rows}</dl></details>'
         )
 
 
@@ -209,24 +207,6 @@ class Plot(Part):
 
 
 @dataclass(frozen=True)
-class Glossary(Part):
-    """Words and what they mean, folded."""
-
-    title: str
-    words: Mapping[str, str]
-
-    def html(self, name: str) -> str:
-        rows = "".join(
-            f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>"
-            for word, meaning in self.words.items()
-        )
-        return (
-            f"<details><summary>{escape(self.title)}</summary>"
-            f'<dl class="glossary">{rows}</dl></details>'
-        )
-
-
-@dataclass(frozen=True)
 class Section:
     """A heading, a sentence on how to read what follows, and the parts."""
 
@@ -255,7 +235,7 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="generator" content="apportion">'
-        f'<title>{escape(title)}</title><link rel="icon" href="{_FAVICON}">'
+        f"<title>{escape(title)}</title>"
         f"<style>{_asset('page.css')}</style></head><body>"
         f"<header><h1>{escape(title)}</h1>{below}"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'

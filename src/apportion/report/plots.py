@@ -37,20 +37,12 @@ _STEPS = {"title": "step (count)", "kind": "number"}
 _DRAWN = 4
 _FIRST = ("policy",)
 """Who is drawn boldly."""
-_EQUAL = "equal-crp"
-_WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", _EQUAL)
-_NAMED = 8
-"""Strategies that a sentence names, where none is known."""
-
-
-def table_path(folder: Path, name: str) -> Path | None:
-    """Where a table of the folder is, if it has it."""
-    return next((path for s in _READERS if (path := folder / (name + s)).exists()), None)
+_WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", "equal-crp")
 
 
 def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
     """A table of the folder, CSV or Parquet; `indexed` by its first column. None where there is none."""
-    path = table_path(folder, name)
+    path = next((path for s in _READERS if (path := folder / (name + s)).exists()), None)
     if path is None:
         return None
     try:
@@ -83,10 +75,6 @@ def distinct(names: Sequence[Any] | pd.Index) -> list[str]:
     return [
         name if cut.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(cut)
     ]
-
-
-def dash(place: int) -> str:
-    return _DASHES[place % len(_DASHES)]
 
 
 def thin(frame: Any, most: int) -> pd.DataFrame:
@@ -219,41 +207,6 @@ def allocations(shares: pd.DataFrame) -> Plot:
     return lines(title, words, shown, axis, first=far[:1], drawn=far[:_DRAWN])
 
 
-def values(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
-    """Wealth of each strategy on a logarithmic axis.
-
-    Days up to `trained` are shaded: the policy was trained on them.
-    """
-    words = "At the end: " + _named(wealth.iloc[-1], "{:.3f}", best="highest")
-    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
-    return lines("Value of 1 invested", words, wealth, axis, trained=trained)
-
-
-def ahead_of_equal(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
-    """Wealth of each strategy over that of equal shares restored daily, which is in the table."""
-    ahead = (wealth.div(wealth[_EQUAL], axis=0) - 1).drop(columns=_EQUAL)
-    words = "At the end: " + _named(ahead.iloc[-1], "{:+.1%}", best="highest")
-    axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
-    return lines("Ahead of Equal CRP", words, ahead, axis, trained=trained)
-
-
-def drawdowns(wealth: pd.DataFrame, *, trained: str | None = None) -> Plot:
-    """How far each strategy lies below its own highest value so far, which starts at 1."""
-    below = wealth / wealth.cummax().clip(lower=1.0) - 1
-    words = "Deepest: " + _named(below.min(), "{:.1%}", best="deepest")
-    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
-    return lines("Drawdown", words, below, axis, trained=trained)
-
-
-def _named(row: pd.Series, form: str, *, best: str) -> str:
-    """The values of those that are drawn, and the extreme one of all."""
-    known = [name for name in (*_FIRST, *_WELL_KNOWN) if name in row.index]
-    rest = [name for name in row.index if name not in known]
-    named = ", ".join(f"{name} {form.format(row[name])}" for name in known or rest[:_NAMED])
-    far = row.idxmin() if best == "deepest" else row.idxmax()
-    return f"{named}; {best} of all {len(row)}: {far}, {form.format(row[far])}."
-
-
 def lines(
     title: str,
     words: str,
@@ -279,7 +232,7 @@ def lines(
             "name": name,
             "color": place % COLOURS + 1,
             "width": 2.8 if column in bold else 1.5,
-            "dash": "solid" if column in bold else dash(place - len(bold) + 1),
+            "dash": "solid" if column in bold else _DASHES[(place - len(bold) + 1) % len(_DASHES)],
             "hidden": crowded and column not in {*bold, *known},
         }
         for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))

@@ -6,19 +6,16 @@ A run's folder holds `metrics` (a row for each recorded step) and may hold `head
 Tables are CSV or Parquet; the first column of those over time is the date, the round or the step.
 """
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from apportion.domains.domain import Domain, find_domain
+from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.report import plots
 from apportion.report.page import (
     Facts,
-    Glossary,
     Headline,
     Headlines,
     Part,
@@ -56,7 +53,6 @@ _BETS = (
     "worse; who has what is needed has won. A wrong verdict has probability alpha at most, however often "
     "one asks."
 )
-_NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _GLOSSARY = {
     "allocation": "How a period's whole is shared out: one share for each entity; shares sum to 1.",
     "deviation from equal shares": (
@@ -82,19 +78,14 @@ _GLOSSARY = {
 def run_page(folder: Path) -> str:
     """The page of a run's folder."""
     metrics = read_table(folder, "metrics")
-    assert metrics is not None, "the caller has seen the metrics"
-    if metrics.empty:
+    if metrics is None or metrics.empty:
         raise InputError(f"{folder}: its metrics have no rows yet; let the run record some steps")
-    file = folder / "settings.toml"
-    settings = read_toml(file) if file.exists() else {}
-    domain: Domain | None = find_domain(str(settings["job"])) if "job" in settings else None
+    settings = read_toml(folder / "settings.toml")
+    domain = find_domain(str(settings.get("job")))
     about, environment = (read_if_there(folder / f"{x}.json") for x in ("headline", "environment"))
     facts = _identity(folder, settings, environment)
-    sections = [_headline(metrics, about), *_certificate(folder)]
-    if facts:
-        sections.insert(0, Section("This run", [Facts("What, when, on whom", facts, folded=False)]))
-    if domain is not None:
-        sections += domain.sections(folder)
+    sections = [Section("This run", [Facts("What, when, on whom", facts, folded=False)])]
+    sections += [_headline(metrics, about), *_certificate(folder), *domain.sections(folder)]
     shares = read_table(folder, "allocations", indexed=True)
     if shares is not None:
         lead = "What the policy gives to each entity, period after period."
@@ -109,9 +100,10 @@ def run_page(folder: Path) -> str:
         heat = plots.task_probabilities(chances, "Probability of each task over training")
         lead = "Which tasks the algorithm chose to learn from."
         sections.append(Section("Tasks", [heat], lead))
-    sections += provenance(settings, environment)
-    words = _GLOSSARY | dict({} if domain is None else domain.glossary)
-    sections.append(Section("Glossary", [Glossary("The words of this page", words)]))
+    sections.append(provenance(settings, environment))
+    words = {**_GLOSSARY, **domain.glossary}
+    glossary = Facts("The words of this page", words, kind="glossary")
+    sections.append(Section("Glossary", [glossary]))
     title = about.get("title", f"Run {folder.resolve().name}")
     return page(title, sections, subtitle=about.get("subtitle", ""))
 
@@ -162,7 +154,7 @@ def _classes(policy: Any) -> list[str]:
 
 def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     """The cards the run's maker wrote, or else what the metrics alone can say."""
-    cards = [_card(card) for card in about.get("cards", [])]
+    cards = [Headline(**card) for card in about.get("cards", [])]
     if not cards:
         last = metrics["step"].to_numpy().max()
         late: Any = metrics[metrics["step"] > 0.9 * last]
@@ -178,23 +170,6 @@ def _headline(metrics: pd.DataFrame, about: dict[str, Any]) -> Section:
     if about.get("words"):
         parts.append(Words(about["words"]))
     return Section("Headline", parts, about.get("lead", ""))
-
-
-def _card(card: dict[str, Any]) -> Headline:
-    """A run's card."""
-    ends = [float(text.replace("−", "-")) for text in _NUMBER.findall(card.get("interval", ""))]
-    return Headline(**card | {"outcome": only_beyond_zero(card.get("outcome"), ends)})
-
-
-def only_beyond_zero(said: Outcome | None, interval: Sequence[float | None]) -> Any:
-    """`does-not-hold` only where the interval excludes 0; around it nothing is established.
-
-    >>> only_beyond_zero("does-not-hold", [-0.3, 0.1]), only_beyond_zero("does-not-hold", [-0.3, -0.1])
-    ('not-established', 'does-not-hold')
-    """
-    low, high = interval if len(interval) == 2 else (None, None)
-    beyond = (low is not None and low > 0) or (high is not None and high < 0)
-    return "not-established" if said == "does-not-hold" and not beyond else said
 
 
 def _certificate(folder: Path) -> list[Section]:
@@ -227,11 +202,7 @@ def _certificate(folder: Path) -> list[Section]:
     return [Section("Certificate", parts, _BETS)]
 
 
-def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> list[Section]:
-    """Settings and how it was computed, folded; nothing where nothing is known."""
-    parts: list[Part] = []
-    if settings:
-        parts.append(Facts("Settings", settings))
-    if facts:
-        parts.append(Facts("Versions, device, seed and data", facts))
-    return [Section("Settings and provenance", parts)] if parts else []
+def provenance(settings: dict[str, Any], facts: dict[str, Any]) -> Section:
+    """Settings and how it was computed, folded."""
+    parts = [Facts("Settings", settings), Facts("Versions, device, seed and data", facts)]
+    return Section("Settings and provenance", [part for part in parts if part.facts])

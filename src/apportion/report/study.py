@@ -15,8 +15,7 @@ from apportion.report.page import (
     page,
 )
 from apportion.report.plots import read_if_there, read_table
-from apportion.report.run import only_beyond_zero, provenance
-from apportion.statistics import Outcome
+from apportion.report.run import provenance
 
 _COMPUTED = ("command", "commit", "device", "seconds", "seed", "versions")
 """What the page says of how a study was computed."""
@@ -37,7 +36,7 @@ def study_page(folder: Path) -> str:
         parts = _figure(folder, figure, own)
         sections.append(Section(figure["title"] if len(figures) > 1 else "Figure", parts))
     facts = {name: about[name] for name in _COMPUTED if about.get(name) is not None}
-    sections += provenance(about.get("settings", {}), facts)
+    sections.append(provenance(about.get("settings", {}), facts))
     name = about.get("name", folder.name)
     title = figures[0]["title"] if len(figures) == 1 else name
     return page(title, sections, subtitle=f"Study {name}")
@@ -49,9 +48,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     # A name alone: what a file says is no path to elsewhere.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        said = (
-            f"{verdict['claim']}: {_outcome(verdict).replace('-', ' ')}" for verdict in verdicts
-        )
+        said = (f"{one['claim']}: {one['outcome'].replace('-', ' ')}" for one in verdicts)
         words = f"{figure['title']}: {'; '.join(said)}"
         parts.append(Picture(figure["title"], picture.read_bytes(), words))
     table = read_table(folder, Path(figure["table"]).stem)
@@ -70,9 +67,5 @@ def _card(verdict: dict[str, Any]) -> Headline:
         number(verdict["estimate"]),
         f"[{number(low)}, {number(high)}]",
         f"{whose}; n = {verdict['n']}{after}",
-        _outcome(verdict),
+        verdict["outcome"],
     )
-
-
-def _outcome(verdict: dict[str, Any]) -> Outcome:
-    return only_beyond_zero(verdict["outcome"], verdict["interval"])

@@ -27,7 +27,7 @@ def export_policy(policy: Policy, folder: Path | str, *, window: int, channels: 
     Parameters
     ----------
     policy
-        Any policy that needs no floors and no groups.
+        Any policy that needs no floors.
     folder
         Where to write; created if needed.
     window, channels

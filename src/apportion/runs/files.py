@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -74,18 +73,24 @@ def to_json(content: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(content), indent=indent, allow_nan=False)
 
 
+def read_bytes(path: Path | str, missing: str = "put it back from a copy") -> bytes:
+    """What a file holds; one sentence says why it cannot be read, and what to do where it is missing."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; {missing}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:
     """What a file of strict JSON holds, or one sentence on what is wrong with it.
 
     NaN and Infinity, of which JSON knows nothing, and numbers too large are refused.
     """
+    raw = read_bytes(path, missing)
     try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text, parse_constant=_number, parse_float=_number)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; {missing}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        return json.loads(raw.decode(), parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path}: not valid JSON ({error}); it is damaged, so put it back from a copy"
@@ -168,13 +173,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read what `write_arrays` wrote; any other content is refused."""
-    try:
-        raw = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    return unpack(raw, str(path))
+    return unpack(read_bytes(path), str(path))
 
 
 @contextmanager
@@ -233,18 +232,3 @@ def require_writable(folder: Path) -> None:
         raise InputError(
             f"{folder}: {parent} cannot be written to; choose another folder"
         ) from None
-
-
-def require_place(file: Path) -> None:
-    """Refuse a file that cannot be written, before any work is done for it."""
-    if file.is_dir():
-        raise InputError(f"{file}: is a folder; choose a file")
-    require_writable(file.absolute().parent)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all in it."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

@@ -161,50 +161,22 @@ class Live(Progress):
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}", style="bold", markup=False),
             progress.BarColumn(bar_width=32),
-            progress.TextColumn("{task.fields[count]}", markup=False),
-            progress.TextColumn("{task.fields[speed]}", markup=False),
-            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[percent]}", markup=False),
             console=self._console,
             speed_estimate_period=600,
         )
-        self._task = self._bar.add_task("starting", total=None, count="", speed="")
-        self._live = RichLive(
-            self._bar, console=self._console, refresh_per_second=8, transient=True
-        )
+        self._task = self._bar.add_task("starting", total=None, percent="")
+        self._live = RichLive(self._bar, console=self._console, transient=True)
         self._live.start()
 
     def training(self, status: TrainingStatus, title: str = "training") -> None:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        task = self._bar.tasks[0]
-        if (task.description, task.total) != (title, status.steps) or status.step < task.completed:
-            self._restart(title, status.steps)
-        self._bar.update(
-            self._task, completed=status.step, count=f"step {status.step} of {status.steps}"
-        )
-        speed = self._bar.tasks[0].speed
-        self._bar.update(self._task, speed=f"{speed:.3g} steps/s" if speed else "")
-        rows = [
-            ("reward", f"{status.reward:.4g}", ""),
-            ("from equal shares", f"{status.deviation:.4g}", ""),
-            ("most drawn tasks", ", ".join(status.most_drawn), ""),
-        ]
-        if status.warning:
-            rows.append(("warning", status.warning, "yellow"))
-        numbers = Table.grid(padding=(0, 2))
-        for name, value, style in rows:
-            numbers.add_row("", Text(name, style or "dim"), Text(value, style))
-        self._live.update(Group(self._bar, numbers))
+        self._move(title, status.step, status.steps)
+        self._draw(describe(status, self._bar.tasks[0].speed))
 
     def stage(self, text: str, done: float | None = None) -> None:
-        if self._bar.tasks[0].description != text:
-            # Without a known fraction the bar pulses.
-            self._restart(text, None if done is None else 1.0)
-        if done is not None:
-            self._bar.update(self._task, total=1.0, completed=done, count=f"{done:.0%}")
-        self._live.update(self._bar)
+        # Without a known fraction the bar pulses.
+        self._move(text, done or 0.0, None if done is None else 1.0)
+        self._draw("")
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
@@ -212,10 +184,20 @@ class Live(Progress):
     def close(self) -> None:
         self._live.stop()
 
-    def _restart(self, title: str, total: int | float | None) -> None:
-        """Begin the bar again, forgetting the speed so far."""
-        self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(title, total=total, count="", speed="")
+    def _move(self, title: str, done: float, total: float | None) -> None:
+        task = self._bar.tasks[0]
+        if (task.description, task.total) != (title, total) or done < task.completed:
+            # Begun again, which forgets the speed so far.
+            self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(title, total=total, percent="")
+        percent = f"{done / total:.0%}" if total else ""
+        self._bar.update(self._task, completed=done, percent=percent)
+
+    def _draw(self, numbers: str) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        self._live.update(Group(self._bar, Text(numbers)))
 
 
 def open_progress(*, quiet: bool = False) -> Progress:

@@ -6,6 +6,7 @@ of the time. What a job chooses before it trains is saved once the choice is com
 """
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.runs.files import LOCK, only_writer, remove, require_free, write_json
+from apportion.runs.files import LOCK, only_writer, require_free, write_json
 from apportion.runs.folder import UNFINISHED, Run, load_run
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
@@ -125,7 +126,7 @@ def start_run(
             # What is hidden in a folder that was there is someone else's.
             found = [e for e in folder.iterdir() if e.name == LOCK or not e.name.startswith(".")]
             for entry in found if was_there else [folder]:
-                remove(entry)
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         raise
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from apportion.errors import InputError
+from apportion.runs.files import read_bytes
 
 Settings = TypeVar("Settings")
 
@@ -55,12 +56,9 @@ def _literal(value: Any) -> str:
 
 def read_toml(path: Path | str) -> dict[str, Any]:
     """A TOML file's content, or one sentence on what is wrong with it."""
+    raw = read_bytes(path, "give a TOML file of settings")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; give a TOML file of settings") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid TOML ({error}); fix it") from None
 

@@ -16,12 +16,13 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -31,9 +32,6 @@ from apportion.runs.environment import versions
 from apportion.runs.files import only_writer, read_json, write_atomic, write_json
 from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
-
-if TYPE_CHECKING:
-    from apportion.studies.executors import Executor
 
 Progress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far; it may raise to stop."""
@@ -108,20 +106,6 @@ class Plan:
         content = json.dumps(whole, sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def run(self, progress: Progress = lambda what, fraction: None) -> Study:
-        """Compute all cells in this process and conclude, without a folder."""
-        from apportion.studies.executors import Serial
-
-        found: dict[str, pd.DataFrame] = {}
-
-        def on_event(what: str, done: float) -> None:
-            progress(what, (len(found) + done) / len(self.cells))
-
-        for done in Serial().execute(programs_of(self, self.cells), on_event):
-            found[done.cell.name] = done.rows.assign(cell=done.cell.name)
-        rows = pd.concat([found[cell.name] for cell in self.cells], ignore_index=True)
-        return Study(self.study, tuple(self.conclude(rows, self.settings)), self.settings)
-
 
 @dataclass(frozen=True)
 class Program:
@@ -145,18 +129,23 @@ class CellResult:
 
     study: str
     cell: Cell
-    rows: pd.DataFrame
+    content: bytes
+    """Its rows as Parquet, encoded by whoever computed them: the first process has only to write them."""
     seconds: float
     device: str
 
 
-@dataclass(frozen=True)
-class StudyRequest:
-    """A study that is to be performed: its plan, its folder, and the command that computes it alone."""
+OnEvent = Callable[[str, float], None]
+"""Called now and then with what is being done, and how many cells' worth of unfinished work is done
+beyond what has been yielded; it may raise to stop."""
 
-    plan: Plan
-    folder: Path
-    command: str = ""
+
+class Executor(ABC):
+    """Who computes programs."""
+
+    @abstractmethod
+    def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
+        """Compute programs, the first ones first; each cell as it is finished, in any order."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +159,9 @@ class StudyResult:
 
 
 def perform_plans(
-    requests: Sequence[StudyRequest],
+    stores: "Sequence[CellStore]",
+    executor: Executor,
     *,
-    executor: "Executor | None" = None,
     draw: bool = False,
     progress: Progress = lambda what, fraction: None,
 ) -> Iterator[StudyResult]:
@@ -180,10 +169,10 @@ def perform_plans(
 
     Parameters
     ----------
-    requests
-        The studies; the programs of the first come first.
+    stores
+        The studies in their folders; the programs of the first come first.
     executor
-        Who computes; this process unless given.
+        Who computes.
     draw
         Compute nothing: conclude from the cells that are there.
     progress
@@ -197,46 +186,43 @@ def perform_plans(
     Stopped
         The user asked to stop; finished cells are saved.
     """
-    from apportion.studies.executors import Serial
-
-    stores = {one.plan.study: CellStore(one) for one in requests}
-    for store in stores.values():
+    named = {store.plan.study: store for store in stores}
+    for store in stores:
         store.check()
         if draw:
             store.require_all()
-    total = sum(len(store.plan.cells) for store in stores.values())
+    total = sum(len(store.plan.cells) for store in stores)
     with ExitStack() as held, interrupts() as stop:
-        for store in stores.values():
+        for store in stores:
             held.enter_context(only_writer(store.folder))
             held.callback(store.record)
-        missing = {name: store.missing() for name, store in stores.items()}
-        programs = [one for name in stores for one in programs_of(stores[name].plan, missing[name])]
+        missing = {name: store.missing() for name, store in named.items()}
+        programs = [one for name in named for one in programs_of(named[name].plan, missing[name])]
         left = {name: len(cells) for name, cells in missing.items()}
 
         def on_event(what: str, done: float) -> None:
             there = total - sum(left.values())
             progress(f"{there} of {total} cells{what and ', '}{what}", (there + done) / total)
             if stop.requested:
-                folders = [store.folder for store in stores.values()]
-                studies = " and ".join(stores) if len(stores) < 3 else f"{len(stores)} studies"
+                studies = " and ".join(named) if len(named) < 3 else f"{len(named)} studies"
+                folder = stores[0].folder if len(stores) == 1 else stores[0].folder.parent
                 raise Stopped(
-                    f"stopped: {there} of {total} cells of {studies} are saved in "
-                    f"{folders[0] if len(folders) == 1 else folders[0].parent}; the same command goes "
-                    "on from there"
+                    f"stopped: {there} of {total} cells of {studies} are saved in {folder}; the same "
+                    "command goes on from there"
                 )
 
         for name in [name for name, count in left.items() if not count]:
-            yield stores[name].conclude()
+            yield named[name].conclude()
             on_event("", 0.0)
         for name in [name for name, count in left.items() if count]:
-            stores[name].open()
-        results = (executor or Serial()).execute(programs, on_event)
+            named[name].open()
+        results = executor.execute(programs, on_event)
         held.callback(results.close)
         for done in results:
-            stores[done.study].save(done)
+            named[done.study].save(done)
             left[done.study] -= 1
             if not left[done.study]:
-                yield stores[done.study].conclude()
+                yield named[done.study].conclude()
 
 
 class CellStore:
@@ -244,12 +230,14 @@ class CellStore:
 
     Parameters
     ----------
-    request
-        The study's plan, its folder and its command.
+    plan, folder
+        The study, and where it is kept.
+    command
+        What a user types to have it computed alone.
     """
 
-    def __init__(self, request: StudyRequest) -> None:
-        self.plan, self.folder, self.command = request.plan, Path(request.folder), request.command
+    def __init__(self, plan: Plan, folder: Path, command: str = "") -> None:
+        self.plan, self.folder, self.command = plan, Path(folder), command
         self._seconds, self._devices = 0.0, dict[str, None]()
         self._changed, self._recorded = False, 0.0
 
@@ -298,8 +286,7 @@ class CellStore:
 
     def save(self, done: CellResult) -> None:
         """Keep a finished cell's rows, atomically, and the seconds it took."""
-        content = done.rows.assign(cell=done.cell.name).to_parquet(index=False, compression="zstd")
-        write_atomic(self._file(done.cell), content)
+        write_atomic(self._file(done.cell), done.content)
         self._seconds += done.seconds
         self._devices[done.device] = None
         self._changed = True
@@ -315,7 +302,7 @@ class CellStore:
             frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
             try:
                 content = pd.concat(frames, ignore_index=True)
-                write_atomic(whole, content.to_parquet(index=False, compression="zstd"))
+                write_atomic(whole, to_parquet(content))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "
@@ -367,6 +354,11 @@ class CellStore:
 
     def _file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{cell.name}.parquet"
+
+
+def to_parquet(rows: pd.DataFrame) -> bytes:
+    """Rows as a file of a study holds them."""
+    return rows.to_parquet(index=False, compression="zstd")
 
 
 def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:

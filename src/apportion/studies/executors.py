@@ -6,6 +6,7 @@ again, a few times.
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -16,45 +17,38 @@ import threading
 import time
 import traceback
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import jax
 
 from apportion.errors import InputError, optional_import
-from apportion.studies.engine import Cell, CellResult, Plan, Program
+from apportion.studies.engine import (
+    Cell,
+    CellResult,
+    Executor,
+    OnEvent,
+    Plan,
+    Program,
+    to_parquet,
+)
 
 POLL_SECONDS = 0.5
 """Seconds between two looks at the workers, so that a request to stop is soon heard."""
 _ATTEMPTS = 4
 """How often a program is begun before it is given up."""
 
-OnEvent = Callable[[str, float], None]
-"""Called now and then with what is being done, and how many cells' worth of unfinished work is done
-beyond what has been yielded; it may raise to stop."""
-
-
-class Executor(ABC):
-    """Who computes programs."""
-
-    @abstractmethod
-    def execute(
-        self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
-    ) -> Generator[CellResult]:
-        """Compute programs, the first ones first; each cell as it is finished, in any order."""
-
 
 class Serial(Executor):
     """The calling process, one program after the other."""
 
-    def execute(
-        self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
-    ) -> Generator[CellResult]:
+    def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
         """Compute programs in their order."""
         for program in programs:
             yield from _compute(program, on_event)
@@ -72,10 +66,11 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
     before = time.monotonic()
     with jax.default_device(device):
         for cell, rows in plan.compute(program.cells, report):
-            now = time.monotonic()
+            content = to_parquet(rows.assign(cell=cell.name))
+            seconds = time.monotonic() - before
             name = f"{device.platform}: {device.device_kind}"
             yielded += 1
-            yield CellResult(plan.study, cell, rows, now - before, name)
+            yield CellResult(plan.study, cell, content, seconds, name)
             before = time.monotonic()
             on_event("", 0.0)
     assert yielded == len(program.cells), "a plan computes every cell that it is handed"
@@ -95,49 +90,71 @@ class Processes(Executor):
         # Before JAX starts, which would keep three quarters of a GPU's memory for the first process.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-    def execute(
-        self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
-    ) -> Generator[CellResult]:
+    def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
         """Compute programs in so many processes at once; they are started once."""
-        waiting = [(program, 1) for program in programs]
-        workers: list[_Worker] = []
-        with tempfile.TemporaryDirectory() as folder:
+        finished: SimpleQueue[CellResult | None] = SimpleQueue()
+        closing = threading.Event()
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
             # Every worker needs all plans, whose data may be large: written once, read by each.
             plans = Path(folder) / "plans"
             plans.write_bytes(pickle.dumps({one.plan.study: one.plan for one in programs}))
+            # Handed out in a thread: no worker waits while the caller saves a cell or concludes a study.
+            handing_out = thread.submit(self._hand_out, programs, plans, finished, closing)
+            handing_out.add_done_callback(lambda _: finished.put(None))
             try:
-                for number in range(min(self.count, len(programs))):
-                    workers.append(_Worker(number, plans))
-                while waiting or any(worker.left for worker in workers):
-                    for worker in workers:
-                        if waiting and not worker.left:
-                            worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
-                    busy: dict[Any, _Worker] = {
-                        worker.connection: worker for worker in workers if worker.left
-                    }
+                while True:
                     # Not before everything that is finished has been saved: it may raise to stop.
-                    if not wait(list(busy), 0):
+                    if finished.empty():
                         on_event("", 0.0)
-                    for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
-                        answer = worker.receive()
-                        if isinstance(answer, CellResult):
-                            yield answer
-                            continue
-                        died = isinstance(answer, _Died)
-                        if worker.attempt == _ATTEMPTS or (
-                            not died and isinstance(answer, InputError)
-                        ):
-                            raise answer
-                        # What a GPU's memory has no room for now, it may have later.
-                        waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
-                        worker.left = ()
-                        if died:
-                            workers[worker.number] = _Worker(worker.number, plans)
+                    try:
+                        done = finished.get(timeout=POLL_SECONDS)
+                    except Empty:
+                        continue
+                    if done is None:
+                        break
+                    yield done
             finally:
+                closing.set()
+            handing_out.result()
+
+    def _hand_out(
+        self,
+        programs: Sequence[Program],
+        plans: Path,
+        finished: SimpleQueue[CellResult | None],
+        closing: threading.Event,
+    ) -> None:
+        """Give every free worker the next program, until all are computed or nobody waits for them."""
+        waiting = [(program, 1) for program in programs]
+        workers: list[_Worker] = []
+        try:
+            for number in range(min(self.count, len(programs))):
+                workers.append(_Worker(number, plans))
+            while not closing.is_set() and (waiting or any(worker.left for worker in workers)):
                 for worker in workers:
-                    worker.process.kill()
-                for worker in workers:
-                    worker.process.join()
+                    if waiting and not worker.left:
+                        worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
+                busy: dict[Any, _Worker] = {
+                    worker.connection: worker for worker in workers if worker.left
+                }
+                for worker in [busy[one] for one in wait(list(busy), POLL_SECONDS)]:
+                    answer = worker.receive()
+                    if isinstance(answer, CellResult):
+                        finished.put(answer)
+                        continue
+                    died = isinstance(answer, _Died)
+                    if worker.attempt == _ATTEMPTS or (not died and isinstance(answer, InputError)):
+                        raise answer
+                    # What a GPU's memory has no room for now, it may have later.
+                    waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
+                    worker.left = ()
+                    if died:
+                        workers[worker.number] = _Worker(worker.number, plans)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            for worker in workers:
+                worker.process.join()
 
 
 def _take(waiting: list[tuple[Program, int]], *, beside: bool) -> tuple[Program, int]:
@@ -225,9 +242,7 @@ class Ray(Executor):
     """Of a running cluster, such as `10.0.0.1:6379`; without it the environment's RAY_ADDRESS, and
     without that a cluster is started on this machine."""
 
-    def execute(
-        self, programs: Sequence[Program], on_event: OnEvent = lambda what, done: None
-    ) -> Generator[CellResult]:
+    def execute(self, programs: Sequence[Program], on_event: OnEvent) -> Generator[CellResult]:
         """Compute programs on the cluster; a task is started again when its worker dies."""
         with _connected(self.address) as ray:
             resources = ray.cluster_resources()
@@ -236,11 +251,13 @@ class Ray(Executor):
             needs = {"num_cpus": 1, "num_gpus": 1} if gpus else {"num_cpus": 1}
             task = ray.remote(max_retries=_ATTEMPTS - 1, **needs)(_compute_task)
             plans = {program.plan.study: ray.put(program.plan) for program in programs}
-            waiting = {
-                task.remote(plans[program.plan.study], part): part
-                for program in programs
-                for part in _parts(program.cells, max(slots, 1))
-            }
+            waiting = {}
+            for program in programs:
+                # So many parts of nearly equal size as there are slots, or cells.
+                size = math.ceil(len(program.cells) / max(slots, 1))
+                for first in range(0, len(program.cells), size):
+                    part = program.cells[first : first + size]
+                    waiting[task.remote(plans[program.plan.study], part)] = part
             try:
                 while waiting:
                     ready, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL_SECONDS)
@@ -252,9 +269,9 @@ class Ray(Executor):
                     ray.cancel(reference, force=True)
 
 
-def _compute_task(plan: Plan, cells: Sequence[Cell]) -> list[CellResult]:
+def _compute_task(plan: Plan, cells: tuple[Cell, ...]) -> list[CellResult]:
     """What a worker of Ray's does: the rows of these cells."""
-    return list(_compute(Program(plan, tuple(cells)), lambda what, done: None))
+    return list(_compute(Program(plan, cells), lambda what, done: None))
 
 
 def _ray_result(ray: Any, reference: Any, cells: Sequence[Cell]) -> list[CellResult]:
@@ -268,15 +285,6 @@ def _ray_result(ray: Any, reference: Any, cells: Sequence[Cell]) -> list[CellRes
             f"Ray: cell {cells[0].name} was lost with its worker {_ATTEMPTS} times "
             f"({type(error).__name__}); look after the workers, then the same command goes on"
         ) from error
-
-
-def _parts(cells: Sequence[Cell], most: int) -> list[Sequence[Cell]]:
-    """Cells in at most so many parts of nearly equal size, in order."""
-    count = min(most, len(cells))
-    return [
-        cells[len(cells) * part // count : len(cells) * (part + 1) // count]
-        for part in range(count)
-    ]
 
 
 @contextmanager

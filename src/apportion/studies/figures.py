@@ -1,6 +1,6 @@
 """How studies draw: panels side by side, and estimates with their intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +49,21 @@ def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: 
     value, low, high = ends_of(estimates)
     axis.plot(x, value, "o-", color=colour, label=label, markersize=4)
     axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def forest(shown: Mapping[str, Mapping[str, Estimate]], label: str, width: float = 4.0) -> Figure:
+    """A panel for each title, all with the same rows: a name, its estimate and the interval."""
+    names = list(next(iter(shown.values())))
+    size = (width * len(shown) + 2, 1.6 + 0.3 * len(names))
+    figure, axes = panels(*size, len(shown), sharey=True)
+    for axis, (title, estimates) in zip(axes, shown.items(), strict=True):
+        for place, one in enumerate(estimates[name] for name in names):
+            axis.plot([one.low, one.high], [place, place], color="C0")
+            axis.plot(one.value, place, "o", color="C0")
+        axis.axvline(0, color="k", linewidth=0.8)
+        axis.locator_params(axis="x", nbins=4)
+        axis.set_title(title, fontsize=10)
+    figure.supxlabel(label)
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
+    return figure

@@ -16,8 +16,7 @@ from apportion.errors import InputError
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
-    from apportion.studies.engine import Plan, Progress, StudyResult
-    from apportion.studies.executors import Executor
+    from apportion.studies.engine import Executor, Plan, Progress, StudyResult
 
 Scale = Literal["quick", "paper"]
 
@@ -149,7 +148,9 @@ def perform(
         The study's folder; with `all`, the folder of their folders.
     request
         Size, seed and data.
-    executor, draw, progress
+    executor
+        Who computes; this process unless given.
+    draw, progress
         As for `perform_plans`.
 
     Raises
@@ -157,13 +158,14 @@ def perform(
     InputError, Stopped
         As `perform_plans` does.
     """
-    from apportion.studies.engine import StudyRequest, perform_plans
+    from apportion.studies.engine import CellStore, perform_plans
+    from apportion.studies.executors import Serial
 
     everything = name == "all"
     # The longest first, so that none is begun when all others are at their end.
     others = [study for study in STUDIES if study not in LONGEST]
     data = read_data(request)
-    requests = []
+    stores = []
     for study in [*LONGEST, *others] if everything else [find_study(name)]:
         known = inspect.signature(find_plan(study)).parameters
         for kind in data:
@@ -172,8 +174,8 @@ def perform(
         own = {kind: value for kind, value in data.items() if kind in known}
         plan = make_plan(study, scale=request.scale, seed=request.seed, data=own)
         folder = Path(out) / study if everything else Path(out)
-        requests.append(StudyRequest(plan, folder, command_of(study, folder, request)))
-    yield from perform_plans(requests, executor=executor, draw=draw, progress=progress)
+        stores.append(CellStore(plan, folder, command_of(study, folder, request)))
+    yield from perform_plans(stores, executor or Serial(), draw=draw, progress=progress)
 
 
 _OPTIONS = {"prices": "--prices", "digits": "--mnist"}

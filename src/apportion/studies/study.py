@@ -63,7 +63,9 @@ class Verdict:
         """
         if not estimates:
             raise InputError(f"{claim}: there is no number to judge it by; compute at least one")
-        bounds = _bounds(above, below)
+        if above is None:
+            above = 0.0 if below is None else float("-inf")
+        bounds = {"above": above, "below": float("inf") if below is None else below}
         judged = [judge(estimate, **bounds) for estimate in estimates]
         found = [p_value(estimate, **bounds) for estimate in estimates]
         levels = [p for p in found if p is not None]
@@ -97,12 +99,6 @@ class Verdict:
             "paper": self.paper,
             "exact": self.exact,
         }
-
-
-def _bounds(above: float | None, below: float | None) -> dict[str, float]:
-    if above is None:
-        above = 0.0 if below is None else float("-inf")
-    return {"above": above, "below": float("inf") if below is None else below}
 
 
 def adjusted_for_all(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -213,6 +209,17 @@ class Study:
         whole = {"name": self.name, "figures": about, "settings": self.settings, **(facts or {})}
         write_json(folder / "study.json", plain(whole))
         write_json(folder / "verdict.json", self.verdicts())
+
+
+def select(rows: Any, **values: Any) -> Any:
+    """The rows of a table that have these values.
+
+    >>> select(pd.DataFrame({"arm": ["a", "b", "a"], "regret": [3, 4, 5]}), arm="a").regret.tolist()
+    [3, 5]
+    """
+    for name, value in values.items():
+        rows = rows[rows[name] == value]
+    return rows
 
 
 def plain(content: Any) -> Any:

@@ -1,22 +1,16 @@
 """The theory as a calculator: finite MDPs, concentrability, task distance, the bound, whether to pool."""
 
-from apportion.theory.bound import LearningConstants as LearningConstants
 from apportion.theory.bound import LearningError as LearningError
 from apportion.theory.bound import TransferConstants as TransferConstants
 from apportion.theory.bound import corollary_2 as corollary_2
 from apportion.theory.bound import error_bound as error_bound
-from apportion.theory.bound import learning_error as learning_error
-from apportion.theory.bound import samples_needed as samples_needed
 from apportion.theory.distance import concentrability as concentrability
 from apportion.theory.distance import distance_by_enumeration as distance_by_enumeration
-from apportion.theory.distance import distance_upper_bound as distance_upper_bound
-from apportion.theory.distance import empirical_distance as empirical_distance
 from apportion.theory.distance import stationary_constant as stationary_constant
 from apportion.theory.distance import task_distance as task_distance
 from apportion.theory.mdp import MDP as MDP
 from apportion.theory.mdp import every_policy as every_policy
 from apportion.theory.mdp import norm as norm
 from apportion.theory.mdp import random_family as random_family
-from apportion.theory.pooling import draw_counts as draw_counts
 from apportion.theory.pooling import draw_transitions as draw_transitions
 from apportion.theory.pooling import should_pool as should_pool

@@ -1,8 +1,7 @@
 """How far tasks lie apart, and how far paths can concentrate where errors are hardly measured.
 
 Task distance: eps >= ||D_t^pi V^pi||_mu for every policy, with D_t^pi V = T_t^pi V - T^pi V; exactly by
-enumerating the A^S policies where they are few, as a rigorous upper bound otherwise, and from samples
-where tasks are not finite.
+enumerating the A^S policies where they are few, and as a rigorous upper bound otherwise.
 
 Concentrability: c(m) = sup over pi_1..pi_m of || d(sigma P^{pi_1}..P^{pi_m}) / d mu ||_inf, exactly by
 dynamic programming: H_0^y = 1_y, H_{m+1}^y(x) = max_a sum_x' P(x'|x,a) H_m^y(x'), c(m) = max_y sigma
@@ -17,7 +16,6 @@ import numpy as np
 from jaxtyping import Float
 
 from apportion.errors import InputError
-from apportion.statistics import interval
 from apportion.theory.mdp import MDP, Kernel, every_policy, norm
 
 Distribution = Float[np.ndarray, "... states"]
@@ -246,73 +244,3 @@ def task_distance(task: MDP, mdp: MDP, mu: Distribution) -> Distance:
     if mdp.actions**mdp.states <= ENUMERABLE:
         return Distance(float(distance_by_enumeration(task, mdp, mu)), True)
     return Distance(distance_upper_bound(task, mdp, mu), False)
-
-
-@dataclass(frozen=True)
-class EmpiricalDistance:
-    """What samples say about ||d_t||_mu where states are not finite, task by task.
-
-    The Bellman difference of task t at a sample is (r + gamma V') - V, less its mean over the tasks.
-    By Jensen its mean is at most ||d_t||_mu, and its root mean square, which adds the sampling noise,
-    is at least that.
-    """
-
-    lower: Float[np.ndarray, " tasks"]
-    upper: Float[np.ndarray, " tasks"]
-    interval: Float[np.ndarray, "tasks 2"]
-    """95 % bootstrap interval of the lower bound, over blocks of consecutive periods."""
-
-    def summary(self) -> str:
-        """One line a task."""
-        rows = zip(self.lower, self.interval, self.upper, strict=True)
-        return "\n".join(
-            f"task {t}: distance between {low:.4g} [{ends[0]:.4g}, {ends[1]:.4g}] and {high:.4g}"
-            for t, (low, ends, high) in enumerate(rows)
-        )
-
-
-def empirical_distance(
-    rewards: Float[np.ndarray, "tasks time"],
-    values: Float[np.ndarray, "tasks time"],
-    next_values: Float[np.ndarray, "tasks time"],
-    *,
-    gamma: float,
-    block: int = 1,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> EmpiricalDistance:
-    """Task distance from samples: how the Bellman residual of one value function differs by task.
-
-    Parameters
-    ----------
-    rewards, values, next_values
-        R_t(x_n, a_n), V(x_n) and V(x_{n+1}) along each task's path, for one learned V.
-    block
-        Periods that are resampled together, for paths whose residuals are correlated.
-
-    Examples
-    --------
-    >>> rewards = np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-    >>> empirical_distance(rewards, 0 * rewards, 0 * rewards, gamma=0.9).lower.tolist()
-    [0.5, 0.5]
-    """
-    tasks, time = rewards.shape
-    if not 0 < gamma < 1:
-        raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
-    if tasks < 2 or not 1 <= block <= time:
-        raise InputError(
-            f"task distance: {tasks} tasks of {time} periods in blocks of {block}; at least two tasks "
-            "and one block are needed"
-        )
-    residual = rewards + gamma * next_values - values
-    if not np.isfinite(residual).all():
-        raise InputError("task distance: rewards and values must be finite")
-    difference = residual - residual.mean()
-    blocks = difference[:, : time // block * block].reshape(tasks, -1, block).mean(-1)
-    picks = np.random.default_rng(seed).integers(0, blocks.shape[1], (resamples, blocks.shape[1]))
-    again = np.abs(blocks[:, picks].mean(-1))
-    return EmpiricalDistance(
-        np.abs(difference.mean(1)),
-        np.sqrt((difference**2).mean(1)),
-        np.array([interval(row) for row in again]),
-    )

@@ -132,7 +132,6 @@ def _stationary_path(chain, draws):
 class FiniteResult(eqx.Module):
     """LSPI in Q-form on a finite MDP."""
 
-    parameters: Float[np.ndarray, "*runs dimension"]
     action_values: Float[np.ndarray, "*runs states actions"]
     policy: Int[np.ndarray, "*runs states"]
 
@@ -176,7 +175,7 @@ def lspi_finite(
         iterations,
     ).reshape(*lead, dimension)
     action_values = np.einsum("xad,...d->...xa", features, parameters)
-    return FiniteResult(parameters, action_values, action_values.argmax(-1))
+    return FiniteResult(action_values, action_values.argmax(-1))
 
 
 @in_float64

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.clientapp import ClientApp
 
 RAISES, SLEEPS, DIES, SENDS_NAN = range(4)
-SLEEPY, DEADLY, HOPELESS = (2, 8), (4, 5), 11
+SLEEPY, DEADLY, HOPELESS = (2,), (4,), 8
 """Rounds in which one sleeps, in which one's process is killed, and in which nobody replies."""
 
 app = ClientApp()

@@ -37,7 +37,7 @@ def test_blocks_make_the_numbers_of_whole_models():
     whole, steps = np.tensordot(SHARES, flat, 1), round(float(SHARES @ [11, 21, 31]))
     mean, made = (
         updates.weighted_sum(SHARES, given),
-        updates.moved(SHARES, given, start, move, 2.0, 0.5),
+        updates.moved(given, start, move, SHARES, 2.0, 0.5),
     )
     np.testing.assert_allclose(mean["weight"], whole, atol=1e-6)
     expected = start["weight"] + 2 * (whole - start["weight"]) + 0.5 * move["weight"]

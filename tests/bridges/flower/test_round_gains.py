@@ -9,7 +9,7 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
 from apportion.bridges.flower.strategy import partly
-from apportion.bridges.flower.updates import between, moved, weighted_sum
+from apportion.bridges.flower.updates import moved, weighted_sum
 from apportion.certificate import Certificate
 from apportion.domains.federated.domain import DOMAIN, CertifyOptions
 from bridges.flower.test_strategy import (
@@ -49,7 +49,7 @@ def test_a_rounds_gain_is_that_of_both_aggregates_on_the_gates_samples():
     assert abs(gain) > 1e-3
     # That of a policy that is turned away is counted all the same.
     harmful = begin(strategy_of(opinionated(sign=-1)))
-    assert harmful.aggregate_train(1, replies(0))[1]["gate-passed"] == 0
+    assert harmful.aggregate_train(1, one_right(0))[1]["gate-passed"] == 0
     assert harmful.gains().values[0] < 0
 
 
@@ -75,11 +75,11 @@ def test_a_part_of_the_way_to_the_policys_model_is_a_decision_like_any_other():
     rng = np.random.default_rng(0)
     start, move, *sent = ({"w": rng.normal(size=(3, 2))} for _ in range(6))
     usual, shares = rng.dirichlet(np.ones(4)), rng.dirichlet(np.ones(4))
-    whole = moved(shares, sent, start, move, 0.7, 0.4)
+    whole = moved(sent, start, move, shares, 0.7, 0.4)
     mixed, step, momentum = partly(0.3, usual, shares, 0.7, 0.4)
     assert mixed.sum() == pytest.approx(1)
-    there = between(weighted_sum(usual, sent), whole, 0.3)
-    np.testing.assert_allclose(moved(mixed, sent, start, move, step, momentum)["w"], there["w"])
+    there = weighted_sum(np.array([0.7, 0.3]), [weighted_sum(usual, sent), whole])
+    np.testing.assert_allclose(moved(sent, start, move, mixed, step, momentum)["w"], there["w"])
 
 
 def test_a_policy_that_must_earn_its_place_begins_as_fedavg_and_is_certified_by_what_it_has_earned(

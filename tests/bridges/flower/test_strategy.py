@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +30,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
 from apportion.bridges.flower.updates import moved
-from apportion.domains.federated.clients import Perceptron
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
-from apportion.domains.federated.states import client_state
+from apportion.domains.federated.settings import GradientSettings
+from apportion.domains.federated.states import Blind, Invariant
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.runs.policy_file import save_policy
@@ -54,11 +55,24 @@ class NoNodes:
         return []
 
 
-def opinionated(channels=1, sign=1, **options):
-    """An untrained policy whose shares depend strongly on what it sees."""
-    policy = Recurrent(channels, 4, key=jax.random.key(0), **options)
-    scale = sign * jnp.array([90.0, -60.0, 80.0, 50.0])
-    return jax.tree.map(lambda x: x * scale if x.shape == (4,) else x, policy)
+OWN_CHANCE = Blind.channels
+"""The channel that says how a client's model does on the server's samples, beside the others'."""
+
+
+def opinionated(sign=1, channels=Invariant.channels, **options):
+    """A policy that gives most to those who do well, this round and before, or to those who do badly."""
+    policy = AggregationPolicy(channels, 2, key=jax.random.key(0), **options)
+    blank = jax.tree.map(jnp.zeros_like, policy)
+    return eqx.tree_at(
+        lambda p: (p.recurrence.from_input, p.recurrence.from_state, p.joint.weight, p.score),
+        blank,
+        (
+            blank.recurrence.from_input.at[OWN_CHANCE, 0].set(1.0),
+            blank.recurrence.from_state.at[0, 0].set(0.5),
+            blank.joint.weight.at[0, 0].set(1.0),
+            blank.score.at[0].set(8.0 * sign),
+        ),
+    )
 
 
 def strategy_of(policy=None, predict=None, labels=LABELS, **options):
@@ -67,7 +81,7 @@ def strategy_of(policy=None, predict=None, labels=LABELS, **options):
         (lambda arrays: arrays["scores"].numpy()) if predict is None else predict,
         labels,
         opinionated() if policy is None else policy,
-        **(NOBODY | {"state": "accuracy"} | options),
+        **(NOBODY | options),
     )
 
 
@@ -121,7 +135,7 @@ def shares_of(strategy, server_round=1):
 
 
 def test_permuting_the_clients_permutes_the_shares_and_the_order_of_arrival_changes_nothing():
-    tables, order = models(6), [3, 0, 5, 1, 4, 2]
+    tables, order = models(4), [3, 0, 1, 2]
     plain, permuted, late = (begin(strategy_of(gate=False)) for _ in range(3))
     for n in (1, 2):
         made = scores_of(plain, replies_of(tables), n)
@@ -204,8 +218,8 @@ def test_a_round_without_a_usable_reply_keeps_the_model(replies):
 
 
 def test_clients_come_and_go_and_are_remembered_by_their_node_until_a_second_run():
-    strategy, tables = begin(strategy_of(gate=False)), models(12)
-    rounds = [[0, 1, 2], [0, 1, 2, 3, 4], [4], list(range(12)), [0, 2]]
+    strategy, tables = begin(strategy_of(gate=False)), models(9)
+    rounds = [[0, 1, 2], [0, 1, 2, 3], [3], list(range(9)), [0, 2, 4]]
     for n, nodes in enumerate(rounds, 1):
         made, _ = strategy.aggregate_train(n, [reply(i, tables[i]) for i in nodes])
         shares = shares_of(strategy, n)
@@ -214,7 +228,7 @@ def test_clients_come_and_go_and_are_remembered_by_their_node_until_a_second_run
         assert np.isfinite(made["scores"].numpy()).all()
     remembered = shares_of(strategy, 5)[0]
     fresh, again = begin(strategy_of(gate=False)), begin(strategy)
-    last = [reply(i, tables[i]) for i in (0, 2)]
+    last = [reply(i, tables[i]) for i in (0, 2, 4)]
     assert (scores_of(fresh, last) == scores_of(again, last)).all()
     assert abs(shares_of(fresh)[0] - remembered) > 1e-3
     assert again.to_frame()["round"].unique().tolist() == [1]
@@ -305,28 +319,25 @@ def test_a_score_stands_for_answers_and_labels():
     tables = [TRUTH + 0.1 * table for table in models(5)] + [5 - 5 * TRUTH]
     assert np.isfinite(scores_of(begin(plain), replies_of(tables))).all()
     assert shares_of(plain)[5] < 0.15
-    with pytest.raises(InputError, match="a score has none"):
-        LearnedAggregation(score=losses, state="accuracy", policy=opinionated())
 
 
 def test_a_server_without_samples_aggregates_by_geometry_and_counts():
-    untrained = AggregationPolicy(client_state("blind").channels(1), 4, key=jax.random.key(0))
-    strategy = begin(LearnedAggregation(policy=untrained, state="blind", **NOBODY))
+    untrained = AggregationPolicy(Blind.channels, 4, key=jax.random.key(0))
+    strategy = begin(LearnedAggregation(policy=untrained, **NOBODY))
     tables = models(3)
     made = scores_of(strategy, unequal(tables))
     np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
     # The shipped policy gives little to who goes the other way fourfold.
     strategy = begin(LearnedAggregation(**NOBODY))
-    assert strategy.state is client_state("blind")
     scores_of(strategy, replies_of([*models(9), -4 * models(1)[0]]))
     assert shares_of(strategy)[9] < 0.05
     assert strategy.to_frame()["accuracy"].isna().all()
-    with pytest.raises(InputError, match="leave the state out, or take 'blind'"):
-        LearnedAggregation(state="invariant")
+    with pytest.raises(InputError, match="it reads the server's samples"):
+        LearnedAggregation(policy=opinionated())
 
 
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
-    tables, file = models(5), tmp_path / "memory.safetensors"
+    tables, file = models(4), tmp_path / "memory.safetensors"
     rounds = [replies_of([table + 0.1 * n for table in tables]) for n in range(4)]
 
     def after(strategy, model, rounds):
@@ -350,11 +361,6 @@ def shipped(**options):
     return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(NOBODY | options))
 
 
-class Nodes(NoNodes):
-    def get_node_ids(self):
-        return [1, 2, 3]
-
-
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):
     def addressed(strategy, record, nodes, kind):
         facts = [Metadata(1, "", 0, node, "", "", 0.0, 60.0, kind) for node in nodes]
@@ -362,10 +368,9 @@ def test_nodes_that_stay_silent_are_told_of(monkeypatch):
 
     # Outside a run Flower gives its messages no run's number.
     monkeypatch.setattr(FedAvg, "_construct_messages", addressed)
+    monkeypatch.setattr(NoNodes, "get_node_ids", lambda grid: [1, 2, 3])
     strategy, tables = strategy_of(), models(3)
-    record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
-    assert len(list(strategy.configure_train(1, record, ConfigRecord(), Nodes()))) == 3
-    strategy.aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
+    begin(strategy).aggregate_train(1, [reply(1, tables[0]), reply(2, tables[1])])
     outcomes = strategy.to_frame().set_index("node")["outcome"]
     assert outcomes.to_dict() == {1: "kept", 2: "kept", 3: "silent"}
 
@@ -389,33 +394,35 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
 def test_noise_for_equal_weights_is_refused():
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy_of(), 1.0, 1.0, 3)
+    strategy = strategy_of()
+    wrapped = DifferentialPrivacyServerSideFixedClipping(strategy, 1.0, 1.0, 3)
     record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
+    # Also after it has run by itself.
+    strategy.start(NoNodes(), record, num_rounds=0)
     with pytest.raises(InputError, match="noise protects an average of equal"):
-        list(wrapped.configure_train(1, record, ConfigRecord(), Nodes()))
+        wrapped.start(NoNodes(), record, num_rounds=1)
 
 
 def test_counters_and_variances_are_averaged_and_never_extrapolated():
     start = {"weight": np.zeros(2), "variance": np.ones(2), "steps": np.array(0)}
     sent = {"weight": np.ones(2), "variance": np.full(2, 0.5), "steps": np.array(7)}
     move = {"weight": np.ones(2), "variance": np.full(2, -1.0)}
-    made = moved(np.array([0.5, 0.5]), [sent, sent], start, move, 3.0, 0.5)
+    made = moved([sent, sent], start, move, np.array([0.5, 0.5]), 3.0, 0.5)
     assert made["weight"].tolist() == [3.5, 3.5]
     assert made["variance"].tolist() == [0.5, 0.5]
     assert made["steps"] == 7
 
 
-@pytest.mark.parametrize("state", ["rich", "invariant"])
-def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
+def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator():
     rng = np.random.default_rng(0)
     labels = np.arange(300, dtype=np.int32) % CLASSES
     images = 0.1 * rng.random((300, 4, 4)) + labels[:, None, None] / 10
     digits = Digits(images.astype(np.float32), labels, np.arange(300) < 100)
-    federation = Federation(
-        digits, paper_split(digits, (4, 2), 20), Perceptron(4, 6), rounds=3, batch=10, evaluation=60,
-        test=20, learning_rate=0.3, state=client_state(state),
-    )  # fmt: skip
-    policy = opinionated(federation.channels)
+    settings = GradientSettings(
+        width=6, rounds=3, epochs=1, batch=10, evaluation=60, test=20, client_rate=0.3
+    )
+    federation = Federation(digits, paper_split(digits, (4, 2), 20), settings)
+    policy = opinionated()
     task = Task(jnp.array([0, 2, 3, 4, 5]), jnp.ones(5, bool))
     parameters = federation.model.start(key=jax.random.key(0))
     _, unravel = ravel_pytree(parameters)
@@ -428,7 +435,7 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
         return federation.model.logits(leaves, federation.images[federation.evaluation])
 
     own = np.asarray(federation.labels[federation.evaluation])
-    strategy = strategy_of(policy, predict, own, state=state, gate=False)
+    strategy = strategy_of(policy, predict, own, gate=False)
     now = jax.jit(lambda: federation.reset(task, key=jax.random.key(1)))()
     step = jax.jit(lambda now, shares, key: federation.step(task, now, shares, key=key).state)
     for n in (1, 2, 3):
@@ -441,25 +448,26 @@ def test_a_policy_sees_in_flower_what_it_saw_in_the_simulator(state):
     assert np.ptp(np.asarray(shares)) > 0.02
 
 
-def test_a_saved_policy_brings_its_state_and_its_window(tmp_path):
-    policy = opinionated(6)  # three classes: accuracy, three accuracies by class, norm and cosine
-    save_policy(policy, tmp_path, {"job": "federated", "state": "rich", "window": 3})
-    plain = strategy_of(policy, state="rich", window=3)
+def test_a_saved_policy_brings_its_window(tmp_path):
+    save_policy(opinionated(), tmp_path, {"job": "federated", "window": 3})
+    plain = strategy_of(window=3)
     loaded = LearnedAggregation.load(tmp_path, plain.server.predict, LABELS, **NOBODY)
     assert loaded.window == 3
     replies = replies_of(models(4))
     assert (scores_of(begin(plain), replies) == scores_of(begin(loaded), replies)).all()
+    save_policy(Recurrent(1, 4, key=jax.random.key(0)), tmp_path / "other", {"job": "portfolio"})
+    with pytest.raises(InputError, match="Recurrent, trained for the job 'portfolio'"):
+        LearnedAggregation.load(tmp_path / "other", lambda arrays: None, LABELS)
 
 
 @pytest.mark.parametrize(
     ("policy", "options", "words"),
     [
-        (lambda: opinionated(1), {"state": "rich"}, "it fits 'accuracy'; name"),
-        (lambda: opinionated(5), {}, "it fits none of the states"),
-        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "another state"),
-        (lambda: opinionated(head=Head(cash=True)), {}, "no client is cash"),
-        (lambda: lambda observation, mask: mask, {}, "not a policy"),
-        (opinionated, {"state": "mood"}, "not known"),
+        (lambda: opinionated(channels=12), {}, "it reads 12 channels, and a client shows 17, or 9"),
+        (lambda: Recurrent(17, 4, key=jax.random.key(0)), {}, "Recurrent is not one policy"),
+        (lambda: jax.tree.map(lambda x: x[None], opinionated()), {}, "not one policy"),
+        (lambda: opinionated(head=Head(cash=True)), {}, "shares all out among clients"),
+        (lambda: lambda observation, mask: mask, {}, "function is not one policy"),
         (opinionated, {"labels": [0.5, 1.0]}, "labels"),
         (opinionated, {"labels": []}, "labels"),
         (opinionated, {"max_update_ratio": 0.5}, "max_update_ratio"),
@@ -475,21 +483,6 @@ def test_what_does_not_fit_is_refused_with_a_sentence(policy, options, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("about", "asked", "words"),
-    [
-        ({"job": "portfolio", "window": 31}, {}, "for the job 'portfolio', not to aggregate"),
-        ({}, {}, "unknown state"),
-        ({"state": "accuracy"}, {"state": "rich"}, "for the state 'accuracy', not for"),
-        ({"state": "rich"}, {}, "another state"),
-    ],
-)
-def test_a_folder_with_another_policy_is_refused(about, asked, words, tmp_path):
-    save_policy(opinionated(), tmp_path, about)
-    with pytest.raises(InputError, match=words):
-        LearnedAggregation.load(tmp_path, lambda arrays: None, LABELS, **asked)
-
-
 def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
     from flwr.cli.config_utils import load_and_validate
     from flwr.clientapp import ClientApp
@@ -502,36 +495,3 @@ def test_the_example_is_an_app_that_flwr_run_takes(monkeypatch):
     for part, kind in (("serverapp", ServerApp), ("clientapp", ClientApp)):
         module, _, name = parts[part].partition(":")
         assert isinstance(getattr(importlib.import_module(module), name), kind)
-
-
-def test_learned_shares_beat_fedavg_among_clients_with_flipped_labels(tmp_path, monkeypatch):
-    """The example's federation without Flower's processes; three clients call every digit d by 9 - d."""
-    monkeypatch.syspath_prepend(APP)
-    import network
-    import server_app
-
-    data = server_app.share_out(tmp_path)
-    own = [dict(np.load(tmp_path / f"client-{i}.npz")) for i in range(server_app.CLIENTS)]
-    for client in own[:3]:
-        client["labels"] = 9 - client["labels"]
-    images, labels = data["test"]
-
-    def final_accuracy(strategy):
-        model = ArrayRecord(network.start(images.shape[1]))
-        for n in range(1, 21):
-            begin(strategy, model, n)
-            start, replies = model.to_numpy_ndarrays(), []
-            for i, client in enumerate(own):
-                rng = np.random.default_rng([i, n])
-                arrays = network.trained(start, client["images"], client["labels"], rng)
-                metrics = MetricRecord({"num-examples": len(client["labels"])})
-                content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
-                replies.append(message(i, content))
-            made, _ = strategy.aggregate_train(n, replies)
-            model = model if made is None else made
-        answers = network.logits(model.to_numpy_ndarrays(), images).argmax(1)
-        return float((answers == labels).mean())
-
-    learned = final_accuracy(server_app.learned(data, **NOBODY))
-    fedavg = final_accuracy(FedAvg(fraction_evaluate=0.0, **NOBODY))
-    assert learned > fedavg + 0.05

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ def received(models, mask=None, counts=None):
     return Received(models, observation, counts, mask, zero, zero, None, None, None)
 
 
+# Operation by operation, every shape compiles dozens of programs.
+aggregate = eqx.filter_jit(lambda aggregator, received: aggregator(received))
 MODELS = np.random.default_rng(0).normal(size=(7, 5))
 PADDED = np.vstack([MODELS, 100 * np.ones((2, 5))])
 MASK = [True] * 7 + [False] * 2
@@ -46,14 +49,14 @@ MASK = [True] * 7 + [False] * 2
     ids=lambda value: type(value).__name__,
 )
 def test_aggregates_are_as_defined_and_padding_takes_no_part(aggregator, expected):
-    model, shares = aggregator(received(PADDED, MASK))
+    model, shares = aggregate(aggregator, received(PADDED, MASK))
     assert np.asarray(model) == pytest.approx(expected, abs=1e-5)
     assert float(shares.sum()) == pytest.approx(1, abs=1e-5)
     assert (np.asarray(shares)[7:] == 0).all()
 
 
 def test_the_median_of_an_even_number_is_between_the_middle_two():
-    model, _ = Median()(received(MODELS[:4]))
+    model, _ = aggregate(Median(), received(MODELS[:4]))
     assert np.asarray(model) == pytest.approx(np.median(MODELS[:4], 0), abs=1e-6)
 
 
@@ -63,7 +66,7 @@ def test_samples_weigh_and_the_minority_gets_its_total():
         # Nobody takes over by claiming samples.
         ([10, 10, 10, 10**6], np.array([1, 1, 1, 10]) / 13),
     ):
-        _, shares = BySamples()(received(MODELS[: len(counts)], counts=counts))
+        _, shares = aggregate(BySamples(), received(MODELS[: len(counts)], counts=counts))
         assert np.asarray(shares) == pytest.approx(expected)
     shares = Fixed.minority(0.45).shares
     assert float(shares[8:].sum()) == pytest.approx(0.45)
@@ -73,7 +76,7 @@ def test_samples_weigh_and_the_minority_gets_its_total():
 def test_krum_chooses_a_model_of_the_crowd_whatever_byzantine_clients_send():
     crowd = np.ones((6, 4)) + 0.01 * np.random.default_rng(1).normal(size=(6, 4))
     byzantine = np.array([[50.0] * 4, [-9.0] * 4])
-    model, shares = Krum(2)(received(np.vstack([crowd, byzantine])))
+    model, shares = aggregate(Krum(2), received(np.vstack([crowd, byzantine])))
     assert float(jnp.abs(model - 1).max()) < 0.1
     assert int(shares.argmax()) < 6
     assert float(shares.max()) == 1
@@ -86,17 +89,20 @@ def test_krums_neighbours_are_all_but_the_byzantine_and_two(byzantine):
         models = rng.normal(size=(8, 2))
         apart = ((models[:, None] - models) ** 2).sum(-1)
         near = np.sort(apart, 1)[:, 1 : 1 + 8 - byzantine - 2]
-        _, shares = Krum(byzantine)(received(models))
+        _, shares = aggregate(Krum(byzantine), received(models))
         assert int(shares.argmax()) == near.sum(1).argmin()
 
 
 def test_near_neighbours_are_mixed_before_the_trimmed_mean():
-    model, shares = NearestMixing(0.3)(received(PADDED, MASK))
+    model, shares = aggregate(NearestMixing(0.3), received(PADDED, MASK))
     mixed = np.stack([
         MODELS[np.argsort(((MODELS - own) ** 2).sum(1))[:5]].mean(0) for own in MODELS
     ])  # fmt: skip
     assert np.asarray(model) == pytest.approx(np.sort(mixed, 0)[2:-2].mean(0), abs=1e-5)
     assert float(shares.sum()) == pytest.approx(1, abs=1e-5)
+
+
+step = eqx.filter_jit(lambda aggregator, received, memory: aggregator.step(received, memory))
 
 
 def walk(aggregator, start, rounds):
@@ -105,7 +111,7 @@ def walk(aggregator, start, rounds):
     for _ in range(rounds):
         base = received(MODELS + np.asarray(model))
         base = replace(base, start=jnp.asarray(model), move=jnp.asarray(move))
-        following, _, memory = aggregator.step(base, memory)
+        following, _, memory = step(aggregator, base, memory)
         move, model = np.asarray(following) - np.asarray(model), np.asarray(following)
         found.append(model)
     return np.stack(found)

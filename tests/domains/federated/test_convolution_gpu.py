@@ -73,10 +73,8 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     np.testing.assert_array_equal(client.logits(parameters, images), plain)
     assert len(asked) == 1
     client.logits(parameters, images.astype(jnp.float32))
-    Convolutional(12, 65, 3).logits(
-        Convolutional(12, 65, 3).start(key=jax.random.key(0)), jnp.ones((2, 12, 12), jnp.bfloat16)
-    )
     assert len(asked) == 1
+    assert not convolution_gpu.suits_kernels(jnp.ones((9, 65)), images)
 
 
 def test_the_images_have_their_gradient_too(interpreted):

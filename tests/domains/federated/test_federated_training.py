@@ -1,11 +1,12 @@
+from types import SimpleNamespace
+
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.domains.federated.evaluation import evaluation_keys
-from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated import training
+from apportion.domains.federated.federation import paper_world
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.federated.training import train_mixture, train_paper_policies
 from apportion.trees import take
@@ -16,9 +17,8 @@ SETTINGS = PPOSettings(
     epochs=1, batch=10, client_rate=0.3, evaluation=60, test=100, block=60, tasks=3, unseen=2,
     steps=4, rollouts=2, hidden=4, chunk=2, state="accuracy",
 )  # fmt: skip
-FEDERATION, PARTITION = build(SETTINGS, made_up_digits())
-TASKS, UNSEEN = sample_tasks(SETTINGS, PARTITION, 0)
-OTHERS = sample_tasks(SETTINGS, PARTITION, 1)[0]
+DIGITS = made_up_digits()
+FEDERATION, [(TASKS, _), (OTHERS, _)] = paper_world(SETTINGS, DIGITS, [0, 1])
 MIXED = TASKS[:1].joined(OTHERS[1:])
 
 
@@ -56,17 +56,40 @@ def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
     assert np.isfinite(trained.metrics["reward"]).all()
 
 
-def test_methods_of_a_seed_are_compared_on_the_same_episodes():
-    keys = jax.random.key_data(evaluation_keys([3, 4, 3], 2))
-    assert bool((keys[0] == keys[2]).all())
-    assert not bool((keys[0] == keys[1]).any())
-    assert len(jnp.unique(keys[0], axis=0)) == 2
+def test_every_seed_deals_the_clients_anew_and_a_task_stays_within_its_deal():
+    federation, tasks = paper_world(SETTINGS, DIGITS, [3, 4, 3])
+    clients = sum(SETTINGS.clients)
+    assert federation.universe == 2 * clients
+    first, second = np.split(np.asarray(federation.index), 2)
+    assert (first != second).any()
+    for deal in (first, second):
+        assert len(np.unique(deal)) == deal.size
+    np.testing.assert_array_equal(federation.identities, 2 * [*range(clients)])
+    for (own, unseen), where in zip(tasks, (0, 1, 0), strict=True):
+        for each in (own, unseen):
+            assert (np.asarray(each.members) // clients == where).all()
+    np.testing.assert_array_equal(tasks[0][1].members, tasks[2][1].members)
+    assert (tasks[0][1].members != tasks[1][1].members - clients).any()
 
 
-def test_a_mixture_of_fewer_tasks_than_go_together_is_trained():
+def test_a_mixture_of_fewer_tasks_than_go_together_is_trained_as_the_settings_say(monkeypatch):
+    """What the learner and the policy are made of; that they learn is asked of them elsewhere."""
     settings = GradientSettings(
         kinds="sizes+reversed", copies=1, sizes=(3, 3), pooling=1, samples=10, width=4, rounds=1, epochs=1,
-        batch=10, server_samples=(5, 10), block=60, hidden=4, steps=1, rollouts=1,
+        batch=10, server_samples=(5, 10), block=60, hidden=4, steps=7, rollouts=3,
     )  # fmt: skip
-    policy = train_mixture(settings, made_up_digits())
-    assert np.abs(policy.score).max() > 0
+    asked = {}
+
+    def untrained(federation, tasks, policy, learner, **options):
+        asked.update(options, federation=federation, tasks=tasks, learner=learner)
+        return SimpleNamespace(policy=policy)
+
+    monkeypatch.setattr(training, "train", untrained)
+    policy = train_mixture(settings, DIGITS)
+    assert (policy.channels, policy.hidden, policy.relative) == (17, 4, True)
+    learner = asked["learner"]
+    assert (len(asked["tasks"]), learner.together, learner.rollouts) == (1, 1, 3)
+    assert (asked["steps"], learner.updates, learner.logarithm) == (7, 7, True)
+    # The training world's server has images that clients of the unseen world never hold.
+    held = asked["federation"].index[asked["tasks"].members[0]]
+    assert not np.isin(held, asked["federation"].evaluation).any()

@@ -13,7 +13,8 @@ from apportion.domains.federated.aggregators import Fixed, run_episodes
 from apportion.domains.federated.clients import Convolutional, Perceptron
 from apportion.domains.federated.data import paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
-from apportion.domains.federated.states import STATES, ServerInfo, Submission, client_state
+from apportion.domains.federated.settings import GradientSettings, PPOSettings
+from apportion.domains.federated.states import STATES, ClassScores, ServerInfo, Submission
 from apportion.errors import InputError
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
@@ -26,11 +27,18 @@ PARTITION = paper_split(DIGITS, (16, 8), 30)
 TRAINING, UNSEEN = skewed_tasks(PARTITION, 3, 2, seen=(8, 5))
 
 
-def federation(**changes):
-    settings = {"rounds": 4, "epochs": 2, "batch": 10, "learning_rate": 0.3,
-                "evaluation": 100, "test": 150, "block": 40}  # fmt: skip
-    model = changes.pop("model", Perceptron(6, 16))
-    return Federation(DIGITS, changes.pop("partition", PARTITION), model, **(settings | changes))
+SETTINGS = PPOSettings(
+    width=16, rounds=4, epochs=2, batch=10, client_rate=0.3, evaluation=100, test=150, block=40
+)
+SAMPLES = GradientSettings(
+    model="convolutional", width=2, rounds=4, epochs=2, batch=10, evaluation=100, test=150, block=40
+)
+"""Clients with a convolution, and a policy that sees the server's samples."""
+DRAWN = {"drawn": (20, 60), "gate": True}
+
+
+def federation(settings=SETTINGS, partition=PARTITION, **options):
+    return Federation(DIGITS, partition, settings, **options)
 
 
 # Methods compiled by themselves, as `check_problem` compiles them: one program for both.
@@ -60,7 +68,7 @@ def test_padding_takes_no_part_and_the_reward_is_the_accuracy_of_the_average():
 
 def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_every_row():
     informed, fedavg = (
-        run_episodes(federation(), Fixed.minority(total), TRAINING, key=KEY)
+        run_episodes(federation(), Fixed.minority(total), TRAINING, jax.random.split(KEY, 3))
         for total in (0.45, 0.2)
     )
     assert float(informed.tested[:, -1].mean()) > float(fedavg.tested[:, -1].mean()) + 0.02
@@ -75,20 +83,17 @@ def test_a_larger_share_for_those_who_alone_hold_some_digits_pays_and_is_in_ever
     assert shares.sum(1) == pytest.approx(1, abs=1e-6)
 
 
-DRAWN = {"drawn": (20, 60), "gate": True, "model": Convolutional(6, 2, 3)}
-"""A server that draws its samples in every episode, and clients with a convolution."""
-
-
-@pytest.mark.parametrize("name", sorted(STATES))
-def test_every_client_state_keeps_the_interface(name):
-    problem = federation(state=client_state(name), **(DRAWN if name == "invariant" else {}))
-    if name == "invariant":
+@pytest.mark.parametrize("settings", [SAMPLES, replace(SETTINGS, state="rich")], ids=["i", "r"])
+def test_every_client_state_keeps_the_interface(settings):
+    samples = settings is SAMPLES
+    problem = federation(settings, **(DRAWN if samples else {}))
+    if samples:
         check_problem(problem, TRAINING)
     state = reset(problem, TRAINING[0])
     assert state.history.shape == (10, 5, problem.channels)
     differs = np.ptp(np.asarray(state.history[:, -1]), axis=0) > 0
     # Of the round, the server's samples and the other clients every client is told the same.
-    assert differs.sum() >= min(problem.channels, 4 if name == "blind" else 9)
+    assert differs.sum() >= min(problem.channels, 9)
 
 
 def test_the_convolution_is_a_convolution():
@@ -141,7 +146,7 @@ def test_blocks_change_memory_and_not_the_score():
     )
     scores = [
         np.asarray(eqx.filter_jit(problem.correct)(models, problem.evaluation))
-        for problem in (federation(block=100), federation(block=7))
+        for problem in (federation(), federation(replace(SETTINGS, block=7)))
     ]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert scores[0].shape == (3, 10)
@@ -152,23 +157,23 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
     assert not set(np.asarray(apart.evaluation)) & set(np.asarray(apart.test))
     assert set(np.asarray(papers.evaluation)) <= set(np.asarray(papers.test))
     with pytest.raises(InputError, match="ask for fewer"):
-        federation(evaluation=250)
+        federation(replace(SETTINGS, evaluation=250))
 
 
 def test_the_rich_state_shows_the_length_and_the_direction_of_the_update():
     updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
     ones = jnp.ones((3, 2)) / 2
     info = ServerInfo(jnp.ones(3), jnp.zeros(3), jnp.zeros(2), jnp.zeros(()))
-    submission = Submission(ones, jnp.ones(2) / 2, updates, jnp.ones(3, bool), info)
+    scores = ClassScores(ones, jnp.ones(2) / 2)
+    submission = Submission(updates, jnp.ones(3, bool), info, scores)
     norm, cosine = np.asarray(STATES["rich"](submission))[:, -2:].T
     assert norm[2] > norm[0] == norm[1]
     assert cosine[0] == cosine[1]
-    with pytest.raises(InputError, match="choose one of"):
-        client_state("colour")
 
 
 def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
-    problem = federation(participation=0.4, state=client_state("blind"))
+    blind = replace(SAMPLES, model="perceptron", width=16, state="blind")
+    problem = federation(blind, participation=0.4)
     state = reset(problem, TRAINING[0])
     following = step(problem, TRAINING[0], state).state
     assert int(state.present.sum()) == int(following.present.sum()) == 4
@@ -181,7 +186,7 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
 
 
 def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_the_policy():
-    problem = federation(state=client_state("invariant"), **DRAWN)
+    problem = federation(SAMPLES, **DRAWN)
     counts = set()
     for key in jax.random.split(KEY, 8):
         server = reset(problem, TRAINING[0], key).server

@@ -1,4 +1,4 @@
-"""The backtest against plain accounting, the contract of its JSON, and its metrics."""
+"""The backtest against plain accounting, the contract of its JSON, its metrics, and gains by week."""
 
 import json
 from dataclasses import replace
@@ -6,18 +6,24 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket, record
-from apportion.domains.portfolio.backtest import account, backtest_strategies
-from apportion.domains.portfolio.baselines.simple import BASELINES
+from apportion.domains.portfolio.backtest import (
+    TrainedPolicy,
+    account,
+    backtest_strategies,
+    weekly_gains,
+)
 from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
+from apportion.runs.policy_file import save_policy
 from apportion.statistics import over_blocks
 from apportion.tasks import draw_tasks
 
@@ -88,7 +94,7 @@ def test_net_is_never_above_gross_and_scale_of_prices_does_not_matter(cost, seed
     rng = np.random.default_rng(seed)
     a = rng.dirichlet(np.ones(4), 20)
     y = np.exp(0.02 * rng.standard_normal((20, 4)))
-    growth, keep, turnover = account(a, y, cost)
+    growth, keep, turnover = account(a, y, cost, np.full(4, 0.25))
     assert (keep <= 1 + 1e-12).all()
     assert (keep >= 1 - 2 * cost).all()
     assert (turnover <= 2).all()
@@ -183,10 +189,69 @@ def test_a_baseline_off_the_simplex_is_named():
         backtest_strategies(PRICES, {}, baselines={"greedy": lambda y: jnp.ones_like(y)}, window=8)
 
 
-def test_each_strategy_is_told_as_its_turn_comes():
-    told = []
-    backtest_strategies(
-        PRICES, {}, baselines={"olmar": BASELINES["olmar"]}, window=8,
-        on_strategy=lambda *news: told.append(news),
-    )  # fmt: skip
-    assert told == [("equal-crp", 0.0), ("olmar", 0.5)]
+@pytest.fixture(scope="module")
+def weekdays():
+    """Trading days from a Monday on, three of them missing as on holidays."""
+    drawn = SimulatedMarket.draw(universe=5, days=120).prices
+    days = pd.bdate_range("2020-01-06", periods=len(drawn.dates) + 3).delete([42, 43, 57])
+    return replace(drawn, dates=days.to_numpy().astype(drawn.dates.dtype))
+
+
+def about(weekdays, **changes) -> dict:
+    facts = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025}
+    return facts | {"last": str(weekdays.dates[30])} | changes
+
+
+@pytest.fixture(scope="module")
+def equal(weekdays):
+    return TrainedPolicy.of(EqualShares(), about(weekdays))
+
+
+def test_a_gain_is_the_weeks_difference_in_log_growth_net_of_costs(weekdays, equal):
+    gains = weekly_gains(equal, weekdays, "lazy-crp", bound=1.0)
+    tested = backtest_strategies(
+        replace(weekdays, high=None, low=None),
+        {"lazy": LAZY},
+        start=str(weekdays.dates[31]),
+        window=8,
+    )
+    gap = pd.Series(
+        np.log1p(tested.net["equal-crp"]) - np.log1p(tested.net["lazy"]),
+        pd.DatetimeIndex(tested.dates),
+    )
+    # The last day is no Friday, so that its week is not over.
+    assert gap.index[-1].weekday() < 4
+    weeks = gap.resample("W-SUN").sum()[:-1]
+    assert gains.values == pytest.approx(weeks.to_numpy(), abs=1e-12)
+    days = gap.index.to_series().resample("W-SUN").last()[:-1]
+    assert gains.labels().tolist() == days.dt.date.tolist()
+
+
+def test_asking_every_day_only_adds_weeks_that_are_over(weekdays, equal):
+    whole = weekly_gains(equal, weekdays, "lazy-crp")
+    for rows in (101, 104):
+        some = weekly_gains(equal, weekdays.until(str(weekdays.dates[rows])), "lazy-crp")
+        n = len(some.values)
+        assert n < len(whole.values)
+        assert some.values == pytest.approx(whole.values[:n], abs=1e-9)
+        assert some.labels().tolist() == whole.labels()[:n].tolist()
+
+
+def test_every_kind_of_baseline_is_followed(weekdays, equal, tmp_path):
+    assert not weekly_gains(equal, weekdays, "equal-crp").values.any()
+    for name in ("buy-and-hold", "momentum"):
+        assert weekly_gains(equal, weekdays, name).values.any()
+    save_policy(LAZY, tmp_path, about(weekdays, last=str(weekdays.dates[60])))
+    other = weekly_gains(equal, weekdays, str(tmp_path))
+    assert other.labels()[0] > weekdays.dates[60]
+
+
+def test_what_cannot_be_compared_is_refused(weekdays, equal, tmp_path):
+    for name in ("best-crp", "lazy", str(tmp_path / "nowhere")):
+        with pytest.raises(InputError, match="there is no baseline"):
+            weekly_gains(equal, weekdays, name)
+    with pytest.raises(InputError, match="a certificate needs later days"):
+        weekly_gains(replace(equal, last=str(weekdays.dates[-1])), weekdays, "lazy-crp")
+    save_policy(EqualShares(), tmp_path, about(weekdays, window=9))
+    with pytest.raises(InputError, match="reads other things"):
+        weekly_gains(equal, weekdays, str(tmp_path))

@@ -10,9 +10,9 @@ import pytest
 
 from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkToEqual
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
+from apportion.domains.portfolio.backtest import _walk_one as walk_once
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import Constrained, constrain
-from apportion.domains.portfolio.market import walk_policy, walk_tasks
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
@@ -31,11 +31,10 @@ PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
 NAMES = PRICES.tickers
 CASES = {
     "weights": Rules(max_weight=0.25, min_weight=0.08),
-    "turnover": Rules(max_turnover=0.1),
     "all": Rules(max_weight=0.45, min_weight=0.02, max_turnover=0.2),
 }
 EVERYONE = Task.of([range(6)])[0]
-walk_once, roll_out = eqx.filter_jit(walk_policy), eqx.filter_jit(rollout)
+roll_out = eqx.filter_jit(rollout)
 
 
 def opinionated(seed: int) -> Policy:
@@ -48,7 +47,8 @@ INSIDE = PartialTrading(ShrunkToEqual(Ensemble.of([opinionated(1), opinionated(2
 
 
 def market(rules: Rules, prices=PRICES) -> Market:
-    return Market.of(prices, window=8, costs=Costs(0.0025), rules=rules)
+    """As a backtest has it, which then shares its programs."""
+    return Market.of(prices, window=8, costs=Costs(0.0025, exact=True), rules=rules)
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +78,20 @@ def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(r
 def test_a_task_too_small_for_its_rules_stays_whole():
     """Two instruments cannot both stay below 45 %: the limit gives way, no more."""
     rules = CASES["all"]
-    tasks = Task.of([[0, 1, 2], [0, 3, 4], [3, 5]])
+    tasks = Task.of([[0, 1, 2], [3, 5], range(6)])
     check_problem(market(rules), tasks)
-    walk = walk_tasks(constrain(INSIDE, rules), market(rules), tasks)
-    shares = np.asarray(walk.allocations)
-    np.testing.assert_allclose(shares.sum(-1), 1, atol=1e-5)
-    assert shares[:2].max() <= 0.45 + 1e-6
-    np.testing.assert_allclose(shares[2], np.tile([0.5, 0.5, 0], (len(shares[2]), 1)), atol=1e-6)
+    three, two, _ = (
+        np.asarray(walk_once(constrain(INSIDE, rules), market(rules), task).allocations)
+        for task in tasks
+    )
+    np.testing.assert_allclose(three.sum(-1), 1, atol=1e-5)
+    assert three.max() <= 0.45 + 1e-6
+    np.testing.assert_allclose(two, np.tile([0.5, 0.5, 0, 0, 0, 0], (len(two), 1)), atol=1e-6)
 
 
 @pytest.mark.parametrize("rebalance", ["weekly", "monthly"])
 def test_nothing_is_traded_between_rebalancing_days(rebalance):
-    rules = replace(CASES["weights"], rebalance=rebalance)
+    rules = replace(CASES["all"], rebalance=rebalance)
     walk = walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
     turnover, shares = np.asarray(walk.turnover), np.asarray(walk.allocations)
     # The period that ends on a row was decided on the row before it.
@@ -182,12 +184,9 @@ def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
         cut = PRICES.until(PRICES.dates[row + 1])
         shares = np.asarray(next_allocation(policy, cut, window=8, held=held, rules=rules))
         assert np.allclose(shares, held, atol=1e-7) == (not starts[row])
+    # Where nothing is held a portfolio is set up, whichever day it is.
     fresh = np.asarray(next_allocation(policy, cut, window=8, rules=rules))
-    day = PRICES.dates[106]
-    ahead = backtest_strategies(
-        PRICES, {"policy": policy}, start=day, end=day, window=8, rules={"policy": rules}
-    )
-    np.testing.assert_allclose(fresh, ahead.allocations["policy"][0], atol=1e-6)
+    assert np.abs(fresh - 1 / 6).max() > 1e-3
 
 
 def test_rules_are_refused_before_any_work():

@@ -41,6 +41,7 @@ def cut(spans: dict[int, tuple[int, int]]) -> Prices:
 
 
 PARTLY = cut({1: (30, 79), 2: (0, 50), 4: (20, 60)})
+MARKET = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025))
 
 
 def spans():
@@ -97,26 +98,22 @@ def test_wealth_is_that_of_a_plain_loop_and_what_is_not_listed_is_never_held(lat
 
 
 def test_an_absent_instrument_changes_nobodys_share():
-    """Before its listing a file with the instrument is a file without it."""
-    few = PARTLY.select([PARTLY.tickers[i] for i in (0, 2, 3, 4)])
-    with_it = backtest_strategies(PARTLY, {"policy": POLICY}, window=WINDOW)
-    without = backtest_strategies(few, {"policy": POLICY}, window=WINDOW)
+    """Before its listing a market with the instrument is one without it."""
+    few = Task.of([range(5), [0, 2, 3, 4]])[1]
+    with_it, without = (walked(POLICY, MARKET, task) for task in (EVERYONE, few))
     days = 30 - WINDOW + 1  # the period after its first close, on row 30, is the first to hold it
+    shares = np.asarray(with_it.allocations)
     np.testing.assert_allclose(
-        with_it.allocations["policy"][:days][:, [0, 2, 3, 4]],
-        without.allocations["policy"][:days],
-        atol=1e-6,
+        shares[:days, [0, 2, 3, 4]], without.allocations[:days, :4], atol=1e-6
     )
-    assert with_it.allocations["policy"][days, 1] > 0
-    np.testing.assert_allclose(
-        with_it.net["policy"][:days], without.net["policy"][:days], atol=1e-6
-    )
+    assert shares[days, 1] > 0
+    np.testing.assert_allclose(with_it.log_return[:days], without.log_return[:days], atol=1e-6)
 
 
 def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
-    market = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025))
+    market = MARKET
     # Entities 1 and 4 both come late: a task of them alone has days with nobody there.
-    tasks = Task.of([[1, 4], [0, 1, 2], [2, 4, 3]])
+    tasks = Task.of([[1, 4], [0, 1, 2], [2, 4, 3], range(5)])
     check_problem(market, tasks)
     follow = eqx.filter_jit(rollout)
     for task in tasks:
@@ -127,7 +124,7 @@ def test_a_walk_is_the_rollout_and_the_problem_keeps_the_interface():
     alone = walked(POLICY, market, tasks[0])
     empty = 20 - WINDOW + 1
     assert (np.asarray(alone.log_return)[:empty] == 0).all()
-    assert np.asarray(alone.allocations)[empty].tolist() == [0, 1, 0]
+    assert np.asarray(alone.allocations)[empty].tolist() == [0, 1, 0, 0, 0]
 
 
 def test_a_delisting_between_rebalancing_days_sells_in_proportion():

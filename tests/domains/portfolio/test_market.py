@@ -120,6 +120,11 @@ SHARES = st.lists(st.floats(0, 1), min_size=4, max_size=4).filter(lambda x: sum(
 RATES = st.floats(0, 0.1)
 
 
+@eqx.filter_jit
+def factor(rate, w, a, exact, cash=False):
+    return Costs(rate, exact=exact, cash=cash).cost_factor(w, a)
+
+
 def simplex(values) -> np.ndarray:
     values = np.asarray(values, float)
     return values / values.sum()
@@ -138,7 +143,7 @@ def residual(mu, w, a, c, cash: bool):
 def test_the_exact_factor_solves_its_equation_to_1e_12(cash, held, wanted, rate):
     w, a = simplex(held), simplex(wanted)
     with jax.enable_x64(True):
-        mu = float(Costs(rate, exact=True, cash=cash).cost_factor(jnp.asarray(w), jnp.asarray(a)))
+        mu = float(factor(jax.device_put(rate), jax.device_put(w), jax.device_put(a), True, cash))
     assert abs(residual(mu, w, a, rate, cash)) <= 1e-12
     assert 0 < mu <= 1 + 1e-12
 
@@ -147,8 +152,8 @@ def test_the_exact_factor_solves_its_equation_to_1e_12(cash, held, wanted, rate)
 def test_the_approximation_errs_by_at_most_two_c_squared(held, wanted, rate):
     w, a = simplex(held), simplex(wanted)
     with jax.enable_x64(True):
-        w, a = jnp.asarray(w), jnp.asarray(a)
-        rough, exact = (Costs(rate, exact=exact).cost_factor(w, a) for exact in (False, True))
+        w, a, c = (jax.device_put(value) for value in (w, a, rate))
+        rough, exact = (factor(c, w, a, exact) for exact in (False, True))
         gap = abs(float(rough - exact))
     assert gap <= 2 * rate**2 + 1e-15
 

@@ -38,7 +38,7 @@ def plans(draw) -> dict:
 
 
 @given(plans())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_value_before_is_value_after_and_cost_and_nothing_is_overspent(plan):
     prices, holdings, cost = plan["prices"], plan["holdings"], plan["cost"]
     orders = plan_orders(NAMES, **plan)
@@ -63,7 +63,7 @@ def test_value_before_is_value_after_and_cost_and_nothing_is_overspent(plan):
 
 
 @given(plans())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_whole_lots_are_within_a_lot_of_the_fractions_where_money_allows(plan):
     lot = plan["lot"] or 1.0
     exact = plan_orders(NAMES, **plan | {"lot": None})

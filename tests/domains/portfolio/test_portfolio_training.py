@@ -9,7 +9,11 @@ import pytest
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import next_allocation, train_portfolio
+from apportion.domains.portfolio.training import (
+    draw_portfolio_tasks,
+    next_allocation,
+    train_portfolio,
+)
 from apportion.domains.portfolio.validation import Years, best_variant
 from apportion.errors import InputError
 
@@ -58,7 +62,7 @@ def test_equal_shares_are_trained_least():
     assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
 
 
-SETTINGS = replace(TINY, method="pmtl", held_out=1, protocol="per-task", steps=2)
+SETTINGS = replace(TINY, held_out=1)
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +70,13 @@ def trained():
     return train_portfolio(PRICES, SETTINGS)
 
 
-def test_the_paper_protocol_gives_updates_for_each_task_and_holds_instruments_out(trained):
-    """Two for each of three tasks; a single-task policy has one task, and gets its two."""
+def test_every_member_is_updated_and_instruments_are_held_out(trained):
     assert len(trained.unseen) == 1
     assert trained.unseen[0] not in np.asarray(trained.tasks.members)
     assert np.asarray(trained.training.state.step).tolist() == [6, 6]
-    alone = train_portfolio(PRICES, replace(SETTINGS, method="stl"))
-    assert len(alone.tasks) == 1
-    assert np.asarray(alone.training.state.step).tolist() == [2, 2]
-    assert len(alone.training.metrics) == 2 * 2
-    assert PortfolioSettings.paper(method="mtl", steps=300, tasks=30).updates == 300
+    assert len(trained.training.metrics) == 2 * 6
+    alone = draw_portfolio_tasks(5, replace(SETTINGS, method="stl"))[-1]
+    assert len(alone) == 1
 
 
 def test_the_next_allocation_follows_the_columns_of_the_file(trained):

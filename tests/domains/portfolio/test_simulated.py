@@ -1,4 +1,7 @@
-"""What learning must find in a market whose truth is known: the acceptance figures, on 4 seeds."""
+"""What learning must find in a market whose truth is known: the acceptance figures, on 4 seeds.
+
+They take a minute; a fifth of the updates, for one method alone, stand in for them every day.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +16,7 @@ from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import train_portfolio_runs, untrained_policies
+from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
 from apportion.tasks import Task, draw_tasks, single_tasks, split_entities
 from apportion.training import Chunks
@@ -92,7 +95,13 @@ def growth_over_equal(policies, market, tasks, per_seed):
     return eqx.filter_vmap(run)(policies, prices, tasks)
 
 
-def fit(market: Market, tasks: Task, methods: list[str], per_seed: int) -> Policy:
+def fit(
+    market: Market,
+    tasks: Task,
+    methods: list[str],
+    per_seed: int,
+    settings: PortfolioSettings = SETTINGS,
+) -> Policy:
     """Train each run on its own tasks; `per_seed` consecutive runs share market, start and draws."""
     shared = jax.tree.map(lambda _: None, market)
     first, draws = (
@@ -102,12 +111,12 @@ def fit(market: Market, tasks: Task, methods: list[str], per_seed: int) -> Polic
     return train_portfolio_runs(
         eqx.tree_at(lambda m: m.prices, market, jnp.repeat(market.prices, per_seed, 0)),
         tasks,
-        SETTINGS,
+        settings,
         policy_keys=first,
         run_keys=draws,
-        selection=stack([replace(SETTINGS, method=method).selection() for method in methods]),
+        selection=stack([replace(settings, method=method).selection() for method in methods]),
         market_axes=eqx.tree_at(lambda m: m.prices, shared, 0, is_leaf=lambda x: x is None),
-        chunks=Chunks(SETTINGS.steps, SETTINGS.steps),
+        chunks=Chunks(settings.steps, settings.steps),
     ).policy
 
 
@@ -117,13 +126,9 @@ def experiment() -> Experiment:
 
 
 @pytest.fixture(scope="module")
+@optimised()
 def gains(experiment) -> dict[str, float]:
     """Mean gain of each method over the seeds, own and held-out, all trained in two programs."""
-    with optimised():
-        return measure(experiment)
-
-
-def measure(experiment: Experiment) -> dict[str, float]:
     many = fit(experiment.train, repeat(experiment.own, 2), ["mtl", "pmtl"] * SEEDS, per_seed=2)
     singles = single_tasks(experiment.own.first(SINGLES).flat)
     alone = fit(experiment.train, singles, ["stl"] * SEEDS * SINGLES, per_seed=SINGLES)
@@ -137,30 +142,22 @@ def measure(experiment: Experiment) -> dict[str, float]:
     return out
 
 
-def test_the_untrained_policy_gives_nearly_equal_shares(experiment):
-    market = eqx.tree_at(lambda m: m.prices, experiment.test, experiment.test.prices[0])
-    keys = jax.random.split(jax.random.key(0), 4)
-    policies = untrained_policies(market.prices.shape[-1], SETTINGS, keys)
-    task = experiment.own[0][0]
-    walk = eqx.filter_jit(eqx.filter_vmap(lambda p: walk_policy(p, market, task).allocations))
-    assert np.abs(np.asarray(walk(policies)) - 0.2).max() < 0.02
+@optimised()
+def test_prioritised_learning_earns_more_than_equal_shares_on_instruments_it_never_saw(experiment):
+    few = replace(SETTINGS, steps=400, learning_rate=5e-3)
+    policies = fit(experiment.train, experiment.own, ["pmtl"] * SEEDS, 1, few)
+    found = experiment.gain(policies, experiment.held_out)
+    oracle = experiment.oracle(experiment.held_out)
+    # The four earned .57 with a standard error of .03, the oracle .77.
+    assert found.mean() >= 0.5 * oracle, (found, oracle)
 
 
-def test_the_oracle_earns_what_the_specification_says(gains):
-    assert 0.6 < gains["oracle own"] < 0.85
-    assert 0.6 < gains["oracle held-out"] < 0.85
-
-
-@pytest.mark.parametrize("kind", ["own", "held-out"])
-def test_multi_task_learning_reaches_most_of_the_oracle(gains, kind):
-    assert gains[f"mtl {kind}"] >= 0.60 * gains[f"oracle {kind}"], gains
-
-
-def test_multi_task_beats_single_task_learning_at_equal_updates(gains):
-    assert gains["mtl own"] - gains["stl own"] >= 0.10, gains
-    assert gains["mtl held-out"] - gains["stl held-out"] >= 0.08, gains
-
-
-def test_prioritisation_does_not_hurt(gains):
-    assert gains["pmtl own"] - gains["mtl own"] >= -0.03, gains
-    assert gains["pmtl held-out"] - gains["mtl held-out"] >= -0.03, gains
+@pytest.mark.slow
+def test_methods_reach_their_acceptance_figures(gains):
+    for kind, ahead in (("own", 0.10), ("held-out", 0.08)):
+        assert 0.6 < gains[f"oracle {kind}"] < 0.85
+        assert gains[f"mtl {kind}"] >= 0.60 * gains[f"oracle {kind}"], gains
+        # At equal updates.
+        assert gains[f"mtl {kind}"] - gains[f"stl {kind}"] >= ahead, gains
+        # Prioritisation does not hurt.
+        assert gains[f"pmtl {kind}"] - gains[f"mtl {kind}"] >= -0.03, gains

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import pandas as pd
 import pytest
 
@@ -67,3 +68,21 @@ def given(monkeypatch) -> Callable[..., dict[str, Any]]:
         return seen
 
     return of
+
+
+@pytest.fixture
+def alone_is_given_the_same(given) -> Callable[..., None]:
+    """What a cell is trained with is its own part of what its whole program is trained with."""
+
+    def check(module: Any, plan: Plan, name: str, names: Sequence[str], runs: int = 1) -> None:
+        [cell] = [cell for cell in plan.cells if cell.name == name]
+        program = [other for other in plan.cells if other.program == cell.program]
+        several, alone = given(module, plan, program), given(module, plan, [cell])
+        own = slice(runs * program.index(cell), runs * (program.index(cell) + 1))
+        for part in names:
+            for one, all_of_them in zip(
+                *(jax.tree.leaves(seen[part]) for seen in (alone, several)), strict=True
+            ):
+                assert (one == all_of_them[own]).all(), part
+
+    return check

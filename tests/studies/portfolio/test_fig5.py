@@ -49,7 +49,7 @@ def test_policies_are_given_all_tasks_by_priority_or_one_each(plan, tiny, given)
     assert by_priority.prioritisation == tiny.alpha
     assert plain.prioritisation == 0
     # Equal updates: the multi-task policy's, of which one task's share is the paper's protocol.
-    assert by_priority.updates == plain.updates == 12
+    assert by_priority.steps == plain.steps == 12
     watched = np.asarray(several.members[:, :2]).reshape(4, -1)
     np.testing.assert_array_equal(singles.members[:, 0], watched)
 

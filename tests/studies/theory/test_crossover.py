@@ -5,30 +5,17 @@ import pandas as pd
 import pytest
 
 from apportion.studies.theory import crossover
+from apportion.studies.theory.common import log_slope
 from apportion.theory.mdp import random_family
-
-
-def check(figure, open_at_this_size=()):
-    verdicts = {verdict.claim.split(" (")[0]: verdict for verdict in figure.verdicts}
-    for claim, verdict in verdicts.items():
-        allowed = ("holds", "not-established") if claim in open_at_this_size else ("holds",)
-        assert verdict.outcome in allowed, figure.summary()
-    assert -0.65 <= verdicts["the pool's Q error falls like 1/sqrt(NT)"].estimate <= -0.40
-    table = figure.table.set_index(["spread", "samples"])
-    late = table.multi.loc[[(s, 9216) for s in (0.1, 0.2, 0.4, 0.8)]]
-    assert (np.diff(late) > 0).all()
-    assert table.multi[0.0, 144] < table.single[0.0, 144] / 4
-    assert table.single[0.4, 9216] < table.multi[0.4, 9216] / 10
+from studies.toys import perform
 
 
 def test_pooling_wins_early_and_near_and_loses_late_and_far():
-    rows = pd.concat([crossover.measure_sizes(spread, 20, 0) for spread in crossover.SPREADS])
-    figure = crossover._conclude_crossover(rows)
-    # With long samples a few families lose anything at all: 20 of them do not settle that slope.
-    average = "suboptimality on the average MDP falls at least like 1/sqrt(NT)"
-    check(figure, open_at_this_size=(average,))
-    assert {v.claim.split(" (")[0]: v.estimate for v in figure.verdicts}[average] <= -0.5
-    assert len(figure.plot().axes) == 3
+    near, far = (crossover.measure_sizes(s, 20, 0).groupby("samples").mean() for s in (0.0, 0.4))
+    assert near.multi[144] < near.single[144] / 4
+    assert far.single[9216] < far.multi[9216] / 10
+    slope = log_slope(near.error.to_numpy(), np.array(crossover.SIZES))
+    assert -0.65 <= slope <= -0.40
 
 
 def test_families_that_lose_nothing_at_all_are_drawn_too():
@@ -41,23 +28,25 @@ def test_families_that_lose_nothing_at_all_are_drawn_too():
         rows[name] = (1 + 0.1 * rows["run"]) / rows["samples"]
     rows["multi"] = rows["spread"] / 300
     rows.loc[(rows["samples"] == 9216) & (rows["spread"] == 0.8), "single"] = 0.0
-    mesh = crossover._conclude_crossover(rows).plot().axes[1].collections[0]
-    assert np.isfinite(mesh.get_array()).all()
+    figure = crossover._conclude_crossover(rows).plot()
+    assert len(figure.axes) == 3
+    assert np.isfinite(figure.axes[1].collections[0].get_array()).all()
 
 
 @pytest.mark.slow
-def test_the_crossover_holds_over_a_hundred_families():
-    check(crossover.crossover(scale="paper").run().figure("crossover"))
+def test_the_crossover_holds_over_a_hundred_families(tmp_path):
+    figure = perform(crossover.crossover(scale="paper"), tmp_path).study.figure("crossover")
+    assert all(verdict.outcome == "holds" for verdict in figure.verdicts), figure.summary()
 
 
-def test_the_crossing_is_read_between_sizes():
-    sizes = np.array(crossover.SIZES, float)
-    falling, level = (1 / sizes)[:, None], np.full((len(sizes), 1), 1 / 500)
-    np.testing.assert_allclose(crossover.crossing(falling, level), 500)
-    assert crossover.crossing(falling, level / 1e6) == np.inf
-    assert crossover.crossing(falling, level * 1e6) == 0
-    # A pool that loses nothing at all in any family is never overtaken.
-    assert crossover.crossing(falling, 0 * level) == np.inf
+@pytest.mark.parametrize(
+    ("level", "crossed"), [(1 / 500, 500), (2e-9, np.inf), (2000, 0), (0, np.inf)]
+)
+def test_the_crossing_is_read_between_sizes(level, crossed):
+    """A pool that loses nothing at all in any family is never overtaken."""
+    falling = 1 / np.array(crossover.SIZES, float)
+    found = np.exp(crossover.log_crossings(np.stack([falling, np.full_like(falling, level)])))
+    np.testing.assert_allclose(found, crossed)
 
 
 def test_the_predicted_crossover_is_plain_arithmetic():

@@ -49,4 +49,4 @@ def test_whoever_regrets_less_is_said_to(shared, plain, outcome):
     savings = [verdict for verdict in figure.verdicts if "saving" in verdict.claim]
     assert len(savings) == 4
     assert all(verdict.outcome == outcome for verdict in savings)
-    assert len(figure.plot().axes) == 2
+    assert len(figure.plot().axes) == 6

@@ -8,7 +8,7 @@ nor the names of classes matter.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -19,6 +19,7 @@ from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
 """What a model answers to the server's samples, or its loss on each of them."""
+T = TypeVar("T")
 _log = logging.getLogger("flwr")
 
 
@@ -55,75 +56,56 @@ class ServerData:
         """Whether the server has no samples at all."""
         return self.predict is None and self.score is None
 
-    @property
-    def classes(self) -> int:
-        """How many classes the samples have; 0 where they have none."""
-        return 0 if self.labels is None else int(self.labels.max()) + 1
-
     def begin_round(self, start: Model) -> None:
         """Losses are taken in units of the mean loss of the model that was sent out."""
         if self.score is not None:
-            losses = self._losses(start)
-            usual = None if losses is None else float(losses.mean())
-            self.scale = usual if usual is not None and usual > 0 else 1.0
+            losses = self._guarded(self._losses, start)
+            usual = 0.0 if losses is None else float(losses.mean())
+            self.scale = usual if usual > 0 else 1.0
 
     def judged(self, model: Model) -> Judged | None:
         """How a model does; None where it cannot be tried."""
         if self.empty:
             return Judged(np.zeros(0), np.zeros(0, bool))
-        if self.labels is None:
-            losses = self._losses(model)
-            if losses is None:
-                return None
-            chances = np.exp(-losses / self.scale)
-            return Judged(chances, chances > np.exp(-1))
-        return self._answered(model, self.labels)
+        return self._guarded(self._by_losses if self.labels is None else self._by_answers, model)
 
-    def correct(self, judged: Judged) -> np.ndarray:
-        """The part of the samples that is of a class and rightly answered."""
-        if self.labels is None:
-            return np.array([judged.accuracy])
-        right = self.labels[judged.right]
-        return np.bincount(right, minlength=self.classes) / len(self.labels)
-
-    @property
-    def frequency(self) -> np.ndarray:
-        """The part of the samples that is of a class."""
-        if self.labels is None:
-            return np.ones(1)
-        return np.bincount(self.labels) / len(self.labels)
-
-    def _answered(self, model: Model, labels: np.ndarray) -> Judged | None:
+    def _guarded(self, judge: Callable[[Model], T], model: Model) -> T | None:
+        """None where the user's own function fails, which must not cost a round."""
         try:
-            assert self.predict is not None
-            answers = np.asarray(self.predict(write_model(model)))
-            if answers.shape[:1] != labels.shape or answers.ndim > 2:
-                raise ValueError(f"{answers.shape} answers to {labels.shape} samples")
-            if answers.ndim == 1:
-                right = answers == labels
-                return Judged(right.astype(float), right)
-            rows = answers.astype(np.float64)
-            # Rows as they are where they are probabilities; else the softmax of scores.
-            if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
-                rows = softmax(rows, axis=-1)
-            chances = rows[np.arange(len(labels)), labels]
-            if not np.isfinite(chances).all():
-                raise ValueError("scores that are not finite")
-            return Judged(chances, answers.argmax(-1) == labels)
-        except Exception as error:  # the user's own function must not cost a round
-            _log.warning("predict: %s: %s", type(error).__name__, error)
+            return judge(model)
+        except Exception as error:
+            name = "predict" if self.score is None else "score"
+            _log.warning("%s: %s: %s", name, type(error).__name__, error)
             return None
 
-    def _losses(self, model: Model) -> np.ndarray | None:
-        try:
-            assert self.score is not None
-            losses = np.asarray(self.score(write_model(model)), np.float64)
-            if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():
-                raise ValueError(f"{losses.shape}: a loss >= 0 for each sample is needed")
-            return losses
-        except Exception as error:  # the user's own function must not cost a round
-            _log.warning("score: %s: %s", type(error).__name__, error)
-            return None
+    def _by_answers(self, model: Model) -> Judged:
+        assert self.predict is not None
+        assert self.labels is not None
+        answers, labels = np.asarray(self.predict(write_model(model))), self.labels
+        if answers.shape[:1] != labels.shape or answers.ndim > 2:
+            raise ValueError(f"{answers.shape} answers to {labels.shape} samples")
+        if answers.ndim == 1:
+            right = answers == labels
+            return Judged(right.astype(float), right)
+        rows = answers.astype(np.float64)
+        # Rows as they are where they are probabilities; else the softmax of scores.
+        if (rows < 0).any() or np.abs(rows.sum(-1) - 1).max() >= 1e-3:
+            rows = softmax(rows, axis=-1)
+        chances = rows[np.arange(len(labels)), labels]
+        if not np.isfinite(chances).all():
+            raise ValueError("scores that are not finite")
+        return Judged(chances, answers.argmax(-1) == labels)
+
+    def _by_losses(self, model: Model) -> Judged:
+        chances = np.exp(-self._losses(model) / self.scale)
+        return Judged(chances, chances > np.exp(-1))
+
+    def _losses(self, model: Model) -> np.ndarray:
+        assert self.score is not None
+        losses = np.asarray(self.score(write_model(model)), np.float64)
+        if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():
+            raise ValueError(f"{losses.shape}: a loss >= 0 for each sample is needed")
+        return losses
 
 
 def _classes(labels: Any) -> np.ndarray:

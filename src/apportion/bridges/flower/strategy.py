@@ -10,12 +10,10 @@ tried one at a time, so that memory holds the replies and two models more, howev
 """
 
 import logging
-import sys
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
 from apportion.domains.federated.aggregators import WRONG, descend_shares, passes
-from apportion.domains.federated.domain import MAX_ROUND_GAIN, round_gains
+from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
     Decision,
@@ -37,15 +35,13 @@ from apportion.domains.federated.policy import (
 )
 from apportion.domains.federated.states import (
     QUARTER,
-    STATES,
-    ClientState,
+    Blind,
+    Invariant,
     SampleScores,
     ServerInfo,
     Submission,
-    client_state,
 )
 from apportion.errors import InputError, optional_import
-from apportion.policy import Policy, ScoringPolicy
 from apportion.problem import Observation
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.simplex import Mask
@@ -53,14 +49,14 @@ from apportion.simplex import Mask
 with optional_import("LearnedAggregation needs Flower", "federated"):
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
-    from flwr.serverapp.strategy import FedAvg
+    from flwr.serverapp.strategy import FedAvg, Result
 
 from apportion.bridges.flower.server_data import Answers, Judged, ServerData
 from apportion.bridges.flower.updates import (
     ClientMemory,
     ClientUpdate,
     Model,
-    between,
+    fedavg_shares,
     geometry,
     moved,
     read_model,
@@ -105,7 +101,7 @@ class GuardedFedAvg(FedAvg):
                 f"{type(self).__name__}: max_update_ratio {max_update_ratio} must be over 1 and window "
                 f"{window} at least 1"
             )
-        self.window, self.max_update_ratio = window, max_update_ratio
+        self.window, self.max_update_ratio, self._started = window, max_update_ratio, False
 
     @abstractmethod
     def make_model(
@@ -113,16 +109,28 @@ class GuardedFedAvg(FedAvg):
     ) -> Aggregated:
         """The model of a round's usable replies, which started from `start`."""
 
+    def start(self, *args: Any, **options: Any) -> Result:
+        """As in FedAvg."""
+        self._started = True
+        try:
+            return super().start(*args, **options)
+        finally:
+            self._started = False
+
+    def summary(self) -> None:
+        """As in FedAvg; inside a wrapper, whose own `start` it is that asks for this, refuse to run."""
+        if not self._started:
+            raise InputError(
+                f"{type(self).__name__} inside another strategy: differential privacy's noise protects an "
+                "average of equal weights, and learned shares, step and momentum would void that; use "
+                "FedAvg inside it"
+            )
+        super().summary()
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As in FedAvg, remembering the model sent out, which replies are compared with, and to whom."""
-        caller = type(sys._getframe(1).f_locals.get("self")).__name__
-        if caller.startswith("DifferentialPrivacy"):
-            raise InputError(
-                f"{type(self).__name__} inside {caller}: its noise protects an average of equal weights, "
-                "and learned shares, step and momentum would void that; use FedAvg inside it"
-            )
         if server_round == 1 and self._memory.rounds > self._resumed:
             self._begin()
         self._memory.send(read_model(arrays))
@@ -185,17 +193,18 @@ class GuardedFedAvg(FedAvg):
     ) -> None:
         self._notes.append((n, node, outcome, accuracy, share))
 
-    def _counts(self, updates: list[ClientUpdate]) -> np.ndarray:
-        return sample_counts(updates, self.weighted_by_key, self.max_update_ratio)
+    def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> Aggregated:
+        shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))
+        model = weighted_sum(shares, [update.model for update in updates])
+        return Aggregated(model, updates, shares, accuracies, learned=False)
 
 
 class LearnedAggregation(GuardedFedAvg):
     """FedAvg with shares, step and momentum decided by a trained policy, and with guards at the door.
 
-    Replies that failed, are misshapen, not finite or huge are left out, and the policy's model is taken
-    only where it is not worse than FedAvg's on samples that the policy does not see. A round without any
-    usable reply keeps the model. Where no model can be scored, the round is FedAvg's, with a warning in
-    Flower's log.
+    The policy's model is taken only where it is not worse than FedAvg's on samples that the policy does not
+    see. Replies that cannot be used are left out; where no model can be scored, the round is FedAvg's, with
+    a warning in Flower's log.
 
     Parameters
     ----------
@@ -206,15 +215,13 @@ class LearnedAggregation(GuardedFedAvg):
     labels
         The right classes of the server's samples, 0, 1, ...
     policy
-        The one that comes with the package for the state, unless given: one trained in the simulator
-        (`apportion train federated`) for this `state`. It serves any number of clients and classes.
+        One trained in the simulator (`apportion train federated`); else the one that comes with the
+        package, for a server with samples or without. It serves any number of clients and classes.
     score
-        In place of predict and labels, where the task is none of classes: the loss of a model (an
-        `ArrayRecord`) on each of the server's samples, at least 0.
-    state, window
-        What the policy was trained to see: a name of `apportion.domains.federated.states.STATES`, and the
-        rounds of it; `invariant` unless given, and `blind` on a server without samples, which has no gate.
-        `load` takes them from the policy's folder.
+        In place of `predict` and `labels`, for tasks without classes: a model's loss on each of the
+        server's samples.
+    window
+        Rounds of a client's past that the policy sees; `load` takes them from the policy's folder.
     max_update_ratio
         An update whose norm is more than this many times the median one is huge.
     gate
@@ -244,15 +251,14 @@ class LearnedAggregation(GuardedFedAvg):
         self,
         predict: Answers | None = None,
         labels: Any = None,
-        policy: Policy | None = None,
+        policy: AggregationPolicy | None = None,
         *,
         score: Answers | None = None,
-        state: str | None = None,
         window: int = 5,
         max_update_ratio: float = 10.0,
         gate: bool = True,
         alpha: float | None = None,
-        max_gain: float = MAX_ROUND_GAIN,
+        max_gain: float = MAX_GAIN,
         checkpoint_path: Path | str | None = None,
         **options: Any,
     ):
@@ -260,27 +266,21 @@ class LearnedAggregation(GuardedFedAvg):
         self.server = ServerData(predict, labels, score)
         if not 0 < max_gain <= 1:
             raise InputError(f"max_gain is {max_gain}; it must be above 0 and at most 1")
-        state = state or ("blind" if self.server.empty else "invariant")
-        shipped = shipped_blind_policy if state == "blind" else shipped_policy
-        self.policy = shipped() if policy is None else policy
-        self.state, self.gate = client_state(state), gate and not self.server.empty
-        self.alpha, self.max_gain = alpha, max_gain
+        self.gate, self.alpha, self.max_gain = gate and not self.server.empty, alpha, max_gain
         if alpha is not None and not (0 < alpha < 1 and self.gate):
             raise InputError(
                 f"alpha {alpha:g}: trust is earned on the gate's samples, with alpha above 0 and below 1; "
                 "give predict and labels, or score, and leave gate on"
             )
+        if policy is None:
+            policy = shipped_blind_policy() if self.server.empty else shipped_policy()
+        self.policy, self.state = policy, _state_of(policy)
+        if self.server.empty and self.state.reads == "samples":
+            raise InputError(
+                "policy: it reads the server's samples: give predict and labels, or score; for a server "
+                "without any leave the policy out, or train one with --state blind"
+            )
         self.checkpoint_path = None if checkpoint_path is None else Path(checkpoint_path)
-        if self.server.empty and self.state.reads != "nothing":
-            raise InputError(
-                f"state {state!r} reads the server's samples: give predict and labels, or score; for a "
-                "server without any leave the state out, or take 'blind'"
-            )
-        if self.server.classes == 0 and self.state.reads == "classes":
-            raise InputError(
-                f"state {state!r} reads classes, and a score has none; use 'invariant'"
-            )
-        _require_fit(self.policy, state, window, max(self.server.classes, 1))
         self._begin()
 
     @classmethod
@@ -291,28 +291,22 @@ class LearnedAggregation(GuardedFedAvg):
         labels: Any = None,
         **options: Any,
     ) -> "LearnedAggregation":
-        """The strategy with the policy of a run's folder, and with the state it was trained for.
+        """The strategy with the policy of a run's folder.
 
         Raises
         ------
         InputError
-            The folder holds no policy, one of another problem, or one for another state.
+            The folder holds no policy, or one of another problem.
         """
         policy, about = load_policy(folder), load_about(folder)
-        if "state" not in about:
-            job = f"for the job {about['job']!r}" if "job" in about else "for an unknown state"
+        if not isinstance(policy, AggregationPolicy):
             raise InputError(
-                f"{folder}: this policy was trained {job}, not to aggregate clients; give a folder "
-                'of `apportion train federated`, or save_policy(policy, folder, {"state": ...})'
-            )
-        asked = options.pop("state", about["state"])
-        if asked != about["state"]:
-            raise InputError(
-                f"{folder}: this policy was trained for the state {about['state']!r}, not for "
-                f"{asked!r}; leave state out, or train one for {asked!r}"
+                f"{folder}: holds a {type(policy).__name__}, trained for the job "
+                f"{about.get('job', 'unknown')!r}, and no AggregationPolicy; give a folder of `apportion "
+                "train federated`, whose learner gradient makes one"
             )
         options.setdefault("window", about.get("window", 5))
-        return cls(predict, labels, policy, state=asked, **options)
+        return cls(predict, labels, policy, **options)
 
     @property
     def kept_model(self) -> ArrayRecord | None:
@@ -337,37 +331,93 @@ class LearnedAggregation(GuardedFedAvg):
         self.server.begin_round(start)
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
-        here = Round(
-            [update for update, _ in scored],
-            [own for _, own in scored],
-            start,
-            self._memory,
-            self.server,
-            self._counts([update for update, _ in scored]),
-            self.gate,
-            self.trust,
-        )
-        shown = here.shown(self.state) if scored else None
-        made = None if shown is None else here.decide(self.policy, shown)
-        if shown is None or made is None:
+        made = self._decide(scored, start) if scored else None
+        if made is None:
             _log.warning(
                 "round %d: no model can be scored; FedAvg instead of learned shares", server_round
             )
-            counts = self._counts(updates)
-            shares = counts / counts.sum()
-            model = weighted_sum(shares, [update.model for update in updates])
-            unknown = [np.nan] * len(updates)
-            made = Aggregated(model, updates, shares, unknown, learned=False)
+            made = self._fedavg(updates, [np.nan] * len(updates))
         else:
             for update, own in judged:
                 if own is None:
                     self._note(server_round, update.node, "not scored")
             if not made.learned:
-                text = "round %d: FedAvg's model, trust in the policy's is %.2f"
-                _log.info(text, server_round, here.trust)
-            self._memory.keep(here.nodes, shown, made.shares)
+                _log.info("round %d: FedAvg's model, not the policy's", server_round)
         self._made, self._learned = made.model, made.learned
         return made
+
+    def _decide(self, scored: list[tuple[ClientUpdate, Judged]], start: Model) -> Aggregated | None:
+        """The policy's model of the scored replies, or FedAvg's where the gate says so; None where the
+        server's samples fail it, or it decides on no number.
+        """
+        updates, judged = [update for update, _ in scored], [own for _, own in scored]
+        fedavg = self._fedavg(updates, [own.accuracy for own in judged])
+        theirs = self.server.judged(fedavg.model)
+        shown = self._shown(fedavg, theirs, judged, start)
+        if shown is None:
+            return None
+        nodes = [update.node for update in updates]
+        decision = _decision(self.policy, *self._memory.observation(nodes, shown))
+        shares = np.asarray(decision.shares, np.float64)[: len(updates)]
+        if not np.isfinite(shares).all():
+            return None
+        models, move, trust = [own.model for own in updates], self._memory.move, self.trust
+        way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
+        model = moved(models, start, move, *way)
+        passed, gain = True, np.nan
+        if self.gate:
+            # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
+            ours = self.server.judged(model)
+            passed = ours is not None
+            if ours is not None and theirs is not None:
+                kept = _kept_samples(len(ours.chances))
+                gains = np.log(ours.chances + WRONG) - np.log(theirs.chances + WRONG)
+                passed = bool(passes(gains, kept))
+                if kept.any():
+                    gain = float((ours.chances - theirs.chances)[kept].mean())
+        if not passed or trust == 0:
+            made = replace(fedavg, gain=gain)
+        else:
+            if trust < 1:
+                way = partly(trust, fedavg.shares, *way)
+                model = moved(models, start, move, *way)
+            shares, step, momentum = way
+            made = Aggregated(model, updates, shares, fedavg.accuracies, step, momentum, gain=gain)
+        self._memory.keep(nodes, shown, made.shares)
+        return made
+
+    def _shown(
+        self, fedavg: Aggregated, ahead: Judged | None, judged: list[Judged], start: Model
+    ) -> np.ndarray | None:
+        """What the policy sees of each client; None where it reads samples and they fail it."""
+        models = [update.model for update in fedavg.updates]
+        scores = None
+        if self.state.reads == "samples":
+            before = self.server.judged(start)
+            if before is None or ahead is None:
+                return None
+            towards = []
+            for model, own in zip(models, judged, strict=True):
+                part = weighted_sum(np.array([1 - QUARTER, QUARTER]), [fedavg.model, model])
+                towards.append((self.server.judged(part) or own).chances)
+            scores = SampleScores(
+                _array(np.stack([own.chances for own in judged])),
+                _array(np.stack(towards)),
+                _array(ahead.chances),
+                _array(before.chances),
+                jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gate)),
+            )
+        rows = geometry(models, start, self._memory.move)
+        info = ServerInfo(
+            _array(sample_counts(fedavg.updates, self.weighted_by_key)),
+            _array([self._memory.absence(update.node) for update in fedavg.updates]),
+            _array(rows[-1]),
+            _array(float(self._memory.rounds)),
+        )
+        present = jax.device_put(np.ones(len(models), bool))
+        return np.asarray(
+            _channels(self.state, Submission(_array(rows[:-1]), present, info, scores))
+        )
 
     def gains(self) -> Gains:
         """What the policy's model gained over FedAvg's in each round, in the chance of the right answer
@@ -390,111 +440,6 @@ class LearnedAggregation(GuardedFedAvg):
             self._resumed = self._memory.rounds
 
 
-@dataclass(frozen=True)
-class Round:
-    """The usable replies of a round, as the server's samples and its memory show them."""
-
-    updates: list[ClientUpdate]
-    judged: list[Judged]
-    start: Model
-    memory: ClientMemory
-    server: ServerData
-    counts: np.ndarray
-    gated: bool
-    trust: float = 1.0
-    """The policy's part in the model, 0 to 1."""
-
-    @property
-    def nodes(self) -> list[int]:
-        """Who replied."""
-        return [update.node for update in self.updates]
-
-    @property
-    def models(self) -> list[Model]:
-        """What they sent."""
-        return [update.model for update in self.updates]
-
-    @property
-    def usual(self) -> np.ndarray:
-        """FedAvg's shares."""
-        return self.counts / self.counts.sum()
-
-    @cached_property
-    def fedavg(self) -> Model:
-        """FedAvg's model."""
-        return weighted_sum(self.usual, self.models)
-
-    @cached_property
-    def fedavg_judged(self) -> Judged | None:
-        """How FedAvg's model does; None where it cannot be tried."""
-        return self.server.judged(self.fedavg)
-
-    def shown(self, state: ClientState) -> np.ndarray | None:
-        """What the policy sees of each client; None where the server's samples fail it."""
-        rows = geometry(self.models, self.start, self.memory.move)
-        m = len(self.updates)
-        submission = Submission(
-            _array(np.stack([self.server.correct(own) for own in self.judged])),
-            _array(self.server.frequency),
-            _array(rows[:m]),
-            jax.device_put(np.ones(m, bool)),
-            ServerInfo(
-                _array(self.counts),
-                _array([self.memory.absence(node) for node in self.nodes]),
-                _array(rows[m]),
-                _array(float(self.memory.rounds)),
-            ),
-        )
-        if state.reads == "samples":
-            before, ahead = self.server.judged(self.start), self.fedavg_judged
-            if before is None or ahead is None:
-                return None
-            towards = []
-            for model, own in zip(self.models, self.judged, strict=True):
-                found = self.server.judged(between(self.fedavg, model, QUARTER))
-                towards.append(own.chances if found is None else found.chances)
-            scores = SampleScores(
-                _array(np.stack([own.chances for own in self.judged])),
-                _array(np.stack(towards)),
-                _array(ahead.chances),
-                _array(before.chances),
-                jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gated)),
-            )
-            submission = replace(submission, scores=scores)
-        return np.asarray(_channels(state, submission))
-
-    def decide(self, policy: Policy, shown: np.ndarray) -> Aggregated | None:
-        """The policy's model, or FedAvg's where the gate says so; None if it decides on no number."""
-        observation, mask = self.memory.observation(self.nodes, shown)
-        decision = _decide(policy, observation, mask)
-        shares = np.asarray(decision.shares, np.float64)[: len(self.updates)]
-        if not np.isfinite(shares).all():
-            return None
-        shares = shares / shares.sum()
-        step, momentum = float(decision.step), float(decision.momentum)
-        model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
-        accuracies = [own.accuracy for own in self.judged]
-        passed, gain = True, np.nan
-        if self.gated:
-            # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
-            ours, theirs = self.server.judged(model), self.fedavg_judged
-            passed = ours is not None
-            if ours is not None and theirs is not None:
-                kept = _kept_samples(len(ours.chances))
-                gains = np.log(ours.chances + WRONG) - np.log(theirs.chances + WRONG)
-                passed = bool(passes(gains, kept))
-                if kept.any():
-                    gain = float((ours.chances - theirs.chances)[kept].mean())
-        if not passed or self.trust == 0:
-            return Aggregated(
-                self.fedavg, self.updates, self.usual, accuracies, learned=False, gain=gain
-            )
-        if self.trust < 1:
-            shares, step, momentum = partly(self.trust, self.usual, shares, step, momentum)
-            model = moved(shares, self.models, self.start, self.memory.move, step, momentum)
-        return Aggregated(model, self.updates, shares, accuracies, step, momentum, gain=gain)
-
-
 def partly(
     trust: float, usual: np.ndarray, shares: np.ndarray, step: float, momentum: float
 ) -> tuple[np.ndarray, float, float]:
@@ -513,52 +458,33 @@ def _kept_samples(count: int) -> np.ndarray:
     return np.arange(count) % 4 == 3
 
 
-# In one program: operation by operation, every number of clients compiles dozens of them.
+# In one program each: operation by operation, every number of clients compiles dozens of them.
 _channels = eqx.filter_jit(lambda state, submission: state(submission))
 
 
 @eqx.filter_jit
-def _decide(policy: Policy, observation: Observation, mask: Mask) -> Decision:
-    if isinstance(policy, AggregationPolicy):
-        return policy.decide(observation, mask)
-    return Decision(policy(observation, mask), jnp.ones(()), jnp.zeros(()))
+def _decision(policy: AggregationPolicy, observation: Observation, mask: Mask) -> Decision:
+    return policy.decide(observation, mask)
 
 
 def _array(values: np.ndarray | list[int] | float) -> Array:
     return jax.device_put(np.asarray(values, np.float32))
 
 
-def _require_fit(policy: Any, state: str, window: int, classes: int) -> None:
-    """Refuse what is no policy, one that holds cash, and one that was trained for another state."""
-    if not isinstance(policy, Policy):
+def _state_of(policy: Any) -> Invariant | Blind:
+    """The state that a policy reads; refuse what is no policy for clients."""
+    if not isinstance(policy, AggregationPolicy) or policy.score.ndim != 1 or policy.head.cash:
         raise InputError(
-            f"policy: {type(policy).__name__} is not a policy of this package; give one trained in "
-            "the simulator, or its folder to LearnedAggregation.load"
+            f"policy: {type(policy).__name__} is not one policy that shares all out among clients; give "
+            "an AggregationPolicy trained in the simulator, or its folder to LearnedAggregation.load"
         )
-    if isinstance(policy, ScoringPolicy) and policy.head.cash:
-        raise InputError(
-            "policy: it keeps the first entity for cash, and no client is cash; give a policy "
-            "trained to aggregate clients"
-        )
-
-    def reads(channels: int) -> bool:
-        """Whether the policy takes histories of this shape to one share for each client."""
-        observation = Observation(jnp.zeros((3, window, channels)), jnp.full(3, 1 / 3))
-        try:
-            shares = eqx.filter_eval_shape(policy, observation, jnp.ones(3, bool))
-        except Exception:  # JAX has no one error for shapes that do not meet
-            return False
-        return shares.shape == (3,)
-
-    channels = STATES[state].channels(classes)
-    if not reads(channels):
-        fits = [name for name, other in STATES.items() if reads(other.channels(classes))]
-        found = f"it fits {' or '.join(map(repr, fits))}" if fits else "it fits none of the states"
-        raise InputError(
-            f"policy: it was trained for another state than {state!r} ({channels} channels of "
-            f"{classes} classes over {window} rounds): {found}; name that state, or train one for "
-            f"{state!r}"
-        )
+    for state in (Invariant(), Blind()):
+        if state.channels == policy.channels:
+            return state
+    raise InputError(
+        f"policy: it reads {policy.channels} channels, and a client shows {Invariant.channels}, or "
+        f"{Blind.channels} to a server without samples; train one by `apportion train federated`"
+    )
 
 
 Loss = Callable[[dict[str, Array]], Float[Array, ""]]
@@ -575,72 +501,48 @@ class ShareGradient(GuardedFedAvg):
     ----------
     loss
         The server's loss of a model, a dict of JAX arrays by name; JAX must be able to differentiate it.
-    steps, step_size
-        Steps of gradient descent on the log shares, and the length of each.
-    pull
-        Weight of the divergence from FedAvg's shares beside the loss.
     momentum
         How much of its last move the server repeats.
-    max_update_ratio
-        An update whose norm is more than this many times the median one is left out.
-    options
-        As in Flower's `FedAvg`; `fraction_evaluate` is 0 unless it is given.
+    max_update_ratio, options
+        As in `LearnedAggregation`.
 
     Examples
     --------
-    >>> ShareGradient(lambda model: (model["x"] ** 2).sum(), steps=5).steps
-    5
+    >>> ShareGradient(lambda model: (model["x"] ** 2).sum()).momentum
+    0.5
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        *,
-        steps: int = 20,
-        step_size: float = 0.5,
-        pull: float = 0.05,
-        momentum: float = 0.5,
-        max_update_ratio: float = 10.0,
-        **options: Any,
+        self, loss: Loss, *, momentum: float = 0.5, max_update_ratio: float = 10.0, **options: Any
     ):
         super().__init__(1, max_update_ratio, options)
-        if steps < 1 or not 0 <= momentum < 1:
-            raise InputError(
-                f"ShareGradient: steps {steps} must be at least 1 and momentum {momentum} in [0, 1)"
-            )
-        self.loss, self.steps, self.step_size, self.pull = loss, steps, step_size, pull
-        self.momentum = momentum
+        if not 0 <= momentum < 1:
+            raise InputError(f"ShareGradient: momentum {momentum} must be in [0, 1)")
+        self.loss, self.momentum = loss, momentum
         self._begin()
 
     def make_model(
         self, server_round: int, updates: list[ClientUpdate], start: Model
     ) -> Aggregated:
         """The model of the shares that descend the loss, moved on."""
-        counts = self._counts(updates)
-        stacked = {
-            name: jnp.stack([jnp.asarray(update.model[name]) for update in updates])
-            for name in updates[0].model
-        }
-        plain = jnp.asarray(counts / counts.sum(), jnp.float32)
-        options = {"steps": self.steps, "step_size": self.step_size, "pull": self.pull}
-        shares = np.asarray(_descended(self.loss, stacked, plain, options), np.float64)
+        models = [update.model for update in updates]
+        plain = fedavg_shares(sample_counts(updates, self.weighted_by_key))
+        stacked = {n: jnp.asarray(np.stack([own[n] for own in models])) for n in start}
+        shares = np.asarray(_descended(self.loss, stacked, _array(plain)), np.float64)
         if not np.isfinite(shares).all():
             _log.warning("the loss is not finite; FedAvg's shares in this round")
-            shares = counts
+            shares = plain
         shares = shares / shares.sum()
-        models = [update.model for update in updates]
-        made = moved(shares, models, start, self._memory.move, 1.0, self.momentum)
+        made = moved(models, start, self._memory.move, shares, 1.0, self.momentum)
         return Aggregated(made, updates, shares, [np.nan] * len(updates), 1.0, self.momentum)
 
 
 @eqx.filter_jit
-def _descended(
-    loss: Loss, models: dict[str, Array], plain: Array, options: dict[str, Any]
-) -> Array:
+def _descended(loss: Loss, models: dict[str, Array], plain: Array) -> Array:
     def of_shares(shares):
         return loss({
             name: jnp.tensordot(shares, own.astype(jnp.float32), 1) for name, own in models.items()
         })  # fmt: skip
 
     with jax.default_matmul_precision("highest"):
-        return descend_shares(of_shares, plain, jnp.ones(len(plain), bool), **options)
+        return descend_shares(of_shares, plain, jnp.ones(len(plain), bool))

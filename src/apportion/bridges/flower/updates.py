@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from apportion.domains.federated.states import shares_by_samples
 from apportion.errors import InputError
 from apportion.problem import Observation
 from apportion.runs.files import read_arrays, write_arrays
@@ -65,16 +67,11 @@ def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
     }
 
 
-def between(one: Model, other: Model, part: float) -> Model:
-    """The model this part of the way from one to another, in the types of the first."""
-    return weighted_sum(np.array([1 - part, part]), [one, other])
-
-
 def moved(
-    shares: np.ndarray,
     models: Sequence[Model],
     start: Model,
     move: Model | None,
+    shares: np.ndarray,
     step: float,
     momentum: float,
 ) -> Model:
@@ -161,16 +158,7 @@ def usable(
 ) -> tuple[list[ClientUpdate], dict[int, str]]:
     """The usable replies by node, and why each other one is not.
 
-    Parameters
-    ----------
-    replies
-        A round's replies, in any order.
-    start
-        The model sent out.
-    usual
-        Norms of the last rounds' updates.
-    max_ratio
-        Norms more than this many times the median one are out of proportion.
+    Huge is over `max_ratio` times the median norm of this round and of the last ones (`usual`).
     """
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
@@ -191,23 +179,21 @@ def usable(
     return [update for update in updates if update.node not in refused], refused
 
 
-def sample_counts(updates: Sequence[ClientUpdate], key: str, max_ratio: float) -> np.ndarray:
-    """What each client says of its samples; equal where one does not say.
+def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
+    """How many samples each client says it holds; equally many where one does not say."""
 
-    No claim counts for more than `max_ratio` times the median one: it would be the way to take over.
-    """
-    counts = np.array([_number(update.content, key) for update in updates])
-    if not np.isfinite(counts).all() or (counts <= 0).any():
-        return np.ones(len(updates))
-    return np.minimum(counts, max_ratio * _lower_median(counts))
+    def claim(content: RecordDict) -> float:
+        values = [record.get(key) for record in content.metric_records.values()]
+        return next((float(value) for value in values if isinstance(value, int | float)), math.nan)
+
+    counts = np.array([claim(update.content) for update in updates])
+    usable = np.isfinite(counts).all() and (counts > 0).all()
+    return counts if usable else np.ones(len(updates))
 
 
-def _number(content: RecordDict, key: str) -> float:
-    for record in content.metric_records.values():
-        value = record.get(key)
-        if isinstance(value, int | float):
-            return float(value)
-    return float("nan")
+def fedavg_shares(counts: np.ndarray) -> np.ndarray:
+    """FedAvg's shares, capped as in the simulator."""
+    return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
 def _only_model(content: RecordDict, start: Model) -> Model | str:
@@ -254,20 +240,25 @@ def _lower_median(values: Sequence[float] | np.ndarray) -> float:
     return float(positive[(len(positive) - 1) // 2]) if len(positive) else float("inf")
 
 
-class ClientMemory:
-    """The last H rounds of every client's state x_{i,n}, its previous share and when it was last seen; with
-    the model sent out and its last move, all that the next round needs.
+class ClientPast(NamedTuple):
+    """What a client showed in the last H rounds, its last share, and the round of its last reply, counted
+    over all runs.
     """
+
+    history: np.ndarray
+    share: float
+    seen: int
+
+
+class ClientMemory:
+    """Every client's past, the model sent out and its last move: all that the next round needs."""
 
     def __init__(self, window: int):
         self.window = window
         self.rounds = 0
         self.start: Model | None = None
         self.move: Model | None = None
-        self.histories: dict[int, np.ndarray] = {}
-        self.shares: dict[int, float] = {}
-        self.seen: dict[int, int] = {}
-        """The round of each client's last reply, counted over all runs."""
+        self.clients: dict[int, ClientPast] = {}
         self.gains: list[float] = []
         """What the policy gained over FedAvg in each round; not a number where it was not tried."""
 
@@ -282,7 +273,7 @@ class ClientMemory:
 
     def absence(self, node: int) -> int:
         """Rounds that have gone by without a client since it was last seen."""
-        return self.rounds - self.seen.get(node, 0)
+        return self.rounds - (self.clients[node].seen if node in self.clients else 0)
 
     def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
         """What the policy sees of these clients; a newcomer has no past and holds an equal share.
@@ -296,17 +287,16 @@ class ClientMemory:
         held = np.zeros(width, np.float32)
         for i, node in enumerate(nodes):
             history[i] = self._extended(node, shown[i])
-            held[i] = self.shares.get(node, 1 / m)
+            held[i] = self.clients[node].share if node in self.clients else 1 / m
         held = held / held.sum() if held.sum() > 0 else mask / np.float32(m)
         observation = Observation(jnp.asarray(history), jnp.asarray(held, jnp.float32))
         return observation, jnp.asarray(mask)
 
     def keep(self, nodes: Sequence[int], shown: np.ndarray, shares: np.ndarray) -> None:
         """Remember what these clients showed in a round, and what they got."""
-        for i, node in enumerate(nodes):
-            self.histories[node] = self._extended(node, shown[i])
-            self.shares[node] = float(shares[i])
-            self.seen[node] = self.rounds + 1
+        for node, own, share in zip(nodes, shown, shares, strict=True):
+            past = self._extended(node, own)
+            self.clients[node] = ClientPast(past, float(share), self.rounds + 1)
 
     def end_round(self, gain: float = np.nan) -> None:
         """Count a round, and what the policy gained in it."""
@@ -314,20 +304,20 @@ class ClientMemory:
         self.gains.append(gain)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
-        past = self.histories.get(node)
-        past = np.zeros((self.window, len(shown)), np.float32) if past is None else past
+        blank = np.zeros((self.window, len(shown)), np.float32)
+        past = self.clients[node].history if node in self.clients else blank
         return np.concatenate([past[1:], shown[None, :]])
 
     def save(self, path: Path, made: Model) -> None:
         """Write everything, with the model just made, atomically; nothing is pickled."""
-        arrays = {f"history/{node}": own for node, own in self.histories.items()}
+        arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
         arrays |= {f"start/{name}": own for name, own in (self.start or {}).items()}
         arrays |= {f"made/{name}": own for name, own in made.items()}
         about = {
             "rounds": self.rounds,
             "names": list(made),
             "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
-            "clients": [[node, self.shares[node], self.seen[node]] for node in self.histories],
+            "clients": [[node, own.share, own.seen] for node, own in self.clients.items()],
         }
         write_arrays(path, arrays, about)
 
@@ -340,8 +330,7 @@ class ClientMemory:
             memory.rounds = about["rounds"]
             memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
             for node, share, seen in about["clients"]:
-                memory.histories[node] = arrays[f"history/{node}"]
-                memory.shares[node], memory.seen[node] = share, seen
+                memory.clients[node] = ClientPast(arrays[f"history/{node}"], share, seen)
             # The file sorts arrays; a model goes by their order.
             memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
             made = {name: arrays[f"made/{name}"] for name in about["names"]}
@@ -349,6 +338,6 @@ class ClientMemory:
             raise InputError(
                 f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
             ) from error
-        if any(own.shape[0] != window for own in memory.histories.values()):
+        if any(own.history.shape[0] != window for own in memory.clients.values()):
             raise InputError(f"{path}: its clients' histories are of another length than {window}")
         return memory, made

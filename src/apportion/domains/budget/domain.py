@@ -91,9 +91,7 @@ class BudgetDomain(Domain):
                 for name, gain in gains.items()
             ]
             words = [
-                f"sales over equal shares, {name}: {gain.value:+.1%} "
-                f"[{gain.low:+.1%}, {gain.high:+.1%}] over {gain.n} tasks"
-                for name, gain in gains.items()
+                " ".join(card[key] for key in ("label", "value", "interval")) for card in cards
             ]
             return Outcome(
                 policy,

@@ -27,8 +27,7 @@ from .data import paper_split as paper_split
 from .data import read_digits as read_digits
 from .data import skewed_tasks as skewed_tasks
 from .federation import Federation as Federation
-from .federation import build as build
-from .federation import sample_tasks as sample_tasks
+from .federation import paper_world as paper_world
 from .federation import training_world as training_world
 from .federation import unseen_world as unseen_world
 from .policy import AggregationPolicy as AggregationPolicy
@@ -36,7 +35,6 @@ from .policy import Decision as Decision
 from .settings import GradientSettings as GradientSettings
 from .settings import PPOSettings as PPOSettings
 from .settings import reduced_size as reduced_size
-from .states import client_state as client_state
 from .training import ThroughRounds as ThroughRounds
 from .training import train_mixture as train_mixture
 from .training import train_paper_policies as train_paper_policies

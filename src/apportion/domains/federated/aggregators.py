@@ -314,32 +314,25 @@ class GradientShares(Memoryless):
         return decision.model(received.models, received.start, received.move), shares
 
 
-def descend_shares(
-    loss: Callable[[Shares], Float[Array, ""]],
-    plain: Shares,
-    mask: Mask,
-    *,
-    steps: int = 20,
-    step_size: float = 0.5,
-    pull: float = 0.05,
-) -> Shares:
-    """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them.
+STEPS, STEP_SIZE, PULL = 20, 0.5, 0.05
+"""Of the descent in the shares: a step has this length in the log shares, whatever the loss's unit is, and
+the divergence from FedAvg's shares this weight beside the loss."""
 
-    A step has the length `step_size` in the log shares, whatever the loss's unit is; `pull` is the weight
-    of the divergence from FedAvg's shares beside the loss.
-    """
+
+def descend_shares(loss: Callable[[Shares], Float[Array, ""]], plain: Shares, mask: Mask) -> Shares:
+    """Shares after gradient descent on a loss of theirs, from FedAvg's `plain` ones and pulled to them."""
     log_plain = jnp.where(mask, jnp.log(jnp.maximum(plain, 1e-12)), 0.0)
 
     def pulled(change: Shares) -> Float[Array, ""]:
         shares = masked_softmax(log_plain + change, mask)
         apart = (shares * (jnp.log(jnp.maximum(shares, 1e-12)) - log_plain)).sum()
-        return loss(shares) + pull * apart
+        return loss(shares) + PULL * apart
 
     def descend(change, _):
         slope = jax.grad(pulled)(change)
-        return change - step_size * slope / (jnp.linalg.norm(slope) + 1e-6), None
+        return change - STEP_SIZE * slope / (jnp.linalg.norm(slope) + 1e-6), None
 
-    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, steps)
+    change, _ = jax.lax.scan(descend, jnp.zeros(len(plain)), None, STEPS)
     return masked_softmax(log_plain + change, mask)
 
 
@@ -413,12 +406,12 @@ def receive(
 
 
 @eqx.filter_jit
-def run_each(
+def run_episodes(
     federation: Federation, aggregator: Aggregator, tasks: Task, keys: Key[Array, " tasks"]
 ) -> EpisodeRecord:
     """One episode of every task with its own key, tested every round: arrays (tasks, time, ...).
 
-    The same key gives the same batches.
+    The same key gives the same first model and the same batches.
     """
 
     def episode(task, key):
@@ -437,23 +430,3 @@ def run_each(
         return EpisodeRecord(*jax.lax.scan(one_round, begun, keys)[1])
 
     return jax.vmap(episode)(tasks, keys)
-
-
-def run_episodes(
-    federation: Federation, aggregator: Aggregator, tasks: Task, *, key: PRNGKeyArray
-) -> EpisodeRecord:
-    """One episode of every task, each with a key of its own out of one."""
-    return run_each(federation, aggregator, tasks, jax.random.split(key, len(tasks)))
-
-
-@eqx.filter_jit
-def run_episode_sets(
-    federation: Federation, aggregators: Aggregator, tasks: Task, keys: Key[Array, "runs tasks"]
-) -> EpisodeRecord:
-    """Each of stacked aggregators on its own tasks: arrays (runs, tasks, time, ...).
-
-    An aggregator without arrays, such as `Median()`, serves every run.
-    """
-    return eqx.filter_vmap(run_each, in_axes=(None, eqx.if_array(0), 0, 0))(
-        federation, aggregators, tasks, keys
-    )

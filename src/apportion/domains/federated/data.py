@@ -223,28 +223,6 @@ def paper_split(
     return Partition.of(rows, [digits.labels[row] for row in rows], groups)
 
 
-def join_partitions(partitions: Sequence[Partition]) -> Partition:
-    """Partitions as one universe, one after the other; a client keeps the number it has in its own."""
-
-    def rows(name: str) -> list[np.ndarray]:
-        return [
-            row[:count]
-            for own in partitions
-            for row, count in zip(getattr(own, name), own.counts, strict=True)
-        ]
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(own, name) for own in partitions])
-
-    return Partition.of(
-        rows("index"),
-        rows("labels"),
-        column("groups"),
-        factors=column("factors"),
-        identities=column("identities"),
-    )
-
-
 def skewed_tasks(
     partition: Partition,
     training: int,
@@ -253,38 +231,36 @@ def skewed_tasks(
     sizes: tuple[int, int] = (8, 2),
     seen: tuple[int, int] = (40, 25),
     seed: int = 0,
-) -> tuple["Task", ...]:
+) -> tuple["Task", "Task"]:
     """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
 
     In every task the majority comes first: clients 8 and 9 are the paper's minority.
     """
-    pools = [np.flatnonzero(partition.groups == group) for group in (0, 1)]
-    first = [pool[:cut] for pool, cut in zip(pools, seen, strict=True)]
-    rest = [pool[cut:] for pool, cut in zip(pools, seen, strict=True)]
-    return _mixed_tasks(first, sizes, training, seed), _mixed_tasks(rest, sizes, unseen, seed + 1)
-
-
-def _mixed_tasks(
-    pools: Sequence[np.ndarray], sizes: tuple[int, int], count: int, seed: int
-) -> "Task":
-    """Distinct tasks of so many clients out of each pool, in the pools' order."""
     from apportion.tasks import Task
 
-    rng = np.random.default_rng(seed)
-    for pool, size in zip(pools, sizes, strict=True):
-        if size > len(pool):
-            raise InputError(f"tasks: {size} clients were asked for out of a group of {len(pool)}")
-    available = math.prod(math.comb(len(p), s) for p, s in zip(pools, sizes, strict=True))
-    if count > available:
-        raise InputError(
-            f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
-            f"are only {available}; ask for fewer"
-        )
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < count:
-        task = [np.sort(rng.choice(p, s, replace=False)) for p, s in zip(pools, sizes, strict=True)]
-        drawn[tuple(int(i) for i in np.concatenate(task))] = None
-    return Task.of(drawn)
+    def draw(pools: Sequence[np.ndarray], count: int, seed: int) -> Task:
+        rng = np.random.default_rng(seed)
+        groups = list(zip(pools, sizes, strict=True))
+        for pool, size in groups:
+            if size > len(pool):
+                raise InputError(
+                    f"tasks: {size} clients were asked for out of a group of {len(pool)}"
+                )
+        available = math.prod(math.comb(len(pool), size) for pool, size in groups)
+        if count > available:
+            raise InputError(
+                f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
+                f"are only {available}; ask for fewer"
+            )
+        drawn: dict[tuple[int, ...], None] = {}
+        while len(drawn) < count:
+            task = [np.sort(rng.choice(pool, size, replace=False)) for pool, size in groups]
+            drawn[tuple(int(i) for i in np.concatenate(task))] = None
+        return Task.of(drawn)
+
+    pools = [np.split(np.flatnonzero(partition.groups == group), [seen[group]]) for group in (0, 1)]
+    first, rest = zip(*pools, strict=True)
+    return draw(first, training, seed), draw(rest, unseen, seed + 1)
 
 
 SKEWS = ("equal", "dirichlet-0.1", "dirichlet-0.3", "dirichlet-1", "two-labels", "sizes", "paper")
@@ -406,12 +382,11 @@ def _deal(
 
 @dataclass(frozen=True)
 class Mixture:
-    """Federations of several kinds over one set of images: a task each, and the kind of each task."""
+    """Federations of several kinds over one set of images, a task each."""
 
     digits: Digits
     partition: Partition
     tasks: "Task"
-    kinds: tuple[str, ...]
 
 
 Wanted = tuple[str, int, int]
@@ -477,5 +452,4 @@ def mixture(
         Digits(np.concatenate(images), np.concatenate(true_labels), server),
         partition,
         Task.of([range(first, first + m) for first, m in zip(firsts, sizes, strict=False)]),
-        tuple(kind for kind, _, _ in wanted),
     )

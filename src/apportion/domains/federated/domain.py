@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from apportion.runs.runner import PreparedJob
 
 FEDAVG = "FedAvg"
-MAX_ROUND_GAIN = 0.25
-"""A round's gain counts at 25 points at most."""
+MAX_GAIN = 0.25
+"""What a federation's or a round's gain counts at most: 25 points."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class FederatedDomain(Domain):
         return prepare_mixture(settings, digits)
 
     def gains(self, source: "Run | Path", against: str, options: CertifyOptions) -> "Gains":
+        bound = MAX_GAIN if options.bound is None else options.bound
         if isinstance(source, Path):
             for name in ("data", "federations"):
                 if getattr(options, name) is not None:
                     raise InputError(
                         f"{source}: a server's file, which reads no --{name}; leave it out"
                     )
-            bound = MAX_ROUND_GAIN if options.bound is None else options.bound
-            return kept_gains(source, against, max_gain=bound)
+            return _kept_gains(source, against, bound)
         values = source.settings
         kind = self.variants[values.get("learner", "gradient")]
         settings = from_mapping(values, kind, str(source.folder / "settings.toml"))
@@ -86,10 +86,11 @@ class FederatedDomain(Domain):
         from apportion.domains.federated.evaluation import federation_gains
         from apportion.runs.policy_file import load_about
 
-        given = {"federations": options.federations, "max_gain": options.bound}
-        given = {name: value for name, value in given.items() if value is not None}
         about = load_about(source.folder)
-        return federation_gains(source.policy, about, settings, digits, against, **given)
+        count = 40 if options.federations is None else options.federations
+        return federation_gains(
+            source.policy, about, settings, digits, against, federations=count, max_gain=bound
+        )
 
     def sections(self, folder: Path) -> "list[Section]":
         from apportion.report.page import Section
@@ -112,31 +113,18 @@ class FederatedDomain(Domain):
         return [Section("Accuracy", [plot], lead)]
 
 
-def round_gains(
-    values: "Sequence[float] | np.ndarray", max_gain: float = MAX_ROUND_GAIN
-) -> "Gains":
+def round_gains(values: "Sequence[float] | np.ndarray", max_gain: float = MAX_GAIN) -> "Gains":
     """Gains over FedAvg in the rounds of a federation, not a number where a round had none."""
     import numpy as np
 
     from apportion.certificate import Gains
 
-    return Gains.within(
-        np.asarray(values, float),
-        max_gain,
-        baseline=FEDAVG,
-        period="round",
-        unit="the right answer",
-    )
+    given = np.asarray(values, float)
+    return Gains.within(given, max_gain, baseline=FEDAVG, period="round", unit="the right answer")
 
 
-def kept_gains(path: Path, against: str, *, max_gain: float = MAX_ROUND_GAIN) -> "Gains":
-    """The gains in the file that a server's `LearnedAggregation(checkpoint_path=...)` writes.
-
-    Raises
-    ------
-    InputError
-        The file is none of these, or another baseline than FedAvg is asked for.
-    """
+def _kept_gains(path: Path, against: str, max_gain: float) -> "Gains":
+    """The gains in the file that a server's `LearnedAggregation(checkpoint_path=...)` writes."""
     from apportion.runs.files import read_arrays
 
     if against.lower() != FEDAVG.lower():

@@ -7,7 +7,7 @@ of images and clients that training never saw; rounds of one are autocorrelated,
 one gain: the difference of both test accuracies after its last round, on the same batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,26 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Key
 
 from apportion.certificate import Gains
 from apportion.domains.federated.aggregators import (
     UNIFORM,
     Aggregator,
     BySamples,
+    EpisodeRecord,
     Learned,
     Median,
     PolicyAggregator,
     ServerStep,
     TrimmedMean,
-    run_each,
     run_episodes,
 )
 from apportion.domains.federated.data import Digits, kinds_of
-from apportion.domains.federated.federation import Federation, build, sample_tasks, unseen_world
+from apportion.domains.federated.federation import Federation, paper_world, unseen_world
 from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
-from apportion.domains.federated.states import client_state
 from apportion.domains.federated.training import train_mixture
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
@@ -47,12 +45,9 @@ from apportion.runs.signals import tested_after_training
 from apportion.statistics import compare
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
-from apportion.trees import stack
 
 UNSEEN_CLIENTS = 10
 """In each federation that a policy for every kind is tried in."""
-MAX_GAIN = 0.25
-"""A federation's gain counts at 25 points of accuracy at most."""
 BASELINES: dict[str, Aggregator] = {
     "fedavg": BySamples(),
     "fedavgm": ServerStep(momentum=0.7),
@@ -67,24 +62,37 @@ _SEEDS = 10**6
 def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
     """How to train one policy for federations of every kind, and to try it in unseen ones."""
     kinds = kinds_of(settings.kinds)
-    if client_state(settings.state).reads == "classes":
-        raise InputError(
-            f"state {settings.state!r} does not hold FedAvg's shares, which the gradient starts from; "
-            "choose invariant or blind, or the learner ppo"
-        )
 
     def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
         policy = train_mixture(settings, digits, chunks=chunks, state=resume)
-        return tested_after_training(lambda: _evaluate_mixture(policy, settings, digits, kinds))
+
+        def test() -> Outcome:
+            seeds = range(settings.seed, settings.seed + settings.unseen)
+            wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
+            outcome, gains = _compared(
+                policy, BySamples(), settings, *unseen_world(settings, digits, wanted)
+            )
+            by_kind = dict(zip(kinds, gains.reshape(len(kinds), -1).mean(1).tolist(), strict=True))
+            worst = min(by_kind, key=by_kind.__getitem__)
+            points = f"{100 * by_kind[worst]:+.1f} points over FedAvg in the last round"
+            table = pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})
+            return replace(
+                outcome,
+                about=outcome.about | {"kinds": list(kinds)},
+                results=outcome.results | {"gain_by_kind": by_kind},
+                summary=f"{outcome.summary}\nworst kind: {worst}, {points}",
+                tables=outcome.tables | {"kinds": table},
+            )
+
+        return tested_after_training(test)
 
     return PreparedJob(_about_data(settings, digits) | {"kinds": len(kinds)}, run)
 
 
 def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
     """How to train the paper's policy on its own split, and to try it on unseen tasks."""
-    federation, partition = build(settings, digits)
-    own, fresh = sample_tasks(settings, partition, settings.seed)
+    federation, [(own, unseen)] = paper_world(settings, digits, [settings.seed])
 
     def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
         training = train_members(
@@ -98,9 +106,14 @@ def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
             state=resume,
         )
         policy = averaged(training.policy, settings.members)
-        return tested_after_training(lambda: _evaluate_paper(policy, settings, federation, fresh))
 
-    return PreparedJob(_about_data(settings, digits) | {"clients": partition.universe}, run)
+        def test() -> Outcome:
+            outcome, _ = _compared(policy, UNIFORM, settings, federation, unseen)
+            return replace(outcome, about=outcome.about | {"clients": int(unseen.width)})
+
+        return tested_after_training(test)
+
+    return PreparedJob(_about_data(settings, digits) | {"clients": federation.universe}, run)
 
 
 def _about_data(settings: FederationSettings, digits: Digits) -> dict[str, Any]:
@@ -108,41 +121,21 @@ def _about_data(settings: FederationSettings, digits: Digits) -> dict[str, Any]:
     return {"source": source, "fingerprint": digits.fingerprint}
 
 
-def _evaluate_mixture(
-    policy: AggregationPolicy, settings: GradientSettings, digits: Digits, kinds: Sequence[str]
-) -> Outcome:
-    """The policy against FedAvg on unseen federations of each kind, gated where its server has samples."""
-    seeds = range(settings.seed, settings.seed + settings.unseen)
-    wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
-    federation, dealt = unseen_world(settings, digits, wanted)
-    outcome, gains = _compared(policy, BySamples(), settings, federation, dealt.tasks)
-    own = np.array(dealt.kinds)
-    by_kind = {kind: float(gains[own == kind].mean()) for kind in kinds}
-    worst = min(by_kind, key=by_kind.__getitem__)
-    line = f"worst kind: {worst}, {100 * by_kind[worst]:+.1f} points over FedAvg in the last round"
-    table = pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})
-    return replace(
-        outcome,
-        about=outcome.about | {"kinds": list(kinds)},
-        results=outcome.results | {"gain_by_kind": by_kind},
-        summary=f"{outcome.summary}\n{line}",
-        tables=outcome.tables | {"kinds": table},
+def _both(
+    policy: Policy, other: Aggregator, federation: Federation, tasks: Task, seed: int
+) -> list[EpisodeRecord]:
+    """What came of a policy and of another aggregator in all tasks, on the same batches.
+
+    Without samples of the server's there is no gate. A task's key is its own, however many tasks there are.
+    """
+    key = jax.random.key(seed)
+    keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
+    learned = (
+        Learned(policy, gated=federation.state.reads != "nothing")
+        if isinstance(policy, AggregationPolicy)
+        else PolicyAggregator(policy)
     )
-
-
-def _evaluate_paper(
-    policy: Policy, settings: PPOSettings, federation: Federation, tasks: Task
-) -> Outcome:
-    """The policy against FedAvg on unseen tasks."""
-    outcome, _ = _compared(policy, UNIFORM, settings, federation, tasks)
-    return replace(outcome, about=outcome.about | {"clients": int(tasks.width)})
-
-
-def _learned(policy: Policy, federation: Federation) -> Aggregator:
-    """The policy as an aggregator; without samples of the server's there is no gate."""
-    if isinstance(policy, AggregationPolicy):
-        return Learned(policy, gated=federation.state.reads != "nothing")
-    return PolicyAggregator(policy)
+    return [run_episodes(federation, each, tasks, keys) for each in (learned, other)]
 
 
 def _compared(
@@ -152,15 +145,9 @@ def _compared(
     federation: Federation,
     tasks: Task,
 ) -> tuple[Outcome, np.ndarray]:
-    """What came of the policy and of FedAvg in all tasks, on the same batches, and each task's gain in the
-    last round.
-    """
-    key = jax.random.key(settings.seed)
-    learned, plain = (
-        jax.tree.map(np.asarray, run_episodes(federation, each, tasks, key=key))
-        for each in (_learned(policy, federation), fedavg)
-    )
-    ours, theirs = learned.tested, plain.tested
+    """How the policy does beside FedAvg, and each task's gain in the last round."""
+    learned, plain = _both(policy, fedavg, federation, tasks, settings.seed)
+    ours, theirs = (np.asarray(each.tested, float) for each in (learned, plain))
     last, mean = compare(ours[:, -1], theirs[:, -1]), compare(ours.mean(1), theirs.mean(1))
     results = {
         "final_accuracy": float(ours[:, -1].mean()),
@@ -184,7 +171,7 @@ def _compared(
     rounds = np.arange(1, ours.shape[1] + 1)
     accuracy = {"round": rounds, "learned": ours.mean(0), "fedavg": theirs.mean(0)}
     names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
-    shares = pd.DataFrame(learned.shares[0], columns=names)
+    shares = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
     outcome = Outcome(
         policy,
         results,
@@ -199,14 +186,7 @@ def _compared(
             "allocations": shares.rename_axis("period").reset_index(),
         },
     )  # fmt: skip
-    return outcome, np.asarray(ours[:, -1] - theirs[:, -1], float)
-
-
-def evaluation_keys(seeds: Sequence[int], tasks: int) -> Key[Array, "runs tasks"]:
-    """Keys of the episodes that methods are compared on: the same first models and
-    batches for every method of a seed.
-    """
-    return stack([jax.random.split(jax.random.key(1000 + seed), tasks) for seed in seeds])
+    return outcome, ours[:, -1] - theirs[:, -1]
 
 
 def federation_gains(
@@ -216,23 +196,13 @@ def federation_gains(
     digits: Digits,
     against: str,
     *,
-    federations: int = 40,
-    max_gain: float = MAX_GAIN,
+    federations: int,
+    max_gain: float,
 ) -> Gains:
-    """A policy's gains over an aggregator in federations of clients it never saw.
+    """A policy's gains over an aggregator of `BASELINES` in federations of clients it never saw; asking for
+    more of them goes on from the same first ones.
 
-    Parameters
-    ----------
-    about, settings
-        What was saved with the policy, and what it was trained with.
-    digits
-        Images at their full size.
-    against
-        The name of an aggregator in `BASELINES`.
-    federations
-        How many to try it in; asking for more goes on from the same first ones.
-    max_gain
-        What a federation's gain counts at most; decide on it before you look.
+    `about` was saved with the policy, `settings` are those of its training, `digits` are full-size images.
     """
     if about.get("job") != "federated":
         raise InputError(
@@ -248,22 +218,16 @@ def federation_gains(
             f"{', '.join(BASELINES)}{suggest(name, BASELINES)}"
         )
     if isinstance(settings, PPOSettings):
-        world, partition = build(settings, digits)
-        tasks = sample_tasks(replace(settings, unseen=federations), partition, settings.seed)[1]
+        more = replace(settings, unseen=federations)
+        world, [(_, tasks)] = paper_world(more, digits, [settings.seed])
     else:
         first, wanted = _SEEDS * (1 + settings.seed), []
         for n in range(federations):
             kind = np.random.default_rng([settings.seed, n]).choice(about["kinds"])
             wanted.append((str(kind), UNSEEN_CLIENTS, first + n))
-        world, dealt = unseen_world(settings, digits, wanted)
-        tasks = dealt.tasks
-    # A task's key is its own, however many tasks there are.
-    key = jax.random.key(settings.seed + _SEEDS)
-    keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(jnp.arange(len(tasks)))
-    ours, theirs = (
-        np.asarray(run_each(world, each, tasks, keys).tested[:, -1], float)
-        for each in (_learned(policy, world), BASELINES[name])
-    )
+        world, tasks = unseen_world(settings, digits, wanted)
+    both = _both(policy, BASELINES[name], world, tasks, settings.seed + _SEEDS)
+    ours, theirs = (np.asarray(each.tested[:, -1], float) for each in both)
     return Gains.within(
         ours - theirs, max_gain, baseline=name, period="federation", unit="test accuracy"
     )

@@ -5,15 +5,15 @@ evaluation set, the policy sees the last H scores of each, and R_t = L(sum_i a_i
 of the aggregate. The state holds the models just submitted, so that nothing is trained twice; an
 episode is one scan, and many of them one `vmap`. What clients train is in `clients.py`.
 
-Settings ask for the paper's federation (`build`), or for federations of many kinds: those that a policy
-learns from (`training_world`), and those of other clients that it is tried in (`unseen_world`).
+A world is a federation with its tasks: the paper's (`paper_world`), or federations of many kinds: those
+that a policy learns from (`training_world`), those of other clients that it is tried in (`unseen_world`).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -34,7 +34,6 @@ from apportion.domains.federated.clients import (
 from apportion.domains.federated.data import (
     CLASSES,
     Digits,
-    Mixture,
     Partition,
     Wanted,
     halves,
@@ -46,13 +45,13 @@ from apportion.domains.federated.data import (
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.domains.federated.states import (
     QUARTER,
-    Accuracy,
+    STATES,
+    ClassScores,
     ClientState,
     SampleScores,
     ServerInfo,
     Submission,
     average,
-    client_state,
     shares_by_samples,
 )
 from apportion.errors import InputError
@@ -100,22 +99,10 @@ class Federation(Problem):
     ----------
     digits, partition
         The data, and who holds which of it.
-    model
-        What each client trains.
-    rounds, epochs, batch, learning_rate
-        Rounds of an episode; epochs, batch size and step of each client's SGD.
-    evaluation, test
-        Images the server scores models on, and those it tests the aggregate on.
+    settings
+        What the clients train and how, and what the server shows the policy.
     sets
         `disjoint`: no image is in both sets; `paper`: the test set is all the server's images.
-    window
-        H, the rounds of scores that the policy sees.
-    state
-        What it sees of each client.
-    precision
-        In which the clients compute; parameters are float32.
-    block
-        Images scored at once, which bounds memory: activations of `block` images for each model.
     participation
         The part of a task's clients that takes part in a round, others each time.
     drawn
@@ -151,50 +138,37 @@ class Federation(Problem):
         self,
         digits: Digits,
         partition: Partition,
-        model: ClientModel,
+        settings: FederationSettings,
         *,
-        rounds: int = 50,
-        epochs: int = 1,
-        batch: int = 50,
-        learning_rate: float = 0.05,
-        evaluation: int = 1000,
-        test: int = 9000,
         sets: Literal["disjoint", "paper"] = "disjoint",
-        window: int = 5,
-        state: ClientState | None = None,
-        precision: Literal["float32", "bfloat16"] = "float32",
-        block: int = 100,
         participation: float = 1.0,
         drawn: tuple[int, int] | None = None,
         gate: bool = False,
-        seed: int = 0,
     ):
-        for name, count in (("rounds", rounds), ("epochs", epochs), ("batch", batch),
-                            ("window", window), ("block", block)):  # fmt: skip
-            if count < 1:
-                raise InputError(f"federation: {name} is {count}; it must be at least 1")
-        self.images = jnp.asarray(digits.images, precision)
+        self.images = jnp.asarray(digits.images, settings.precision)
         self.labels = jnp.asarray(digits.labels, jnp.int32)
         self.index = jnp.asarray(partition.index, jnp.int32)
         self.local_labels = jnp.asarray(partition.labels, jnp.int32)
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         self.factors = jnp.asarray(partition.factors, jnp.float32)
         self.identities = jnp.asarray(partition.identities, jnp.int32)
-        pool = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
+        pool = np.random.default_rng(settings.seed).permutation(np.flatnonzero(digits.server))
+        evaluation, test = settings.evaluation, settings.test
         needed = evaluation + (test if sets == "disjoint" else 0)
-        if evaluation < 1 or test < 1 or needed > len(pool):
+        if needed > len(pool):
             raise InputError(
                 f"federation: {evaluation} images to score models and {test} to test them were asked "
                 f"for, but the server has {len(pool)}; ask for fewer"
             )
         self.evaluation = jnp.asarray(pool[:evaluation], jnp.int32)
         self.test = jnp.asarray(pool[evaluation:needed] if sets == "disjoint" else pool, jnp.int32)
-        self.learning_rate = jnp.asarray(learning_rate, float)
-        self.state = Accuracy() if state is None else state
-        self.model = model
-        self.universe = partition.universe
-        self.horizon, self.epochs, self.batch = rounds, epochs, batch
-        self.window, self.block = window, block
+        self.learning_rate = jnp.asarray(settings.client_rate, float)
+        self.state = STATES[settings.state]
+        models = {"convolutional": Convolutional, "perceptron": Perceptron}
+        self.model = models[settings.model](digits.images.shape[1], settings.width)
+        self.universe, self.horizon = partition.universe, settings.rounds
+        self.epochs, self.batch = settings.epochs, settings.batch
+        self.window, self.block = settings.window, settings.block
         if not 0 < participation <= 1:
             raise InputError(f"federation: participation {participation} must be in (0, 1]")
         if drawn is not None and not 1 <= drawn[0] <= drawn[1] <= evaluation:
@@ -204,7 +178,7 @@ class Federation(Problem):
     @property
     def channels(self) -> int:
         """Channels of the history that the policy reads."""
-        return self.state.channels(CLASSES)
+        return self.state.channels
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> FederationState:
         model_key, train_key = jax.random.split(key)
@@ -281,9 +255,10 @@ class Federation(Problem):
         info = ServerInfo(
             self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
         )
-        correct, scores = jnp.zeros((task.width, CLASSES)), None
+        scores = None
         if self.state.reads == "classes":
-            correct = self.correct(models, self.evaluation)
+            frequency = jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0)
+            scores = ClassScores(self.correct(models, self.evaluation), frequency)
         elif self.state.reads == "samples":
             fedavg = average(shares_by_samples(info.counts, present), models)
             towards = fedavg + QUARTER * (models - fedavg)
@@ -291,14 +266,7 @@ class Federation(Problem):
             found = self.chances(tried, last.server.places)
             own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
             scores = SampleScores(own, near, rest[0], rest[1], last.server.shown)
-        submission = Submission(
-            correct,
-            jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0),
-            models - aggregate[None, :],
-            present,
-            info,
-            scores,
-        )
+        submission = Submission(models - aggregate[None, :], present, info, scores)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
         history = jnp.where(present[:, None, None], latest, last.history)
         held = jnp.where(present, held, last.held) if self.participation < 1 else held
@@ -379,44 +347,31 @@ class Federation(Problem):
         return jax.lax.map(judge_block, (padded, real))
 
 
-def federation_of(
-    settings: FederationSettings, digits: Digits, partition: Partition, **changes: Any
-) -> Federation:
-    """The federation of these clients as the settings say, but for `changes` of its arguments."""
-    kinds = {"convolutional": Convolutional, "perceptron": Perceptron}
-    model = kinds[settings.model](digits.images.shape[1], settings.width)
-    options = {
-        "rounds": settings.rounds, "epochs": settings.epochs, "batch": settings.batch,
-        "learning_rate": settings.client_rate, "evaluation": settings.evaluation, "test": settings.test,
-        "window": settings.window, "state": client_state(settings.state),
-        "precision": settings.precision, "block": settings.block, "seed": settings.seed,
-    }  # fmt: skip
-    return Federation(digits, partition, model, **(options | changes))
-
-
-def build(
-    settings: PPOSettings, digits: Digits, partition: Partition | None = None
-) -> tuple[Federation, Partition]:
-    """The paper's federation out of full-size digits, with the partition behind it."""
+def paper_world(
+    settings: PPOSettings, digits: Digits, seeds: Sequence[int]
+) -> tuple[Federation, list[tuple[Task, Task]]]:
+    """The paper's federation out of full-size digits: for each of the seeds its training and unseen tasks,
+    of clients that the seed deals anew.
+    """
     digits = digits.pooled(settings.pooling)
-    if partition is None:
-        partition = paper_split(digits, settings.clients, settings.samples, seed=settings.seed)
-    return federation_of(settings, digits, partition, sets=settings.sets), partition
-
-
-def sample_tasks(settings: PPOSettings, partition: Partition, seed: int) -> tuple[Task, ...]:
-    """Training and unseen tasks of one seed."""
-    return skewed_tasks(
-        partition,
-        settings.tasks,
-        settings.unseen,
-        sizes=settings.task_sizes,
-        seen=settings.seen,
-        seed=2 * seed,
+    deals = {
+        seed: paper_split(digits, settings.clients, settings.samples, seed=seed)
+        for seed in dict.fromkeys(seeds)
+    }
+    tasks = {}
+    for place, (seed, partition) in enumerate(deals.items()):
+        sizes, counts = settings.task_sizes, (settings.tasks, settings.unseen)
+        own = skewed_tasks(partition, *counts, sizes=sizes, seen=settings.seen, seed=2 * seed)
+        first = place * partition.universe
+        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
+    columns = zip(*(vars(partition).values() for partition in deals.values()), strict=True)
+    federation = Federation(
+        digits, Partition(*map(np.concatenate, columns)), settings, sets=settings.sets
     )
+    return federation, [tasks[seed] for seed in seeds]
 
 
-def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federation, Mixture]:
+def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federation, Task]:
     """Federations of all kinds asked for, small ones and large ones.
 
     Training and unseen federations share no image. The training world has a server of its own, whose
@@ -437,8 +392,9 @@ def training_world(settings: GradientSettings, digits: Digits) -> tuple[Federati
     own = places[: len(places) - len(held)]
     dealt = mixture(replace(digits, server=server), wanted, own, samples=settings.samples)
     half = min(len(held) // 2, 2 * most)
-    sets = {"evaluation": half, "test": half, "drawn": (fewest, most), "gate": True}
-    return federation_of(settings, dealt.digits, dealt.partition, **sets), dealt
+    sized = replace(settings, evaluation=half, test=half)
+    world = Federation(dealt.digits, dealt.partition, sized, drawn=(fewest, most), gate=True)
+    return world, dealt.tasks
 
 
 def unseen_world(
@@ -448,8 +404,8 @@ def unseen_world(
     *,
     samples: int | None = None,
     participation: float = 1.0,
-) -> tuple[Federation, Mixture]:
-    """Federations of clients and images that training never sees.
+) -> tuple[Federation, Task]:
+    """Federations of clients and images that training never sees, a task each.
 
     Parameters
     ----------
@@ -467,8 +423,6 @@ def unseen_world(
     count = settings.evaluation if samples is None else samples
     available = int(digits.server.sum()) - settings.test
     pool = max(count, min(3 * settings.evaluation // 2, available))
-    sets = {"evaluation": pool, "drawn": (count, count), "gate": True}
-    federation = federation_of(
-        settings, dealt.digits, dealt.partition, participation=participation, **sets
-    )
-    return federation, dealt
+    sized, sets = replace(settings, evaluation=pool), {"drawn": (count, count), "gate": True}
+    world = Federation(dealt.digits, dealt.partition, sized, participation=participation, **sets)
+    return world, dealt.tasks

@@ -45,9 +45,8 @@ class FederationSettings(TrainingSettings):
     """Images the server scores models on."""
     test: int = 1000
     """Images the aggregate is tested on."""
-    state: str = "invariant"
-    """What the policy sees of a client: one of apportion.domains.federated.states.STATES. blind needs no
-    images of the server's; accuracy is the paper's."""
+    state: Literal["invariant", "blind", "accuracy", "rich"] = "invariant"
+    """What the policy sees of a client."""
     window: int = 5
     """Rounds of it, H."""
     hidden: int = 32
@@ -68,6 +67,7 @@ class FederationSettings(TrainingSettings):
     def __post_init__(self):
         super().__post_init__()
         self.check_at_least(1, "samples", "unseen", "width", "hidden", "chunk")
+        self.check_at_least(1, "rounds", "epochs", "batch", "evaluation", "test", "window", "block")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -90,6 +90,8 @@ class GradientSettings(FederationSettings):
     learner: Literal["gradient"] = "gradient"
     """gradient: direct gradient through the aggregation, over federations of all kinds; ppo: the paper's
     policy, on its own split."""
+    state: Literal["invariant", "blind"] = "invariant"
+    """What the policy sees of a client; blind needs no images of the server's."""
     kinds: str = "all"
     """Kinds of federations to learn from, joined by commas, such as equal,paper+flipped-3."""
     sizes: tuple[int, int] = (10, 10)
@@ -128,6 +130,8 @@ class PPOSettings(FederationSettings):
     learner: Literal["ppo"] = "ppo"
     """ppo: the paper's policy, on its own split; gradient: direct gradient through the aggregation, over
     federations of all kinds."""
+    state: Literal["accuracy", "rich"] = "accuracy"
+    """What the policy sees of a client: accuracy is the paper's, rich adds the accuracy on each class."""
     clients: tuple[int, int] = (28, 18)
     """Clients of the universe that see the digits 0-5, and 6-9."""
     seen: tuple[int, int] = (18, 11)

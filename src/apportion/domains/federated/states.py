@@ -7,13 +7,14 @@ needs no samples. `Rich` is the one that the study of the paper's Figure 6 has b
 """
 
 from abc import abstractmethod
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from apportion.errors import InputError
+from apportion.domains.federated.data import CLASSES
 from apportion.policy import largest
 
 Channels = Float[Array, "entities channels"]
@@ -33,6 +34,15 @@ class SampleScores(eqx.Module):
     """The samples that the policy may see; the others are for the gate."""
 
 
+class ClassScores(eqx.Module):
+    """How the models do on the evaluation set, class by class."""
+
+    correct: Float[Array, "entities classes"]
+    """The part of the set that is of a class and rightly classified."""
+    frequency: Float[Array, " classes"]
+    """The part of the set that is of a class."""
+
+
 class ServerInfo(eqx.Module):
     """What a server without samples knows of a round's clients."""
 
@@ -49,17 +59,12 @@ class ServerInfo(eqx.Module):
 class Submission(eqx.Module):
     """A round's models as the server scores them."""
 
-    correct: Float[Array, "entities classes"]
-    """The part of the evaluation set that is of a class and rightly classified."""
-    frequency: Float[Array, " classes"]
-    """The part of the evaluation set that is of a class."""
     updates: Float[Array, "entities parameters"]
     """Each model less the aggregate it started from."""
     mask: Bool[Array, " entities"]
     info: ServerInfo
-    """What the server knows without any samples; only `Invariant` and `Blind` look at it."""
-    scores: SampleScores | None = None
-    """How the models do sample by sample; only `Invariant` looks at it."""
+    scores: SampleScores | ClassScores | None
+    """What the state reads of how the models do."""
 
     def centred(self, values: Channels) -> Channels:
         """Values less their mean over the clients: what sets a client apart."""
@@ -71,12 +76,9 @@ class Submission(eqx.Module):
 class ClientState(eqx.Module):
     """One round's channels of each client."""
 
-    reads = "classes"
-    """Which part of a submission it looks at: how models do by class, or sample by sample, or neither."""
-
-    @abstractmethod
-    def channels(self, classes: int) -> int:
-        """How many channels a client shows."""
+    channels: ClassVar[int]
+    reads: ClassVar[Literal["classes", "samples", "nothing"]]
+    """How it wants the models scored."""
 
     @abstractmethod
     def __call__(self, submission: Submission) -> Channels:
@@ -88,11 +90,12 @@ class Accuracy(ClientState):
     itself, the paper's state.
     """
 
-    def channels(self, classes: int) -> int:
-        return 1
+    channels = 1
+    reads = "classes"
 
     def __call__(self, submission: Submission) -> Channels:
-        return 5 * submission.centred(submission.correct.sum(-1, keepdims=True))
+        assert isinstance(submission.scores, ClassScores)
+        return 5 * submission.centred(submission.scores.correct.sum(-1, keepdims=True))
 
 
 class Rich(ClientState):
@@ -100,12 +103,13 @@ class Rich(ClientState):
     update and its cosine with the mean update, centred.
     """
 
-    def channels(self, classes: int) -> int:
-        return 1 + classes + 2
+    channels = 1 + CLASSES + 2
+    reads = "classes"
 
     def __call__(self, submission: Submission) -> Channels:
-        share = jnp.maximum(submission.frequency, 1e-6)
-        by_class = submission.centred(submission.correct / share[None, :])
+        assert isinstance(submission.scores, ClassScores)
+        share = jnp.maximum(submission.scores.frequency, 1e-6)
+        by_class = submission.centred(submission.scores.correct / share[None, :])
         updates = jnp.where(submission.mask[:, None], submission.updates, 0.0)
         mean = updates.sum(0) / submission.mask.sum()
         norms = jnp.linalg.norm(updates, axis=-1) + 1e-12
@@ -117,23 +121,26 @@ class Rich(ClientState):
 
 
 QUARTER = 0.25
-"""How far towards each client's model FedAvg's aggregate is scores."""
+"""How far towards each client's model FedAvg's aggregate is scored."""
 LARGEST = 10.0
 """No client's samples count for more than this many times the median count."""
 
 
-def lower_median(values: Float[Array, " entities"], mask: Bool[Array, " entities"]) -> Array:
+def lower_median(values: Any, mask: Any) -> Any:
     """The middle one of the real values, the lower of two."""
-    return jnp.sort(jnp.where(mask, values, jnp.inf))[(mask.sum() - 1) // 2]
+    xp = values.__array_namespace__()
+    return xp.sort(xp.where(mask, values, xp.inf))[(mask.sum() - 1) // 2]
 
 
-def shares_by_samples(
-    counts: Float[Array, " entities"], mask: Bool[Array, " entities"]
-) -> Float[Array, " entities"]:
-    """FedAvg's shares; a count is capped, for claiming samples is the way to take a federation over."""
-    real = jnp.where(mask, counts, 0.0)
-    capped = jnp.minimum(real, LARGEST * lower_median(real, mask))
-    return capped / jnp.maximum(capped.sum(), 1e-12)
+def shares_by_samples(counts: Any, mask: Any) -> Any:
+    """FedAvg's shares; a count is capped, for claiming samples is the way to take a federation over.
+
+    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+    """
+    xp = counts.__array_namespace__()
+    real = xp.where(mask, counts, 0.0)
+    capped = xp.minimum(real, LARGEST * lower_median(real, mask))
+    return capped / xp.maximum(capped.sum(), 1e-12)
 
 
 def average(
@@ -149,10 +156,8 @@ class Blind(ClientState):
     The first channel is the log of FedAvg's share, which `AggregationPolicy` builds on.
     """
 
+    channels = 9
     reads = "nothing"
-
-    def channels(self, classes: int) -> int:
-        return 9
 
     def __call__(self, submission: Submission) -> Channels:
         info, mask = submission.info, submission.mask
@@ -192,14 +197,12 @@ class Invariant(ClientState):
     Samples that most models get wrong count for more: who gets those right holds rare data.
     """
 
+    channels = Blind.channels + 8
     reads = "samples"
-
-    def channels(self, classes: int) -> int:
-        return Blind().channels(classes) + 8
 
     def __call__(self, submission: Submission) -> Channels:
         scores, mask = submission.scores, submission.mask
-        assert scores is not None
+        assert isinstance(scores, SampleScores)
         count = scores.shown.sum()
         weight = scores.shown / jnp.maximum(count, 1)
         mean = jnp.where(mask[:, None], scores.models, 0.0).sum(0) / mask.sum()
@@ -228,10 +231,4 @@ STATES: dict[str, ClientState] = {
     "accuracy": Accuracy(),
     "rich": Rich(),
 }
-
-
-def client_state(name: str) -> ClientState:
-    """The state of that name."""
-    if name not in STATES:
-        raise InputError(f"client state {name!r} is not known; choose one of {sorted(STATES)}")
-    return STATES[name]
+"""By their names in the settings."""

@@ -40,13 +40,6 @@ from apportion.trees import stack, take
 _ADAM = optax.scale_by_adam(b2=0.99)
 
 
-class AdamState(eqx.Module):
-    """The optimiser's state, and how many updates there were."""
-
-    optimiser: PyTree[Array]
-    count: Float[Array, ""]
-
-
 class Walked(eqx.Module):
     """What an episode gave: losses of the aggregate and of FedAvg's, and the shares."""
 
@@ -92,13 +85,13 @@ class ThroughRounds(Learner):
                 f"ThroughRounds: {self.together} tasks together need as many others to choose from"
             )
 
-    def start(self, policy: Policy) -> AdamState:
+    def start(self, policy: Policy) -> PyTree[Array]:
         if not isinstance(policy, AggregationPolicy):
             raise InputError(
                 f"ThroughRounds trains an AggregationPolicy, not {type(policy).__name__}; PPO trains "
                 "any other policy that scores"
             )
-        return AdamState(_ADAM.init(eqx.filter(policy, eqx.is_inexact_array)), jnp.zeros(()))
+        return _ADAM.init(eqx.filter(policy, eqx.is_inexact_array))
 
     def update(
         self,
@@ -106,7 +99,7 @@ class ThroughRounds(Learner):
         task: Task,
         batch: Batch | None,
         policy: Policy,
-        state: AdamState,
+        state: PyTree[Array],
         weight: Float[Array, ""],
         *,
         key: PRNGKeyArray,
@@ -128,8 +121,9 @@ class ThroughRounds(Learner):
         factors = weights / jnp.maximum(norms, 1.0) / self.together
         gradient = jax.tree.map(lambda s: jnp.tensordot(factors, s, 1), slopes)
         trainable = eqx.filter(policy, eqx.is_inexact_array)
-        direction, optimiser = _ADAM.update(gradient, state.optimiser, trainable)
-        rate = self.learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * state.count / self.updates))
+        direction, following = _ADAM.update(gradient, state, trainable)
+        angle = jnp.pi * state.count.astype(jnp.float32) / self.updates
+        rate = self.learning_rate * 0.5 * (1 + jnp.cos(angle))
         step = jax.tree.map(lambda d: -rate * d, direction)
         walked = take(every, 0)
         length = walked.losses.size
@@ -143,7 +137,6 @@ class ThroughRounds(Learner):
             loss=weight * values[0],
             gradient_norm=norms[0],
         )
-        following = AdamState(optimiser, state.count + 1)
         return Update(eqx.apply_updates(policy, step), following, evidence)
 
     def _together(self, task: Task, key: PRNGKeyArray) -> tuple[Task, Key[Array, " tasks"]]:
@@ -235,9 +228,9 @@ def train_mixture(
     state: Resume | None = None,
 ) -> AggregationPolicy:
     """One policy for federations of every kind asked for, by direct gradient through the aggregation."""
-    federation, dealt = training_world(settings, digits)
+    federation, tasks = training_world(settings, digits)
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
-    tasks = settings.trained_tasks(dealt.tasks)
+    tasks = settings.trained_tasks(tasks)
     result = train(
         federation,
         tasks,

@@ -7,7 +7,8 @@ a certificate bets on.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from apportion.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.portfolio.baselines.simple import BASELINES, WITHOUT_HISTORY, Baseline
+from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
 from apportion.domains.portfolio.constrained import WithoutCash, everyone
 from apportion.domains.portfolio.market import Costs, Market, walk_policy, walk_targets
-from apportion.domains.portfolio.prices import Day, Prices
+from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, Backtest
-from apportion.domains.portfolio.rules import CASH, Rules
+from apportion.domains.portfolio.rules import CASH, Rules, weeks_of
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
-
-MOST_FOR_NEWTON = 100
-"""Instruments above which the online Newton step, a programme a day, is left out unless asked for."""
-BOUND = 0.01
-"""A week's gain counts at 1 point of log growth at most: a verdict is on gains so counted, and a policy
-that now and then loses far more in a week needs a larger bound."""
 
 
 def lazy_rebalancing(eta: float = 0.1) -> Policy:
@@ -86,7 +82,8 @@ def backtest_strategies(
     rules, baselines = rules or {}, baselines or {}
     cash = any(kept.cash for kept in rules.values())
     costs = Costs(cost, exact=True, cash=cash)
-    market = Market.of(prices, start=start, end=end, window=window, costs=costs)
+    market_for = partial(Market.of, prices, start=start, end=end, window=window, costs=costs)
+    market = market_for()
     first, task = int(market.first), everyone(len(prices.tickers), cash=cash)
     policies = {**policies, EQUAL: EqualShares()}
     count = len(policies) + len(baselines)
@@ -96,7 +93,7 @@ def backtest_strategies(
         kept = rules.get(name, Rules())
         kept.check(prices.tickers)
         strategy = WithoutCash(policy) if cash and not kept.cash else policy
-        walk = _walk_one(strategy, market.ruled(prices, kept), task)
+        walk = _walk_one(strategy, market_for(rules=kept), task)
         allocations[name] = np.asarray(walk.allocations)
     relatives = prices.relatives()[: first + market.horizon]
     y = jnp.asarray(relatives, jnp.float32)
@@ -113,18 +110,14 @@ def backtest_strategies(
             )
         walk = _walk_targets(jnp.pad(targets, ((0, 0), (int(cash), 0))), market, task)
         allocations[name] = np.asarray(walk.allocations)
-    relatives, listed, held = relatives[first:], prices.tradable(), None
-    if cash:
-        # It stands in front, still, and is free of commission.
-        relatives = np.pad(relatives, ((0, 0), (1, 0)), constant_values=1.0)
-    if listed is not None:
-        there = np.append(True, listed[first]) if cash else listed[first]
-        held = there / there.sum()
+    # Cash stands in front, still.
+    relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
+    held = np.asarray(market.start(task), float)
     accounts = {
-        name: account(shares, relatives, cost, held, cash=cash)
+        name: account(shares, relatives, cost, held / held.sum(), cash=cash)
         for name, shares in allocations.items()
     }
-    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if not r.none]
+    notes = [f"{name} keeps to {r.describe()}" for name, r in rules.items() if r != Rules()]
     return Backtest(
         prices.dates[first : first + market.horizon],
         (CASH, *prices.tickers) if cash else prices.tickers,
@@ -141,7 +134,7 @@ def account(
     allocations: np.ndarray,
     relatives: np.ndarray,
     cost: float,
-    held: np.ndarray | None = None,
+    held: np.ndarray,
     *,
     cash: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -152,7 +145,7 @@ def account(
     allocations, relatives
         a_n and y_n, (time, entities).
     held
-        Shares held before the first period; equal ones by default.
+        Shares held before the first period.
     cash
         The first entity is cash, free of commission.
     """
@@ -160,8 +153,7 @@ def account(
     a = a / a.sum(-1, keepdims=True)
     grown = a * np.asarray(relatives, float)[: len(a)]
     growth = grown.sum(-1)
-    before = np.full(a.shape[1], 1 / a.shape[1]) if held is None else np.asarray(held, float)
-    w = np.concatenate([before[None], (grown / growth[:, None])[:-1]])
+    w = np.concatenate([held[None], (grown / growth[:, None])[:-1]])
     with jax.enable_x64(True):
         costs = Costs(cost, exact=True, cash=cash)
         factor = np.asarray(_cost_factor(costs, jnp.asarray(w), jnp.asarray(a)))
@@ -173,9 +165,53 @@ _walk_one = eqx.filter_jit(walk_policy)
 _walk_targets = eqx.filter_jit(walk_targets)
 
 
+@dataclass(frozen=True)
+class TrainedPolicy:
+    """A policy with what it was trained for."""
+
+    policy: Policy
+    window: int
+    channels: int
+    """Series it reads of each instrument."""
+    cost: float
+    last: str
+    """The last day it was trained on."""
+    rules: Rules
+
+    @classmethod
+    def of(cls, policy: Policy, about: Mapping[str, Any]) -> "TrainedPolicy":
+        """From what was saved with the policy; facts that no settings could have had are refused."""
+        if about.get("job") != "portfolio":
+            raise InputError(
+                f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
+                "give the folder of a portfolio run"
+            )
+        facts: list[Any] = [about.get(name) for name in ("window", "channels", "cost")]
+        window, channels, cost = facts
+        try:
+            last, rules = str(as_day(str(about.get("last")))), Rules(**about.get("rules", {}))
+            costs = isinstance(cost, int | float) and 0 <= cost < 0.5
+            sees = type(window) is int and window >= 1 and channels in (1, 3)
+            if not (costs and sees and isinstance(rules.cash, bool)):
+                raise ValueError(f"window {window!r}, channels {channels!r}, cost {cost!r}")
+        except (InputError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"the policy's own facts are wrong ({error}); train it again"
+            ) from None
+        return cls(policy, window, channels, cost, last, rules)
+
+    def series(self, prices: Prices) -> Prices:
+        """The prices with the series that the policy reads."""
+        if prices.channels < self.channels:
+            raise InputError(
+                "the policy reads close, high and low, but the prices have closes only; "
+                "give a long file with columns high and low"
+            )
+        return replace(prices, high=None, low=None) if self.channels == 1 else prices
+
+
 def backtest_with_baselines(
-    policy: Policy,
-    about: dict[str, Any],
+    trained: TrainedPolicy,
     prices: Prices,
     *,
     start: str | None = None,
@@ -188,117 +224,61 @@ def backtest_with_baselines(
 
     Parameters
     ----------
-    about
-        What was saved with the policy.
     start, end
         First and last day; by default all days after those it was trained on.
     cost
         Commissions; by default those it was trained under.
     baselines
-        Their names; by default all that suit the prices.
+        Their names; by default all.
     on_strategy
-        Told the name of each strategy as its turn comes, and what part is done.
+        As in `backtest_strategies`.
     """
-    prices = with_trained_series(prices, about)
-    chosen, note = _chosen_baselines(baselines, prices)
-    after = str(np.datetime64(about["last"]) + 1)
+    known = (EQUAL, LAZY, *BASELINES)
+    chosen = known if baselines is None else baselines
+    for name in chosen:
+        if name not in known:
+            raise InputError(
+                f"baselines: {name!r} is none of {', '.join(known)}{suggest(name, known)}"
+            )
+    after = day_after(trained.last)
     if start is None and prices.row(after) < len(prices.dates):
-        start = after
-    if start is None or as_day(start) < as_day(after):
+        start = str(after)
+    if start is None or as_day(start) < after:
         warnings.warn(
-            f"the policy was trained on days up to {about['last']}; what it earns on them says "
+            f"the policy was trained on days up to {trained.last}; what it earns on them says "
             "nothing about days to come",
             stacklevel=2,
         )
     result = backtest_strategies(
-        prices,
-        {"policy": policy, LAZY: lazy_rebalancing()},
-        baselines={name: BASELINES[name] for name in chosen},
+        trained.series(prices),
+        # Lazy and equal shares stand beside every policy.
+        {"policy": trained.policy, LAZY: lazy_rebalancing()},
+        baselines={name: BASELINES[name] for name in chosen if name in BASELINES},
         start=start,
         end=end,
-        window=about["window"],
-        cost=about["cost"] if cost is None else cost,
-        rules={"policy": Rules.from_dict(about.get("rules"))},
+        window=trained.window,
+        cost=trained.cost if cost is None else cost,
+        rules={"policy": trained.rules},
         on_strategy=on_strategy,
     )
-    notes = "; ".join(each for each in (result.note, note) if each)
-    return replace(result, note=notes, trained_until=about["last"])
-
-
-def _chosen_baselines(names: Sequence[str] | None, prices: Prices) -> tuple[list[str], str]:
-    """The baselines to run, and a sentence on those that were left out."""
-    if names is not None:
-        unknown = [name for name in names if name not in (*BASELINES, LAZY)]
-        if unknown:
-            known = (*BASELINES, LAZY)
-            raise InputError(
-                f"baselines: {unknown[0]!r} is none of {', '.join(known)}{suggest(unknown[0], known)}"
-            )
-        # These two stand beside every policy.
-        return [name for name in dict.fromkeys(names) if name not in (EQUAL, LAZY)], ""
-    known = [name for name in BASELINES if name != EQUAL]
-    if len(prices.tickers) <= MOST_FOR_NEWTON:
-        return known, ""
-    known.remove("ons")
-    return known, f"ons was left out: it is slow above {MOST_FOR_NEWTON} instruments"
-
-
-def with_trained_series(prices: Prices, about: dict[str, Any]) -> Prices:
-    """The prices with the series the policy was trained to read; facts that no settings could have had are
-    refused.
-    """
-    if about.get("job") != "portfolio":
-        raise InputError(
-            f"the policy was trained for {about.get('job', 'something else')!r}, not for prices; "
-            "give the folder of a portfolio run"
-        )
-    window, channels, cost = (about.get(name) for name in ("window", "channels", "cost"))
-    try:
-        as_day(str(about.get("last")))
-        sound = isinstance(cost, int | float) and 0 <= cost < 0.5
-        sound = sound and type(window) is int and window >= 1 and channels in (1, 3)
-        rules = Rules.from_dict(about.get("rules"))
-        sound = sound and isinstance(rules.cash, bool)
-    except (InputError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"the policy's own facts are wrong ({error}); train it again") from None
-    if not sound:
-        raise InputError(
-            f"the policy's own facts are wrong (window {window!r}, channels {channels!r}, cost "
-            f"{cost!r}); train it again"
-        )
-    if prices.channels < about["channels"]:
-        raise InputError(
-            "the policy reads close, high and low, but the prices have closes only; "
-            "give a long file with columns high and low"
-        )
-    return replace(prices, high=None, low=None) if channels == 1 else prices
+    return replace(result, trained_until=trained.last)
 
 
 def weekly_gains(
-    policy: Policy,
-    about: Mapping[str, Any],
-    prices: Prices,
-    against: str,
-    *,
-    bound: float = BOUND,
+    trained: TrainedPolicy, prices: Prices, against: str, *, bound: float = 0.01
 ) -> Gains:
     """A policy's gains over a strategy in the weeks after training.
 
     Parameters
     ----------
-    about
-        What was saved with the policy.
     against
         The name of a baseline, or the folder of another portfolio run.
     bound
         What a week's gain counts at most; decide on it before you look.
     """
-    about = dict(about)
-    prices = with_trained_series(prices, about)
-    policies: dict[str, Policy] = {"policy": policy}
-    rules = {"policy": Rules.from_dict(about.get("rules"))}
-    known = [LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
-    last = about["last"]
+    known = [EQUAL, LAZY, *(name for name in BASELINES if name not in HINDSIGHT)]
+    policies: dict[str, Policy] = {"policy": trained.policy}
+    rules, last = {"policy": trained.rules}, trained.last
     if against == LAZY:
         policies[LAZY] = lazy_rebalancing()
     elif against not in known:
@@ -307,47 +287,40 @@ def weekly_gains(
                 f"there is no baseline {against!r} to certify against; choose {', '.join(known)}, or "
                 f"the folder of another portfolio run{suggest(against, known)}"
             )
-        other = load_about(against)
-        if not all(other.get(key) == about[key] for key in ("job", "window", "channels")):
+        other = TrainedPolicy.of(load_policy(against), load_about(against))
+        if (other.window, other.channels) != (trained.window, trained.channels):
             raise InputError(
                 f"{against}: its policy reads other things than this one (window and series of a "
                 "portfolio run); give another baseline"
             )
-        policies[against] = load_policy(against)
-        rules[against] = Rules.from_dict(other.get("rules"))
-        last = max(last, other["last"])
-    start = str(np.datetime64(last) + 1)
+        policies[against], rules[against] = other.policy, other.rules
+        last = max(last, other.last)
+    start = day_after(last)
     if prices.row(start) >= len(prices.dates):
         raise InputError(
             f"the prices end on {prices.dates[-1]} and the policy was trained on days up to {last}; "
             "a certificate needs later days"
         )
     found = backtest_strategies(
-        prices,
+        trained.series(prices),
         policies,
-        baselines={} if against in (EQUAL, *policies) else {against: BASELINES[against]},
+        baselines={against: BASELINES[against]} if against in BASELINES else {},
         start=start,
-        window=about["window"],
-        cost=about["cost"],
+        window=trained.window,
+        cost=trained.cost,
         rules=rules,
     )
-    weeks, gains = _by_week(found, against)
-    return Gains.within(
-        gains, bound, periods=weeks, baseline=against, period="week", unit="log growth a week"
-    )
-
-
-def _by_week(found: Backtest, against: str) -> tuple[np.ndarray, np.ndarray]:
-    """The last day of each complete week, and the difference of both strategies' log growth in it."""
     gap = np.log1p(found.net["policy"]) - np.log1p(found.net[against])
-    days = found.dates.astype("datetime64[D]")
-    # 1970-01-01 was a Thursday, and weeks begin on Mondays.
-    number = (days.astype(int) + 3) // 7
-    over = number < number[-1]
-    if (days[-1].astype(int) + 3) % 7 >= 4:
-        over[:] = True
-    weeks, first = np.unique(number[over], return_index=True)
-    if not len(weeks):
-        return days[:0], gap[:0]
-    ends = np.append(first[1:], over.sum()) - 1
-    return days[ends], np.add.reduceat(gap[over], first)
+    # The sum and the last day of each week; the last week counts once its Friday is there.
+    by_week = pd.DataFrame({"gap": gap, "day": found.dates}).groupby(weeks_of(found.dates))
+    weeks: Any = by_week.agg({"gap": "sum", "day": "last"})
+    if pd.Timestamp(found.dates[-1]).weekday() < 4:
+        weeks = weeks[:-1]
+    return Gains.within(
+        weeks["gap"].to_numpy(),
+        bound,
+        periods=weeks["day"].to_numpy().astype("datetime64[D]"),
+        baseline=against,
+        period="week",
+        unit="log growth a week",
+    )

@@ -13,6 +13,7 @@ from apportion.errors import InputError
 
 if TYPE_CHECKING:
     from apportion.certificate import Gains
+    from apportion.domains.portfolio.backtest import TrainedPolicy
     from apportion.domains.portfolio.prices import Prices
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
@@ -63,7 +64,7 @@ class PortfolioBacktestOptions(PriceOptions):
     tickers: tuple[str, ...] | None = None
     """Instruments to test on; by default all in the file."""
     baselines: tuple[str, ...] | None = None
-    """Baselines beside Equal CRP and lazy rebalancing; by default all that suit the prices."""
+    """Baselines beside Equal CRP and lazy rebalancing; by default all."""
 
     def __post_init__(self):
         if self.cost is not None:
@@ -93,8 +94,9 @@ class PortfolioCertifyOptions:
 
     data: Path | None = None
     """Prices with days newer than those it was trained on; without it, the run's own file."""
-    bound: float | None = None
-    """What a week's gain counts at most, 0.01 of log growth by default. Decide on it before you look."""
+    bound: float = 0.01
+    """What a week's gain counts at most, as log growth: a policy that now and then loses far more in a week
+    needs a larger one. Decide on it before you look."""
     allow_jumps: bool = False
     """Take prices that move too far in one day, as where a split is not adjusted for."""
 
@@ -110,7 +112,7 @@ class PortfolioDomain(Domain):
     check_options = PriceOptions
     examples = (
         "train portfolio --prices prices.csv --out runs/first",
-        "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar ons",
+        "backtest runs/first --prices prices.csv --start 2019-01-01 --baselines olmar momentum",
         "allocate runs/first --prices prices.csv --json",
         "allocate runs/first --holdings today.csv --lot 1 --out orders.csv",
         "certify runs/first --against lazy-crp --data prices.csv --json",
@@ -131,15 +133,13 @@ class PortfolioDomain(Domain):
         prices = _own_prices(run, options.prices, options.allow_jumps)
         prices = prices if options.tickers is None else prices.select(options.tickers)
         from apportion.domains.portfolio.backtest import backtest_with_baselines
-        from apportion.runs.policy_file import load_about
 
         def on_strategy(name: str, done: float) -> None:
             if progress is not None:
                 progress.stage(f"backtest: {name}", done)
 
         return backtest_with_baselines(
-            run.policy,
-            load_about(run.folder),
+            _trained(run),
             prices,
             start=options.start,
             end=options.end,
@@ -153,18 +153,16 @@ class PortfolioDomain(Domain):
         prices = _own_prices(run, options.prices, options.allow_jumps)
         from apportion.domains.portfolio.run import allocate_next
 
-        return allocate_next(run, prices, options.holdings, options.lot)
+        return allocate_next(_trained(run), prices, options.holdings, options.lot)
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
         """What a finished run's policy gained over a baseline or another run, week by week."""
         if isinstance(source, Path):
             raise InputError(f"{source}: give the folder of a portfolio run")
         prices = _own_prices(source, options.data, options.allow_jumps)
-        from apportion.domains.portfolio.backtest import BOUND, weekly_gains
-        from apportion.runs.policy_file import load_about
+        from apportion.domains.portfolio.backtest import weekly_gains
 
-        bound = BOUND if options.bound is None else options.bound
-        return weekly_gains(source.policy, load_about(source.folder), prices, against, bound=bound)
+        return weekly_gains(_trained(source), prices, against, bound=options.bound)
 
     def check(self, options: PriceOptions) -> "CheckedPrices":
         """What a price file holds."""
@@ -184,6 +182,13 @@ class PortfolioDomain(Domain):
 
 
 DOMAIN = PortfolioDomain()
+
+
+def _trained(run: "Run") -> "TrainedPolicy":
+    from apportion.domains.portfolio.backtest import TrainedPolicy
+    from apportion.runs.policy_file import load_about
+
+    return TrainedPolicy.of(run.policy, load_about(run.folder))
 
 
 def _own_prices(run: "Run", given: Path | None, allow_jumps: bool) -> "Prices":

@@ -11,7 +11,6 @@ no commission; without cash both its shares are 0. The two differ by less than 2
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -20,10 +19,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from apportion.domains.portfolio.prices import Day, Prices
+from apportion.domains.portfolio.prices import Day, Prices, day_after
 from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
-from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.problem import Observation, Problem, Step
@@ -138,65 +136,29 @@ class Market(Problem):
         front of every task with `tasks.with_entity(market.universe - 1)`. Of the rules it keeps when a
         strategy trades; the rest is the strategy's own.
         """
-        first, last = rows_between(prices, start, end, window=window)
-        rows = slice(0, last + 1)
-        return cls._over(
-            prices, rows, rows, first, last - first + 1, window, costs, tracking, rules
-        )
-
-    @classmethod
-    def ending(
-        cls,
-        prices: Prices,
-        *,
-        window: int = WINDOW,
-        costs: Costs | None = None,
-        rules: Rules | None = None,
-    ) -> "Market":
-        """The market at the close of the last row: what is known before the period to come.
-
-        Its one period has no prices yet, so only what is decided in period 0 means anything.
-        """
-        rows, periods = slice(-window, None), slice(-window - 1, None)
-        return cls._over(prices, rows, periods, window, 1, window, costs, 0.0, rules)
-
-    @classmethod
-    def _over(
-        cls,
-        prices: Prices,
-        rows: slice,
-        periods: slice,
-        first: int,
-        horizon: int,
-        window: int,
-        costs: Costs | None,
-        tracking: float,
-        rules: Rules | None,
-    ) -> "Market":
         costs = Costs() if costs is None else costs
-        values, listed = prices.filled()[rows], prices.tradable()
+        first, last = rows_between(prices, start, end, window=window)
+        values, listed = prices.filled()[: last + 1], prices.tradable()
         if costs.cash:
-            values = np.concatenate([values, np.ones_like(values[:, :1])], 1)
-            listed = (
-                listed if listed is None else np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
-            )
+            values = np.pad(values, ((0, 0), (0, 1), (0, 0)), constant_values=1.0)
+        if costs.cash and listed is not None:
+            listed = np.pad(listed, ((0, 0), (0, 1)), constant_values=True)
+        traded = None
+        if rules is not None and rules.rebalance != "daily":
+            # A period is decided at the close before the row on which it ends.
+            traded = np.append(True, rebalancing_days(prices.dates, rules.rebalance))[: last + 1]
         return cls(
             prices=jnp.asarray(values, jnp.float32),
             first=jnp.asarray(first, jnp.int32),
-            length=jnp.asarray(horizon, jnp.int32),
+            length=jnp.asarray(last - first + 1, jnp.int32),
             costs=costs,
             tracking=jnp.asarray(tracking, float),
             window=window,
-            horizon=horizon,
+            horizon=last - first + 1,
             universe=values.shape[1],
-            listed=None if listed is None else jnp.asarray(listed[periods]),
-            rebalanced=_rebalanced(prices, periods, rules),
+            listed=None if listed is None else jnp.asarray(listed[: last + 1]),
+            rebalanced=None if traded is None else jnp.asarray(traded),
         )
-
-    def ruled(self, prices: Prices, rules: Rules) -> "Market":
-        """The same market, of the same prices, for strategies with these rules."""
-        rows = slice(0, self.prices.shape[0])
-        return replace(self, rebalanced=_rebalanced(prices, rows, rules))
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
@@ -287,14 +249,6 @@ class Market(Problem):
         return Step(after, reward, jnp.array(False), state.n + 1 >= self.length)
 
 
-def _rebalanced(prices: Prices, rows: slice, rules: Rules | None) -> Array | None:
-    """Which periods of these rows begin with a trade; None where all do."""
-    if rules is None or rules.rebalance == "daily":
-        return None
-    # A period is decided at the close before the row on which it ends.
-    return jnp.asarray(np.append(True, rebalancing_days(prices.dates, rules.rebalance))[rows])
-
-
 def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[int, int]:
     """Rows of the first and last period that end between two days, both included.
 
@@ -309,7 +263,7 @@ def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[
     first = window if start is None else prices.row(start)
     last = days - 1
     if end is not None:
-        last = prices.row(as_day(end) + 1) - 1
+        last = prices.row(day_after(end)) - 1
     if first >= days:
         raise InputError(
             f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "

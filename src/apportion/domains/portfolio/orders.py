@@ -141,25 +141,22 @@ class Orders:
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each ticker and one for cash, which is the last; `quantity` is what is held after."""
-        value, end = self.before.sum(), self.after.sum()
-        table = pd.DataFrame({"ticker": self.tickers, "price": self.prices})
-        if self.holdings.counted:
-            units = np.where(self.trades == 0, 0.0, self.units)
-            table["held"], table["units"] = self.holdings.amounts, units
-            table["quantity"] = np.maximum(self.holdings.amounts + units, 0.0)
-        table["trade"], table["cost"] = self.trades, self.costs
-        table["weight"], table["target"] = self.before[1:] / value, self.target[1:]
-        table["after"] = self.after[1:] / end
-        money = {"ticker": CASH, "weight": self.before[0] / value, "target": self.target[0]}
-        money |= {
-            "after": self.after[0] / end,
-            "trade": self.after[0] - self.before[0],
-            "cost": 0.0,
+        before, after, target = (np.roll(v, -1) for v in (self.before, self.after, self.target))
+        counted, trades = self.holdings.counted, np.append(self.trades, after[-1] - before[-1])
+        table: dict[str, Any] = {
+            "ticker": [*self.tickers, CASH],
+            "price": np.append(self.prices, 1.0 if counted else np.nan),
         }
-        if self.holdings.counted:
-            money |= {"price": 1.0, "held": self.before[0], "quantity": self.after[0]}
-            money |= {"units": self.after[0] - self.before[0]}
-        return pd.concat([table, pd.DataFrame([money])], ignore_index=True)
+        if counted:
+            held = np.append(self.holdings.amounts, before[-1])
+            units = np.where(trades == 0, 0.0, np.append(self.units, trades[-1]))
+            table |= {"held": held, "units": units, "quantity": np.maximum(held + units, 0.0)}
+        table |= {
+            "trade": trades,
+            "cost": np.append(self.costs, 0.0),
+            "weight": before / before.sum(),
+        }
+        return pd.DataFrame(table | {"target": target, "after": after / after.sum()})
 
     def to_json(self) -> dict[str, Any]:
         """What `apportion allocate --holdings --json` adds to the allocation."""
@@ -196,9 +193,8 @@ class Orders:
             f"value {form.format(value)} = {form.format(end)} afterwards + {form.format(self.cost)} of "
             f"costs ({self.cost / value:.4%}); {form.format(self.after[0])} of cash is left"
         )
-        return "\n".join(
-            [*lines, *(f"{name}: {text}" for name, text in (self.assumed or {}).items())]
-        )
+        lines += [f"{name}: {text}" for name, text in (self.assumed or {}).items()]
+        return "\n".join(lines)
 
 
 def plan_orders(
@@ -276,12 +272,9 @@ def whole_lots(
     lots = np.maximum(np.floor(wanted + _ROUNDING), -np.floor(held + _ROUNDING))
     if spent(lots) > money:
         # Sales fell short of what was wanted: all purchases are cut in one proportion.
-        low, high, down = 0.0, 1.0, lots
-        for _ in range(60):
-            part = (low + high) / 2
-            cut = np.where(down > 0, np.floor(part * down), down)
-            low, high = (part, high) if spent(cut) <= money else (low, part)
-        lots = np.where(down > 0, np.floor(low * down), down)
+        wished = spent(np.maximum(lots, 0.0))
+        part = max(money - spent(np.minimum(lots, 0.0)), 0.0) / wished
+        lots = np.where(lots > 0, np.floor(part * lots), lots)
     left, remainders = money - spent(lots), wanted - lots
     for i in np.argsort(-remainders, kind="stable"):
         price = bought[i] if lots[i] >= 0 else sold[i]

@@ -8,11 +8,9 @@ NaN. Nothing here starts JAX.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +96,9 @@ class Prices:
         """Whether an instrument can be held over the period that ends on each row; None where all can.
 
         It can be bought at its first close and is sold at its last one: a delisting is known by then.
-        One row more than the prices: of the period after the last row only its beginning is known.
         """
         priced = ~np.isnan(self.close)
-        if priced.all():
-            return None
-        begins = np.concatenate([priced[:1], priced])
-        ends = np.concatenate([priced, np.ones_like(priced[:1])])
-        return begins & ends
+        return None if priced.all() else priced & np.concatenate([priced[:1], priced[:-1]])
 
     def row(self, day: str | np.datetime64) -> int:
         """The row of the first trading day on or after `day`; past the end when none is left."""
@@ -121,20 +114,27 @@ class Prices:
                 f"known ones start {', '.join(self.tickers[:5])}"
             )
         columns = [places[ticker] for ticker in tickers]
-        high, low = (s if s is None else s[:, columns] for s in (self.high, self.low))
-        return Prices(self.dates, tuple(tickers), self.close[:, columns], high, low)
+        return self._cut(slice(None), columns)
 
     def until(self, day: str | np.datetime64) -> "Prices":
         """Rows before `day`: all that may be known when it begins."""
-        return self._rows(slice(0, self.row(day)))
+        return self._cut(slice(0, self.row(day)))
 
     def since(self, day: str | np.datetime64) -> "Prices":
         """Rows from `day` on."""
-        return self._rows(slice(self.row(day), None))
+        return self._cut(slice(self.row(day), None))
 
-    def _rows(self, rows: slice) -> "Prices":
-        high, low = (s if s is None else s[rows] for s in (self.high, self.low))
-        return Prices(self.dates[rows], self.tickers, self.close[rows], high, low)
+    def _cut(self, rows: slice | np.ndarray, columns: slice | list[int] = slice(None)) -> "Prices":
+        names = np.array(self.tickers, dtype=object)[columns]
+        high, low = (s if s is None else s[rows][:, columns] for s in (self.high, self.low))
+        return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], high, low)
+
+    def with_tomorrow(self, days: int) -> "Prices":
+        """The last `days` rows and a day more, on which prices stand still: no decision sees it."""
+        end = len(self.dates) - 1
+        last = self._cut(np.append(np.arange(max(end + 1 - days, 0), end + 1), end))
+        dates = np.append(last.dates[:-1], day_after(last.dates[-1]))
+        return replace(last, dates=dates)
 
     def years(self) -> list[int]:
         """Calendar years in the data."""
@@ -154,12 +154,16 @@ class Prices:
         )
 
 
+def day_after(day: str | np.datetime64) -> np.datetime64:
+    """The calendar day after this one."""
+    return as_day(day) + np.timedelta64(1, "D")
+
+
 def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
     """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
     if path is None:
         return embedded_prices()
-    found = os.stat(path) if path.is_file() else None
-    prices = _load(path, *(() if found is None else (found.st_size, found.st_mtime_ns)))
+    prices = load_prices(path)
     jumps = [] if allow_jumps else find_jumps(prices)
     if jumps:
         more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
@@ -168,12 +172,6 @@ def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
             "are adjusted for splits and free of slips, or --allow-jumps to take them as they are"
         )
     return prices
-
-
-@lru_cache(maxsize=1)
-def _load(path: Path, *unchanged: int) -> Prices:
-    """A file is read to be refused at once and again to be trained on: the second time it is at hand."""
-    return load_prices(path)
 
 
 def embedded_prices() -> Prices:
@@ -211,7 +209,7 @@ def find_jumps(prices: Prices) -> list[str]:
     return described
 
 
-def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
+def load_prices(path: str | Path) -> Prices:
     """Read and check a price file.
 
     Parameters
@@ -221,8 +219,6 @@ def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
         with columns date, ticker, close and perhaps high and low (open and volume are ignored), or
         with two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
         they are the closes, and highs and lows are adjusted by as much.
-    least_days
-        Less than this is refused.
 
     Raises
     ------
@@ -244,10 +240,10 @@ def load_prices(path: str | Path, *, least_days: int = LEAST_DAYS) -> Prices:
             f"{path}: {tickers} ticker{'s' * (tickers != 1)} found; at least {LEAST_TICKERS} are "
             "needed to share anything out, so add columns (wide) or rows of other tickers (long)"
         )
-    if days < least_days:
+    if days < LEAST_DAYS:
         raise InputError(
             f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
-            f"{least_days} are needed, so give a longer history"
+            f"{LEAST_DAYS} are needed, so give a longer history"
         )
     priced = ~np.isnan(prices.close)
     if not priced.any(0).all():

@@ -82,16 +82,6 @@ METRICS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def measures_of(returns: np.ndarray, turnover: np.ndarray) -> dict[str, float]:
-    """All metrics of one strategy.
-
-    `turnover` is sum |a_n - w_{n-1}| of each period, bought and sold counted both; the metric is
-    its mean over periods.
-    """
-    values = {name: float(metric(returns)) for name, metric in METRICS.items()}
-    return {**values, "turnover": float(turnover.mean())}
-
-
 @dataclass(frozen=True, eq=False)
 class Backtest:
     """The records of several strategies over one period on one set of instruments.
@@ -107,10 +97,11 @@ class Backtest:
     """Simple returns of each strategy before costs, (time,)."""
     net: Mapping[str, np.ndarray]
     turnover: Mapping[str, np.ndarray]
+    """sum |a_n - w_{n-1}| of each period, bought and sold counted both."""
     allocations: Mapping[str, np.ndarray]
     """Allocations of each strategy, (time, entities)."""
     note: str = ""
-    """Which strategies keep to rules, and that the others do not; which were left out."""
+    """Which strategies keep to rules, and that the others do not."""
     trained_until: str | None = None
     """The last day that the policy was trained on."""
 
@@ -123,11 +114,14 @@ class Backtest:
 
     @cached_property
     def measures(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Side -> strategy -> metric -> value."""
+        """Side -> strategy -> metric -> value; turnover is the mean over periods."""
+
+        def measured(name: str, returns: np.ndarray) -> dict[str, float]:
+            values = {metric: float(of(returns)) for metric, of in METRICS.items()}
+            return values | {"turnover": float(self.turnover[name].mean())}
+
         return {
-            side: {
-                name: measures_of(returns, self.turnover[name]) for name, returns in records.items()
-            }
+            side: {name: measured(name, returns) for name, returns in records.items()}
             for side, records in (("net", self.net), ("gross", self.gross))
         }
 
@@ -207,7 +201,7 @@ class Backtest:
                 f"{self.in_sample} of {len(self.dates)} periods are days the policy was trained on: "
                 "they say nothing about days to come"
             )
-        return "\n".join([*lines, self.note] if self.note else lines)
+        return "\n".join([*lines, self.note]).rstrip()
 
     def plot(self) -> "Figure":
         """Wealth of every strategy net of costs, and its lead over Equal CRP."""
@@ -217,15 +211,12 @@ class Backtest:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         equal = np.cumsum(np.log1p(self.net[EQUAL]))
         for name, returns in self.net.items():
-            strong = name in ("policy", EQUAL)
-            style = {"linewidth": 1.8 if strong else 0.9, "zorder": 3 if strong else 2}
+            style = {"linewidth": 1.8 if name in ("policy", EQUAL) else 0.9}
             growth = np.cumsum(np.log1p(returns))
             label = f"{labelled(name)} ({self.measures['net'][name]['wealth']:.2f})"
             above.plot(self.dates, np.exp(growth), label=label, **style)
             below.plot(self.dates, 100 * np.expm1(growth - equal), **style)
         above.set_yscale("log")
-        above.yaxis.set_major_formatter("{x:g}")
-        above.yaxis.set_minor_formatter("{x:g}")
         above.set_ylabel(f"wealth, net of {self.cost:.2%}")
         below.set_ylabel("% over Equal CRP")
         for axes in (above, below):

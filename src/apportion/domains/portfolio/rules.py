@@ -4,9 +4,9 @@ Nothing here starts JAX: rules are refused before any work. `constrained` has th
 to them, and the market holds between rebalancing days.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -56,37 +56,23 @@ class Rules:
         """The rules of these settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any] | None) -> "Rules":
-        """The rules that `to_dict` wrote; none where nothing was written."""
-        return cls(**(values or {}))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, to be kept with a policy."""
-        return asdict(self)
-
-    @property
-    def none(self) -> bool:
-        """Nothing is ruled out, and every day is traded."""
-        return self == Rules()
-
     @property
     def bind_shares(self) -> bool:
         """Some allocations are ruled out: there is more than the days to keep to."""
         return (self.max_weight, self.min_weight, self.max_turnover) != (1, 0, 2)
 
-    def check_weights(self, m: int, whose: str, way_out: str) -> None:
+    def check_weights(self, m: int, whose: str) -> None:
         """Refuse weights that `m` instruments cannot meet; cash takes what no instrument can."""
         low, high = self.min_weight, self.max_weight
         if not self.cash and m * high < 1 - 1e-9:
             raise InputError(
                 f"max_weight {high:g}: {whose} can then hold only {m * high:.4g} of the wealth; choose "
-                f"at least {1 / m:.4g}, or {way_out.format('larger')}"
+                f"at least {1 / m:.4g}, or more instruments"
             )
         if m * low > 1 + 1e-9:
             raise InputError(
                 f"min_weight {low:g}: {whose} would need {m * low:.4g} of the wealth; choose at most "
-                f"{1 / m:.4g}, or {way_out.format('smaller')}"
+                f"{1 / m:.4g}, or fewer instruments"
             )
 
     def check(self, tickers: Sequence[str]) -> None:
@@ -96,8 +82,7 @@ class Rules:
                 f'ticker "{CASH}" is among the prices, and the policy holds cash of its own; rename '
                 "or drop it"
             )
-        m = len(tickers)
-        self.check_weights(m, f"{m} instruments", "a {} number of instruments")
+        self.check_weights(len(tickers), f"{len(tickers)} instruments")
 
     def describe(self) -> str:
         """The rules in a line."""
@@ -124,7 +109,11 @@ def rebalancing_days(dates: np.ndarray, rebalance: Rebalance) -> np.ndarray:
     """
     if rebalance == "daily":
         return np.ones(len(dates), bool)
-    days = dates.astype("datetime64[D]")
-    # Day 0 of the calendar, 1 January 1970, was a Thursday; weeks begin on Mondays.
-    span = (days.astype(int) + 3) // 7 if rebalance == "weekly" else days.astype("datetime64[M]")
+    span = weeks_of(dates) if rebalance == "weekly" else dates.astype("datetime64[M]")
     return np.append(True, span[1:] != span[:-1])[: len(dates)]
+
+
+def weeks_of(dates: np.ndarray) -> np.ndarray:
+    """The number of each day's week; weeks begin on Mondays."""
+    # Day 0 of the calendar, 1 January 1970, was a Thursday.
+    return (dates.astype("datetime64[D]").astype(int) + 3) // 7

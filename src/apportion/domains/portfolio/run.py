@@ -6,7 +6,7 @@ about days to come. Prices are read and refused before JAX is started.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,10 @@ from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+    from apportion.domains.portfolio.backtest import TrainedPolicy
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.validation import Choice
     from apportion.policy import Policy
-    from apportion.runs.folder import Run
     from apportion.runs.runner import Outcome, PreparedJob
     from apportion.training import OnChunk, Resume
 
@@ -38,7 +36,6 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         raise InputError(
             f"until {settings.until}: the prices begin on {prices.dates[0]}; choose a later day"
         )
-    rules = Rules.of(settings)
     from apportion.domains.portfolio import backtest, training, validation
     from apportion.runs.runner import PreparedJob
     from apportion.runs.signals import tested_after_training
@@ -69,16 +66,14 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice),
-            "rules": rules.to_dict(),
+            "rules": asdict(Rules.of(settings)),
         }
-        result = None
+        trained, result = backtest.TrainedPolicy.of(done.policy, about), None
         if len(known.dates) < len(prices.dates):
             result = tested_after_training(
-                lambda: backtest.backtest_with_baselines(
-                    done.policy, about, prices, start=settings.until
-                )
+                lambda: backtest.backtest_with_baselines(trained, prices, start=settings.until)
             )
-        shares = _next_shares(done.policy, prices, settings.window, rules)
+        shares = _next_shares(trained, prices)
         day, names = str(prices.dates[-1]), list(shares)
         following = {"after": day, "entity": names, "share": list(shares.values())}
         return _outcome(done.policy, about, settings, result, choice, pd.DataFrame(following))
@@ -122,18 +117,6 @@ class NextAllocation:
         lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
         return "\n".join([f"allocation for the period after {self.date}", *lines])
 
-    def plot(self) -> "Figure":
-        """Each share as a bar, beside an equal one."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 1 + 0.25 * len(self.shares)), layout="constrained")
-        axes = figure.subplots()
-        axes.barh(list(self.shares), [100 * share for share in self.shares.values()])
-        axes.axvline(100 / len(self.shares), color="grey", linewidth=0.9)
-        axes.set_xlabel(f"share of the wealth after {self.date} (%)")
-        axes.invert_yaxis()
-        return figure
-
 
 @dataclass(frozen=True, eq=False)
 class CheckedPrices:
@@ -166,30 +149,15 @@ class CheckedPrices:
         moves = [f"moves far: {jump}" for jump in find_jumps(self.prices)]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
 
-    def plot(self) -> "Figure":
-        """Each close over its first one."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 5), layout="constrained")
-        closes = self.to_frame()
-        figure.subplots().plot(closes / closes.bfill().iloc[0])
-        return figure
-
 
 def allocate_next(
-    run: "Run", prices: Prices, path: Path | None = None, lot: float | None = None
+    trained: "TrainedPolicy", prices: Prices, path: Path | None = None, lot: float | None = None
 ) -> NextAllocation:
-    """The next period's shares, and the orders that lead to them from what is held."""
-    from apportion.domains.portfolio.backtest import with_trained_series
-    from apportion.runs.policy_file import load_about
-
-    about = load_about(run.folder)
-    prices = with_trained_series(prices, about)
-    rules = Rules.from_dict(about.get("rules"))
+    """The next period's shares, and the orders that lead to them from the holdings of a file."""
+    prices, rules, cost = trained.series(prices), trained.rules, trained.cost
     date = str(prices.dates[-1])
     if path is None:
-        shares = _next_shares(run.policy, prices, about["window"], rules)
-        return NextAllocation(date, shares)
+        return NextAllocation(date, _next_shares(trained, prices))
     holdings = read_holdings(path, prices.tickers, cash=rules.cash)
     if lot is not None and not holdings.counted:
         raise InputError(f"{path}: shares are not traded in lots; give quantities")
@@ -203,14 +171,14 @@ def allocate_next(
     values = values if rules.cash else values[1:]
     # Where there is nothing but money a portfolio is set up.
     held = values / values.sum() if values.sum() > 0 else None
-    shares = _next_shares(run.policy, prices, about["window"], rules, held)
+    shares = _next_shares(trained, prices, held)
     # Of what is no longer listed nothing can be held on, whatever the day.
     listed = np.isfinite(prices.close[-1][holdings.amounts > 0]).all()
     today = rebalancing_days(prices.dates, rules.rebalance)[-1]
     hold = bool(listed) and held is not None and not today
     assumed = {
         "prices": f"the closes of {date}",
-        "costs": f"{about['cost']:.2%} of the money that is traded, as in the run's backtest",
+        "costs": f"{cost:.2%} of the money that is traded, as in the run's backtest",
         "lot": "fractions of a unit" if lot is None else f"whole lots of {lot:g}",
     }
     if not rules.cash and holdings.cash > 0 and not hold:
@@ -224,7 +192,7 @@ def allocate_next(
         prices.close[-1],
         holdings,
         np.array([0.0] * (not rules.cash) + list(shares.values())),
-        about["cost"],
+        cost,
         lot=lot,
         hold=hold,
         date=date,
@@ -234,31 +202,33 @@ def allocate_next(
 
 
 def _next_shares(
-    policy: "Policy",
-    prices: Prices,
-    window: int,
-    rules: Rules,
-    held: np.ndarray | None = None,
+    trained: "TrainedPolicy", prices: Prices, held: np.ndarray | None = None
 ) -> dict[str, float]:
     """The shares after the last day of the prices by name, cash first where the policy may hold some."""
     from apportion.domains.portfolio.training import next_allocation
 
-    wanted = next_allocation(policy, prices, window=window, held=held, rules=rules)
+    wanted = next_allocation(
+        trained.policy,
+        trained.series(prices),
+        window=trained.window,
+        held=held,
+        rules=trained.rules,
+    )
     shares = np.asarray(wanted, float)
-    names = (CASH, *prices.tickers) if rules.cash else prices.tickers
+    names = (CASH, *prices.tickers) if trained.rules.cash else prices.tickers
     return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
 
 
 def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
     """How trust, trade fraction and the number of updates came about, in a sentence."""
     if choice is not None:
-        kept = "" if Rules.of(settings).none else ", all of them within the rules"
+        kept = "" if Rules.of(settings) == Rules() else ", all of them within the rules"
         return f"chosen: {choice.summary()}{kept}"
     from apportion.domains.portfolio.validation import no_validation_year
 
     given = (
         f"trust {settings.trust:g}, trade fraction {settings.trade_fraction:g} and "
-        f"{settings.updates:,} updates as given"
+        f"{settings.steps:,} updates as given"
     )
     return f"{given}; {no_validation_year(prices, settings)}" if settings.validation else given
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY
+from apportion.domains.portfolio.record import EQUAL, HINDSIGHT, LAZY, labelled
 from apportion.report.page import Part, Section, Table
 from apportion.report.plots import lines, read_table
 from apportion.runs.files import read_json
@@ -76,31 +76,31 @@ def _values(
     wealth: pd.DataFrame, strategies: pd.DataFrame | None, results: dict[str, Any]
 ) -> Section:
     """Every strategy's wealth over the tested days, and their metrics side by side."""
-    later = {name: f"{name} (hindsight)" for name in HINDSIGHT}
     seen = results.get("in_sample_periods", 0)
     until = results.get("trained_until") if seen else None
-    wealth = wealth.rename(columns=later)
-    axis = {"title": "value (multiples of what was invested, log scale)", "kind": "log"}
-    last = wealth.iloc[-1]
-    words = f"At the end: {_named(last, last.idxmax(), '{:.3f}', 'highest')}"
-    parts: list[Part] = [lines("Value of 1 invested", words, wealth, axis, trained=until)]
+    wealth = wealth.rename(columns=labelled)
+    parts: list[Part] = []
+
+    def draw(title: str, frame: pd.DataFrame, axis: str, kind: str, words: str) -> None:
+        parts.append(lines(title, words, frame, {"title": axis, "kind": kind}, trained=until))
+
+    words = f"At the end: {_named(wealth.iloc[-1], '{:.3f}', 'highest')}"
+    axis = "value (multiples of what was invested, log scale)"
+    draw("Value of 1 invested", wealth, axis, "log", words)
     if EQUAL in wealth and wealth.shape[1] > 1:
         ahead = (wealth.div(wealth[EQUAL], axis=0) - 1).drop(columns=EQUAL)
-        axis = {"title": "value over that of Equal CRP (%)", "kind": "percent"}
-        last = ahead.iloc[-1]
-        words = f"At the end: {_named(last, last.idxmax(), '{:+.1%}', 'highest')}"
-        parts.append(lines("Ahead of Equal CRP", words, ahead, axis, trained=until))
+        words = f"At the end: {_named(ahead.iloc[-1], '{:+.1%}', 'highest')}"
+        draw("Ahead of Equal CRP", ahead, "value over that of Equal CRP (%)", "percent", words)
     # How far each lies below its own highest value so far, which starts at 1.
     below = wealth / wealth.cummax().clip(lower=1.0) - 1
-    axis = {"title": "below the highest value so far (%)", "kind": "percent"}
-    words = f"Deepest: {_named(below.min(), below.min().idxmin(), '{:.1%}', 'deepest')}"
-    parts.append(lines("Drawdown", words, below, axis, trained=until))
+    words = f"Deepest: {_named(below.min(), '{:.1%}', 'deepest')}"
+    draw("Drawdown", below, "below the highest value so far (%)", "percent", words)
     if strategies is not None:
-        strategies["strategy"] = strategies["strategy"].replace(later)
+        strategies["strategy"] = strategies["strategy"].map(labelled)
         note = "In brackets: 95 % intervals by blocks of days."
         parts.append(Table("Strategies side by side", _side_by_side(strategies), note))
     lead = "After costs, from 1 at the close before the first day; every strategy on the same days."
-    if set(later.values()) & set(wealth.columns):
+    if set(map(labelled, HINDSIGHT)) & set(wealth.columns):
         lead += " What is marked as hindsight was chosen when all was known, and is no rival."
     if seen:
         lead += (
@@ -110,8 +110,9 @@ def _values(
     return Section("Value against baselines", parts, lead)
 
 
-def _named(row: pd.Series, extreme: Any, form: str, best: str) -> str:
-    """The values of those that are drawn, and the extreme one of all."""
+def _named(row: pd.Series, form: str, best: str) -> str:
+    """The values of those that are drawn, and of the highest or deepest one of all."""
+    extreme = row.idxmax() if best == "highest" else row.idxmin()
     known = [name for name in ("policy", LAZY, EQUAL) if name in row.index] or row.index[:8]
     named = ", ".join(f"{name} {form.format(row[name])}" for name in known)
     return f"{named}; {best} of all {len(row)}: {extreme}, {form.format(row[extreme])}."
@@ -126,16 +127,14 @@ def _side_by_side(strategies: pd.DataFrame) -> pd.DataFrame:
     >>> _side_by_side(frame)["wealth"].tolist()
     ['1.50 [1.00, 2.00]']
     """
-
-    def cell(row: dict[Any, Any], name: str, form: str) -> str:
-        low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-        if low is None or high is None:
-            return form.format(row[name])
-        return f"{form} [{form}, {form}]".format(row[name], low, high)
-
-    rows = strategies.to_dict("records")
-    shown = {"strategy": [row["strategy"] for row in rows]}
+    shown: Any = strategies[["strategy"]].copy()
     for name, form in _METRICS.items():
         if name in strategies:
-            shown[name.replace("_", " ")] = [cell(row, name, form) for row in rows]
-    return pd.DataFrame(shown)
+            text = strategies[name].map(form.format)
+            if f"{name}_low" in strategies:
+                low, high = (
+                    strategies[f"{name}_{end}"].map(form.format) for end in ("low", "high")
+                )
+                text = text + " [" + low + ", " + high + "]"
+            shown[name.replace("_", " ")] = text
+    return shown

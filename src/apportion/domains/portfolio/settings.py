@@ -8,7 +8,7 @@ starts JAX.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from apportion.domains.portfolio.rules import Rebalance, Rules
 from apportion.domains.settings import TrainingSettings
@@ -17,8 +17,6 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     from apportion.priority import Priority
 
-Protocol = Literal["per-policy", "per-task"]
-
 
 @dataclass(frozen=True)
 class PortfolioSettings(TrainingSettings):
@@ -26,19 +24,14 @@ class PortfolioSettings(TrainingSettings):
 
     Examples
     --------
-    >>> PortfolioSettings.paper().updates
+    >>> PortfolioSettings.paper().steps
     18000
-    >>> PortfolioSettings.paper(method="mtl", protocol="per-task", steps=300, tasks=5).updates
-    1500
     """
 
     task_size: int = 10
     """Instruments in a task, m."""
     steps: int = 6000
-    """Updates: of the policy, or of each task (see protocol)."""
-    protocol: Protocol = "per-policy"
-    """What `steps` counts: per-policy gives every method as many updates of its policy; per-task is
-    the paper's, where a multi-task policy gets `steps` updates for each of its tasks."""
+    """Updates of each policy."""
     members: int = 4
     """Policies trained from different seeds, whose allocations are averaged."""
     trust: float = 0.5
@@ -85,8 +78,7 @@ class PortfolioSettings(TrainingSettings):
         check_cost(self.cost)
         if self.tracking_error_weight < 0 or self.learning_rate <= 0:
             raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
-        m = self.task_size
-        Rules.of(self).check_weights(m, f"the {m} instruments of a task", "a {} task_size")
+        Rules.of(self).check_weights(self.task_size, f"the {self.task_size} instruments of a task")
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":
@@ -94,12 +86,6 @@ class PortfolioSettings(TrainingSettings):
         plain: dict[str, Any] = {"steps": 18_000, "members": 1, "trust": 1.0, "trade_fraction": 1.0}
         plain["tracking_error_weight"] = 0.0
         return cls(**(plain | changes))
-
-    @property
-    def updates(self) -> int:
-        """Gradient steps of one policy."""
-        per_task = self.protocol == "per-task" and self.method != "stl"
-        return self.steps * (self.tasks if per_task else 1)
 
     def selection(self, first_score: float | None = None) -> "Priority":
         """Scores begin at the largest deviation from equal shares there is."""
@@ -120,7 +106,7 @@ class PortfolioJob(PortfolioSettings):
     """
 
     steps: int = 4000
-    """Updates, at most (see validation): of the policy, or of each task (see protocol)."""
+    """Updates of each policy, at most (see validation)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
     allow_jumps: bool = False

@@ -80,6 +80,6 @@ class SimulatedMarket:
         stretch = np.abs(rng.standard_normal((2, days, universe))) * vol / 2
         high = np.maximum(open_, close) * np.exp(stretch[0])
         low = np.minimum(open_, close) * np.exp(-stretch[1])
-        dates = np.datetime64("2000-01-03", "D") + np.arange(days)
+        dates = np.datetime64("2000-01-03", "D") + np.arange(days, dtype="timedelta64[D]")
         tickers = tuple(f"X{i:03d}" for i in range(universe))
         return cls(Prices(dates, tickers, close, high, low), means)

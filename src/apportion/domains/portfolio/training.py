@@ -131,7 +131,7 @@ def train_portfolio_runs(
         tasks,
         first,
         Direct(settings.batch, settings.learning_rate, objective=objective),
-        steps=settings.updates,
+        steps=settings.steps,
         selection=settings.selection() if selection is None else selection,
         scorer=settings.scorer_function(),
         replay=replay,
@@ -248,11 +248,13 @@ def next_allocation(
         raise InputError(
             f"prices: {len(prices.dates)} days, but a decision sees {window}; give more days"
         )
-    if rules is not None:
-        rules.check(prices.tickers)
-    cash = rules is not None and rules.cash
-    market = Market.ending(prices, window=window, costs=Costs(cash=cash), rules=rules)
-    task = everyone(len(prices.tickers), cash=cash)
+    rules = Rules() if rules is None else rules
+    rules.check(prices.tickers)
+    # A day more than the window tells whether the last one begins a week or a month.
+    seen = prices.with_tomorrow(window + 1)
+    costs = Costs(cash=rules.cash)
+    market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, rules=rules)
+    task = everyone(len(prices.tickers), cash=rules.cash)
     shares = market.start(task) if held is None else jnp.asarray(held, jnp.float32)
     return _next(policy, market, task, shares, enter=held is None)
 

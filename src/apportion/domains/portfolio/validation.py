@@ -89,9 +89,8 @@ class Choice:
     """Sharpe ratio less daily Equal CRP's of every variant, by year and in the mean, over tasks."""
 
     def applied(self, settings: PortfolioSettings) -> PortfolioSettings:
-        """The settings with the choice made; updates are the policy's from then on."""
-        chosen = {"trust": self.k, "trade_fraction": self.eta, "steps": self.steps}
-        return replace(settings, protocol="per-policy", **chosen)
+        """The settings with the choice made."""
+        return replace(settings, trust=self.k, trade_fraction=self.eta, steps=self.steps)
 
     def summary(self) -> str:
         """What was chosen, by what, and what equal shares would have had."""
@@ -244,7 +243,7 @@ def select_variant(
         if on_chunk is not None:
             on_chunk(chunk)
 
-    every = max(settings.updates // CHECKPOINTS, 1) if every is None else every
+    every = max(settings.steps // CHECKPOINTS, 1) if every is None else every
     runs = len(calendar) * settings.members
     policy_key, run_key = jax.random.split(jax.random.key(settings.seed))
     # Policies are ordered by year, then by member.
@@ -255,7 +254,7 @@ def select_variant(
         policy_keys=jax.random.split(policy_key, runs),
         run_keys=jax.random.split(run_key, runs),
         lengths=jnp.repeat(spans.known(settings.window), settings.members),
-        chunks=Chunks(every, math.gcd(every, settings.updates), visit),
+        chunks=Chunks(every, math.gcd(every, settings.steps), visit),
     )
     return best_variant(pd.concat(rows, ignore_index=True))
 

@@ -21,7 +21,6 @@ import equinox as eqx
 import jax
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.composition import Ensemble
@@ -37,8 +36,9 @@ from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
 from apportion.statistics import Estimate, clustered_ratio
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import single_tasks
 from apportion.training import train_runs
 from apportion.trees import take
@@ -47,16 +47,13 @@ TRAINING: dict[str, dict[str, Any]] = {
     "quick": {"tasks": 20, "steps": 40, "days": 8, "members": 1, "hidden": 16},
     "paper": {"tasks": 200, "steps": 4000, "days": 64, "members": 3, "hidden": 48},
 }
-TESTING: dict[str, dict[str, Any]] = {
-    "quick": {"garages": 3, "sized_garages": 1, "days_tested": 15},
-    "paper": {"garages": 24, "sized_garages": 6, "days_tested": None},
+SCALES: dict[str, dict[str, Any]] = {
+    "quick": {"garages": 3, "sized_garages": 1, "days_tested": 15, "single_tasks": 2},
+    "paper": {"garages": 24, "sized_garages": 6, "days_tested": None, "single_tasks": 12},
 }
-"""Garages of ten stations, and of other numbers; the first days of each test, or all of them."""
-OTHERS = {
-    "quick": {"single_tasks": 2, "ppo_steps": 10},
-    "paper": {"single_tasks": 12, "ppo_steps": 1000},
-}
-"""Policies that learn from one task each, and the updates of PPO."""
+"""Garages of ten stations, and of other numbers; the first days of each test, or all of them; policies
+that learn from one task each."""
+PPO_STEPS = {"quick": 10, "paper": 1000}
 SITE_NAMES = {"caltech": "Caltech", "jpl": "JPL"}
 TRAINED_UNTIL, TESTED_FROM = "2019-12-31", "2021-01-01"
 CAPACITIES = (0.1, 0.15, 0.2)
@@ -85,8 +82,8 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     settings = ChargingSettings(until=TRAINED_UNTIL, seed=seed, **TRAINING[scale])
     about = {
         "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
-        **TESTING[scale],
-        **OTHERS[scale],
+        **SCALES[scale],
+        "ppo_steps": PPO_STEPS[scale],
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
     cells = tuple(Cell.alone(name, {"trained": name}) for name in ("schedulers", *LEARNED))
@@ -120,12 +117,11 @@ def _train(
     if kind == "schedulers":
         # Equal shares stand where a policy would; its row is left out.
         return [Pooled(CHANNELS, 1, key=jax.random.key(0))]
-    if kind.startswith("only-"):
-        alone = replace(settings, method="mtl", site=(kind.removeprefix("only-"),))
-        trained = training.train_charging(Garages.of(read_sessions(), alone), alone)
-        return [Ensemble(trained.policy)]
-    if kind in ("mtl", "pmtl", "plain"):
+    if kind not in ("stl", "ppo"):
         own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
+        if kind.startswith("only-"):
+            own = replace(own, site=(kind.removeprefix("only-"),))
+            garages = Garages.of(read_sessions(), own)
         return [Ensemble(training.train_charging(garages, own).policy)]
     problem = Charging.of(garages.training_days(), settings.capacity)
     tasks = training.choose_stations(garages, settings)
@@ -186,20 +182,17 @@ def _test(policy: Policy, kind: str, garages: Garages, about: dict[str, Any]) ->
 
 
 def _rows(result: backtest.ChargingBacktest, schedulers: bool) -> pd.DataFrame:
-    """KWh by day and by station, and how the cars left, of each schedule."""
-    dates = [str(day) for day in result.dates]
-    places = [str(place) for place in range(result.stations)]
+    """KWh by day and by station, and how the cars left, of each schedule; of the optimum, by day alone."""
     tables = []
     for name in [name for name in result.served if (name == POLICY) != schedulers]:
-        units = {"day": (dates, result.by_day)}
+        days = {"unit": "day", "place": [str(day) for day in result.dates]}
+        parts = [days | {"drawn_kwh": result.by_day(name), "need_kwh": result.by_day()}]
         if name != OPTIMUM:
-            units["station"] = (places, result.by_station)
-        for unit, (where, kwh) in units.items():
-            row = {"unit": unit, "place": where, "drawn_kwh": kwh(name), "need_kwh": kwh()}
-            tables.append(pd.DataFrame(row).assign(schedule=name))
-        if name != OPTIMUM:
-            left = {"left_short": result.short(name), "fairness": result.fairness(name)}
-            tables.append(pd.DataFrame([{"unit": "all", "place": "", "schedule": name} | left]))
+            stations = {"unit": "station", "place": [str(one) for one in range(result.stations)]}
+            kwh = {"drawn_kwh": result.by_station(name), "need_kwh": result.by_station()}
+            left = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
+            parts += [stations | kwh, {"unit": "all", "place": ""} | left]
+        tables += [pd.DataFrame(part).assign(schedule=name) for part in parts]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -207,7 +200,24 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the rows of all cells."""
     table = _summarise(rows)
     title = "Charging: one policy for every garage, at stations and in a year it never saw"
-    found = (table, _verdicts(rows, table), lambda: _plot(table), _notes(table))
+    closed, leads = [], []
+    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
+        served = here.set_index("schedule").served
+        best = served[_best_scheduler(table, *key)]
+        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
+        leads.append(100 * (served["MTL"] - best))
+    notes = (
+        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
+        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
+        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
+        "clairvoyant one.",
+        "The best scheduler is chosen for each test in hindsight, of the seven that go by statements or "
+        f"a regression; no single one is best in all. {RECALLED}, which reads the recollections that "
+        "the policy reads, is claimed apart.",
+        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
+        "for other seeds and other splits of the stations.",
+    )
+    found = (table, _verdicts(rows, table), lambda: _plot(table), notes)
     return [FigureResult("charging", title, *found)]
 
 
@@ -250,7 +260,7 @@ def _summarise(rows: Any) -> pd.DataFrame:
         names += [("schedulers", s) for s in test[test.trained == "schedulers"].schedule.unique()]
         for trained, schedule in names:
             drawn, need = kwh[trained, schedule, "day"]
-            some = whole[(whole.trained == trained) & (whole.schedule == schedule)]
+            some = select(whole, trained=trained, schedule=schedule)
             row: dict[str, Any] = dict(zip(by, key, strict=True)) | {
                 "schedule": LEARNED[trained] if schedule == POLICY else schedule,
                 "served": float(drawn.sum() / need.sum()),
@@ -268,11 +278,9 @@ def _summarise(rows: Any) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _best_scheduler(table: Any, key: Any) -> str:
-    site, test, capacity = key
-    here = table[(table.site == site) & (table.test == test) & (table.capacity == capacity)]
-    others = [*HINDSIGHT, RECALLED, *LEARNED.values()]
-    schedulers = here[(here.stations == 10) & ~here.schedule.isin(others)]
+def _best_scheduler(table: Any, site: str, test: str, capacity: float) -> str:
+    here = select(table, site=site, test=test, capacity=capacity, stations=10)
+    schedulers = here[~here.schedule.isin([*HINDSIGHT, RECALLED, *LEARNED.values()])]
     return str(schedulers.loc[schedulers.served.idxmax(), "schedule"])
 
 
@@ -280,7 +288,7 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
     of_ten = rows[rows.stations == 10]
     for key, test in of_ten.groupby(["site", "test", "capacity"], sort=False):
         where = f"{SITE_NAMES[key[0]]}, {key[1]}, feeder {key[2]:.0%}"
-        best, kwh = _best_scheduler(table, key), kwh_of(test)
+        best, kwh = _best_scheduler(table, *key), kwh_of(test)
         for other in dict.fromkeys((best, "llf", RECALLED)):
             ahead = lead(kwh, ("mtl", POLICY), ("schedulers", other))
             named = f"{other}, the best scheduler there" if other == best else other
@@ -309,67 +317,14 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
         yield Verdict.of(f"{claim} ({SITE_NAMES[site]}, 2021)", ahead, paper=False)
 
 
-def _notes(table: pd.DataFrame) -> tuple[str, ...]:
-    closed, leads = [], []
-    for key, here in table[table.stations == 10].groupby(["site", "test", "capacity"], sort=False):
-        served = here.set_index("schedule").served
-        best = served[_best_scheduler(table, key)]
-        closed.append((served["MTL"] - best) / max(served[CLAIRVOYANT] - best, 1e-12))
-        leads.append(100 * (served["MTL"] - best))
-    return (
-        f"MTL is at least as good as the best scheduler of each test in {sum(x >= 0 for x in leads)} "
-        f"of {len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points.",
-        f"It closes {min(closed):.0%} to {max(closed):.0%} of the gap from the best scheduler to the "
-        "clairvoyant one.",
-        "The best scheduler is chosen for each test in hindsight, of the seven that go by statements or "
-        f"a regression; no single one is best in all. {RECALLED}, which reads the recollections that "
-        "the policy reads, is claimed apart.",
-        "The policies of one cell are averaged over seeds: intervals are over days, and do not hold "
-        "for other seeds and other splits of the stations.",
-    )
-
-
-def _leads(axes: Axes, x: Any, rows: Any, **style: Any) -> None:
-    ends = [rows.mtl_ahead - rows.low, rows.high - rows.mtl_ahead]
-    axes.errorbar(x, rows.mtl_ahead, ends, **style)
-
-
 def _plot(table: Any) -> Figure:
-    """MTL's lead over every scheduler in the 12 tests, what each way to learn adds, and other sizes."""
-    figure = Figure(figsize=(12, 7.5), layout="constrained")
-    (a, b), (c, d) = figure.subplots(2, 2)
-    tens = table[table.stations == 10]
-    labels = []
-    colours = {"llf": "C0", "edf": "C1", "equal": "C2", "llf-predicted": "C4", CLAIRVOYANT: "0.6"}
-    for place, (key, here) in enumerate(tens.groupby(["site", "test", "capacity"], sort=False)):
-        labels.append(f"{SITE_NAMES[key[0]]}\n{key[1][:4]}\n{key[2]:.0%}")
-        rows = here.set_index("schedule")
-        for number, (name, colour) in enumerate(colours.items()):
-            style = {"fmt": "o", "ms": 4, "color": colour, "label": name if place == 0 else None}
-            _leads(a, [place + 0.14 * (number - 2)], rows.loc[[name]], **style)
-        for number, name in enumerate(("STL", "P-MTL", "PPO")):
-            style = {"fmt": "s", "ms": 4, "color": f"C{number + 5}"}
-            label = name if place == 0 else None
-            _leads(b, [place + 0.2 * (number - 1)], rows.loc[[name]], label=label, **style)
-        for number, name in enumerate(("MTL", "llf", "edf", "equal")):
-            colour = {"MTL": "k"}.get(name, colours.get(name))
-            c.bar(place + 0.2 * (number - 1.5), 100 * rows.loc[name].left_short, 0.2, color=colour,
-                  label=name if place == 0 else None)  # fmt: skip
-    for axes, title in (
-        (a, "MTL's lead in energy, points of the need"),
-        (b, "MTL's lead over other ways to learn, points of the need"),
-        (c, "cars that left with less than 80 % of their need, %"),
-    ):
-        axes.set_xticks(range(len(labels)), labels, fontsize=7)
-        axes.axhline(0, color="k", linewidth=0.8)
-        axes.set_title(title, fontsize=10)
-        axes.legend(fontsize=7, ncols=3)
-    sized = table[(table.test == "2021") & (table.capacity == 0.15)]
-    for site, here in sized.groupby("site", sort=False):
-        llf = here[here.schedule == "llf"].sort_values("stations")
-        _leads(d, llf.stations, llf, fmt="o-", capsize=3, label=SITE_NAMES[site])
-    d.axhline(0, color="k", linewidth=0.8)
-    d.set_xlabel("stations behind the feeder; trained on 10")
-    d.set_title("MTL's lead over llf in 2021, feeder 15 %", fontsize=10)
-    d.legend(fontsize=8)
-    return figure
+    """MTL's lead over schedulers and over other ways to learn, in every test."""
+    shown = {}
+    for name in ("llf", "llf-predicted", RECALLED, CLAIRVOYANT, "STL", "P-MTL", "PPO"):
+        shown[f"over {name}"] = {
+            f"{SITE_NAMES[row.site]}, {row.test}, {row.stations} stations, feeder {row.capacity:.0%}": (
+                Estimate(row.mtl_ahead, row.low, row.high, row.days)
+            )
+            for row in select(table, schedule=name).itertuples()
+        }
+    return forest(shown, "MTL's lead in energy, points of the need", width=1.8)

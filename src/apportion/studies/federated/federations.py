@@ -13,12 +13,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from apportion.domains.federated import aggregators
 from apportion.domains.federated.data import ATTACKED, KINDS, Digits, embedded_digits, read_digits
@@ -26,8 +24,9 @@ from apportion.domains.federated.federation import unseen_world
 from apportion.domains.federated.policy import shipped_fingerprint, shipped_policy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
-from apportion.statistics import compare
+from apportion.statistics import Estimate, compare
 from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.trees import take
@@ -135,9 +134,6 @@ def _joined(*words: str) -> str:
     return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
 
 
-_run = eqx.filter_jit(aggregators.run_each)
-
-
 def compute_federations(
     cells: Sequence[Cell],
     progress: Progress,
@@ -151,7 +147,7 @@ def compute_federations(
     here = replace(settings, model=own.model, width=8 if own.model == "convolutional" else 32)
     digits = read_digits(settings) if digits is None else digits
     wanted = [(cell["kind"], own.clients, cell["seed"]) for cell in cells]
-    federation, dealt = unseen_world(
+    federation, tasks = unseen_world(
         here, digits, wanted, samples=own.samples, participation=own.participation
     )
     # A cell's first model, batches and server's samples: the same for every aggregator.
@@ -161,7 +157,7 @@ def compute_federations(
     ]
     method = first["method"]
     aggregator = aggregators.Learned(shipped_policy()) if method == LEARNED else PEERS[method]
-    record = _run(federation, aggregator, dealt.tasks, jnp.stack(keys))
+    record = aggregators.run_episodes(federation, aggregator, tasks, jnp.stack(keys))
     for place, cell in enumerate(cells):
         tested = np.asarray(take(record, place).tested, float)
         rounds = np.arange(1, len(tested) + 1)
@@ -177,14 +173,20 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     for (scenario, method), own in last.groupby(["circumstance", "method"], sort=False):
         finals = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
         found.setdefault(scenario, {})[method] = finals.to_numpy(float)
-    # Final accuracy and gain over FedAvg of each method, kind by kind and on average.
+    # Final accuracy and gain over FedAvg of each method, kind by kind and on average. Shown are the
+    # learned aggregation's gains, and those that its rivals have on average.
     records = []
+    shown: dict[str, dict[str, Estimate]] = {scenario: {} for scenario in found}
     for scenario, methods in found.items():
         for method, tested in methods.items():
             by_kind = zip(kinds, tested, methods["FedAvg"], strict=True)
             for kind, *both in (*by_kind, ("mean of kinds", tested, methods["FedAvg"])):
                 own, plain = (np.atleast_2d(one) for one in both)
                 gain = compare(own.mean(0), plain.mean(0))
+                if method == LEARNED:
+                    shown[scenario][kind] = gain
+                elif method in SHORT[1:] and kind == "mean of kinds":
+                    shown[scenario][f"{kind}: {method}"] = gain
                 records.append(
                     {"circumstance": scenario, "kind": kind, "method": method}
                     | {"seeds": gain.n, "final": float(own.mean())}
@@ -192,8 +194,17 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
                 )
     table = pd.DataFrame(records)
     title = "Every kind of federation: the shipped policy beside its peers"
-    concluded = (table, _verdicts(found, kinds), lambda: _plot(table), _notes(found, kinds))
-    return [FigureResult("federations", title, *concluded)]
+    notes = []
+    for scenario, methods in found.items():
+        means = {name: float(tested.mean()) for name, tested in methods.items()}
+        order = sorted(means, key=lambda name: -means[name])
+        shown_means = ", ".join(f"{name} {means[name]:.3f}" for name in order)
+        notes.append(f"{scenario}, mean of {len(kinds)} kinds: {shown_means}")
+    seeds = int(table.seeds.min())
+    if seeds < FEW:
+        notes.append(f"{seeds} seeds show that it runs; their intervals mean little.")
+    draw = partial(forest, shown, "test accuracy over FedAvg's, last round", 2.4)
+    return [FigureResult("federations", title, table, _verdicts(found, kinds), draw, notes)]
 
 
 def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
@@ -219,40 +230,3 @@ def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
             gaps = [compare(ours[attacked].mean(0), other) for other in others]
             claim = f"{scenario}: among attackers within .005 of the best defence, {best}"
             yield Verdict.of_all(claim, gaps, above=-0.005, paper=False)
-
-
-def _notes(found: Found, kinds: list[str]) -> Iterator[str]:
-    for scenario, methods in found.items():
-        order = sorted(methods, key=lambda name: -float(methods[name].mean()))
-        shown = ", ".join(f"{name} {methods[name].mean():.3f}" for name in order)
-        yield f"{scenario}, mean of {len(kinds)} kinds: {shown}"
-    seeds = min(tested.shape[1] for methods in found.values() for tested in methods.values())
-    if seeds < FEW:
-        yield f"{seeds} seeds show that it runs; their intervals mean little."
-
-
-def _plot(table: pd.DataFrame) -> Figure:
-    """For each scenario the points over FedAvg of the learned aggregation and the others, by kind."""
-    names = list(dict.fromkeys(table["circumstance"]))
-    figure = Figure(figsize=(5 + 3.2 * min(len(names), 4), 4.5 * -(-len(names) // 4)))
-    figure.set_layout_engine("constrained")
-    panels = figure.subplots(-(-len(names) // 4), min(len(names), 4), squeeze=False).ravel()
-    for axes, name in zip(panels, names, strict=False):
-        own = [row for row in table.to_dict("records") if row["circumstance"] == name]
-        kinds = list(dict.fromkeys(row["kind"] for row in own))[::-1]
-        for row in own:
-            if row["method"] == "FedAvg":
-                continue
-            ours, place = row["method"] == LEARNED, kinds.index(row["kind"])
-            low, gain, high = (100 * row[end] for end in ("gain low", "gain", "gain high"))
-            if ours and np.isfinite(high - low):
-                axes.plot([low, high], [place, place], color="C3", linewidth=2)
-            style = ("o", "C3", 5) if ours else ("|", "0.55", 7)
-            axes.plot(gain, place, style[0], color=style[1], ms=style[2])
-        axes.axvline(0, color="0.4", linewidth=0.8, linestyle="--")
-        axes.set_xlim(-25, None)
-        axes.set_yticks(range(len(kinds)), kinds, fontsize=7)
-        axes.set_title(f"{name} (learned red, others grey)", fontsize=8, loc="left")
-        axes.set_xlabel("points over FedAvg, last round", fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure

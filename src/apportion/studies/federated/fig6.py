@@ -13,16 +13,16 @@ from itertools import product
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.domains.federated import data
-from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episode_sets
+from apportion.domains.federated.aggregators import Fixed, PolicyAggregator, run_episodes
 from apportion.domains.federated.data import Digits
-from apportion.domains.federated.evaluation import evaluation_keys
-from apportion.domains.federated.federation import build, sample_tasks
+from apportion.domains.federated.federation import paper_world
 from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
 from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
@@ -32,7 +32,6 @@ from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
-from apportion.tasks import Task
 from apportion.trees import stack, take
 
 METHODS = ("stl", "mtl", "pmtl")
@@ -73,6 +72,9 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     return Plan("fig6", tuple(cells), computing, _conclude, about)
 
 
+_run_sets = eqx.filter_jit(eqx.filter_vmap(run_episodes, in_axes=(None, eqx.if_array(0), 0, 0)))
+
+
 def compute_fig6(
     cells: Sequence[Cell],
     progress: Progress,
@@ -84,8 +86,7 @@ def compute_fig6(
     here = replace(settings, state=cells[0]["state"])
     digits = data.read_digits(here) if digits is None else digits
     seeds = [cell["seed"] for cell in cells]
-    partition, tasks = _deal(here, digits, seeds)
-    federation, _ = build(here, digits, partition)
+    federation, tasks = paper_world(here, digits, seeds)
     if cells[0]["method"] == "fixed":
         totals = jnp.array([cell["total"] for cell in cells])
         aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
@@ -101,24 +102,12 @@ def compute_fig6(
         )
         aggregators = PolicyAggregator(trained.policy)
     unseen = stack([own for _, own in tasks])
-    keys = evaluation_keys(seeds, here.unseen)
-    record = run_episode_sets(federation, aggregators, unseen, keys)
+    # The same first models and batches for every method of a seed.
+    keys = stack([jax.random.split(jax.random.key(1000 + seed), here.unseen) for seed in seeds])
+    record = _run_sets(federation, aggregators, unseen, keys)
     for run, cell in enumerate(cells):
         yield cell, take(record, run).to_frame().assign(**cell.values)
     progress(f"{cells[0].program}: tried on unseen tasks", 1.0)
-
-
-def _deal(
-    settings: PPOSettings, digits: Digits, seeds: Sequence[int]
-) -> tuple[data.Partition, list[tuple[Task, ...]]]:
-    """Each seed's own deal of the clients, side by side, and its training and unseen tasks for each run."""
-    deals, tasks = [], {}
-    for place, seed in enumerate(dict.fromkeys(seeds)):
-        deals.append(data.paper_split(digits, settings.clients, settings.samples, seed=seed))
-        first = place * sum(settings.clients)
-        own = sample_tasks(settings, deals[-1], seed)
-        tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
-    return data.join_partitions(deals), [tasks[seed] for seed in seeds]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -150,10 +139,23 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
             | {"first round above .90": int(above[0]) + 1 if len(above) else None}
         )
     table = pd.DataFrame(records).astype({"first round above .90": "Int64"})
+    final, along = (table.set_index("method")[name] for name in ("final", "mean over rounds"))
+    fixed = [name for name in curves if name.startswith("fixed")]
+    best = max(fixed, key=lambda name: final[name])
+    notes = [
+        f"{name}: {final[name]:.3f} after the last round, {along[name]:.3f} on average over the rounds"
+        for name in ("FedAvg", *shares)
+    ]
+    notes.append(f"best of the fixed shares at the end: {best}, {final[best]:.3f}")
+    for name, own in shares.items():
+        minority = own[:, -2:].sum(-1)
+        notes.append(
+            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
+            f"{minority[len(minority) // 2]:.2f} half-way, {minority[-1]:.2f} in the last"
+        )
     verdicts = _verdicts(curves, len(set(rows["seed"])))
     title = "Figure 6: aggregation of federated models, unseen tasks"
-    found = (table, verdicts, lambda: _plot(curves, shares), _notes(table, shares))
-    return [FigureResult("fig6", title, *found)]
+    return [FigureResult("fig6", title, table, verdicts, lambda: _plot(curves, shares), notes)]
 
 
 def _is_learned(name: str) -> bool:
@@ -194,51 +196,18 @@ def _verdicts(curves: Curves, seeds: int) -> Iterator[Verdict]:
         yield Verdict.of(claim, gap, below=0.005, paper=False)
 
 
-def _notes(table: pd.DataFrame, shares: Curves) -> Iterator[str]:
-    rows = table.set_index("method")
-    fixed = [name for name in rows.index if name.startswith("fixed")]
-    best = max(fixed, key=lambda name: float(rows.loc[name, "final"]))
-    for name in rows.index[~rows.index.str.startswith("fixed")]:
-        yield (
-            f"{name}: {rows.loc[name, 'final']:.3f} after the last round, "
-            f"{rows.loc[name, 'mean over rounds']:.3f} on average over the rounds"
-        )
-    yield f"best of the fixed shares at the end: {best}, {rows.loc[best, 'final']:.3f}"
-    for name, own in shares.items():
-        minority = own[:, -2:].sum(-1)
-        middle = minority[len(minority) // 2]
-        yield (
-            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
-            f"{middle:.2f} half-way, {minority[-1]:.2f} in the last"
-        )
-
-
 def _plot(curves: Curves, shares: Curves) -> Figure:
     """Test accuracy by round, then each client's share under STL and under MTL."""
-    figure, (left, *right) = panels(12, 3.8, 3, grid=False)
+    figure, (left, *right) = panels(12, 3.8, 3)
     rounds = np.arange(1, curves["FedAvg"].shape[1] + 1)
-    styles = {"FedAvg": ("0.35", "-"), f"fixed share {INFORMED:g}": ("0.35", ":")}
-    styles |= {name: (f"C{place}", "-") for place, name in enumerate(shares)}
-    for name, (color, style) in styles.items():
-        left.plot(rounds, curves[name].mean(0), style, color=color, linewidth=1.6, label=name)
-        if name in ("FedAvg", "MTL"):
-            low, high = np.quantile(curves[name], (0.1, 0.9), axis=0)
-            left.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
-    floor = min(curves[name].mean(0)[1:].min() for name in ("FedAvg", "MTL"))
-    left.set_ylim(max(floor - 0.05, 0), None)
-    left.set_title("test accuracy of the aggregate (band: 10-90% of runs)", fontsize=9, loc="left")
-    left.legend(fontsize=8, frameon=False, loc="lower right")
-    top = max(shares[name].max() for name in ("STL", "MTL"))
-    for axes, name in zip(right, ("STL", "MTL"), strict=True):
-        clients = shares[name].shape[1]
-        for client in range(clients):
-            color, width = ("C3", 1.8) if client >= clients - 2 else ("0.7", 0.9)
-            axes.plot(rounds, shares[name][:, client], color=color, linewidth=width)
-        axes.axhline(1 / clients, color="0.4", linewidth=0.8, linestyle="--")
-        title = f"{name}: share of each client (minority red; dashed 1/{clients})"
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_ylim(0, 1.1 * top)
-    for axes in (left, *right):
-        axes.set_xlabel("round", fontsize=9)
-        axes.tick_params(labelsize=8)
+    for name in ("FedAvg", f"fixed share {INFORMED:g}", *shares):
+        left.plot(rounds, curves[name].mean(0), label=name)
+    left.set(title="test accuracy of the aggregate", xlabel="round")
+    left.set_ylim(curves["FedAvg"].mean(0)[1:].min(), None)
+    left.legend(fontsize=8)
+    for axis, name in zip(right, ("STL", "MTL"), strict=True):
+        axis.plot(rounds, shares[name][:, :-2], color="0.7")
+        axis.plot(rounds, shares[name][:, -2:], color="C3")
+        axis.set(title=f"{name}: share of each client (minority red)", xlabel="round")
+        axis.set_ylim(0, 1.1 * max(shares["STL"].max(), shares["MTL"].max()))
     return figure

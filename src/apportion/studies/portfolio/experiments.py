@@ -4,20 +4,23 @@ A policy learns from the days before a test year alone and is then walked throug
 tasks and on tasks of instruments it never saw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from apportion.domains.portfolio.market import Costs, Market
 from apportion.domains.portfolio.prices import Prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import training_market
 from apportion.domains.portfolio.validation import Years
+from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Rows
 from apportion.tasks import Task, draw_tasks, split_entities
@@ -111,6 +114,20 @@ class Experiments:
         )
 
 
+def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
+    """What `follow` makes of each policy with its own part of the others.
+
+    A few at a time: the windows of prices of all of them would not fit together.
+    """
+    arrays, rest = eqx.partition(policies, eqx.is_array)
+
+    def one(run: PyTree) -> Any:
+        arrays, *own = run
+        return follow(eqx.combine(arrays, rest), *own)
+
+    return jax.lax.map(one, (arrays, *others), batch_size=at_once)
+
+
 def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
     """A batch's table taken apart: each cell with what it is and its rows.
 
@@ -122,7 +139,7 @@ def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
         yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
 
 
-def note(name: str, values: pd.DataFrame, unit: str = "points a year") -> str:
+def note(name: str, values: Any, unit: str = "points a year") -> str:
     """A value, experiments by years, with its interval as a plain sentence."""
-    e = over_rows_and_columns(values.to_numpy())
+    e = over_rows_and_columns(values)
     return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

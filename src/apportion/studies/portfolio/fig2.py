@@ -28,7 +28,7 @@ from apportion.policy import Policy
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.figures import panels
-from apportion.studies.portfolio.experiments import SMALL, by_cell
+from apportion.studies.portfolio.experiments import SMALL, by_cell, each_policy
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task, draw_tasks, single_tasks
@@ -102,14 +102,11 @@ def highest(metrics: Any) -> pd.DataFrame:
 @eqx.filter_jit
 def _episode_rewards(policies: Policy, market: Market, tasks: Task) -> jax.Array:
     """Mean reward over the whole training episode, each policy on its own task, a year's worth."""
-    arrays, rest = eqx.partition(policies, eqx.is_array)
 
-    def one(run):
-        arrays, task = run
-        walk = walk_policy(eqx.combine(arrays, rest), market, task, chunk=512)
-        return walk.log_return.mean() * TRADING_DAYS
+    def one(policy, task):
+        return walk_policy(policy, market, task, chunk=512).log_return.mean() * TRADING_DAYS
 
-    return jax.lax.map(one, (arrays, tasks), batch_size=10)
+    return each_policy(one, policies, tasks, at_once=10)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray | None = None) -> float:
@@ -144,24 +141,17 @@ def smooth_curves(time: np.ndarray, pieces: int = 8) -> np.ndarray:
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """The study from the watched runs."""
     table = rows[["run", "step", "score", "reward_change", "gradient_norm"]]
-    pairs = {
-        "score and |reward change|": table.reward_change.abs(),
-        "score and gradient norm": table.gradient_norm,
-    }
+    runs = [run for _, run in table.groupby("run")]
     verdicts = []
-    for name, other in pairs.items():
+    for name, column in (("|reward change|", "reward_change"), ("gradient norm", "gradient_norm")):
         for given in (False, True):
+            # A gradient's norm is its own absolute value.
             correlations = [
-                rank_correlation(
-                    run.score.to_numpy(),
-                    other[run.index].to_numpy(),
-                    run.step.to_numpy() if given else None,
-                )
-                for _, run in table.groupby("run")
+                rank_correlation(run.score, run[column].abs(), run.step if given else None)
+                for run in runs
             ]
-            estimate = mean_over(np.array(correlations))
-            claim = f"{name} are correlated{' at equal training time' if given else ''}"
-            verdicts.append(Verdict.of(claim, estimate, paper=not given))
+            claim = f"score and {name} are correlated{' at equal training time' if given else ''}"
+            verdicts.append(Verdict.of(claim, mean_over(np.array(correlations)), paper=not given))
     notes = (
         "Spearman's correlation within each run, mean and interval over runs. What is left at equal "
         "training time (ranks less a smooth curve in time) is what a score says about a task beyond "

@@ -27,14 +27,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int, PyTree
-from matplotlib.axes import Axes
+from jaxtyping import Array, Float, Int
 from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import market as markets
 from apportion.domains.portfolio.backtest import lazy_rebalancing
-from apportion.domains.portfolio.baselines.simple import volatility_tilt
+from apportion.domains.portfolio.baselines import volatility_tilt
 from apportion.domains.portfolio.market import Market, Walk, walk_policy
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.record import LAZY
@@ -45,20 +44,23 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
-from apportion.studies.figures import panels
-from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
+from apportion.studies.figures import forest, panels
+from apportion.studies.portfolio.experiments import (
+    SMALL,
+    SURVIVORSHIP,
+    Experiments,
+    by_cell,
+    each_policy,
+    note,
+)
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task, single_tasks
 from apportion.training import Chunk, Chunks
 from apportion.trees import copies, stack, take
 
 TILT = "volatility-tilt"
 _GAINS = ["gain", "log_gain", "sharpe_gain"]
-_COLOURS = {"stl": "0.5", "mtl": "C0", "pmtl": "C1"}
-
-Tested = dict[str, tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]]
-"""Net log growth a year and Sharpe ratio of each run on each of its tasks, by kind of task."""
 
 
 @dataclass(frozen=True)
@@ -168,23 +170,27 @@ def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pr
         own = trained.first(size.shown)
     tested = {"own": own, "held-out": take(known.held_out, runs.experiment)}
 
-    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> Tested:
+    def test(policies: Policy, follow: Callable[..., Walk] = walk_policy) -> dict[str, Any]:
+        """Net log growth a year and Sharpe ratio, (runs, tasks) each, by kind of task."""
         where = (known.testing, runs.starts, runs.days)
         return {kind: _record(policies, *where, tasks, follow) for kind, tasks in tested.items()}
 
-    found: list[tuple[Tested, int, int]] = []
+    equal, frames = test(EqualShares()), []
+
+    def record(values: dict[str, Any], step: int) -> None:
+        named = size.shown if step == s.steps else size.single_tasks
+        frames.append(_rows(values, equal, len(cells), step, named))
 
     def on_chunk(chunk: Chunk) -> None:
         if chunk.step in steps:
-            named = size.shown if chunk.step == chunk.steps else size.single_tasks
-            found.append((test(chunk.policy), chunk.step, named))
+            record(test(chunk.policy), chunk.step)
             what = f"{method}, {count} tasks: {len(cells)} cells, step {chunk.step}"
             progress(what, chunk.step / chunk.steps)
 
     if method == LAZY:
-        found.append((test(copies(lazy_rebalancing(), len(cells))), s.steps, size.shown))
+        record(test(copies(lazy_rebalancing(), len(cells))), s.steps)
     elif method == TILT:
-        found.append((test(EqualShares(), _follow_tilt), s.steps, size.shown))
+        record(test(EqualShares(), _follow_tilt), s.steps)
     else:
         steps = size.tested_steps(method)
         every = int(np.gcd.reduce(steps))
@@ -204,8 +210,6 @@ def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Pr
             lengths=runs.lengths,
             chunks=Chunks(every, every, on_chunk),
         )
-    equal = test(EqualShares())
-    frames = [_rows(values, equal, len(cells), *where) for values, *where in found]
     yield from by_cell(cells, pd.concat(frames))
 
 
@@ -219,17 +223,13 @@ def _record(
     follow: Callable[..., Walk],
 ) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
     """Net log growth a year and Sharpe ratio of each run's policy on each of its tasks."""
-    arrays, rest = eqx.partition(policies, eqx.is_array)
 
-    def one(run: PyTree):
-        arrays, start, days, tasks = run
+    def one(policy: Policy, start, days, tasks: Task):
         here = eqx.tree_at(lambda m: m.first, market, start)
-        policy = eqx.combine(arrays, rest)
         log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
         return markets.growth_and_sharpe(log, days)
 
-    # A few runs at a time: their windows of prices would not fit together.
-    return jax.lax.map(one, (arrays, starts, days, tasks), batch_size=32)
+    return each_policy(one, policies, starts, days, tasks, at_once=32)
 
 
 def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
@@ -240,68 +240,80 @@ def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:
     return markets.walk_targets(targets[days], market, task)
 
 
-def _rows(values: Tested, equal: Tested, cells: int, step: int, named: int) -> pd.DataFrame:
+def _rows(
+    values: dict[str, Any], equal: dict[str, Any], cells: int, step: int, named: int
+) -> pd.DataFrame:
     """A checkpoint's gains over Equal CRP: the mean over tasks, and the first `named` own tasks each."""
     frames = []
     for kind in values:
-        (growth, sharpe), (base, base_sharpe) = (
-            [np.asarray(one) for one in of[kind]] for of in (values, equal)
+        (growth, sharpe), (base, base_sharpe) = map(np.asarray, (values[kind], equal[kind]))
+        gains = np.stack(
+            [100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe]
         )
-        gains = (100 * (np.exp(growth) - np.exp(base)), growth - base, sharpe - base_sharpe)
         # Single-task policies of a cell stand side by side as tasks.
-        by_task = {
-            name: v if len(v) == cells else v.mean(-1).reshape(cells, -1)
-            for name, v in zip(_GAINS, gains, strict=True)
-        }
-        means = {name: v.mean(-1) for name, v in by_task.items()}
-        place = {"place": np.arange(cells), "tested": kind, "step": step}
-        frames.append(pd.DataFrame({**place, "task": -1, **means}))
+        if len(growth) != cells:
+            gains = gains.mean(-1).reshape(len(_GAINS), cells, -1)
+        means = pd.DataFrame(gains.mean(-1).T, columns=_GAINS)
+        frames.append(means.assign(place=range(cells), task=-1, tested=kind))
         if kind == "own":
-            first = {name: v[:, :named] for name, v in by_task.items()}
-            cell, task = (i.ravel() for i in np.indices(first["gain"].shape))
-            each = {name: v.ravel() for name, v in first.items()}
-            frames.append(pd.DataFrame({**place, "place": cell, "task": task, **each}))
-    return pd.concat(frames)
+            first = gains[..., :named].reshape(len(_GAINS), -1)
+            cell, task = np.divmod(np.arange(first.shape[1]), first.shape[1] // cells)
+            each = pd.DataFrame(first.T, columns=_GAINS)
+            frames.append(each.assign(place=cell, task=task, tested=kind))
+    rows: Any = pd.concat(frames).assign(step=step)
+    return rows[["place", "tested", "step", "task", *_GAINS]]
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     own = rows[(rows.tested == "held-out") & (rows.task == -1)]
     title = "Figure 3: gain over Equal CRP on instruments never trained on"
-    verdicts, draw = _transfer_verdicts(own), partial(_plot_transfer, own)
-    fig3 = FigureResult("fig3", title, _summary(own), verdicts, draw, _transfer_notes(own))
+    shown = {"STL": ("stl", 1), "lazy Equal CRP": (LAZY, 0), "volatility tilt": (TILT, 0)} | {
+        f"{METHOD_NAMES[method]}, {count} tasks": (method, count)
+        for count, method in product(task_counts(own)[0], ("mtl", "pmtl"))
+    }
+    years = sorted(own.year.unique())
+    gains = {
+        label: {
+            name: over_rows_and_columns(gains_of(own, method=method, tasks=count)[some])
+            for name, (method, count) in shown.items()
+        }
+        for label, some in ((f"{years[-1]}, as in the paper", years[-1:]), ("all years", years))
+    }
+    draw = partial(forest, gains, "points a year over Equal CRP, net")
+    _, many = task_counts(own)
+    mtl, pmtl = (gains_of(own, method=method, tasks=many) for method in ("mtl", "pmtl"))
+    sharpe = gains_of(own, method="mtl", tasks=many, column="sharpe_gain")
+    notes = (
+        *_notes_on_what_learns_nothing(own),
+        note(f"MTL with {many} tasks", mtl),
+        note("its Sharpe ratio over Equal CRP's", sharpe, "a year"),
+        note(f"P-MTL less MTL with {many} tasks", pmtl - mtl),
+        SURVIVORSHIP,
+    )
+    fig3 = FigureResult("fig3", title, _summary(own), _transfer_verdicts(own), draw, notes)
     title = "Figure 4: learning curves and the fraction of tasks that gain over STL"
     verdicts, draw = _learning_verdicts(rows), partial(_plot_learning, rows)
     fig4 = FigureResult("fig4", title, _summary(rows), verdicts, draw, _learning_notes(rows))
     return [fig3, fig4]
 
 
-def by_experiment_and_year(
-    table: pd.DataFrame,
-    method: str,
-    tasks: int | None,
-    tested: str,
-    *,
-    step: int | None = None,
-    column: str = "gain",
-) -> pd.DataFrame:
-    """One method's values as experiments by years, at a step (default: its last)."""
-    rows: Any = table[(table.method == method) & (table.tested == tested) & (table.task == -1)]
-    if tasks is not None:
-        rows = rows[rows.tasks == tasks]
+def gains_of(
+    table: pd.DataFrame, *, step: int | None = None, column: str = "gain", **where: Any
+) -> Any:
+    """The values of one method as experiments by years, at a step (default: its last)."""
+    rows = select(table, task=-1, **where)
     step = rows.step.max() if step is None else step
     return rows[rows.step == step].pivot(index="experiment", columns="year", values=column)
 
 
-def _summary(table: pd.DataFrame) -> pd.DataFrame:
+def _summary(table: Any) -> pd.DataFrame:
     """A row for each method, number of tasks, kind of task and step: mean gains, the gain's interval."""
-    rows: Any = table[table.task == -1]
-    found = []
-    for key, own in rows.groupby(["method", "tasks", "tested", "step"]):
-        method, tasks, tested, step = key
-        gains = by_experiment_and_year(own, method, tasks, tested, step=step)
-        e = over_rows_and_columns(gains.to_numpy())
+    found, by = [], ["method", "tasks", "tested", "step"]
+    for key, own in table[table.task == -1].groupby(by):
+        gains = gains_of(own)
+        e = over_rows_and_columns(gains)
         found.append(
-            {"method": method, "tasks": tasks, "tested": tested, "step": step}
+            dict(zip(by, key, strict=True))
             | {"experiments": gains.shape[0], "years": gains.shape[1]}
             | {"gain": e.value, "low": e.low, "high": e.high}
             | {name: float(own[name].mean()) for name in _GAINS[1:]}
@@ -317,73 +329,33 @@ def task_counts(table: pd.DataFrame) -> tuple[list[int], int]:
     return counts, counts[-2] if len(counts) > 2 else counts[-1]
 
 
-def _above_zero(claim: str, gap: pd.DataFrame, *, paper: bool) -> Verdict:
+def _above_zero(claim: str, gap: Any, *, paper: bool) -> Verdict:
     """Whether a gap, experiments by years, is positive: it is where its whole interval is."""
     positive = int((gap.mean(axis=0) > 0).sum())
     full = f"{claim} ({positive} of {gap.shape[1]} years positive)"
-    return Verdict.of(full, over_rows_and_columns(gap.to_numpy()), paper=paper)
-
-
-def _transferred(
-    table: pd.DataFrame, method: str, tasks: int | None = None, column: str = "gain"
-) -> Any:
-    return by_experiment_and_year(table, method, tasks, "held-out", column=column)
+    return Verdict.of(full, over_rows_and_columns(gap), paper=paper)
 
 
 def _transfer_verdicts(table: pd.DataFrame) -> Iterator[Verdict]:
     (counts, many), last = task_counts(table), int(table.year.max())
     for method, count in product(("mtl", "pmtl"), counts):
-        gains = _transferred(table, method, count)
+        gains = gains_of(table, method=method, tasks=count)
         beats = f"{METHOD_NAMES[method]} with {count} tasks beats Equal CRP"
         yield _above_zero(f"{beats} in {last}", gains[[last]], paper=True)
         yield _above_zero(f"{beats} over all years", gains, paper=False)
+    mtl = {count: gains_of(table, method="mtl", tasks=count) for count in counts}
     for few, more in pairwise(counts):
-        gap = _transferred(table, "mtl", more) - _transferred(table, "mtl", few)
-        yield _above_zero(f"{more} tasks transfer better than {few} (MTL)", gap, paper=False)
-    gap = _transferred(table, "mtl", many) - _transferred(table, "stl")
+        claim = f"{more} tasks transfer better than {few} (MTL)"
+        yield _above_zero(claim, mtl[more] - mtl[few], paper=False)
     claim = f"MTL with {many} tasks transfers better than STL at equal updates"
-    yield _above_zero(claim, gap, paper=False)
+    yield _above_zero(claim, mtl[many] - gains_of(table, method="stl"), paper=False)
 
 
-def _transfer_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    _, many = task_counts(table)
-    mtl, sharpe = (_transferred(table, "mtl", many, name) for name in ("gain", "sharpe_gain"))
+def _notes_on_what_learns_nothing(table: pd.DataFrame) -> tuple[str, str]:
     return (
-        note("Lazy Equal CRP, which learns nothing", _transferred(table, LAZY)),
-        note("A tilt to volatile instruments, which learns nothing", _transferred(table, TILT)),
-        note(f"MTL with {many} tasks", mtl),
-        note("its Sharpe ratio over Equal CRP's", sharpe, "a year"),
-        note(f"P-MTL less MTL with {many} tasks", _transferred(table, "pmtl", many) - mtl),
-        SURVIVORSHIP,
+        note("Lazy Equal CRP, which learns nothing", gains_of(table, method=LAZY)),
+        note("A tilt to volatile instruments, which learns nothing", gains_of(table, method=TILT)),
     )
-
-
-def _plot_transfer(table: Any) -> Figure:
-    """Bars like the paper's (mean and standard deviation over experiments), and years beside them."""
-    bars = [("stl", None, "STL", _COLOURS["stl"])]
-    bars += [
-        (method, count, f"{METHOD_NAMES[method]} {count}", _COLOURS[method])
-        for count in task_counts(table)[0]
-        for method in ("mtl", "pmtl")
-    ]
-    bars.append((LAZY, None, "lazy CRP", "C2"))
-    figure, (left, right) = panels(11, 4.2, frame=True)
-    last = int(table.year.max())
-    for place, (method, tasks, _, colour) in enumerate(bars):
-        gains = _transferred(table, method, tasks)
-        left.bar(place, gains[last].mean(), yerr=gains[last].std(), color=colour, capsize=3)
-        e = over_rows_and_columns(gains.to_numpy())
-        ends = np.array([[e.value - e.low], [e.high - e.value]])
-        right.bar(place, e.value, yerr=ends, color=colour, capsize=3)
-        right.scatter(np.full(gains.shape[1], place), gains.mean(axis=0), s=9, color="k", zorder=3)
-    for axes, title in ((left, f"{last}, as in the paper"), (right, "mean over all test years")):
-        axes.axhline(0, color="k", linewidth=0.8)
-        axes.set_xticks(range(len(bars)), [name for _, _, name, _ in bars], rotation=40, ha="right")
-        axes.set_title(title)
-    left.set_ylabel("points a year over Equal CRP, net")
-    left.set_xlabel("bars: standard deviation over experiments")
-    right.set_xlabel("bars: 95 % interval over experiments and years; dots: years")
-    return figure
 
 
 def _first_tasks(table: pd.DataFrame, count: int) -> pd.DataFrame:
@@ -406,33 +378,36 @@ def _learning_verdicts(table: pd.DataFrame) -> Iterator[Verdict]:
     (counts, many), steps = task_counts(table), int(table.step.max())
     same = _tasks_of_single_policies(table)
 
-    def own(method: str, tasks: int | None = None, step: int | None = None) -> pd.DataFrame:
-        return by_experiment_and_year(same, method, tasks, "own", step=step)
-
-    def along(method: str, tasks: int) -> pd.DataFrame:
+    def along(method: str, tasks: int) -> Any:
         """The mean over the checkpoints of multi-task policies: the higher, the sooner it has risen."""
-        shown = sorted(same[same.method == "mtl"].step.unique())
-        every = [own(method, tasks, int(step)) for step in shown]
+        shown = sorted(select(same, method="mtl").step.unique())
+        every = [gains_of(same, method=method, tasks=tasks, step=step) for step in shown]
         return sum(every[1:], start=every[0]) / len(every)
 
     for method in ("mtl", "pmtl"):
         claim = f"{METHOD_NAMES[method]} with {many} tasks beats STL at equal updates per policy"
-        yield _above_zero(claim, own(method, many) - own("stl"), paper=False)
+        gap = gains_of(same, method=method, tasks=many) - gains_of(same, method="stl")
+        yield _above_zero(claim, gap, paper=False)
     for t in counts:
         if steps // t in set(table[table.method == "stl"].step):
-            gap = own("pmtl", t) - own("stl", step=steps // t)
+            single = gains_of(same, method="stl", step=steps // t)
+            gap = gains_of(same, method="pmtl", tasks=t) - single
             protocol = f"the paper's protocol ({steps} updates against {steps // t})"
             yield _above_zero(f"P-MTL with {t} tasks beats STL under {protocol}", gap, paper=True)
     for few, more in pairwise(counts):
-        both = _first_tasks(table, few)
-        last = [by_experiment_and_year(both, "pmtl", count, "own") for count in (more, few)]
-        claim = f"{more} tasks beat {few} on own tasks (P-MTL)"
-        yield _above_zero(claim, last[0] - last[1], paper=True)
-        gap = _transferred(table, "mtl", more) - _transferred(table, "mtl", few)
-        claim = f"{more} tasks beat {few} on held-out instruments (MTL)"
-        yield _above_zero(claim, gap, paper=False)
+        for where, method, rows, words in (
+            ("own", "pmtl", _first_tasks(table, few), "own tasks (P-MTL)"),
+            ("held-out", "mtl", table, "held-out instruments (MTL)"),
+        ):
+            fewer, gains = (
+                gains_of(rows, method=method, tasks=count, tested=where) for count in (few, more)
+            )
+            claim = f"{more} tasks beat {few} on {words}"
+            yield _above_zero(claim, gains - fewer, paper=where == "own")
     for count in counts:
-        mtl, pmtl = (by_experiment_and_year(table, m, count, "own") for m in ("mtl", "pmtl"))
+        mtl, pmtl = (
+            gains_of(table, method=method, tasks=count, tested="own") for method in ("mtl", "pmtl")
+        )
         yield _above_zero(f"P-MTL beats MTL with {count} tasks", pmtl - mtl, paper=True)
         yield _above_zero(f"P-MTL with {count} tasks beats Equal CRP", pmtl, paper=True)
     for other, tasks in (("mtl", many), ("stl", 1)):
@@ -443,73 +418,49 @@ def _learning_verdicts(table: pd.DataFrame) -> Iterator[Verdict]:
         yield _above_zero(claim, along("pmtl", many) - along(other, tasks), paper=True)
 
 
-def _learning_notes(table: pd.DataFrame) -> tuple[str, ...]:
-    def own(method: str, tasks: int | None = None) -> pd.DataFrame:
-        return by_experiment_and_year(table, method, tasks, "own")
-
-    return (
-        note("Lazy Equal CRP, which learns nothing", own(LAZY)),
-        note("A tilt to volatile instruments, which learns nothing", own(TILT)),
-        *(note(f"MTL with {t} tasks, own tasks", own("mtl", t)) for t in task_counts(table)[0]),
-        note("STL, own tasks, at equal updates", own("stl")),
+def _learning_notes(table: pd.DataFrame) -> Iterator[str]:
+    own = select(table, tested="own")
+    yield from _notes_on_what_learns_nothing(own)
+    for count in task_counts(table)[0]:
+        gains = gains_of(own, method="mtl", tasks=count)
+        yield note(f"MTL with {count} tasks, own tasks", gains)
+    yield note("STL, own tasks, at equal updates", gains_of(own, method="stl"))
+    yield (
         "The paper's protocol gives a multi-task policy T times the updates of a single-task one; "
-        "the comparison at equal updates removes that advantage.",
-        SURVIVORSHIP,
+        "the comparison at equal updates removes that advantage."
     )
+    yield SURVIVORSHIP
 
 
 def _plot_learning(table: Any) -> Figure:
-    """Top: the paper's protocol; bottom: equal updates; right: the fraction-of-tasks curves."""
-    (counts, many), same = task_counts(table), _tasks_of_single_policies(table)
-    figure = Figure(figsize=(4 * (len(counts) + 1), 7), layout="constrained")
-    grid = figure.subplots(2, len(counts) + 1, sharey=False)
-    for column, count in enumerate(counts):
-        for row, protocol in enumerate(("the paper's protocol", "equal updates")):
-            axes = grid[row, column]
-            for method, colour in _COLOURS.items():
-                # Mean and quartiles over experiments and years, each step at so many times its number.
-                stretch = count if row == 0 and method == "stl" else 1
-                tasks = 1 if method == "stl" else count
-                rows: Any = same[(same.method == method) & (same.tasks == tasks)]
-                gains = rows[rows.step * stretch <= same.step.max()].groupby("step").gain
-                mean, x = gains.mean(), stretch * np.asarray(list(gains.groups), float)
-                axes.plot(x, mean, color=colour, label=METHOD_NAMES[method])
-                quartiles = (gains.quantile(0.25), gains.quantile(0.75))
-                axes.fill_between(x, *quartiles, color=colour, alpha=0.2)
-            axes.axhline(0, color="k", linewidth=0.8)
-            axes.set_title(f"{count} tasks, {protocol}", fontsize=10)
-            axes.set_xlabel("updates of the multi-task policy" if row == 0 else "updates")
-            axes.locator_params(axis="x", nbins=4)
-        grid[0, column].sharey(grid[1, column])
-    for row in range(2):
-        grid[row, 0].set_ylabel("points a year over Equal CRP")
-    grid[0, 0].legend(fontsize=8)
-    _plot_fractions(grid[0, -1], table, counts)
-    # Every test year by itself: one good year is not a pattern.
-    years = grid[1, -1]
-    for method, tasks in (("stl", None), ("mtl", many), ("pmtl", many)):
-        gains = by_experiment_and_year(same, method, tasks, "own").mean(axis=0)
-        years.plot(gains.index, gains, "o-", color=_COLOURS[method], markersize=4)
-    years.axhline(0, color="k", linewidth=0.8)
-    years.set_title(f"by test year ({many} tasks, equal updates)", fontsize=10)
-    years.set_xticks([int(year) for year in sorted(same.year.unique())])
-    years.tick_params(axis="x", rotation=45)
-    return figure
-
-
-def _plot_fractions(axes: Axes, table: Any, counts: list[int]) -> None:
-    """For each fraction of tasks, the gain over STL that they reach at least (equal updates)."""
-    pair = ["experiment", "year", "task"]
-    last = table[(table.step == table.step.max()) & (table.task >= 0)]
-    single = last[last.method == "stl"].set_index(pair)["gain"]
-    for count, line in zip(counts, ("--", "-", ":"), strict=False):
+    """Learning curves by number of tasks, single-task ones under both protocols; then, for each
+    fraction of tasks, the gain over STL that they reach at least.
+    """
+    counts, same = task_counts(table)[0], _tasks_of_single_policies(table)
+    figure, (*curves, fractions) = panels(4 * (len(counts) + 1), 4, len(counts) + 1)
+    last, task = same.step.max(), ["experiment", "year", "task"]
+    ends = table[(table.step == last) & (table.task >= 0)].set_index(task)
+    for axis, count in zip(curves, counts, strict=True):
+        for method, tasks, stretch, style in (
+            ("stl", 1, 1, "C0-"),
+            ("stl", 1, count, "C0--"),
+            ("mtl", count, 1, "C1-"),
+            ("pmtl", count, 1, "C2-"),
+        ):
+            mean = select(same, method=method, tasks=tasks).groupby("step").gain.mean()
+            mean = mean[mean.index * stretch <= last]
+            label = METHOD_NAMES[method] + (", paper's protocol" if stretch > 1 else "")
+            axis.plot(mean.index * stretch, mean, style, label=label)
+        axis.locator_params(axis="x", nbins=4)
+        axis.set(title=f"{count} tasks", xlabel="updates (dashed: of the multi-task policy)")
         for method in ("mtl", "pmtl"):
-            rows = last[(last.method == method) & (last.tasks == count)]
-            gap = (rows.set_index(pair)["gain"] - single).dropna().sort_values(ascending=False)
-            fraction = np.arange(1, len(gap) + 1) / max(len(gap), 1)
+            own = select(ends, method=method, tasks=count).gain
+            gap = (own - select(ends, method="stl").gain).dropna().sort_values(ascending=False)
             label = f"{METHOD_NAMES[method]} {count}"
-            axes.plot(gap, fraction, line, color=_COLOURS[method], label=label, linewidth=1)
-    axes.axvline(0, color="k", linewidth=0.8)
-    axes.set_title("tasks that gain at least x over STL", fontsize=10)
-    axes.set(xlabel="points a year over STL, equal updates", ylabel="fraction of tasks")
-    axes.legend(fontsize=7)
+            fractions.plot(gap, np.arange(1, len(gap) + 1) / len(gap), label=label, linewidth=1)
+    curves[0].set_ylabel("points a year over Equal CRP")
+    fractions.set(xlabel="points a year over STL, equal updates", ylabel="fraction of tasks")
+    fractions.set_title("tasks that gain at least x over STL")
+    for axis in (curves[0], fractions):
+        axis.legend(fontsize=8)
+    return figure

@@ -28,7 +28,7 @@ from apportion.policy import Policy
 from apportion.statistics import over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
 from apportion.studies.figures import panels
-from apportion.studies.portfolio.experiments import SMALL
+from apportion.studies.portfolio.experiments import SMALL, each_policy
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.tasks import Task, single_tasks
@@ -70,7 +70,10 @@ def _compute(
     cells: Sequence[Cell],
     progress: Progress,
 ) -> Rows:
-    """The last year of the data under each cell's policy: a row for each method, policy, task and day."""
+    """The last year of the data under each cell's policy: a row for each method, policy, task and day.
+
+    It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
+    """
     seeds = [settings.seed + cell["policy"] for cell in cells]
     year = f"{prices.years()[-1]}-01-01"
     costs = Costs(settings.cost, exact=True)
@@ -112,44 +115,30 @@ def _compute(
         run_keys=keys,
         chunks=Chunks(epoch, epoch, on_chunk),
     )
-    rows: Any = _rows(prices, test, shown, walks)
-    for run, cell in enumerate(cells):
-        own = rows[runs[rows.place] == run]
-        named = own.assign(policy=cell["policy"], task=numbers[own.place])
-        yield cell, named.drop(columns="place").reset_index(drop=True)
+    dates = prices.dates[int(test.first) :][: test.horizon].astype(str)
+    equal = walk_tasks(EqualShares(), test, shown)
+    frames: list[list[pd.DataFrame]] = [[] for _ in cells]
+    for (method, walk), place in product(walks.items(), range(len(shown))):
+        shares = np.asarray(walk.allocations[place])
+        every = np.full((len(dates), universe), np.nan, shares.dtype)
+        every[:, shown[place].entities] = shares
+        frame = pd.DataFrame({"method": method, "date": dates}).assign(
+            over_equal=np.asarray(walk.log_return - equal.log_return)[place],
+            deviation=np.abs(shares - 1 / shares.shape[-1]).max(-1),
+        )
+        frame = frame.join(pd.DataFrame(every, columns=[f"share {one}" for one in prices.tickers]))
+        run = runs[place]
+        frames[run].append(frame.assign(policy=cells[run]["policy"], task=numbers[place]))
+    for cell, own in zip(cells, frames, strict=True):
+        yield cell, pd.concat(own, ignore_index=True)
 
 
 @eqx.filter_jit
 def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
     """Each task under its own policy."""
-    arrays, rest = eqx.partition(policies, eqx.is_array)
-    return jax.lax.map(
-        lambda run: walk_policy(eqx.combine(run[0], rest), market, run[1]),
-        (arrays, tasks),
-        batch_size=8,
+    return each_policy(
+        lambda policy, task: walk_policy(policy, market, task), policies, tasks, at_once=8
     )
-
-
-def _rows(prices: Prices, test: Market, tasks: Task, walks: dict[str, Walk]) -> pd.DataFrame:
-    """Net log return over Equal CRP's, deviation from equal shares, and the share of each ticker, for
-    each method, place among the tasks, and day.
-    """
-    first = int(test.first)
-    dates = prices.dates[first : first + test.horizon].astype(str)
-    columns = [f"share {ticker}" for ticker in prices.tickers]
-    equal = walk_tasks(EqualShares(), test, tasks)
-    frames = []
-    for method, walk in walks.items():
-        gaps = np.asarray(walk.log_return - equal.log_return)
-        shares = np.asarray(walk.allocations)
-        deviation = np.abs(shares - 1 / shares.shape[-1]).max(-1)
-        for place in range(len(tasks)):
-            frame = pd.DataFrame({"method": method, "place": place, "date": dates})
-            frame = frame.assign(over_equal=gaps[place], deviation=deviation[place])
-            every = np.full((len(dates), len(columns)), np.nan, shares.dtype)
-            every[:, tasks[place].entities] = shares[place]
-            frames.append(frame.join(pd.DataFrame(every, columns=columns)))
-    return pd.concat(frames, ignore_index=True)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:

@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
-from matplotlib.figure import Figure
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio.market import Costs, Market, walk_tasks
@@ -42,10 +41,10 @@ from apportion.policy import Policy
 from apportion.priority import Priority
 from apportion.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan, Progress, Rows
-from apportion.studies.figures import panels
+from apportion.studies.figures import forest
 from apportion.studies.portfolio.experiments import by_cell
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks
 from apportion.trees import stack
@@ -331,47 +330,26 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 def conclude_prioritisation(rows: Any) -> FigureResult:
     """Each rule against uniform MTL, case by case."""
     table = rows[["case", "rule", "seed", "growth"]].reset_index(drop=True)
-    gaps = over_uniform(table)
-    verdicts = []
-    for (case, rule), own in gaps.groupby(["case", "rule"], sort=False):
+    verdicts, shown = [], {}
+    for (case, rule), own in over_uniform(table).groupby(["case", "rule"], sort=False):
         gain, paper = mean_over(own.gap.to_numpy()), _BY_NAME[str(rule)].paper
         verdicts.append(Verdict.of(f"{rule} beats uniform MTL with {case}", gain, paper=paper))
+        shown.setdefault(f"informative: {case}", {})[rule] = gain
     notes = (
         "Log growth a year on held-out instruments with signal, over uniform MTL at equal updates; "
         "intervals over seeds of a simulated market.",
     )
     title = "Where prioritisation pays: few, some or all of 32 tasks informative"
-    return FigureResult("prioritisation", title, table, verdicts, lambda: _plot_gaps(gaps), notes)
+    draw = partial(forest, shown, "log growth a year over uniform MTL")
+    return FigureResult("prioritisation", title, table, verdicts, draw, notes)
 
 
 def over_uniform(table: Any) -> pd.DataFrame:
     """Each rule's gap to uniform MTL in the same case and seed."""
-    base = table[table.rule == UNIFORM.name].set_index(["case", "seed"]).growth
-    others = table[table.rule != UNIFORM.name]
-    gap = (
-        others.growth.to_numpy()
-        - base.loc[list(zip(others.case, others.seed, strict=True))].to_numpy()
-    )
-    return others.assign(gap=gap)
-
-
-def _plot_gaps(gaps: Any) -> Figure:
-    """One panel a case: the rules' gaps with intervals over seeds."""
-    cases, rules = list(dict.fromkeys(gaps.case)), list(dict.fromkeys(gaps.rule))
-    figure, each = panels(4 * len(cases) + 3, 3.6, len(cases), frame=True, sharey=True)
-    for axes, case in zip(each, cases, strict=True):
-        for place, rule in enumerate(rules):
-            values = gaps[(gaps.case == case) & (gaps.rule == rule)].gap.to_numpy()
-            e = mean_over(values)
-            axes.plot([e.low, e.high], [place, place], color="C0")
-            axes.plot(e.value, place, "o", color="C0")
-            axes.plot(values, np.full(len(values), place + 0.15), ".", color="0.6", markersize=4)
-        axes.axvline(0, color="k", linewidth=0.8)
-        axes.set_title(f"{case} informative" if "others" not in case else case, fontsize=10)
-        axes.set_xlabel("log growth a year over uniform MTL")
-    each[0].set_yticks(range(len(rules)), rules)
-    each[0].invert_yaxis()
-    return figure
+    growth = table.set_index(["case", "seed"]).growth
+    base = growth[(table.rule == UNIFORM.name).to_numpy()]
+    gap = growth.to_numpy() - base.loc[growth.index].to_numpy()
+    return table.assign(gap=gap)[table.rule != UNIFORM.name]
 
 
 def conclude_conflict(rows: Any) -> FigureResult:
@@ -399,41 +377,33 @@ def conclude_conflict(rows: Any) -> FigureResult:
         for name, own in growths.items()
     )
     title = "Priorities where tasks conflict: the camp that fares worse"
-    return FigureResult("conflict", title, table, verdicts, lambda: _plot_camps(growths), notes)
+    shown = {
+        f"{camp}: {count} of 32 tasks": {
+            name: mean_over(own[camp]) for name, own in growths.items()
+        }
+        for camp, (count, _) in CAMPS.items()
+    }
+    shown["the camp that fares worse"] = {name: mean_over(own) for name, own in worst.items()}
+    draw = partial(forest, shown, "log growth a year over Equal CRP")
+    return FigureResult("conflict", title, table, verdicts, draw, notes)
 
 
 def _by_seed(table: Any, **where: Any) -> np.ndarray:
     """The growth of the rows with these values, market by market."""
-    for name, value in where.items():
-        table = table[table[name] == value]
-    return table.sort_values("seed").growth.to_numpy()
-
-
-def _plot_camps(growths: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """Growth of every run in each camp, by rule."""
-    figure, each = panels(11, 3.8, len(CAMPS), frame=True, sharey=True)
-    for axes, (camp, (count, _)) in zip(each, CAMPS.items(), strict=True):
-        for place, own in enumerate(growths.values()):
-            axes.plot(own[camp], np.full(len(own[camp]), place), ".", color="0.6")
-            axes.plot(own[camp].mean(), place, "o", color="C0")
-        axes.axvline(0, color="k", linewidth=0.8)
-        axes.set_xlabel("log growth a year over Equal CRP")
-        axes.set_title(f"{camp}: {count} of 32 tasks (grey: each run)", fontsize=10)
-    each[0].set_yticks(range(len(growths)), list(growths))
-    each[0].invert_yaxis()
-    return figure
+    return select(table, **where).sort_values("seed").growth.to_numpy()
 
 
 def conclude_acting(rows: Any) -> FigureResult:
     """Acting some periods after each update against none, at each cost."""
     table = rows[["acted", "cost", "seed", "growth"]].reset_index(drop=True)
     table = table.astype({"acted": int})
-    growths = {cost: [_by_seed(table, acted=acted, cost=cost) for acted in ACTED] for cost in COSTS}
-    verdicts, notes = [], []
-    for cost, (none, *some) in growths.items():
+    verdicts, notes, shown = [], [], {}
+    for cost in COSTS:
+        none, *some = (_by_seed(table, acted=acted, cost=cost) for acted in ACTED)
+        gains = {}
         for acted, own in zip(ACTED[1:], some, strict=True):
             words = f"acting {acted} periods after each update, cost {1e4 * cost:g} bp"
-            gain = compare(own, none)
+            gains[f"{acted} periods"] = gain = compare(own, none)
             verdicts.append(Verdict.of(f"{words}: adds to growth on held-out instruments", gain))
             claim = f"{words}: is worth less than {LITTLE:g} of log growth a year"
             verdicts.append(Verdict.of(claim, gain, below=LITTLE, paper=False))
@@ -442,19 +412,7 @@ def conclude_acting(rows: Any) -> FigureResult:
             "year over Equal CRP."
             for acted, own in zip(ACTED, (none, *some), strict=True)
         ]
+        shown[f"cost {1e4 * cost:g} basis points"] = gains
     title = "Acting in the loop: memory of the policy's own allocations, or none acted"
-    return FigureResult("acting", title, table, verdicts, lambda: _plot_acting(growths), notes)
-
-
-def _plot_acting(growths: dict[float, list[np.ndarray]]) -> Figure:
-    """A line for each market: its growth by n_e, at each cost."""
-    figure, each = panels(9, 3.8, len(COSTS), frame=True, sharey=True)
-    for axes, (cost, own) in zip(each, growths.items(), strict=True):
-        axes.plot(range(len(ACTED)), np.stack(own), color="0.7", linewidth=0.8, marker=".")
-        axes.plot(range(len(ACTED)), np.mean(own, axis=1), "o-", color="C0")
-        axes.axhline(0, color="k", linewidth=0.8)
-        axes.set_xticks(range(len(ACTED)), [str(acted) for acted in ACTED])
-        axes.set_xlabel("periods acted after each update")
-        axes.set_title(f"cost {1e4 * cost:g} basis points (grey: each market)", fontsize=10)
-    each[0].set_ylabel("log growth a year over Equal CRP")
-    return figure
+    draw = partial(forest, shown, "log growth a year that acting after each update adds")
+    return FigureResult("acting", title, table, verdicts, draw, notes)

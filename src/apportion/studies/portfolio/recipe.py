@@ -18,19 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
-from apportion.statistics import over_rows_and_columns
+from apportion.statistics import Estimate, over_rows_and_columns
 from apportion.studies.engine import Cell, Plan, Progress, Rows
-from apportion.studies.figures import panels
+from apportion.studies.figures import forest
 from apportion.studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.training import Chunk, Chunks
 from apportion.trees import grouped, repeat, take
 
@@ -103,9 +102,9 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
 
     def on_chunk(chunk: Chunk) -> None:
         teams = grouped(chunk.policy, s.members)
-        for members, kind in product(sorted({s.members, 1}, reverse=True), tested):
-            where = (known.testing, runs.starts, runs.days, tested[kind])
-            frame = _gains(teams, s.members, members, where)
+        alone = [take(teams, (slice(None), slice(m, m + 1))) for m in range(s.members)]
+        for (members, some), kind in product({s.members: [teams], 1: alone}.items(), tested):
+            frame = _gains(some, known.testing, runs.starts, runs.days, tested[kind])
             frames.append(frame.assign(tested=kind, members=members, steps=chunk.step))
         what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
         progress(what, chunk.step / chunk.steps)
@@ -115,7 +114,7 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
         jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
         for key in jax.random.split(jax.random.key(s.seed))
     )
-    every = s.updates // size.checkpoints
+    every = s.steps // size.checkpoints
     train_portfolio_runs(
         known.training,
         repeat(own, s.members),
@@ -123,20 +122,17 @@ def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: 
         policy_keys=policy_keys,
         run_keys=run_keys,
         lengths=jnp.repeat(runs.lengths, s.members),
-        chunks=Chunks(every, math.gcd(every, s.updates), on_chunk),
+        chunks=Chunks(every, math.gcd(every, s.steps), on_chunk),
     )
     yield from by_cell(cells, pd.concat(frames))
 
 
-def _gains(teams: Policy, size: int, members: int, where: tuple) -> pd.DataFrame:
-    """Gains over daily Equal CRP by cell and variant: of the teams, or the mean of their members alone."""
+def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
+    """Gains over daily Equal CRP by cell and variant, the mean over some teams of each cell."""
     grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
-    # Every cell's team, or each of its members alone.
-    alone = [take(teams, (slice(None), slice(member, member + 1))) for member in range(size)]
-    looked_at = [teams] if members == size else alone
     equal = VARIANTS.index((0.0, 1.0))
     log_gains, sharpe_gains = [], []
-    for team in looked_at:
+    for team in teams:
         growth, sharpe = score_variants(team, *where, *grid)
         log_gains.append(100 * np.asarray(growth - growth[:, equal][:, None]).mean(-1))
         sharpe_gains.append(np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1))
@@ -161,9 +157,7 @@ def chosen(table: Any) -> pd.DataFrame:
             means = before.groupby(["k", "eta", "steps", "year"]).sharpe_gain.mean()
             choice = best_variant(means.reset_index())
             k, eta, steps = choice.k, choice.eta, choice.steps
-        parts.append(
-            team[(team.year == year) & (team.k == k) & (team.eta == eta) & (team.steps == steps)]
-        )
+        parts.append(select(team, year=year, k=k, eta=eta, steps=steps))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -181,23 +175,26 @@ def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "A single seed is the mean over all seeds of the ensemble, each taken alone.",
         SURVIVORSHIP,
     ]
+    shown: dict[str, dict[str, Estimate]] = {}
+    units = {"log_gain": "log points a year", "sharpe_gain": "Sharpe ratio"}
     for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
         row = {"strategy": name, "tested": kind}
-        for column in ("log_gain", "sharpe_gain"):
-            e = over_rows_and_columns(_pivot(rows, kind, column).to_numpy())
+        for column, unit in units.items():
+            e = over_rows_and_columns(_pivot(rows, kind, column))
             row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
+            shown.setdefault(f"{unit}, {kind} tasks", {})[name] = e
         summary.append(row)
     title = "The practical policy: walk-forward over years, net of costs"
     verdicts = [v for kind in ("own", "held-out") for v in _verdicts(by_strategy, kind)]
-    found = (pd.DataFrame(summary), verdicts, lambda: _plot(by_strategy), notes)
-    return [FigureResult("recipe", title, *found)]
+    draw = partial(forest, shown, "over daily Equal CRP, net")
+    return [FigureResult("recipe", title, pd.DataFrame(summary), verdicts, draw, notes)]
 
 
 def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     """Each strategy against Equal CRP, and those that are compared with one another."""
     for name in (LAZY, PRACTICAL, CHOSEN):
         for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
-            gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column).to_numpy())
+            gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
             claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
             yield Verdict.of(claim, gains, paper=False)
     for ahead, behind, claim in (
@@ -207,7 +204,7 @@ def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
     ):
         gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
         claim = f"{claim} on {kind} tasks (log points a year)"
-        yield Verdict.of(claim, over_rows_and_columns(gap.to_numpy()), paper=False)
+        yield Verdict.of(claim, over_rows_and_columns(gap), paper=False)
 
 
 def strategies(table: Any) -> dict[str, Any]:
@@ -216,8 +213,7 @@ def strategies(table: Any) -> dict[str, Any]:
     last = table[table.steps == table.steps.max()]
 
     def rows(reward: str, k: float, eta: float, members: int):
-        here = last[last.reward == reward]
-        return here[(here.k == k) & (here.eta == eta) & (here.members == members)]
+        return select(last, reward=reward, k=k, eta=eta, members=members)
 
     return {
         LAZY: rows(TRACKING, 0.0, 0.1, team),
@@ -231,28 +227,5 @@ def strategies(table: Any) -> dict[str, Any]:
     }
 
 
-def _pivot(rows: Any, kind: str, column: str = "log_gain") -> pd.DataFrame:
+def _pivot(rows: Any, kind: str, column: str = "log_gain") -> Any:
     return rows[rows.tested == kind].pivot(index="experiment", columns="year", values=column)
-
-
-def _plot(compared: dict[str, Any]) -> Figure:
-    """Each strategy's gain over Equal CRP with its interval, in log points and in Sharpe ratio."""
-    figure, (left, right) = panels(11, 4.5, frame=True, sharey=True)
-    for axes, column, label in (
-        (left, "log_gain", "log points a year"),
-        (right, "sharpe_gain", "Sharpe ratio"),
-    ):
-        for kind, colour, shift in (("own", "C0", -0.12), ("held-out", "C1", 0.12)):
-            for place, rows in enumerate(compared.values()):
-                e = over_rows_and_columns(_pivot(rows, kind, column).to_numpy())
-                ends = np.array([[e.value - e.low], [e.high - e.value]])
-                style = {"fmt": "o", "color": colour, "capsize": 3}
-                label_once = kind if place == 0 else None
-                axes.errorbar(e.value, place + shift, xerr=ends, label=label_once, **style)
-        axes.axvline(0, color="k", linewidth=0.8)
-        axes.locator_params(axis="x", nbins=6)
-        axes.set_xlabel(f"{label} over daily Equal CRP, net")
-    left.set_yticks(range(len(compared)), list(compared))
-    left.invert_yaxis()
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper right", ncols=2)
-    return figure

@@ -9,7 +9,7 @@ from scipy import stats
 
 from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, Progress, Rows
-from apportion.studies.study import Verdict
+from apportion.studies.study import Verdict, select
 
 
 def one_by_one(
@@ -28,9 +28,7 @@ def by_run(rows: Any, column: str, **where: Any) -> np.ndarray:
     >>> by_run(rows, "regret", arm="a").tolist()
     [5.0, 3.0]
     """
-    for name, value in where.items():
-        rows = rows[rows[name] == value]
-    return rows.sort_values("run")[column].to_numpy()
+    return select(rows, **where).sort_values("run")[column].to_numpy()
 
 
 def never_broken(

@@ -59,7 +59,7 @@ def sizes_of(m: int) -> tuple[int, ...]:
 
 @in_float64
 def _regrets_of(m: int, runs: int, key_data):
-    """Regret on fresh states, runs by arms, in the order of `_arms`.
+    """Regret on fresh states, runs by arms, in the order of `_measure`.
 
     The tied model learns from overlapping tasks, from independent ones and from 20 real examples; then
     separate parameters learn from more and more real ones.
@@ -92,13 +92,6 @@ def _regrets_of(m: int, runs: int, key_data):
     return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
 
 
-def _arms(m: int) -> list[tuple[str, int]]:
-    """Every arm with its number of tasks or examples."""
-    numbers = {"overlapping": OVERLAPPING, "independent": INDEPENDENT, "tied": (REAL,)}
-    numbers["real"] = sizes_of(m)
-    return [(arm, number) for arm, own in numbers.items() for number in own]
-
-
 def draw_record(universe: int, key):
     """Each entity's state, next state, weight and luck in every period: all there is to know."""
     draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
@@ -122,16 +115,18 @@ def examples_of(record, tasks) -> Examples:
 def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
     """The regret of every run, arm and number."""
     key_data = jax.random.key_data(jax.random.key(seed))
-    arms, numbers = zip(*_arms(entities), strict=True)
-    return pd.DataFrame(
-        {
-            "entities": entities,
-            "arm": np.repeat(arms, runs),
-            "number": np.repeat(numbers, runs),
-            "run": np.tile(np.arange(runs), len(arms)),
-            "regret": _regrets_of(entities, runs, key_data).T.ravel(),
-        }
-    )
+    regrets = iter(_regrets_of(entities, runs, key_data).T)
+    numbers = {"overlapping": OVERLAPPING, "independent": INDEPENDENT, "tied": (REAL,)}
+    frames = [
+        pd.DataFrame(
+            {"arm": arm, "number": number, "run": np.arange(runs), "regret": next(regrets)}
+        )
+        for arm, own in (numbers | {"real": sizes_of(entities)}).items()
+        for number in own
+    ]
+    rows = pd.concat(frames, ignore_index=True)
+    rows.insert(0, "entities", entities)
+    return rows
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -171,16 +166,17 @@ def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
     return by_run(rows, "regret", entities=m, arm=arm, number=number)
 
 
-def log_effective(means: np.ndarray, drawn: int) -> np.ndarray:
+def log_effective(means: np.ndarray) -> np.ndarray:
     """The log of an effective number, from the regret of 1 to 64 independent tasks and of those drawn.
 
     A mean over T random subsets has the variance of all of them, and 1/T of what a single one has
     beyond it (Blom 1976): the latter is taken off, so that the number is of all subsets.
 
     >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
-    >>> float(np.exp(log_effective(regrets, 256)).round(6))
+    >>> float(np.exp(log_effective(regrets)).round(6))
     10.0
     """
+    drawn = OVERLAPPING[-1]
     found = equivalent_samples(means[..., :-1], means[..., -1], INDEPENDENT)
     return np.asarray(np.log((1 - 1 / drawn) / np.maximum(1 / found - 1 / drawn, 1e-9)))
 
@@ -194,7 +190,7 @@ def _beside_independent(rows: Any, m: int) -> np.ndarray:
 
 def of_all(rows: Any, m: int) -> Estimate:
     """The log of the effective number of all subsets."""
-    return of_means(_beside_independent(rows, m), partial(log_effective, drawn=OVERLAPPING[-1]))
+    return of_means(_beside_independent(rows, m), log_effective)
 
 
 def worth(rows: Any, m: int) -> Estimate:
@@ -213,7 +209,7 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
 
     def growth(means):
         """By how much the log of the gain from all subsets grows with each further entity."""
-        return (log_effective(means, OVERLAPPING[-1]) * x).sum(-1) / (x**2).sum()
+        return (log_effective(means) * x).sum(-1) / (x**2).sum()
 
     claim = (
         "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
@@ -240,31 +236,26 @@ def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
 def _plot(rows: Any, known: list[int]) -> Figure:
     """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
     figure, (left, right) = panels(13, 4.6)
-    for m, shade in zip(known, ("#fdae6b", "#6baed6", "#2171b5", "#08306b"), strict=False):
+    for place, m in enumerate(known):
         for arm, numbers, style in (
             ("independent", INDEPENDENT, "o--"),
             ("overlapping", OVERLAPPING, "D-"),
         ):
             means = [_regrets(rows, m, arm, number).mean() for number in numbers]
-            left.plot(numbers, means, style, color=shade, markersize=4, label=f"{arm}, m = {m}")
-    left.set(xscale="log", yscale="log", xlabel="tasks", ylabel="regret on fresh states")
+            left.plot(numbers, means, style, color=f"C{place}", label=f"{arm}, m = {m}")
+    left.set(xlabel="tasks", ylabel="regret on fresh states")
     left.set_title("overlapping tasks of 4m entities saturate")
-    left.legend(frameon=False, fontsize=8, ncols=2)
     counted = [float(corollary_2(RATIO * m, m).tasks) for m in known]
-    right.plot(known, counted, "k--", linewidth=1, label="counted: C(4m, m)")
-    for found, colour, label in (
-        (of_all, "#2b7bba", "all subsets: tasks"),
-        (worth, "#e6550d", "all orderings: examples, times"),
-    ):
+    right.plot(known, counted, "k--", label="counted: C(4m, m)")
+    right.plot(known, known, "k:", label="m")
+    for found, label in ((of_all, "all subsets: tasks"), (worth, "all orderings: examples, times")):
         middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
-        style = {"fmt": "o-", "color": colour, "label": label, "markersize": 4}
-        right.errorbar(known, middle, [middle - low, high - middle], **style)
-    right.plot(known, known, ":", color="#e6550d", label="m")
+        right.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
     right.axhline(RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
-    right.axhline(RATIO**2, color="0.5", linestyle="-.", label="(M/m)² = 16")
-    right.set(xscale="log", yscale="log", ylim=(1, 1e6), xlabel="entities m of a task, M = 4m")
-    right.set(ylabel="worth", title="the gain is not exponential in m")
-    right.set_xticks(known, [str(m) for m in known])
-    right.minorticks_off()
-    right.legend(frameon=False, fontsize=8.5)
+    right.axhline(2 * RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
+    right.set(ylim=(1, 1e6), xlabel="entities m of a task, M = 4m", ylabel="worth")
+    right.set_title("the gain is not exponential in m")
+    for axis in (left, right):
+        axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=8)
     return figure

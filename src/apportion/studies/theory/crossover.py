@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apportion.statistics import compare, mean_over, of_means
@@ -53,7 +52,6 @@ LATE = COUNTS.index(8)
 """From here on every state-action pair has 16 samples or more, and rates are rates."""
 DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
 _UNIFORM = np.full(FEW_STATES, 1 / FEW_STATES)
-_SHADES = ("#08519c", "#6baed6", "#fdae6b", "#e6550d", "#a63603")
 
 Grids = dict[str, Float[np.ndarray, "spreads sizes runs"]]
 Curves = dict[str, Float[np.ndarray, "spreads runs tasks"]]
@@ -94,8 +92,8 @@ def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
     average MDP, and the crossover predicted for all families of this distance.
     """
-    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS}
-    family = random_family(**shape, gamma=GAMMA, spread=spread, runs=runs, seed=seed)
+    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS, "gamma": GAMMA}
+    family = random_family(**shape, spread=spread, runs=runs, seed=seed)
     average = family.average()
     best = average.backup(average.optimal()[1])
     rng = np.random.default_rng(seed)
@@ -134,17 +132,11 @@ def predicted_crossover(family: MDP) -> float:
     return float(pairs * variance * (1 - 1 / TASKS) / distance) if distance > 1e-20 else np.inf
 
 
-def crossing(single: np.ndarray, multi: np.ndarray) -> float:
-    """The N from which single-task is better, on log axes: 0 where it is at once, inf where never."""
-    curves = np.stack([single.mean(-1), multi.mean(-1)])
-    lead = -np.diff(np.log(_above_zero(curves)), axis=0)[0]
-    if lead[-1] > 0:
-        return np.inf
-    return 0.0 if lead[0] <= 0 else float(np.exp(log_crossings(curves)))
-
-
 def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
-    """The log of where each pair of mean curves crosses, or of the nearest N looked at."""
+    """The log of the N from which single-task is better than multi-task, between sizes on log axes.
+
+    It is -inf where single-task is better at once, and inf where it never is.
+    """
     lead = -np.diff(np.log(_above_zero(curves)), axis=-2)[..., 0, :]
     place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
     before, after = (np.take_along_axis(lead, place - back, -1)[..., 0] for back in (1, 0))
@@ -152,8 +144,8 @@ def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray
     with np.errstate(divide="ignore", invalid="ignore"):
         share = before / (before - after)
     between = grid[place - 1] + share * (grid[place] - grid[place - 1])
-    late = np.where(lead[..., -1] > 0, grid[-1], between)
-    return np.where(lead[..., 0] <= 0, grid[0], late)
+    late = np.where(lead[..., -1] > 0, np.inf, between)
+    return np.where((lead[..., 0] <= 0) & (late < np.inf), -np.inf, late)
 
 
 def _above_zero(curves: np.ndarray) -> np.ndarray:
@@ -167,14 +159,28 @@ def _conclude_crossover(rows: Any) -> FigureResult:
     grids = {
         name: ordered[name].to_numpy().reshape(len(SPREADS), len(SIZES), -1) for name in MEASURES
     }
-    measured = [crossing(*arms) for arms in zip(grids["single"], grids["multi"], strict=True)]
+    pairs = np.stack([grids["single"], grids["multi"]], 1)
+    measured = np.exp(log_crossings(pairs.mean(-1)))
     predicted = rows.groupby("spread").predicted.first().to_numpy()
     lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
     means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
     table = means.assign(families=rows.run.nunique()).merge(lines, on="spread")
+    notes = [
+        f"{words}: {multi:.4f} pooled against {single:.4f} alone."
+        for words, (single, multi) in (
+            ("Equal tasks at N = 144", pairs[0, :, SIZES.index(144)].mean(-1)),
+            ("Distance .4 at N = 9216", pairs[SPREADS.index(0.4), :, -1].mean(-1)),
+        )
+    ]
+    for spread, crossed, said in lines.to_numpy():
+        won = f"alone wins from N = {crossed:,.0f} a task"
+        if crossed == 0:
+            won = f"alone wins already at N = {SIZES[0]}"
+        if np.isinf(crossed):
+            won = f"pooling still wins at N = {SIZES[-1]:,}"
+        notes.append(f"Distance {spread:g}: {won} (predicted crossover {said:,.0f}).")
     title = "When to pool: multi-task against single-task LSPI"
-    verdicts, notes = _crossover_verdicts(grids, lines), _crossover_notes(grids, lines)
-    draw = partial(_plot_crossover, grids, lines)
+    verdicts, draw = _crossover_verdicts(grids, lines), partial(_plot_crossover, grids, lines)
     return FigureResult("crossover", title, table, verdicts, draw, notes)
 
 
@@ -196,12 +202,15 @@ def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
     yield Verdict.of(claim, compare(single[0, small], multi[0, small]))
     claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
     yield Verdict.of(claim, compare(multi[far, -1], single[far, -1]), paper=False)
-    crossed, predicted = lines.crossover.to_numpy(), lines.predicted.to_numpy()
     ratios = []
-    for s in np.flatnonzero((crossed >= SIZES[0]) & (crossed <= SIZES[-1])):
+    # A resample that does not cross has the nearest N looked at.
+    first, last = np.log([SIZES[0], SIZES[-1]])
+    for s in np.flatnonzero(lines.crossover.between(SIZES[0], SIZES[-1])):
         curves = np.stack([single[s], multi[s]]).transpose(2, 0, 1)
-        said = math.log(predicted[s])
-        ratios.append(of_means(curves, lambda c, said=said: said - log_crossings(c)))
+        said = math.log(lines.predicted[s])
+        ratios.append(
+            of_means(curves, lambda c, said=said: said - np.clip(log_crossings(c), first, last))
+        )
     claim = (
         "the rule behind should_pool predicts every crossover to a factor of 3 (the worst ratio)"
     )
@@ -209,65 +218,51 @@ def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
 
 
-def _crossover_notes(grids: Grids, lines: pd.DataFrame) -> Iterator[str]:
-    small, far = SIZES.index(144), SPREADS.index(0.4)
-    single, multi = grids["single"].mean(-1), grids["multi"].mean(-1)
-    yield f"Equal tasks at N = 144: {multi[0, small]:.4f} pooled against {single[0, small]:.4f} alone."
-    yield f"Distance .4 at N = 9216: {multi[far, -1]:.4f} pooled against {single[far, -1]:.4f} alone."
-    for spread, measured, predicted in lines.to_numpy():
-        won = f"alone wins from N = {measured:,.0f} a task"
-        if measured == 0:
-            won = f"alone wins already at N = {SIZES[0]}"
-        if np.isinf(measured):
-            won = f"pooling still wins at N = {SIZES[-1]:,}"
-        yield f"Distance {spread:g}: {won} (predicted crossover {predicted:,.0f})."
-
-
 def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
     """Left: mean suboptimality against N; right: who is better at every N and distance."""
     figure, (left, right) = panels(13, 4.8, grid=False, width_ratios=(1, 1.15))
-    alone = grids["single"].mean(-1)
-    left.fill_between(SIZES, alone.min(0), alone.max(0), color="0.75", alpha=0.7, linewidth=0)
-    left.plot(SIZES, alone.mean(0), "k--", label="alone (all distances)")
-    for spread, colour in zip((0.0, 0.05, 0.1, 0.2, 0.4), _SHADES, strict=True):
-        curve = grids["multi"][SPREADS.index(spread)].mean(-1)
-        style = {"color": colour, "markersize": 4, "label": f"pooled, distance {spread:g}"}
-        left.plot(SIZES, curve, "o-", **style)
+    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
+    left.plot(SIZES, single.mean(0), "k--", label="alone (all distances)")
+    for spread, curve in zip(SPREADS[:-1], multi, strict=False):
+        left.plot(SIZES, curve, "o-", markersize=4, label=f"pooled, distance {spread:g}")
     left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
     left.set_title("pooling starts lower and stops at its distance")
-    left.legend(frameon=False, fontsize=8.5, loc="lower left")
-    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
+    left.legend(fontsize=8, loc="lower left")
     x, y = np.arange(len(SIZES)), np.arange(len(SPREADS))
     style = {"cmap": "RdBu_r", "vmin": -2.0, "vmax": 2.0, "shading": "nearest"}
     mesh = right.pcolormesh(x, y, np.log10(multi / single), **style)
-    for name, line, label in (("predicted", "k--", "predicted"), ("crossover", "k-o", "measured")):
+    for name, line in (("predicted", "k--"), ("crossover", "k-o")):
         inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
         # Neighbouring sizes are a factor of two apart.
         across = np.log2(lines[name][inside] / SIZES[0])
-        right.plot(across, np.flatnonzero(inside), line, markersize=5, label=f"{label} crossover")
-    right.set_yticks(range(len(SPREADS)), [f"{spread:g}" for spread in SPREADS])
+        right.plot(across, np.flatnonzero(inside), line, markersize=5, label=name)
+    right.set_yticks(y, [f"{spread:g}" for spread in SPREADS])
     right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
-    right.set(title="blue: pool; red: learn alone", xlim=(-0.5, len(SIZES) - 0.5))
-    right.legend(frameon=True, framealpha=0.9, fontsize=9, loc="lower left")
+    right.set_title("blue: pool; red: learn alone")
+    right.legend(fontsize=9, loc="lower left")
     for axis, ticks in ((left, SIZES), (right, x)):
         axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
         axis.minorticks_off()
-    bar = figure.colorbar(mesh, ax=right, ticks=[-2, -1, 0, 1, 2])
-    bar.ax.set_yticklabels(["1/100", "1/10", "equal", "10x", "100x"])
-    bar.set_label("suboptimality, pooled / alone")
+    figure.colorbar(mesh, ax=right, label="log10 of suboptimality, pooled / alone")
     return figure
 
 
 def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
     """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
 
-    The distance eps and its term in Theorem 1' are those of all 64 tasks.
+    The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
+    are those of all 64 tasks.
     """
-    shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1]}
-    family = random_family(**shape, gamma=GAMMA, spread=spread, runs=runs, seed=seed)
+    shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1], "gamma": GAMMA}
+    family = random_family(**shape, spread=spread, runs=runs, seed=seed)
     counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
-    best = family.optimal()[1]
-    epsilon, share = _distances(family, best)
+    best, average = family.optimal()[1], family.average()
+    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
+    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
+    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
+    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
+    with np.errstate(invalid="ignore"):
+        share = np.where(distance > 1e-12, floor / term, 0.0)
     frames = []
     for number in COUNTS:
         part = family[:, :number]
@@ -285,23 +280,11 @@ def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
             "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
             "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
             "error": np.sqrt((off**2).mean((-1, -2))),
-            "epsilon": epsilon,
-            "share": share,
+            "epsilon": distance.mean(-1),
+            "share": share.max(-1),
         }
         frames.append(pd.DataFrame(columns))
     return pd.concat(frames, ignore_index=True)
-
-
-def _distances(family: MDP, best: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean eps of a family's tasks, and the largest share a task's floor takes of its eps term."""
-    average = family.average()
-    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
-    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
-    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
-    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
-    with np.errstate(invalid="ignore"):
-        share = np.where(distance > 1e-12, floor / term, 0.0)
-    return distance.mean(-1), share.max(-1)
 
 
 def _conclude_corollary1(rows: Any) -> FigureResult:
@@ -373,33 +356,28 @@ def _corollary1_verdicts(curves: Curves) -> Iterator[Verdict]:
 def _plot_corollary1(curves: Curves) -> Figure:
     """Left: mean suboptimality against T; right: the floor against eps."""
     figure, (left, right) = panels(13, 4.6)
-    for s, (spread, colour) in enumerate(zip(DISTANCES, _SHADES, strict=True)):
-        ends = [mean_over(column) for column in curves["loss"][s].T]
-        label = f"distance {spread:g}" if spread else "equal tasks"
-        left.plot(COUNTS, [e.value for e in ends], "o-", color=colour, label=label, markersize=4)
-        low = [max(e.low, 1e-5) for e in ends]
-        left.fill_between(COUNTS, low, [e.high for e in ends], color=colour, alpha=0.2, linewidth=0)
+    for number, (spread, loss) in enumerate(zip(DISTANCES, curves["loss"], strict=True)):
+        ends = [mean_over(column) for column in loss.T]
+        style = {"color": f"C{number}", "markersize": 4, "label": f"distance {spread:g}"}
+        error_bars(left, COUNTS, ends, fmt="o-", **style)
         if spread:
-            left.plot(COUNTS[1:], curves["floor"][s].mean(0)[1:], ":", color=colour)
-    late = np.asarray(COUNTS[LATE:], float)
-    _slopes(left, late, curves["loss"][0][:, LATE].mean(), (-0.5, -1.0))
-    left.set(xscale="log", yscale="log", xlabel="tasks T, 36 samples each")
+            left.plot(COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
     left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
-    left.set_xticks(COUNTS, [str(t) for t in COUNTS])
-    left.minorticks_off()
-    left.legend(frameon=False, fontsize=8.5, loc="lower left")
+    left.set(xlabel="tasks T, 36 samples each")
     floor, epsilon = _floors(curves).mean(0)
     ends = [mean_over(column) for column in _floors(curves)[:, 0].T]
-    error_bars(right, epsilon, ends, fmt="o-", color="#e6550d", label="floor of 64 tasks")
-    _slopes(right, epsilon, floor[0], (1.0, 2.0))
-    right.set(xscale="log", yscale="log", xlabel="distance ε of a task from the average (mean)")
+    error_bars(right, epsilon, ends, fmt="o-", label="floor of 64 tasks")
+    right.set(xlabel="distance ε of a task from the average (mean)")
     right.set(ylabel="floor: suboptimality without sampling", title="the floor against ε")
-    right.legend(frameon=False, fontsize=9)
+    # Two powers to compare each curve with, from its first point on.
+    late, start = np.asarray(COUNTS[LATE:], float), curves["loss"][0][:, LATE].mean()
+    for axis, x, first, powers in (
+        (left, late, start, (-0.5, -1.0)),
+        (right, epsilon, floor[0], (1.0, 2.0)),
+    ):
+        for power, style in zip(powers, ("--", "-."), strict=True):
+            line = first * (x / x[0]) ** power
+            axis.plot(x, line, style, color="0.35", linewidth=1, label=f"slope {power:g}")
+        axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=9)
     return figure
-
-
-def _slopes(axis: Axes, x: np.ndarray, start: float, powers: tuple[float, float]) -> None:
-    """Two powers to compare a curve with, from its first point on."""
-    for power, style in zip(powers, ("--", "-."), strict=True):
-        line = start * (x / x[0]) ** power
-        axis.plot(x, line, style, color="0.35", linewidth=1, label=f"slope {power:g}")

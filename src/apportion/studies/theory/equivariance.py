@@ -8,7 +8,6 @@ in another. Claims: sharing uses data better; it does not care for the order; an
 pays once entities differ and data is plenty. A cell is an eps and a size; a row is a seed.
 """
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -21,12 +20,11 @@ import numpy as np
 import optax
 import pandas as pd
 from jaxtyping import Array, Float, PRNGKeyArray
-from matplotlib.figure import Figure
 
 from apportion.domains.synthetic import entropic_allocation, reward, spaced_betas
 from apportion.statistics import compare, mean_over
 from apportion.studies.engine import Cell, Plan
-from apportion.studies.figures import error_bars, panels
+from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
 from apportion.studies.theory.common import by_run, means_by, one_by_one
@@ -147,8 +145,18 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         f"{mean('equivariant', 0.8, 500, 'other_order'):.4f} equivariant, "
         f"{mean('plain', 0.8, 500, 'other_order'):.4f} plain.",
     )
+    shown = {
+        f"ε = {epsilon:g}, {size} states": {
+            f"{network}, {order.replace('_', ' ')}": mean_over(
+                _of(rows, network, epsilon, size, order)
+            )
+            for network, order in product(NETWORKS, orders)
+        }
+        for epsilon, size in product(EPSILONS, SIZES)
+    }
+    draw = partial(forest, shown, "regret on fresh states", 2.2)
     title = "An equivariant network against a plain one of as many parameters"
-    return [FigureResult("equivariance", title, table, _verdicts(rows), lambda: _plot(rows), notes)]
+    return [FigureResult("equivariance", title, table, _verdicts(rows), draw, notes)]
 
 
 def _of(rows: Any, network: str, epsilon: float, size: int, order: str) -> np.ndarray:
@@ -179,21 +187,3 @@ def _verdicts(rows: Any) -> Iterator[Verdict]:
     yield Verdict.of(claim, compare(plain("other_order"), plain("own_order")))
     claim = "eps = .8, 500 states: it still regrets less, in the order learnt (saving)"
     yield Verdict.of(claim, saved(far, most, "own_order"))
-
-
-def _plot(rows: Any) -> Figure:
-    figure, axes = panels(11, 4.4, sharey=True)
-    colours = {"equivariant": "#31a354", "plain": "#e6550d"}
-    for axis, epsilon in zip(axes, EPSILONS, strict=True):
-        for network, order in product(NETWORKS, ("own_order", "other_order")):
-            ends = [mean_over(_of(rows, network, epsilon, size, order)) for size in SIZES]
-            shift = math.exp(0.04 * (1 if network == "plain" else -1))
-            style = {"fmt": "o-" if order == "own_order" else "D:", "color": colours[network]}
-            label = f"{network}, {order.replace('_', ' ')}"
-            error_bars(axis, np.asarray(SIZES) * shift, ends, markersize=4, label=label, **style)
-        axis.set(xscale="log", yscale="log", xlabel="states on record", title=f"ε = {epsilon:g}")
-        axis.set_xticks(SIZES, [str(size) for size in SIZES])
-        axis.minorticks_off()
-    axes[0].set_ylabel("regret on fresh states")
-    axes[1].legend(frameon=False, fontsize=9)
-    return figure

@@ -24,7 +24,7 @@ from apportion.statistics import Estimate, compare, mean_over, of_means
 from apportion.studies.engine import Cell, Plan
 from apportion.studies.figures import band, panels
 from apportion.studies.registry import Scale
-from apportion.studies.study import FigureResult, Verdict
+from apportion.studies.study import FigureResult, Verdict, select
 from apportion.studies.theory.common import log_slope, means_by, one_by_one
 from apportion.theory.lspi import in_float64
 
@@ -105,28 +105,23 @@ def _measure(epsilon: float, *, runs: int, seed: int) -> pd.DataFrame:
     fresh = np.random.default_rng(0).uniform(size=(_FRESH, 10))
     key_data = jax.random.key_data(jax.random.key(seed))
     regrets = _regrets_of(spaced_betas(10, epsilon), fresh, runs, key_data)
-    return pd.DataFrame(
-        [
-            (epsilon, run, arm, size, regrets[run, a, n])
-            for run in range(runs)
-            for a, arm in enumerate(ARMS)
-            for n, size in enumerate(SIZES if arm != "tied" else SIZES[:1])
-        ],
-        columns=["epsilon", "run", "arm", "samples", "regret"],
-    )
+    names = {"epsilon": [epsilon], "run": range(runs), "arm": ARMS, "samples": SIZES}
+    index = pd.MultiIndex.from_product(list(names.values()), names=list(names))
+    rows: Any = pd.DataFrame({"regret": regrets.ravel()}, index).reset_index()
+    return rows[(rows.arm != "tied") | (rows.samples == _REAL)].reset_index(drop=True)
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     """Table, verdicts and figure from the regret of every run."""
     regrets = {}
     for epsilon in EPSILONS:
-        # The tied arm has the same value at every N.
         real, permuted, tied = (
-            rows[(rows.epsilon == epsilon) & (rows.arm == arm)]
+            select(rows, epsilon=epsilon, arm=arm)
             .pivot(index="run", columns="samples", values="regret")
             .to_numpy()
             for arm in ARMS
         )
+        # The tied arm has the same value at every N.
         regrets[epsilon] = np.stack([real, permuted, np.broadcast_to(tied, real.shape)], 1)
     table = means_by(rows, ["epsilon", "arm", "samples"], "regret", "runs")
     worth = math.exp(_worth(regrets).value)
@@ -193,36 +188,26 @@ def _verdicts(regrets: dict[float, Regrets]) -> Iterator[Verdict]:
     yield Verdict.of_all(claim, harm, paper=False)
 
 
-_COLOURS = {"real": "#2b7bba", "permuted": "#e6550d", "tied": "#31a354"}
-_NAMES = {
-    "real": "N real examples",
-    "permuted": "20 real examples, permuted up to N",
-    "tied": "20 real examples, tied model",
-}
-
-
-def _band(axis, x, values: np.ndarray, arm: str) -> None:
-    band(axis, x, [mean_over(column) for column in values.T], _COLOURS[arm], _NAMES[arm])
-
-
 def _plot(regrets: dict[float, Regrets]) -> Figure:
+    """Regret by the number of examples where entities differ and where they are alike, and the gap."""
+    names = (
+        "N real examples",
+        "20 real examples, permuted up to N",
+        "20 real examples, tied model",
+    )
     figure, axes = panels(13, 4.2, 3)
     axes[0].sharey(axes[1])
     for axis, epsilon in zip(axes, (0.8, 0.0), strict=False):
-        values = regrets[epsilon]
-        for a, arm in enumerate(ARMS[:2]):
-            _band(axis, SIZES, values[:, a], arm)
-        level = mean_over(values[:, 2, 0])
-        axis.axhline(level.value, color=_COLOURS["tied"], linestyle="--", label=_NAMES["tied"])
-        axis.axhspan(level.low, level.high, color=_COLOURS["tied"], alpha=0.15, linewidth=0)
+        for arm, name in enumerate(names):
+            ends = [mean_over(column) for column in regrets[epsilon][:, arm].T]
+            band(axis, SIZES, ends, f"C{arm}", name)
         axis.set(xscale="log", yscale="log", xlabel="examples N", title=f"ε = {epsilon:g}")
         axis.set_xticks(SIZES, [str(n) for n in SIZES], rotation=30)
         axis.minorticks_off()
     axes[0].set_ylabel("regret on fresh states")
-    axes[1].legend(frameon=False, fontsize=9)
-    _band(axes[2], list(regrets), _gaps(regrets), "permuted")
-    axes[2].axhline(0, color="0.6", linewidth=0.8)
-    axes[2].set(
-        xlabel="ε: range of the betas", ylabel="regret, permuted − real", title="gap at N = 2000"
-    )
+    axes[1].legend(fontsize=9)
+    gaps = [mean_over(column) for column in _gaps(regrets).T]
+    band(axes[2], list(regrets), gaps, "C1", "permuted − real")
+    axes[2].set(xlabel="ε: range of the betas", ylabel="regret, permuted − real")
+    axes[2].set_title("gap at N = 2000")
     return figure

@@ -1,0 +1,176 @@
+"""Strategies to measure a policy against, all of one shape: price relatives y_n to target allocations.
+
+Row n of the allocations has seen rows before n of the relatives only, and row 0 is equal shares; best CRP
+alone is chosen in hindsight. Before the first row prices are taken to have stood still.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from optax.projections import projection_simplex
+from scipy.optimize import minimize
+
+Relatives = Float[Array, "time entities"]
+Allocations = Float[Array, "time entities"]
+Shares = Float[Array, " entities"]
+Baseline = Callable[[Relatives], Allocations]
+"""Relatives to target allocations; row n may use relatives of rows before n only."""
+
+
+def follow(
+    update: Callable[[Shares, Any, Shares], tuple[Shares, Any]], memory: Any, relatives: Relatives
+) -> Allocations:
+    """Start from equal shares; after each period let `update(shares, memory, relatives)` choose
+    the next shares. A row is written before its own relatives are read, so none can look ahead.
+    """
+
+    def period(carry, y):
+        shares, memory = carry
+        return update(shares, memory, y), shares
+
+    m = relatives.shape[1]
+    start = jnp.full(m, 1 / m, relatives.dtype)
+    return jax.lax.scan(period, (start, memory), relatives)[1]
+
+
+def buy_and_hold(relatives: Relatives) -> Allocations:
+    """Equal shares at the first period, then no trade: shares drift with prices.
+
+    Examples
+    --------
+    >>> buy_and_hold(jnp.array([[3.0, 1.0], [1.0, 1.0]])).tolist()
+    [[0.5, 0.5], [0.75, 0.25]]
+    """
+
+    def update(shares, memory, y):
+        return shares * y / (shares @ y), memory
+
+    return follow(update, None, relatives)
+
+
+def best_crp(relatives: Relatives) -> Allocations:
+    """The constant shares that would have earned most over all rows: chosen in hindsight.
+
+    Examples
+    --------
+    >>> best_crp(jnp.array([[2.0, 1.0], [0.5, 1.0]])).round(3).tolist()
+    [[0.5, 0.5], [0.5, 0.5]]
+    """
+    y = np.asarray(relatives, float)
+    m = y.shape[1]
+
+    def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
+        # Added up, the shares of the minimum are 1: no other multiple of them has a smaller loss.
+        growth = y @ x
+        return x.sum() - np.log(growth).mean(), 1 - (y / growth[:, None]).mean(0)
+
+    exactly = {"ftol": 0.0, "gtol": 1e-10, "maxiter": 5000, "maxfun": 20_000}
+    start = np.full(m, 1 / m)
+    best = minimize(loss, start, jac=True, bounds=[(0, None)] * m, options=exactly).x
+    return jnp.broadcast_to(jnp.asarray(best / best.sum(), relatives.dtype), relatives.shape)
+
+
+def exponentiated_gradient(relatives: Relatives, rate: float = 0.05) -> Allocations:
+    """Multiplicative updates by the gradient of log wealth (Helmbold et al. 1998).
+
+    Examples
+    --------
+    >>> bought = exponentiated_gradient(jnp.array([[2.0, 1.0], [1.0, 1.0]]))[1]
+    >>> [round(float(share), 3) for share in bought]
+    [0.508, 0.492]
+    """
+
+    def update(shares, memory, y):
+        return jax.nn.softmax(jnp.log(shares) + rate * y / (shares @ y)), memory
+
+    return follow(update, None, relatives)
+
+
+def olmar(relatives: Relatives, epsilon: float = 10.0, window: int = 5) -> Allocations:
+    """Moving-average reversion (Li & Hoi 2012, OLMAR-1): the next price is expected to be the mean
+    of the last `window` ones, and shares move until they would earn `epsilon` on it.
+
+    As in the authors' programs, the last relatives stand in for the expected ones until more than
+    `window` of them have been seen.
+    """
+    m, rounding = relatives.shape[1], 8 * jnp.finfo(relatives.dtype).eps
+
+    def update(shares, memory, y):
+        recent, seen = memory
+        recent = jnp.concatenate([recent[1:], y[None]])
+        # p_{n-i} / p_n is the product of the last i inverse relatives.
+        back = jnp.cumprod(1 / recent[::-1], axis=0)
+        expected = jnp.where(seen >= window, (1 + back.sum(0)) / window, y)
+        # The smallest step along the centred prediction that earns epsilon on it.
+        mean = expected.mean()
+        direction = expected - mean
+        norm = direction @ direction
+        short = jnp.maximum(epsilon - shares @ expected, 0.0)
+        # What is below the mean's rounding error is no direction.
+        apart = norm > m * (rounding * mean) ** 2
+        step = jnp.where(apart, short / jnp.where(apart, norm, 1.0), 0.0)
+        nearest = projection_simplex(shares + step * direction)
+        return nearest / nearest.sum(), (recent, seen + 1)
+
+    return follow(update, (jnp.ones((window - 1, m), relatives.dtype), 0), relatives)
+
+
+def momentum(relatives: Relatives, window: int = 252, skip: int = 21) -> Allocations:
+    """Equal shares of the half that grew most over the last `window` periods but the last `skip`.
+
+    Entities that tie with the middle one are in.
+    """
+    growth = jnp.cumsum(jnp.log(relatives), axis=0)
+    before = jnp.concatenate([jnp.zeros((window + 1, relatives.shape[1]), growth.dtype), growth])
+    rows = jnp.arange(relatives.shape[0])
+    trailing = before[rows + window - skip] - before[rows]
+    chosen = (trailing >= jnp.median(trailing, axis=1, keepdims=True)).astype(growth.dtype)
+    return chosen / chosen.sum(1, keepdims=True)
+
+
+def inverse_volatility(relatives: Relatives, window: int = 31) -> Allocations:
+    """Shares in inverse proportion to the volatility of the last `window` periods."""
+    return _by_volatility(relatives, window, -1.0)
+
+
+def volatility_tilt(relatives: Relatives, window: int = 31) -> Allocations:
+    """Shares in proportion to the volatility of the last `window` periods.
+
+    What a policy that has learned nothing but to favour what moves would do.
+    """
+    return _by_volatility(relatives, window, 1.0)
+
+
+def _by_volatility(relatives: Relatives, window: int, power: float) -> Allocations:
+    m = relatives.shape[1]
+
+    def update(shares, memory, y):
+        recent, seen = memory
+        recent, seen = jnp.concatenate([recent[1:], jnp.log(y)[None]]), seen + 1
+        known = (jnp.arange(window) >= window - seen)[:, None].astype(recent.dtype)
+        count = known.sum()
+        off = known * (recent - (known * recent).sum(0) / count)
+        deviation = jnp.sqrt((off**2).sum(0) / jnp.maximum(count - 1, 1)) + 1e-6
+        tilted = deviation**power
+        return jnp.where(seen > 1, tilted / tilted.sum(), shares), (recent, seen)
+
+    return follow(update, (jnp.zeros((window, m), relatives.dtype), 0), relatives)
+
+
+BASELINES: dict[str, Baseline] = {
+    "buy-and-hold": jax.jit(buy_and_hold),
+    "best-crp": best_crp,
+    "exponentiated-gradient": jax.jit(exponentiated_gradient),
+    "olmar": jax.jit(olmar),
+    "momentum": jax.jit(momentum),
+    "inverse-volatility": jax.jit(inverse_volatility),
+    "volatility-tilt": jax.jit(volatility_tilt),
+}
+"""Every baseline beside equal shares, which stand in every backtest, under the name it has in tables."""
+
+WITHOUT_HISTORY = frozenset({"buy-and-hold", "best-crp"})
+"""Baselines that begin with the tested period: show them its rows alone, no earlier history."""
