@@ -312,7 +312,9 @@ def simulate_all(
     cores = os.cpu_count() or 1
     on_cpu = jax.default_backend() == "cpu"
     lanes = lanes_of(days.joins, cores * max(_ROWS // tasks.shape[1], 1) if on_cpu else len(days))
-    groups = np.array_split(lanes, min(cores if on_cpu else 1, len(lanes)))
+    # A group for each core, of one shape, so that all are one program.
+    groups = min(cores if on_cpu else 1, len(lanes))
+    lanes = np.pad(lanes, ((0, -len(lanes) % groups), (0, 0)), constant_values=-1)
 
     def run(lanes: np.ndarray) -> np.ndarray:
         # Behind the last day stands an empty one, for places of a lane that have none.
@@ -331,9 +333,10 @@ def simulate_all(
         return np.asarray(found)[:, :, lanes >= 0]
 
     # The first is begun alone, since that compiles.
-    first = run(groups[0])
+    head, *others = np.split(lanes, groups)
+    first = run(head)
     with ThreadPoolExecutor(cores) as threads:
-        rest = list(threads.map(run, groups[1:]))
+        rest = list(threads.map(run, others))
     drawn = np.concatenate([first, *rest], 2)
     return _on_first_days(drawn, garage, tasks)
 
