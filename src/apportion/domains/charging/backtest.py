@@ -20,7 +20,7 @@ import pandas as pd
 from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS
+from apportion.domains.charging.garage import physics_of
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import (
     CLAIRVOYANT,
@@ -33,7 +33,7 @@ from apportion.domains.charging.schedulers import (
     simulate_all,
     walk_day,
 )
-from apportion.domains.charging.sessions import RATE_KW
+from apportion.domains.charging.site import describe_sites
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -71,10 +71,12 @@ class ChargingBacktest:
     """Stations of each task, (tasks, entities)."""
     stations: int
     """Stations that tasks were drawn from."""
+    capacity_kw: np.ndarray
+    """Each task's feeder."""
     capacity: float
-    """The feeder, as a share of its stations' full rate."""
+    """The feeders, as a share of their stations' full rate."""
     need_kwh: np.ndarray
-    """(tasks, days, entities, sessions); 0 where there is no session."""
+    """(tasks, days, entities, sessions), on a session's first day; 0 where there is no session."""
     drawn_kwh: Mapping[str, np.ndarray]
     """Of each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
@@ -117,6 +119,7 @@ class ChargingBacktest:
             "days": len(self.dates),
             "stations": int(self.members.shape[1]),
             "capacity": self.capacity,
+            "capacity_kw": float(self.capacity_kw.mean()),
             "served": self.served,
             "ahead": {
                 name: {"estimate": lead.value, "low": lead.low, "high": lead.high}
@@ -143,7 +146,7 @@ class ChargingBacktest:
         return (
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
-            f"{self.capacity:.0%} of their full rate\n{table}\n"
+            f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
             "ahead, from low to high: the policy's lead over each and its 95 % interval\n"
             "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
@@ -175,11 +178,32 @@ class ChargingBacktest:
         return sums
 
 
+def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
+    """What the feeder of each task gives: so much of its stations' full rate, or kW.
+
+    >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
+    ([10.0], [7.0])
+    """
+    text = str(capacity).strip().lower()
+    try:
+        number = float(text.removesuffix("kw"))
+    except ValueError:
+        number = float("nan")
+    if text.endswith("kw") and 0 < number < float("inf"):
+        return np.full(len(full_kw), number)
+    if not 0 < number <= 1:
+        raise InputError(
+            f"capacity {capacity}: give a share of the stations' full rate, above 0 and at most 1, or "
+            "power such as 30kW"
+        )
+    return number * full_kw
+
+
 def backtest_schedules(
     policy: Policy,
     days: Days,
     *,
-    capacity: float,
+    capacity: str | float,
     task_size: int,
     tasks: int = 24,
     optimum: bool = True,
@@ -191,7 +215,7 @@ def backtest_schedules(
     Parameters
     ----------
     capacity
-        The feeder, as a share of its stations' full rate.
+        The feeder, as a share of its stations' full rate or in kW.
     task_size, tasks
         Stations behind a feeder, and how many such garages are drawn.
     optimum
@@ -202,22 +226,24 @@ def backtest_schedules(
     garage, stations = days.garage, len(days.stations)
     count = min(tasks, count_tasks(stations, task_size))
     members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
-    feeder = capacity * task_size * RATE_KW
+    full = np.asarray(days.wiring.max_kw)[members].sum(1)
+    feeder = feeders(capacity, full)
     drawn, others = {}, {}
     for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
             # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
-            drawn[name] = simulate_all(garage, [schedule], feeder, members)[0]
+            drawn[name] = simulate_all(days, [schedule], feeder, members)[0]
         else:
             others[name] = schedule
     if others:
-        found = simulate_all(garage, list(others.values()), feeder, members)
+        found = simulate_all(days, list(others.values()), feeder, members)
         drawn |= dict(zip(others, found, strict=True))
-    best = None
-    if optimum:
-        best = best_energies(garage, feeder, members)
-    need = garage.need_kwh[:, members].transpose(1, 0, 2, 3)
-    return ChargingBacktest(days.site, days.dates, members, stations, capacity, need, drawn, best)
+    best = best_energies(days, feeder, members) if optimum else None
+    need = np.where(garage.begins, garage.need_kwh, 0)[:, members].transpose(1, 0, 2, 3)
+    share = float((feeder / full).mean())
+    return ChargingBacktest(
+        days.site, days.dates, members, stations, feeder, share, need, drawn, best
+    )
 
 
 def check_facts(saved: Mapping[str, Any]) -> None:
@@ -262,8 +288,10 @@ def backtest_saved(
     start: str | None = None,
     end: str | None = None,
     stations: int | None = None,
-    capacity: float = 0.15,
+    capacity: str | float | None = None,
     tasks: int = 8,
+    embedded: bool = False,
+    timezone: str | None = None,
     unseen: bool = False,
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
@@ -274,8 +302,6 @@ def backtest_saved(
     that was trained on.
     """
     check_facts(saved)
-    if not 0 < capacity <= 1:
-        raise InputError(f"capacity {capacity:g}: give a share of the full rate, 0 < capacity <= 1")
     if tasks < 1:
         raise InputError(f"tasks is {tasks}; at least one garage is needed")
     names = sorted(map(str, frame.site.unique()))
@@ -283,7 +309,15 @@ def backtest_saved(
         raise InputError(
             f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
         )
-    everything = Days.of(frame, names[0] if site is None else site)
+    chosen = (names[0] if site is None else site,)
+    [(name, description)] = describe_sites(
+        frame, chosen, embedded=embedded, timezone=timezone
+    ).items()
+    whole = site is not None and site.endswith(".toml")
+    physics = physics_of(saved.get("period_minutes", 15), ideal=saved.get("ideal", False))
+    everything = Days.of(
+        frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
+    )
     until = saved.get("until", {}).get(everything.site)
     if start is None and until is not None and not unseen:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
@@ -291,6 +325,10 @@ def backtest_saved(
     places = [i for i, name in enumerate(everything.stations) if name not in known]
     everything.between(start, end)
     size = saved.get("task_size", 1) if stations is None else stations
+    if whole and stations is None:
+        # The garage as it is described, behind its own feeder.
+        size, tasks = len(places), 1
+        capacity = f"{description.capacity_kw}kW" if capacity is None else capacity
     if not 1 <= size <= len(places):
         raise InputError(
             f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
@@ -301,7 +339,7 @@ def backtest_saved(
     return backtest_schedules(
         policy,
         days.between(start, end).at(places),
-        capacity=capacity,
+        capacity=0.15 if capacity is None else capacity,
         task_size=size,
         tasks=tasks,
         schedulers=schedulers,
@@ -373,12 +411,16 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     """
     need = test.need_kwh.sum((2, 3))
     task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
-    members = test.members[task]
-    capacity = test.capacity * len(members) * RATE_KW
+    members, capacity, physics = test.members[task], float(test.capacity_kw[task]), days.physics
     garage = jax.tree.map(lambda x: x[day, members], days.garage)
-    _, _, kwh = walk_day(garage, PolicySchedule(policy), jnp.float32(capacity))
-    drawn = np.asarray(kwh) / PERIOD_HOURS
-    minutes = pd.date_range(pd.Timestamp(days.dates[day]), periods=PERIODS, freq="15min")
+    wiring = days.wiring.at(members)
+    _, kwh = walk_day(garage, wiring, PolicySchedule(policy), jnp.float32(capacity), physics)
+    drawn = np.asarray(kwh) / physics.period_hours
+    minutes = pd.date_range(
+        pd.Timestamp(days.dates[day]),
+        periods=physics.periods,
+        freq=f"{60 * physics.period_hours:g}min",
+    )
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
         unused=np.maximum(capacity - drawn.sum(1), 0.0)
@@ -389,7 +431,8 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
         power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
 
     def clock(period: Any) -> str:
-        return f"{int(period) // 4:02d}:{15 * (int(period) % 4):02d}"
+        minutes = round(60 * physics.period_hours * int(period))
+        return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
 
     needed = test.need_kwh[task, day].astype(float)
     there = np.nonzero(needed)

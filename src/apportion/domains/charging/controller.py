@@ -1,14 +1,18 @@
-"""What a garage's controller asks every minute: who is plugged in now, and how many kW to offer each.
+"""What a garage's controller asks every minute: who is plugged in now, and how many amperes to tell each.
 
-A `Controller` is made once, which compiles; each call of `allocate` then takes milliseconds. It
-remembers which cars are full, so that they are not offered power again.
+A `Controller` is made once for a site, which compiles; each call of `allocate` then takes milliseconds. It
+sees and learns by the functions of the simulator, and its wishes go through the same set-points, so that
+what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning, and
+where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
 """
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import equinox as eqx
 import jax
@@ -17,49 +21,65 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.backtest import check_facts
-from apportion.domains.charging.days import Days
+from apportion.domains.charging.days import Days, stations_of, summer_hours
 from apportion.domains.charging.forecasts import EarlierDays, Predictor
 from apportion.domains.charging.garage import (
-    NOTICEABLE_KW,
-    PERIODS,
-    TAKEN,
     Garage,
+    Physics,
     State,
     StationView,
-    see,
+    learn,
+    look,
+    offer,
+    unknown,
+    visit,
 )
 from apportion.domains.charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
-from apportion.domains.charging.sessions import RATE_KW
+from apportion.domains.charging.site import Site
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
+from apportion.runs.files import write_json
 from apportion.runs.folder import load_run
 from apportion.runs.policy_file import load_about
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PERIOD = pd.Timedelta(minutes=15)
-_NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_kw", "drawn_kw")
+_NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
-_COLUMNS = {"id": object} | dict.fromkeys(("plugged", "full", "stated"), bool)
-_COLUMNS |= dict.fromkeys(_NUMBERS, float) | dict.fromkeys(_TIMES, "datetime64[s]")
-"""Of a row for each station, and their types."""
-_MOST = 1e12
+_FIELDS = ("id", "plugged", "full", *_NUMBERS, *_TIMES)
+_MOST = 1e9
 """No feeder gives so many kW."""
+_LONGEST_GAP_HOURS = 24.0
+"""After so long without a question nothing is concluded from the meters."""
+
+_log = logging.getLogger("apportion.charging")
 
 
 @dataclass(frozen=True)
 class PowerOffers:
-    """The kW to offer each station until the next question, and what nobody can take."""
+    """The amperes to tell each station until the next question, and what nobody can take."""
 
+    allocation_a: dict[str, int]
     allocation_kw: dict[str, float]
     unused_kw: float
+    decided_by: str
+    """The policy, the baseline, or both in parts."""
+    warnings: tuple[str, ...] = ()
+    """What was set aside, a sentence each."""
 
     def summary(self) -> str:
-        """A line for each station."""
-        width = max(map(len, self.allocation_kw))
-        shown = self.allocation_kw | {"unused": self.unused_kw}
-        return "\n".join(f"  {name:{width}}  {kw:7.3f} kW" for name, kw in shown.items())
+        """A line for each station, and the warnings."""
+        width = max(map(len, self.allocation_a))
+        lines = [
+            f"  {name:{width}}  {amperes:3d} A {self.allocation_kw[name]:7.3f} kW"
+            for name, amperes in self.allocation_a.items()
+        ]
+        lines.append(
+            f"  {'unused':{width}}        {self.unused_kw:7.3f} kW; decided by {self.decided_by}"
+        )
+        return "\n".join([*lines, *(f"  warning: {warning}" for warning in self.warnings)])
 
     def to_json(self) -> dict[str, Any]:
         """The contract of `apportion allocate --json`."""
@@ -67,7 +87,8 @@ class PowerOffers:
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each station."""
-        return pd.Series(self.allocation_kw, name="kw").rename_axis("station").reset_index()
+        told = {"amperes": self.allocation_a, "kw": self.allocation_kw}
+        return pd.DataFrame(told).rename_axis("station").reset_index()
 
     def plot(self) -> "Figure":
         """A bar for each station."""
@@ -78,6 +99,22 @@ class PowerOffers:
         axes.bar(list(self.allocation_kw), list(self.allocation_kw.values()))
         axes.set_ylabel("power offered (kW)")
         return figure
+
+
+@dataclass
+class Car:
+    """What is told of the car at a station, once what cannot be is set aside."""
+
+    arrival: pd.Timestamp
+    """On the clock of standard time, as all times."""
+    stated_departure: pd.Timestamp | None = None
+    requested_kwh: float | None = None
+    delivered_kwh: float | None = None
+    drawn_kw: float | None = None
+    offered_a: float | None = None
+    """What the station took over, where that is not what it was told."""
+    max_kw: float | None = None
+    full: bool | None = None
 
 
 def read_now(path: Path) -> dict[str, Any]:
@@ -93,220 +130,443 @@ class Controller:
     ----------
     policy, about
         A policy and what was saved with it.
-    stations
-        The most stations behind the feeder; more are possible, and compile once more.
+    site
+        The garage: its stations, their cables and the limits above them.
     baseline
-        Who decides where the policy is not trusted in full: a scheduler, by its name.
+        The scheduler, by its name, that decides where the policy cannot, or is not trusted in full.
+    trust
+        The policy's part in the decision, such as `apportion certify --json` says; the rest is the
+        baseline's. It may be changed at any time.
     earlier
         Sessions of the garage's earlier days, as `read_sessions` gives them, for a policy that recalls
         them: similar requests, and the cars still to come. Without any it decides as in a garage
         without a past, where as much is to come as in training.
+    state
+        A JSON file that keeps what is known of the cars, written after each decision; a controller that is
+        made anew goes on from it.
 
     Examples
     --------
-    >>> controller = Controller.load("runs/garage")  # doctest: +SKIP
-    >>> controller.allocate({"time": "2021-06-01 09:00", ...})["allocation_kw"]  # doctest: +SKIP
+    >>> controller = Controller.load("runs/garage", site=Site.read("site.toml"))  # doctest: +SKIP
+    >>> controller.allocate({"time": "2021-06-01 09:00", ...}).allocation_a  # doctest: +SKIP
     """
 
     def __init__(
         self,
         policy: Policy,
         about: Mapping[str, Any],
+        site: Site,
         *,
-        stations: int = 16,
-        baseline: str | None = None,
+        baseline: str = "llf",
+        trust: float = 1.0,
         earlier: pd.DataFrame | None = None,
+        state: Path | None = None,
     ):
         check_facts(about)
-        if baseline is not None and (baseline not in SCHEDULERS or baseline in HINDSIGHT):
-            raise InputError(f"there is no scheduler {baseline!r}; choose one such as llf or equal")
-        self._policy = PolicySchedule(policy)
-        self._baseline = None if baseline is None else SCHEDULERS[baseline]
+        known = [name for name in SCHEDULERS if name not in HINDSIGHT]
+        if baseline not in known:
+            raise InputError(
+                f"there is no scheduler {baseline!r}; choose {', '.join(known)}{suggest(baseline, known)}"
+            )
+        self.site, self.baseline, self.trust = site, baseline, trust
+        self._names = list(site.stations)
+        self._stations = stations_of(site)
+        self._physics = Physics(site.period_minutes / 60)
+        self._policy, self._usual = PolicySchedule(policy), SCHEDULERS[baseline]
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
-        recall, past = about.get("recall", False), None
-        if earlier is not None:
-            sites = sorted(map(str, earlier.site.unique()))
-            if not recall:
-                raise InputError(
-                    "the policy recalls no earlier days; train one with recall, or leave them out"
-                )
-            if len(sites) != 1:
-                raise InputError(
-                    f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
-                )
-            past = Days.of(earlier, sites[0])
-        self._past = EarlierDays.of(past, self._predictor) if recall else None
-        # Full cars that are there, by station and arrival.
-        self._full: set[tuple[str, pd.Timestamp]] = set()
-        self._width = _width(stations)
-        everyone = [{"id": str(i), "plugged": False} for i in range(max(stations, 1))]
-        nobody = {"time": "2000-01-01 00:00", "capacity_kw": 1.0, "stations": everyone}
-        self.allocate(nobody, trust=1.0 if baseline is None else 0.5)
+        self._past = self._earlier_days(about, earlier)
+        self._arrivals: list[pd.Timestamp | None] = [None] * len(self._names)
+        self._known = _to_numpy(unknown(self._stations))
+        self._time: pd.Timestamp | None = None
+        self._path = state
+        self.seen: dict[str, Car] = {}
+        """The cars of the last question."""
+        self._warm_up()
+        if state is not None and state.exists():
+            self._restore(state)
 
     @classmethod
-    def load(cls, folder: Path | str, **options: Any) -> "Controller":
+    def load(cls, folder: Path | str, site: Site, **options: Any) -> "Controller":
         """The controller of a finished charging run; options as above."""
-        return cls(load_run(folder).policy, load_about(folder), **options)
+        return cls(load_run(folder).policy, load_about(folder), site, **options)
 
-    def allocate(self, now: Mapping[str, Any], *, trust: float = 1.0) -> dict[str, Any]:
-        """The kW to offer each station until the next call, and what nobody can take.
+    @property
+    def trust(self) -> float:
+        """The policy's part in the decision."""
+        return self._trust
+
+    @trust.setter
+    def trust(self, trust: float) -> None:
+        if not 0 <= trust <= 1:
+            raise InputError(f"trust is {trust}; it must be between 0 and 1")
+        self._trust = trust
+
+    def _earlier_days(
+        self, about: Mapping[str, Any], earlier: pd.DataFrame | None
+    ) -> EarlierDays | None:
+        recall = about.get("recall", False)
+        if earlier is not None and not recall:
+            raise InputError(
+                "the policy recalls no earlier days; train one with recall, or leave them out"
+            )
+        if not recall:
+            return None
+        if earlier is None:
+            return EarlierDays.of(None, self._predictor)
+        sites = sorted(map(str, earlier.site.unique()))
+        if len(sites) != 1:
+            raise InputError(
+                f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
+            )
+        past = Days.of(earlier, sites[0], self.site, physics=self._physics)
+        return EarlierDays.of(past, self._predictor)
+
+    def _warm_up(self) -> None:
+        """Compile everything before the first question."""
+        now = pd.Timestamp("2020-01-01 12:00")
+        seen = self._see(now, {}, 1.0, jnp.zeros(len(self._stations.limit_a)))
+        for schedule in (self._policy, self._usual):
+            _set_points(seen, _wishes(schedule, seen), self._physics)
+        self._learn({}, 0.0)
+
+    def allocate(self, now: Any) -> PowerOffers:
+        """The amperes to tell each station until the next call; nothing that is asked raises anything.
 
         Parameters
         ----------
         now
-            `time` (local), `capacity_kw`, and `stations`: for each `id`, `max_kw`, `plugged`,
-            `arrival`, `stated_departure`, `requested_kwh`, `delivered_kwh` so far, and `offered_kw`
-            and `drawn_kw` in the period before. What the driver did not state is null or left out;
-            `full` may say that a car has all it wants.
-        trust
-            The policy's part in the decision, such as `apportion certify --json` says; the rest is the
-            baseline's.
-
-        Raises
-        ------
-        InputError
-            Everything that is wrong with it, a sentence for each.
+            `time` (the site's, or with its zone), `capacity_kw` where it is not the site's own, and
+            `stations`: for each `id`, `plugged`, `arrival`, `stated_departure`, `requested_kwh`,
+            `delivered_kwh` so far, and `drawn_kw` since the last call. What is not known is null or left
+            out: a driver's statements, a meter's value. `full` may say that a car has all it wants, or that
+            it has not; `offered_a` what a station took over of what it was told; `max_kw` what the car is
+            said to take. A station that is left out may draw what it was last told.
         """
-        if not 0 <= trust <= 1:
-            raise InputError(f"trust is {trust}; it must be between 0 and 1")
-        if trust < 1 and self._baseline is None:
-            raise InputError(f"trust is {trust}, and nobody decides the rest; name a baseline")
-        table, time, capacity = check_now(now)
-        table["full"] = self._remember(table)
-        seen = self._see(table, time, capacity)
-        kw = np.asarray(_offer(self._policy, seen), float)
-        if trust < 1:
-            usual = np.asarray(_offer(self._baseline, seen), float)
-            kw = usual + trust * (kw - usual)
-        kw = np.minimum(kw, np.asarray(seen.limit_kw))[: len(table)]
-        kw *= min(1.0, capacity / max(kw.sum(), 1e-9))
-        return {
-            "allocation_kw": dict(zip(table["id"], kw.tolist(), strict=True)),
-            "unused_kw": max(capacity - float(kw.sum()), 0.0),
-        }
+        warnings: list[str] = []
+        time, capacity, cars, silent = self._read(now, warnings)
+        hours = 0.0 if self._time is None else (time - self._time).total_seconds() / 3600
+        self._meet(cars, silent)
+        self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
+        reserved = np.where(silent, self._known.offered_a, 0.0)
+        left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
+        left_a = np.maximum(self._stations.limit_a - self._stations.load @ reserved, 0.0)
+        amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
+        told = np.where(silent, self._known.offered_a, amperes)
+        self._known = eqx.tree_at(lambda known: known.offered_a, self._known, told)
+        self._time, self.seen = time, cars
+        self._save(warnings)
+        kw = told * self._stations.kw_per_a
+        return PowerOffers(
+            {name: int(a) for name, a in zip(self._names, told, strict=True)},
+            {name: round(float(x), 6) for name, x in zip(self._names, kw, strict=True)},
+            max(capacity - float(kw.sum()), 0.0),
+            decided_by,
+            tuple(warnings),
+        )
 
-    def _remember(self, table: pd.DataFrame) -> np.ndarray:
-        """Who is full: those said to be, and those who took clearly less than they were offered."""
-        offered, drawn = table["offered_kw"], table["drawn_kw"]
-        cars = list(zip(table["id"], table["arrival"], strict=True))
-        known = np.array([car in self._full for car in cars])
-        full = table["full"] | ((offered > NOTICEABLE_KW) & (drawn < TAKEN * offered)) | known
-        self._full = {cars[place] for place in np.flatnonzero(full & table["plugged"])}
-        return full.to_numpy()
+    def _decide(
+        self,
+        time: pd.Timestamp,
+        cars: Mapping[str, Car],
+        capacity_kw: float,
+        limit_a: np.ndarray,
+        warnings: list[str],
+    ) -> tuple[np.ndarray, str]:
+        """Whole amperes, and who decided: the policy, the baseline where it fails, nobody where both do."""
+        nobody = np.zeros(len(self._names))
+        try:
+            seen = self._see(time, cars, capacity_kw, limit_a)
+            usual = np.asarray(_wishes(self._usual, seen))
+        except Exception as error:
+            _log.exception("nobody could decide")
+            warnings.append(f"nobody could decide ({error}); no power is offered")
+            return nobody, "nobody"
+        wishes, decided_by = usual, self.baseline
+        if self.trust > 0:
+            try:
+                own = np.asarray(_wishes(self._policy, seen))
+                if not np.isfinite(own).all():
+                    raise ValueError("its wishes are not finite")
+                wishes = usual + self.trust * (own - usual)
+                decided_by = "policy" if self.trust == 1 else f"policy and {self.baseline}"
+            except Exception as error:
+                _log.exception("the policy could not decide")
+                warnings.append(f"the policy could not decide ({error}); {self.baseline} did")
+        told = np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float)
+        return told, decided_by
 
-    def _see(self, table: pd.DataFrame, time: Any, capacity: float) -> StationView:
-        """What is seen of the stations; there are more of them, where no car is, than in the table."""
-        width, midnight = max(self._width, _width(len(table))), time.normalize()
-        n = int((time - midnight) / _PERIOD)
+    def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
+        """Forget the cars that have left: of one that has just come nothing is known."""
+        fresh = _to_numpy(unknown(self._stations))
+        arrivals = [cars[name].arrival if name in cars else None for name in self._names]
+        for place, arrival in enumerate(arrivals):
+            if silent[place]:
+                arrivals[place] = self._arrivals[place]
+        stays = [
+            old is not None and old == new
+            for old, new in zip(self._arrivals, arrivals, strict=True)
+        ]
+        same = np.array(stays)
+        self._known = jax.tree.map(lambda old, new: np.where(same, old, new), self._known, fresh)
+        self._arrivals = arrivals
 
-        def wide(values: Any) -> np.ndarray:
-            dtype = np.bool_ if values.dtype == bool else np.float32
-            return np.pad(np.asarray(values, dtype), (0, width - len(values)))
+    def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
+        """What the meters say since the last question."""
+        known, width = self._known, len(self._names)
+        offered, metered, heard = known.offered_a.copy(), np.zeros(width), np.zeros(width, bool)
+        got, idle = known.got_kwh.copy(), np.full(width, np.nan)
+        for place, name in enumerate(self._names):
+            car = cars.get(name)
+            if car is None:
+                continue
+            if car.offered_a is not None:
+                offered[place] = car.offered_a
+            if car.drawn_kw is not None:
+                metered[place], heard[place] = car.drawn_kw, True
+            if car.delivered_kwh is not None:
+                got[place] = car.delivered_kwh
+            else:
+                got[place] += metered[place] * hours
+            if car.full is not None:
+                idle[place] = 1e3 if car.full else 0.0
+        learnt = known
+        if hours > 0 or not cars:
+            arrays = (offered, metered, heard, np.float32(hours))
+            learnt = _to_numpy(_learnt(known, self._stations, *map(_single, arrays)))
+        told_full = ~np.isnan(idle)
+        self._known = eqx.tree_at(
+            lambda known: (known.got_kwh, known.idle_hours),
+            learnt,
+            (_single(got), np.where(told_full, _single(idle), learnt.idle_hours)),
+        )
 
-        def periods(times: Any) -> np.ndarray:
-            return wide(((times - midnight) / _PERIOD).fillna(0))
+    def _see(
+        self,
+        time: pd.Timestamp,
+        cars: Mapping[str, Car],
+        capacity_kw: float,
+        limit_a: Any,
+    ) -> StationView:
+        """What is seen of the stations now."""
+        midnight = time.normalize()
+        hours = self._physics.period_hours
+        n = int((time - midnight).total_seconds() / 3600 / hours)
+        there = [cars.get(name) for name in self._names]
+        plugged = np.array([car is not None for car in there])
 
-        plugged = wide(table["plugged"])
-        # Nobody knows what they need or when they leave. All came before this period, so that what was
-        # drawn so far is theirs.
-        cars = {
+        def column(value: Any) -> np.ndarray:
+            return np.array([0.0 if car is None else value(car) for car in there], np.float32)
+
+        def hour(moment: pd.Timestamp | None) -> float:
+            return 0.0 if moment is None else (moment - midnight).total_seconds() / 3600
+
+        # Nobody knows what they need or when they leave. All came before this period, so that what is known
+        # of them is theirs.
+        garage = {
             "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
-            "departure": np.where(plugged, PERIODS, 0).astype(np.int32),
-            "arrived": periods(table["arrival"]),
-            "need_kwh": np.zeros(width, np.float32),
-            "requested_kwh": wide(table["requested_kwh"]),
-            "stated_departure": periods(table["stated_departure"]),
-            "stated": wide(table["stated"]),
+            "departure": np.where(plugged, n + 1, 0).astype(np.int32),
+            "arrived": column(lambda car: hour(car.arrival)),
+            "need_kwh": np.zeros(len(there), np.float32),
+            "car_a": np.zeros(len(there), np.float32),
+            "car_share": np.ones(len(there), np.float32),
+            "requested_kwh": column(lambda car: car.requested_kwh or 0.0),
+            "stated_departure": column(lambda car: hour(car.stated_departure)),
+            "said_energy": column(lambda car: car.requested_kwh is not None) > 0,
+            "said_departure": column(lambda car: car.stated_departure is not None) > 0,
+            "number": np.zeros(len(there), np.int32),
+            "stay_hours": np.zeros(len(there), np.float32),
         }
-        today = Garage(**{name: x[None, :, None] for name, x in cars.items()})
+        date = np.array([midnight.date()], "datetime64[D]")
+        ahead = np.repeat(summer_hours(date, self.site.timezone)[:, None], len(there), 1)
+        today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
         if self._past is None:
             today = self._predictor.apply(today)
         else:
-            today = self._past.apply(today, np.array([midnight.date()], "datetime64[D]"))
-        garage = jax.tree.map(lambda x: x[0], today)
-        had = (wide(table[name]) for name in ("delivered_kwh", "offered_kw", "drawn_kw", "full"))
-        state = State(*map(jnp.asarray, had))
-        seen = _seen(garage, state, jnp.int32(n), jnp.float32(capacity))
-        limit = jnp.where(seen.can_draw, wide(table["max_kw"]), 0.0)
-        return eqx.tree_at(lambda s: s.limit_kw, seen, limit)
+            today = self._past.apply(today, date)
+        limits = {name: car.max_kw for name, car in cars.items() if car.max_kw is not None}
+        known = self._known
+        if limits:
+            most = np.array([limits.get(name, np.inf) for name in self._names])
+            told_a = np.maximum(most / self._stations.kw_per_a, self._stations.min_a)
+            known = eqx.tree_at(
+                lambda known: known.limit_a, known, _single(np.minimum(known.limit_a, told_a))
+            )
+        return _seen(
+            jax.tree.map(lambda x: x[0], today),
+            eqx.tree_at(lambda stations: stations.limit_a, self._stations, _single(limit_a)),
+            known,
+            jnp.int32(n),
+            jnp.float32(capacity_kw),
+            self._physics,
+        )
+
+    def _read(
+        self, now: Any, warnings: list[str]
+    ) -> tuple[pd.Timestamp, float, dict[str, Car], np.ndarray]:
+        """The time, the feeder's power, the cars, and who was not spoken of; the rest is a warning."""
+        everyone_silent = np.ones(len(self._names), bool)
+        if not isinstance(now, Mapping):
+            warnings.append("now is no JSON object; everything stays as it was")
+            now = {"stations": []}
+        time = self._moment(now.get("time"), "time", warnings) if now.get("time") else None
+        if time is None:
+            time = standard_now(self.site.timezone) if self._time is None else self._time
+            warnings.append(f"no time is told; {time} is assumed")
+        capacity, own = now.get("capacity_kw"), self.site.capacity_kw
+        if capacity is None:
+            capacity = own
+        elif not _is_number(capacity) or capacity < 0:
+            warnings.append(f"capacity_kw is {_shown(capacity)}; the site's own {own:g} kW is used")
+            capacity = own
+        stations = now.get("stations")
+        if not isinstance(stations, list):
+            warnings.append("stations is no list; everything stays as it was")
+            return time, float(capacity), {}, everyone_silent
+        cars: dict[str, Car] = {}
+        told = set()
+        for number, station in enumerate(stations):
+            name = str(station.get("id")) if isinstance(station, Mapping) else None
+            if name is None or name not in self.site.stations:
+                warnings.append(
+                    f"station {name or number} is not one of the site; it is told nothing"
+                    + suggest(name or "", self._names)
+                )
+            elif name in told:
+                warnings.append(f"station {name} is there twice; the first counts")
+            else:
+                told.add(name)
+                car = self._car(name, station, time, warnings)
+                if car is not None:
+                    cars[name] = car
+        silent = np.array([name not in told for name in self._names])
+        return time, float(capacity), cars, silent
+
+    def _car(
+        self, name: str, station: Mapping[str, Any], time: pd.Timestamp, warnings: list[str]
+    ) -> Car | None:
+        """The car at a station, or None; what cannot be is left out with a warning."""
+        what = f"station {name}"
+        for field in station:
+            if field not in _FIELDS:
+                warnings.append(
+                    f"{what}: {field!r} is not known{suggest(str(field), list(_FIELDS))}"
+                )
+        plugged = station.get("plugged", False)
+        if plugged is not True:
+            if plugged is not False and plugged is not None:
+                warnings.append(f"{what}: plugged is {_shown(plugged)}; a car is taken to be there")
+            else:
+                return None
+        found: dict[str, Any] = {}
+        for field in _NUMBERS:
+            value = station.get(field)
+            if value is None:
+                continue
+            if not _is_number(value) or value < 0:
+                warnings.append(f"{what}: {field} is {_shown(value)}; it is left out")
+            else:
+                found[field] = float(value)
+        for field in _TIMES:
+            if station.get(field) is not None:
+                found[field] = self._moment(station[field], f"{what}: {field}", warnings)
+        arrival = found.pop("arrival", None)
+        if arrival is None or arrival > time:
+            before = self._arrivals[self._names.index(name)]
+            if arrival is None or arrival > time + pd.Timedelta(minutes=5):
+                warnings.append(
+                    f"{what}: a car is plugged in, and its arrival is "
+                    f"{'missing' if arrival is None else 'after now'}; "
+                    f"{'what was told before is used' if before is not None else 'now is used'}"
+                )
+            arrival = time if before is None else before
+        full = station.get("full")
+        if full is not None and not isinstance(full, bool):
+            warnings.append(f"{what}: full is {_shown(full)}; it is left out")
+            full = None
+        return Car(arrival, full=full, **found)
+
+    def _moment(self, value: Any, what: str, warnings: list[str]) -> pd.Timestamp | None:
+        """A moment in the site's standard time."""
+        try:
+            time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
+            if not isinstance(time, pd.Timestamp) or not 1970 <= time.year < 2200:
+                raise ValueError
+            return to_standard(time, self.site.timezone)
+        except (ValueError, OverflowError):
+            warnings.append(f"{what} is {_shown(value)}; write it as 2021-06-01 09:00")
+            return None
+
+    def _save(self, warnings: list[str]) -> None:
+        """Keep what is known of the cars, atomically; a full disk is no reason to stop."""
+        if self._path is None:
+            return
+        stations = {}
+        for place, name in enumerate(self._names):
+            arrival = self._arrivals[place]
+            if arrival is not None:
+                known = {f.name: getattr(self._known, f.name)[place].item() for f in fields(State)}
+                stations[name] = {"arrival": str(arrival), **known}
+        content = {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
+        try:
+            write_json(self._path, content)
+        except OSError as error:
+            warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
+
+    def _restore(self, path: Path) -> None:
+        """Go on from what was saved; a file of another site, or no sound one, is refused."""
+        with reading(path, "remove it to begin anew"):
+            content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
+            raise InputError(f"{path}: it is of another site; remove it, or name another file")
+        try:
+            arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(State)}
+            for name, kept in content["stations"].items():
+                place = self._names.index(name)
+                self._arrivals[place] = pd.Timestamp(kept["arrival"])
+                for field, values in arrays.items():
+                    values[place] = kept[field]
+            self._time = pd.Timestamp(content["time"])
+            self._known = State(**arrays)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{path}: no sound state of a controller; remove it") from None
 
 
-def _width(stations: int) -> int:
-    """Padded to a power of two, so that a garage that grows is not compiled anew every time."""
-    return max(8, 1 << (stations - 1).bit_length())
+def standard_now(zone: str | None) -> pd.Timestamp:
+    """The time it is, in the zone's standard time."""
+    now = pd.Timestamp.now(tz="UTC") if zone else pd.Timestamp.now()
+    return to_standard(now, zone).floor("s")
 
 
-_seen = eqx.filter_jit(see)
-_offer = eqx.filter_jit(lambda schedule, seen: schedule(seen))
+def to_standard(time: pd.Timestamp, zone: str | None) -> pd.Timestamp:
+    """A moment in the zone's standard time; without a zone its clock is the wall's."""
+    if time.tzinfo is not None:
+        time = time.tz_convert(zone or "UTC").tz_localize(None)
+    ahead = None if zone is None else ZoneInfo(zone).dst(time.to_pydatetime(warn=False))
+    return time - (ahead or pd.Timedelta(0))
 
 
-def check_now(now: Any) -> tuple[pd.DataFrame, pd.Timestamp, float]:
-    """What the controller sees as a table, its time and its capacity; everything wrong is said at once."""
-    found: list[str] = []
-    if not isinstance(now, Mapping):
-        raise InputError("now: it must be a JSON object with time, capacity_kw and stations")
-    time = _time(now.get("time"), "time", found)
-    capacity = _number(now.get("capacity_kw"), "capacity_kw", found)
-    if not found and not capacity > 0:
-        found.append(f"now: capacity_kw is {now.get('capacity_kw')!r}; it must be above 0")
-    stations = now.get("stations")
-    if not isinstance(stations, list) or not stations:
-        raise InputError("now: stations must be a list of at least one station")
-    rows = []
-    for number, station in enumerate(stations):
-        if isinstance(station, Mapping) and "id" in station:
-            rows.append(_station(station, time, found))
-        else:
-            found.append(f"now: station {number} has no id; give each a name of its own")
-    names = [row["id"] for row in rows]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        found.append(f"now: station {name} is there twice; give each a name of its own")
-    if found or time is None:
-        raise InputError("\n".join(found))
-    return pd.DataFrame(rows).astype(_COLUMNS), time, capacity
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
 
 
-def _station(
-    station: Mapping[str, Any], time: pd.Timestamp | None, found: list[str]
-) -> dict[str, Any]:
-    """A row of the table."""
-    name, plugged = f"station {station['id']}", station.get("plugged", False)
-    if not isinstance(plugged, bool):
-        found.append(f"now: {name}: plugged is {plugged!r}; it must be true or false")
-    row: dict[str, Any] = dict.fromkeys(_NUMBERS, 0.0) | {"max_kw": RATE_KW}
-    row |= {"id": str(station["id"]), "plugged": bool(plugged), "full": bool(station.get("full"))}
-    told = {field: value for field, value in station.items() if value is not None}
-    for field in _NUMBERS:
-        if field in told:
-            row[field] = _number(told[field], f"{name}: {field}", found)
-        if row[field] < 0:
-            found.append(f"now: {name}: {field} is {told[field]}; it must be >= 0")
-    for field in _TIMES:
-        row[field] = _time(told[field], f"{name}: {field}", found) if field in told else None
-    stated = "requested_kwh" in told and row["stated_departure"] is not None
-    row["stated"] = row["plugged"] and stated
-    if plugged and "arrival" not in told:
-        found.append(f"now: {name}: a car is plugged in, but arrival is missing")
-    if plugged and row["arrival"] is not None and time is not None and row["arrival"] > time:
-        found.append(f"now: {name}: arrival {row['arrival']} is after the time {time}")
-    return row
+def _shown(value: Any) -> str:
+    return repr(value)[:40]
 
 
-def _number(value: Any, what: str, found: list[str]) -> float:
-    # A whole number of JSON may be too long for a float.
-    small = isinstance(value, int | float) and abs(value) < _MOST
-    if isinstance(value, bool) or not small:
-        found.append(f"now: {what} is {repr(value)[:40]}; it must be a number within {_MOST:g}")
-        return 0.0
-    return float(value)
+def _single(values: Any) -> np.ndarray:
+    values = np.asarray(values)
+    return values if values.dtype == bool else values.astype(np.float32)
 
 
-def _time(value: Any, what: str, found: list[str]) -> pd.Timestamp | None:
-    try:
-        time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
-    except ValueError:
-        time = pd.NaT
-    if isinstance(time, pd.Timestamp):
-        return time.tz_localize(None)
-    found.append(f"now: {what} is {value!r}; write local time as 2021-06-01 09:00")
-    return None
+def _to_numpy(state: State) -> State:
+    return jax.tree.map(np.asarray, state)
+
+
+_seen = eqx.filter_jit(
+    lambda garage, stations, state, n, capacity_kw, physics: look(
+        visit(garage, stations, n, capacity_kw, physics), state, physics
+    )
+)
+_wishes = eqx.filter_jit(lambda schedule, seen: schedule(seen))
+_set_points = eqx.filter_jit(lambda seen, wishes, physics: offer(seen, wishes, physics))
+_learnt = eqx.filter_jit(learn)

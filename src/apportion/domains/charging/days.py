@@ -1,35 +1,49 @@
-"""Sessions as days of a garage: arrays (days, stations, sessions) of one site's working days.
+"""Sessions as days of a garage: arrays (days, stations, sessions) of one site.
 
-A session fills whole periods of 15 minutes: its arrival is rounded up, its departure down and cut at
-midnight. Its need is what was delivered, or less where 6.656 kW could not give it in those periods.
+A session fills whole periods: its arrival is rounded up, its departure down. One that spans midnight stands
+in the table of each of its days, and counts on the first. Its need is what was delivered, or less where the
+car could not have taken it in those periods. Days are those of the zone's standard time, 24 hours each, so
+that a clock change is nothing; days without a car are not there.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import jax
 import numpy as np
 import pandas as pd
 from numpy.typing import DTypeLike
 
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage
-from apportion.domains.charging.sessions import RATE_KW, count
+from apportion.domains.charging.garage import (
+    LAST_A,
+    REAL,
+    TAPERS_FROM,
+    Garage,
+    Physics,
+    Stations,
+)
+from apportion.domains.charging.sessions import count
+from apportion.domains.charging.site import Site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 
-WORKING = 0.3
-"""A day with fewer sessions a station is no working day."""
-_PERIOD = np.timedelta64(15 * 60, "s")
+MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
+"""Cars of a mixed garage: the current each can take, and on how many phases."""
 
 
 @dataclass(frozen=True, eq=False)
 class Days:
-    """The working days of one site.
+    """The days of one site on which a car was there.
 
     Examples
     --------
     >>> from apportion.domains.charging.sessions import read_sessions
-    >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-12-31")
+    >>> from apportion.domains.charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-12-31")
     >>> len(days.stations), days.garage.arrival.shape[:2] == (len(days), 52)
     (52, True)
     """
@@ -38,40 +52,74 @@ class Days:
     dates: np.ndarray
     """Days, ascending, as datetime64[D]."""
     stations: tuple[str, ...]
+    wiring: Stations
     garage: Garage
     """Arrays of NumPy (days, stations, sessions)."""
+    physics: Physics = REAL
+    left_out: str = ""
+    """What quiet days left out, in words; nothing where none were."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, site: str) -> "Days":
-        """Every working day of a site, of sessions as `read_sessions` gives them.
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        site: str,
+        description: Site,
+        *,
+        physics: Physics = REAL,
+        quiet: float = 0.0,
+        mixed: int | None = None,
+    ) -> "Days":
+        """Every day of a site, of sessions as `read_sessions` gives them.
+
+        Parameters
+        ----------
+        quiet
+            Days on which fewer sessions a station begin are left out.
+        mixed
+            A seed that draws every car out of `MIXED_CARS`; otherwise a car takes what its station gives.
 
         Raises
         ------
         InputError
-            Where there is no such site, or none of its days is a working day.
+            Where there is no such site, a station is not described, or no day is left.
         """
         rows = frame.loc[frame.site == site].sort_values(by="arrival", kind="stable")
         if rows.empty:
             known = ", ".join(sorted(frame.site.astype(str).unique()))
             raise InputError(f'site "{site}": no session is from there; the sites are {known}')
-        names = sorted(rows.station.astype(str).unique())
-        days = rows.arrival.to_numpy().astype("datetime64[D]")
-        dates, counts = np.unique(days, return_counts=True)
-        working = dates[counts >= WORKING * len(names)]
-        if not len(working):
+        names = tuple(description.stations)
+        station = pd.Index(names).get_indexer(rows.station.astype(str))
+        if (station < 0).any():
+            unknown = rows.station.astype(str)[station < 0].iloc[0]
             raise InputError(
-                f'site "{site}": none of its {len(dates)} days has {WORKING} sessions a station or '
-                f"more at its {len(names)} stations, so there is no working day; give more sessions"
+                f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
             )
-        on_working = np.isin(days, working)
-        kept = rows.loc[on_working]
-        day = np.searchsorted(working, days[on_working])
-        station = pd.Index(names).get_indexer(kept.station.astype(str))
-        garage = _whole_periods(kept, day, station, (len(working), len(names)))
-        return cls(site, working, tuple(names), garage)
+        wiring = stations_of(description)
+        dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
+        days = cls(site, dates, names, wiring, garage, physics)
+        busy = garage.begins.sum((1, 2)) >= quiet * len(names)
+        if busy.all():
+            return days
+        if not busy.any():
+            raise InputError(
+                f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
+                "more sessions, or a smaller --quiet-days"
+            )
+        quiet_garage = jax.tree.map(lambda x: x[~busy], garage)
+        begins = quiet_garage.begins
+        said = (
+            f"{count(int((~busy).sum()), 'quiet day')} with {count(int(begins.sum()), 'session')} and "
+            f"{(quiet_garage.need_kwh * begins).sum():,.0f} kWh left out"
+        )
+        return replace(days._chosen(busy), left_out=said)
 
     def __len__(self) -> int:
         return len(self.dates)
+
+    def _chosen(self, rows: np.ndarray) -> "Days":
+        garage = jax.tree.map(lambda x: x[rows], self.garage)
+        return replace(self, dates=self.dates[rows], garage=garage)
 
     def between(
         self, start: str | np.datetime64 | None = None, end: str | np.datetime64 | None = None
@@ -81,74 +129,161 @@ class Days:
         Raises
         ------
         InputError
-            Where no working day is left.
+            Where no day is left.
         """
         first = self.dates[0] if start is None else as_day(start)
         last = self.dates[-1] if end is None else as_day(end)
         rows = (self.dates >= first) & (self.dates <= last)
         if not rows.any():
             raise InputError(
-                f'site "{self.site}": no working day from {first} to {last}; its working days are '
+                f'site "{self.site}": no day with a car from {first} to {last}; its days are '
                 f"{self.dates[0]} to {self.dates[-1]}"
             )
-        garage = jax.tree.map(lambda x: x[rows], self.garage)
-        return replace(self, dates=self.dates[rows], garage=garage)
+        return self._chosen(rows)
 
     def at(self, stations: Sequence[int] | np.ndarray) -> "Days":
         """Some of the stations, by their places, in this order."""
         places = np.asarray(stations, int)
         names = tuple(self.stations[place] for place in places)
         garage = jax.tree.map(lambda x: x[:, places], self.garage)
-        return replace(self, stations=names, garage=garage)
+        return replace(self, stations=names, garage=garage, wiring=self.wiring.at(places))
+
+    @property
+    def joins(self) -> np.ndarray:
+        """Whether a car may be there from the day before: then the day cannot be simulated without it."""
+        follows = np.append(False, np.diff(self.dates).astype(int) == 1)
+        return follows & (self.garage.there & (self.garage.arrival < 0)).any((1, 2))
 
     def summary(self) -> str:
         """What the days are, in a line."""
+        begins = self.garage.begins
+        needed = float((self.garage.need_kwh * begins).sum())
         return (
-            f"{self.site}: {count(len(self), 'working day')} from {self.dates[0]} to "
-            f"{self.dates[-1]}, {count(len(self.stations), 'station')}, needed "
-            f"{self.garage.need_kwh.sum():,.0f} kWh in "
-            f"{count(int(self.garage.there.sum()), 'session')}"
+            f"{self.site}: {count(len(self), 'day')} from {self.dates[0]} to {self.dates[-1]}, "
+            f"{count(len(self.stations), 'station')}, needed {needed:,.0f} kWh in "
+            f"{count(int(begins.sum()), 'session')}"
+            + (f"; {self.left_out}" if self.left_out else "")
         )
 
 
-def _whole_periods(
-    rows: pd.DataFrame, day: np.ndarray, station: np.ndarray, shape: tuple[int, int]
-) -> Garage:
-    """Rows, by arrival, as arrays (days, stations, sessions); those without a whole period are absent."""
-    midnight = rows.arrival.to_numpy().astype("datetime64[D]").astype("datetime64[s]")
-    since = {
-        name: (rows[name].to_numpy().astype("datetime64[s]") - midnight) / _PERIOD
+def stations_of(description: Site) -> Stations:
+    """A site's wiring as programs read it, in single precision."""
+    wiring = description.wiring()
+    phases = np.array([len(station.phases) for station in description.stations.values()])
+    arrays = (
+        wiring.max_a,
+        wiring.min_a,
+        phases,
+        wiring.kw_per_a,
+        wiring.load[1:],
+        wiring.limit[1:],
+    )
+    return Stations(*(np.asarray(x, np.float32) for x in arrays))
+
+
+def standard_time(times: Any, zone: str | None) -> np.ndarray:
+    """Times of the clock on the wall in the zone's standard time, as datetime64[s]; gaps stay."""
+    if zone is None:
+        return times.to_numpy().astype("datetime64[s]")
+    known, own = times.dropna(), ZoneInfo(zone)
+    ahead = known.map(lambda time: own.dst(time.to_pydatetime(warn=False)) or timedelta(0))
+    return (times - ahead.reindex(times.index)).to_numpy().astype("datetime64[s]")
+
+
+def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
+    """What the clock on the wall is ahead of standard time on each day, in hours."""
+    if zone is None:
+        return np.zeros(len(dates), np.float32)
+    noon = pd.Series(dates.astype("datetime64[s]") + np.timedelta64(12, "h"))
+    ahead = noon - standard_time(noon, zone)
+    return (ahead.dt.total_seconds().to_numpy() / 3600).astype(np.float32)
+
+
+def _table(
+    rows: pd.DataFrame,
+    station: np.ndarray,
+    wiring: Stations,
+    zone: str | None,
+    physics: Physics,
+    mixed: int | None,
+) -> tuple[np.ndarray, Garage]:
+    """The days of rows that are sorted by arrival, and their sessions."""
+    times = {
+        name: standard_time(rows[name], zone)
         for name in ("arrival", "departure", "stated_departure")
     }
-    stated = rows.stated_departure.notna().to_numpy() & rows.requested_kwh.notna().to_numpy()
-    first = np.ceil(since["arrival"]).astype(np.int32)
-    last = np.minimum(np.floor(since["departure"]), PERIODS).astype(np.int32)
-    whole = last > first
-    group = pd.Series((day * shape[1] + station)[whole])
-    number = group.groupby(group).cumcount().to_numpy()
-    places = int(number.max(initial=0)) + 1
-    where = (day[whole], station[whole], number)
+    first_day = times["arrival"].min().astype("datetime64[D]")
+    hours = {
+        name: (time - first_day.astype("datetime64[s]")) / np.timedelta64(3600, "s")
+        for name, time in times.items()
+    }
+    first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
+    last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
+    # Of two cars at one station in the same period the earlier stays.
+    busy = (
+        pd.Series(last).groupby(station).transform(lambda ends: ends.cummax().shift(fill_value=0))
+    )
+    first = np.maximum(first, busy.to_numpy())
+    car_a, car_share = _cars(rows, station, wiring, mixed)
+    most_kw = car_a * car_share * wiring.kw_per_a[station]
+    if physics.taper:
+        # The last part takes longer: the current falls with what is left.
+        falls = np.log(np.maximum(car_a / LAST_A, 1.001)) / (1 - LAST_A / np.maximum(car_a, 2.002))
+        most_kw = most_kw / (TAPERS_FROM + (1 - TAPERS_FROM) * falls)
+    stay = np.maximum(last - first, 0) * physics.period_hours
+    need = np.minimum(rows.delivered_kwh.to_numpy(), stay * most_kw)
+    whole = np.flatnonzero(last > first)
+    days_here = (last[whole] - 1) // physics.periods - first[whole] // physics.periods + 1
+    session = np.repeat(whole, days_here)
+    later = np.arange(len(session)) - np.repeat(np.cumsum(days_here) - days_here, days_here)
+    day = first[session] // physics.periods + later
+    dates, row = np.unique(day, return_inverse=True)
+    group = pd.Series(row * len(wiring.max_a) + station[session])
+    place = group.groupby(group).cumcount().to_numpy()
+    shape = (len(dates), len(wiring.max_a), int(place.max(initial=0)) + 1)
+    where = (row, station[session], place)
 
-    def spread(values: np.ndarray, dtype: DTypeLike = np.float32) -> np.ndarray:
-        full = np.zeros((*shape, places), dtype)
-        full[where] = values[whole]
+    def spread(values: Any, dtype: DTypeLike = np.float32) -> np.ndarray:
+        full = np.zeros(shape, dtype)
+        full[where] = values
         return full
 
-    arrival, departure = spread(first, np.int32), spread(last, np.int32)
-    for later in range(1, places):
-        # Of two cars at one station in the same period the earlier stays.
-        busy = departure[..., :later].max(-1)
-        arrival[..., later] = np.maximum(arrival[..., later], busy)
-    there = departure > arrival
-    stay = np.where(there, departure - arrival, 0)
-    need = np.minimum(spread(rows.delivered_kwh.to_numpy()), stay * RATE_KW * PERIOD_HOURS)
+    def clock(name: str) -> np.ndarray:
+        return spread(np.nan_to_num(hours[name][session]) - 24.0 * day)
+
+    asked = rows.requested_kwh.notna().to_numpy()
+    told = rows.stated_departure.notna().to_numpy()
+    calendar = first_day + dates.astype("timedelta64[D]")
     garage = Garage(
-        arrival,
-        departure,
-        arrived=spread(since["arrival"]),
-        need_kwh=need.astype(np.float32),
-        requested_kwh=spread(np.where(stated, rows.requested_kwh, 0)),
-        stated_departure=spread(np.where(stated, since["stated_departure"], 0)),
-        stated=spread(stated, np.bool_),
+        arrival=spread(first[session] - day * physics.periods, np.int32),
+        departure=spread(last[session] - day * physics.periods, np.int32),
+        arrived=clock("arrival"),
+        need_kwh=spread(need[session]),
+        car_a=spread(car_a[session]),
+        car_share=spread(car_share[session]),
+        requested_kwh=spread(np.nan_to_num(rows.requested_kwh.to_numpy())[session]),
+        stated_departure=np.where(spread(told[session], np.bool_), clock("stated_departure"), 0),
+        said_energy=spread(asked[session], np.bool_),
+        said_departure=spread(told[session], np.bool_),
+        number=spread(session, np.int32),
+        stay_hours=spread((hours["departure"] - hours["arrival"])[session]),
+        clock_hours=np.repeat(summer_hours(calendar, zone)[:, None], shape[1], 1),
     )
-    return jax.tree.map(lambda x: np.where(there, x, np.zeros((), x.dtype)), garage)
+    return calendar, garage
+
+
+def _cars(
+    rows: pd.DataFrame, station: np.ndarray, wiring: Stations, mixed: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The current that each session's car can take, and the share of its station's phases it uses."""
+    cable, phases = wiring.max_a[station].astype(float), wiring.phases[station]
+    if mixed is None:
+        most = cable
+        if "max_kw" in rows:
+            known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
+            most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
+        return most, np.ones(len(rows))
+    kinds = np.array(MIXED_CARS)[
+        np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))
+    ]
+    return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases

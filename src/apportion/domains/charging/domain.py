@@ -35,11 +35,13 @@ class GarageOptions:
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
     site: str | None = None
-    """The site to test on; needed where the file has several."""
+    """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
+    needed where the sessions are of several."""
     stations: int | None = None
-    """Stations behind one feeder; by default as in training."""
-    capacity: float = 0.15
-    """What the feeder gives, as a share of its stations' full rate."""
+    """Stations behind one feeder; by default as in training, or all of a site that a file describes."""
+    capacity: str | None = None
+    """What the feeder gives, as a share of its stations' full rate or in kW, such as 30kW; by default a
+    site's own where a file describes it, else 0.15."""
     tasks: int = 8
     """Garages to draw among the site's stations."""
 
@@ -74,6 +76,15 @@ class ChargingAllocateOptions:
 
     now: Path | None = None
     """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
+    site: str | None = None
+    """The TOML file that describes the garage; without it the site that was trained on, by name where
+    there were several."""
+    state: Path | None = None
+    """A JSON file that keeps what is known of the cars, so that call after call is one controller."""
+    baseline: str = "llf"
+    """The scheduler that decides where the policy cannot, or is not trusted in full."""
+    trust: float = 1.0
+    """The policy's part in the decision, as `certify` says; the rest is the baseline's."""
     earlier: Path | None = None
     """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
 
@@ -122,8 +133,10 @@ class ChargingDomain(Domain):
         from apportion.runs.policy_file import load_about
 
         chosen = asdict(options)
-        del chosen["sessions"], chosen["timezone"]
-        return backtest_saved(run.policy, load_about(run.folder), frame, **chosen)
+        given = chosen.pop("sessions") or run.settings.get("sessions")
+        return backtest_saved(
+            run.policy, load_about(run.folder), frame, embedded=given is None, **chosen
+        )
 
     def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
         if isinstance(source, Path):
@@ -133,7 +146,8 @@ class ChargingDomain(Domain):
         from apportion.runs.policy_file import load_about
 
         chosen = asdict(options)
-        del chosen["data"], chosen["timezone"]
+        given = chosen.pop("data") or source.settings.get("sessions")
+        chosen["embedded"] = given is None
         chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
         return daily_gains(source.policy, load_about(source.folder), frame, against, **chosen)
 
@@ -143,21 +157,25 @@ class ChargingDomain(Domain):
                 f"{run.folder}: a charging run; give what the controller sees now with "
                 "--now FILE.json"
             )
-        from apportion.domains.charging.controller import (
-            Controller,
-            PowerOffers,
-            check_now,
-            read_now,
-        )
+        from apportion.domains.charging.controller import Controller, read_now
         from apportion.domains.charging.sessions import read_sessions
+        from apportion.domains.charging.site import saved_site
         from apportion.runs.policy_file import load_about
 
-        seen = read_now(options.now)
-        # Before the controller, which compiles when it is made.
-        check_now(seen)
-        past = None if options.earlier is None else read_sessions(options.earlier)
-        controller = Controller(run.policy, load_about(run.folder), earlier=past)
-        return PowerOffers(**controller.allocate(seen))
+        seen, about = read_now(options.now), load_about(run.folder)
+        site = saved_site(about, options.site)
+        earlier = options.earlier
+        past = None if earlier is None else read_sessions(earlier, timezone=site.timezone)
+        controller = Controller(
+            run.policy,
+            about,
+            site,
+            baseline=options.baseline,
+            trust=options.trust,
+            earlier=past,
+            state=options.state,
+        )
+        return controller.allocate(seen)
 
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion.domains.charging.sessions import inspect_sessions
@@ -174,9 +192,11 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.forecasts import Predictor, add_forecasts
         from apportion.domains.charging.problem import Charging
         from apportion.domains.charging.sessions import read_sessions
+        from apportion.domains.charging.site import embedded_site
 
-        days = Days.of(read_sessions(), "jpl").between("2019-01-01", "2019-12-31")
-        return Charging.of([add_forecasts(days, Predictor.fit(days))])
+        days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+        days = days.between("2019-01-01", "2019-12-31")
+        return Charging.of([add_forecasts(days, Predictor.fit(days), recall=True)])
 
     def sections(self, folder: Path) -> "list[Section]":
         """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""

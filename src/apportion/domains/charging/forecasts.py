@@ -4,8 +4,9 @@
 by least squares on training days alone. `EarlierDays` corrects it, since drivers come again and ask for
 the same: a car is expected to leave the mean remainder of those whose request, stated stay and hour of
 arrival were near its own, the nearer and the more recent the more. They also tell what cars that came
-after each period took on the last working days: a feeder kept free for cars that will not come is wasted,
-and one given away before they come is missed. Only days before a car's own count.
+after each quarter of an hour took on the last days of the same kind, weekdays or weekends: a feeder kept
+free for cars that will not come is wasted, and one given away before they come is missed. Only days before
+a car's own count.
 """
 
 from collections.abc import Mapping
@@ -15,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.garage import PERIOD_HOURS, PERIODS, Garage
+from apportion.domains.charging.garage import QUARTERS, Garage
 from apportion.domains.charging.sessions import count
 from apportion.errors import InputError
 
 _LEAST_KWH = 0.5
-_LEAST_HOURS = PERIOD_HOURS
+_LEAST_HOURS = 0.25
 _FORGOTTEN_DAYS = 300
 """What is so old counts no more."""
 _LAST_DAYS = 20
-"""Working days whose arrivals count, about a month."""
+"""Days of the same kind whose arrivals count: about a month of weekdays."""
 _NEAR = (0.03, 0.1, 1.0)
 """What sets two requests apart by one: logarithms of request and stay, hours of the clock."""
 _FADES_DAYS = 60.0
@@ -45,16 +46,18 @@ class Medians(NamedTuple):
         """Of the training days of one or several sites; of what happened where nothing was stated."""
 
         def joined(name: str) -> np.ndarray:
-            return np.concatenate([np.ravel(getattr(days, name)) for days in training])
+            return np.concatenate([np.ravel(getattr(garage, name)) for garage in training])
 
-        said, there = joined("stated") & joined("there"), joined("there")
-        if said.any():
-            requested = joined("requested_kwh")[said]
-            stays = (joined("stated_departure") - joined("arrived"))[said]
-        else:
-            requested = joined("need_kwh")[there]
-            stays = (joined("departure") - joined("arrival"))[there]
-        medians = np.median(requested), np.median(stays) * PERIOD_HOURS
+        begins = joined("begins")
+        asked, told = joined("said_energy") & begins, joined("said_departure") & begins
+        requested = joined("requested_kwh" if asked.any() else "need_kwh")
+        stays = joined("stay_hours")
+        if told.any():
+            stays = joined("stated_departure") - joined("arrived")
+        medians = (
+            np.median(requested[asked if asked.any() else begins]),
+            np.median(stays[told if told.any() else begins]),
+        )
         return cls(*np.array(medians, np.float32).tolist())
 
 
@@ -74,39 +77,39 @@ class Predictor:
         """Least squares on these days, which may be of several sites."""
         garages = [days.garage for days in training]
         medians = Medians.of(*garages)
-        x = np.concatenate([_features(garage, medians)[garage.there] for garage in garages])
+        x = np.concatenate([_features(garage, medians)[garage.begins] for garage in garages])
         if len(x) < x.shape[1]:
             raise InputError(
                 f"predictions: {count(len(x), 'session')} cannot fix {x.shape[1]} coefficients; give "
                 "more days"
             )
-        needs = [np.maximum(garage.need_kwh[garage.there], _LEAST_KWH) for garage in garages]
-        stays = [(g.departure - g.arrived)[g.there] * PERIOD_HOURS for g in garages]
-        need, *_ = np.linalg.lstsq(x, np.log(np.concatenate(needs)))
-        stay, *_ = np.linalg.lstsq(x, np.log(np.concatenate(stays)))
+        needs = [_log(garage.need_kwh[garage.begins], _LEAST_KWH) for garage in garages]
+        stays = [_log(garage.stay_hours[garage.begins], _LEAST_HOURS) for garage in garages]
+        need, *_ = np.linalg.lstsq(x, np.concatenate(needs))
+        stay, *_ = np.linalg.lstsq(x, np.concatenate(stays))
         usual = np.mean([still_to_come(garage).mean(0) for garage in garages], 0)
         return cls(need, stay, medians, usual)
 
     def apply(self, garage: Garage) -> Garage:
         """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
         x, there = _features(garage, self.medians), garage.there
-        departure = garage.arrived + np.exp(x @ self.stay) / PERIOD_HOURS
+        departure = garage.arrived + np.exp(x @ self.stay)
         need, departure = (
             np.where(there, predicted, 0).astype(np.float32)
             for predicted in (np.exp(x @ self.need), departure)
         )
-        silent, requested = there & ~garage.stated, np.float32(self.medians.requested_kwh)
-        leaves = garage.arrived + np.float32(self.medians.stay_hours / PERIOD_HOURS)
+        usual = garage.arrived + np.float32(self.medians.stay_hours)
+        asked, told = garage.said_energy | ~there, garage.said_departure | ~there
         return replace(
             garage,
-            requested_kwh=np.where(silent, requested, garage.requested_kwh),
-            stated_departure=np.where(silent, leaves, garage.stated_departure),
+            requested_kwh=np.where(asked, garage.requested_kwh, np.float32(self.medians[0])),
+            stated_departure=np.where(told, garage.stated_departure, usual),
             predicted_need_kwh=need,
             predicted_departure=departure,
             recalled_need_kwh=need,
             recalled_departure=departure,
             familiarity=np.zeros_like(need),
-            to_come_kwh=np.zeros((*need.shape[:2], PERIODS), np.float32),
+            to_come_kwh=np.zeros((*need.shape[:2], QUARTERS), np.float32),
         )
 
     def to_dict(self) -> dict[str, list[float]]:
@@ -127,7 +130,7 @@ class Predictor:
         InputError
             Where the numbers are not what a predictor has.
         """
-        shapes = {"need": (8,), "stay": (8,), "medians": (2,), "to_come_kwh": (PERIODS,)}
+        shapes = {"need": (9,), "stay": (9,), "medians": (2,), "to_come_kwh": (QUARTERS,)}
         try:
             found = {name: np.asarray(saved[name], float) for name in shapes}
         except (KeyError, TypeError, ValueError):
@@ -148,7 +151,9 @@ class EarlierDays:
     Examples
     --------
     >>> from apportion.domains.charging.sessions import read_sessions
-    >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
+    >>> from apportion.domains.charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-06-30")
     >>> garage = EarlierDays.of(days, Predictor.fit(days)).apply(days.garage, days.dates)
     >>> same = garage.recalled_need_kwh == garage.predicted_need_kwh
     >>> bool(same[0].all()), bool(same[-1].all())
@@ -159,7 +164,7 @@ class EarlierDays:
     day: np.ndarray
     """Days since 1970, ascending."""
     to_come_kwh: np.ndarray
-    """(days, periods), as `still_to_come` has it."""
+    """(days, quarters), as `still_to_come` has it."""
     request_day: np.ndarray
     """The day of each session whose driver stated something, ascending."""
     requests: np.ndarray
@@ -171,12 +176,12 @@ class EarlierDays:
     def of(cls, days: Days | None, predictor: Predictor) -> "EarlierDays":
         """All of these days; None is a garage without a past."""
         if days is None:
-            return cls(predictor, *(np.zeros((0, *n)) for n in ((), (PERIODS,), (), (3,), (2,))))
+            return cls(predictor, *(np.zeros((0, *n)) for n in ((), (QUARTERS,), (), (3,), (2,))))
         garage, day = predictor.apply(days.garage), days.dates.astype(int)
-        said = garage.stated & garage.there
+        said = garage.begins & garage.said_energy & garage.said_departure
         need = _log(garage.need_kwh, _LEAST_KWH) - _log(garage.predicted_need_kwh, _LEAST_KWH)
-        stay = _log(garage.departure - garage.arrived, 1.0) - _log(
-            garage.predicted_departure - garage.arrived, 1.0
+        stay = _log(garage.stay_hours, _LEAST_HOURS) - _log(
+            garage.predicted_departure - garage.arrived, _LEAST_HOURS
         )
         return cls(
             predictor,
@@ -190,11 +195,14 @@ class EarlierDays:
     def apply(self, garage: Garage, dates: np.ndarray) -> Garage:
         """Sessions (days, stations, sessions) with all that is forecast, by the days before each."""
         garage = self.predictor.apply(garage)
-        said, requests = garage.stated & garage.there, _requests(garage)
-        expected, to_come = np.zeros((*said.shape, 3)), np.zeros((len(dates), PERIODS), np.float32)
+        said = garage.there & garage.said_energy & garage.said_departure
+        requests = _requests(garage)
+        expected, to_come = np.zeros((*said.shape, 3)), np.zeros((len(dates), QUARTERS), np.float32)
         for row, today in enumerate(dates.astype(int)):
             expected[row][said[row]] = self._similar(today, requests[row][said[row]])
-            last = self.to_come_kwh[_past(self.day, today)][-_LAST_DAYS:]
+            past = _past(self.day, today)
+            alike = _is_weekend(self.day[past]) == _is_weekend(today)
+            last = self.to_come_kwh[past][alike][-_LAST_DAYS:]
             to_come[row] = last.mean(0) if len(last) else self.predictor.to_come_kwh
         factor = np.exp(expected[..., :2])
         stay = (garage.predicted_departure - garage.arrived) * factor[..., 1]
@@ -228,20 +236,23 @@ def add_forecasts(days: Days, predictor: Predictor, recall: bool = False) -> Day
 
 
 def still_to_come(garage: Garage) -> np.ndarray:
-    """What cars that came after each period needed, in the mean of the stations: (days, periods)."""
+    """What cars that came after each quarter of an hour needed, in the mean of the stations."""
     days, stations, _ = garage.arrival.shape
-    arriving = np.zeros((days, PERIODS))
-    np.add.at(arriving, (np.arange(days)[:, None, None], garage.arrival), garage.need_kwh)
+    arriving = np.zeros((days, QUARTERS))
+    quarter = np.clip(np.ceil(4 * garage.arrived).astype(int), 0, QUARTERS - 1)
+    needed = np.where(garage.begins, garage.need_kwh, 0)
+    np.add.at(arriving, (np.arange(days)[:, None, None], quarter), needed)
     after = arriving[:, :0:-1].cumsum(1)[:, ::-1]
     return np.pad(after, ((0, 0), (0, 1))) / stations
 
 
+def _is_weekend(day: Any) -> Any:
+    # The first day of 1970 was a Thursday.
+    return (np.asarray(day) + 3) % 7 >= 5
+
+
 def _past(days: np.ndarray, today: int) -> slice:
     return slice(*np.searchsorted(days, (today - _FORGOTTEN_DAYS, today)))
-
-
-def _stated_hours(garage: Garage) -> np.ndarray:
-    return (garage.stated_departure - garage.arrived) * PERIOD_HOURS
 
 
 def _log(values: Any, least: float) -> np.ndarray:
@@ -250,15 +261,17 @@ def _log(values: Any, least: float) -> np.ndarray:
 
 def _features(garage: Garage, medians: Medians) -> np.ndarray:
     """What is known on arrival, (days, stations, sessions, features)."""
-    requested = np.where(garage.stated, garage.requested_kwh, medians.requested_kwh)
-    stay = np.where(garage.stated, _stated_hours(garage), medians.stay_hours)
-    angle = 2 * np.pi * garage.arrived.astype(float) / PERIODS
+    requested = np.where(garage.said_energy, garage.requested_kwh, medians.requested_kwh)
+    stated = garage.stated_departure - garage.arrived
+    stay = np.where(garage.said_departure, stated, medians.stay_hours)
+    angle = 2 * np.pi * (garage.arrived + garage.clock_hours[..., None]).astype(float) / 24
     return np.stack(
         [
             np.ones_like(angle),
-            np.log(np.maximum(requested, _LEAST_KWH)),
-            np.log(np.maximum(stay, _LEAST_HOURS)),
-            garage.stated.astype(float),
+            _log(requested, _LEAST_KWH),
+            _log(stay, _LEAST_HOURS),
+            garage.said_energy.astype(float),
+            garage.said_departure.astype(float),
             np.sin(angle),
             np.cos(angle),
             np.sin(2 * angle),
@@ -271,7 +284,7 @@ def _features(garage: Garage, medians: Medians) -> np.ndarray:
 def _requests(garage: Garage) -> np.ndarray:
     columns = (
         _log(garage.requested_kwh, _LEAST_KWH),
-        _log(_stated_hours(garage), _LEAST_HOURS),
-        garage.arrived * PERIOD_HOURS,
+        _log(garage.stated_departure - garage.arrived, _LEAST_HOURS),
+        (garage.arrived + garage.clock_hours[..., None]) % 24,
     )
     return np.stack([x / near for x, near in zip(columns, _NEAR, strict=True)], -1)

@@ -1,13 +1,15 @@
 """Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by energy drawn.
 
 The universe is all stations of all sites; a task's stations are of one site. An episode is a training
-day of that site and a feeder of capacity phi x m x 6.656 kW, both drawn at midnight. A share is of the
-feeder's capacity, its limit is what the plugged-in car can draw, and what nobody can draw stays unused.
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of the
+feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw stays
+unused. Shares are wishes: what stations are told are set-points, and the gradient is that of the wishes.
 The reward is kWh drawn, each worth as much less as its site needs more: by plain kWh a policy of several
 sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -17,25 +19,27 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
-    PERIODS,
     Garage,
     Outlook,
+    Physics,
+    Stations,
     StationView,
     draw,
     see,
+    unknown,
 )
 from apportion.domains.charging.garage import State as GarageState
-from apportion.domains.charging.garage import empty as empty_garage
-from apportion.domains.charging.sessions import RATE_KW
 from apportion.problem import Observation, Problem, Step
 from apportion.tasks import Task
 
-CHANNELS = 20
+CHANNELS = 24
 """What is seen of a station, as numbers of about unit size."""
+_USUAL_KW = 7.0
+"""A station's full rate is told in units of this."""
 
 
 class DayState(eqx.Module):
-    """Which day it is, the period, the feeder, and what each station has got so far."""
+    """Which day it is, the period, the feeder, and what is known of each station."""
 
     day: Int[Array, "*stack"]
     n: Int[Array, "*stack"]
@@ -50,13 +54,16 @@ class Charging(Problem):
     --------
     >>> from apportion.domains.charging.sessions import read_sessions
     >>> from apportion.domains.charging.forecasts import Predictor, add_forecasts
-    >>> days = Days.of(read_sessions(), "jpl").between("2019-05-01", "2019-06-30")
+    >>> from apportion.domains.charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-06-30")
     >>> Charging.of([add_forecasts(days, Predictor.fit(days))]).universe
     52
     """
 
     garage: Garage
     """(days, universe, sessions); sites of fewer days are empty in the last ones."""
+    stations: Stations
     days_of: Int[Array, " universe"]
     """Days that each station's site has."""
     worth: Float[Array, " universe"]
@@ -64,6 +71,7 @@ class Charging(Problem):
     its own site; 1 where there is one site."""
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
+    physics: Physics = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
 
@@ -74,24 +82,38 @@ class Charging(Problem):
         capacity: tuple[float, float] = (0.05, 0.3),
     ) -> "Charging":
         """All stations of these sites; days must have predictions (`add_forecasts`)."""
-        stations = [len(days.stations) for days in sites]
-        garages = [days.garage for days in sites]
+        counts = [len(days.stations) for days in sites]
+        physics = sites[0].physics
+        garages = [_at_midnight(days) for days in sites]
 
         def joined(*arrays: np.ndarray) -> Array:
-            longest, _, most = np.max([x.shape for x in arrays], 0)
-            wide = [
-                np.pad(x, ((0, longest - len(x)), (0, 0), (0, most - x.shape[2]))) for x in arrays
-            ]
+            most = np.max([x.shape for x in arrays], 0)
+            wide = []
+            for x in arrays:
+                # Days, and sessions or quarters of an hour, up to the most; stations side by side.
+                short = [(0, longest - own) for longest, own in zip(most, x.shape, strict=True)]
+                wide.append(np.pad(x, [short[0], (0, 0), *short[2:]]))
             return jnp.asarray(np.concatenate(wide, 1))
 
-        needs = np.array([g.need_kwh.sum() / g.arrival[..., 0].size for g in garages])
+        stations = Stations(
+            *(
+                jnp.asarray(np.concatenate([getattr(days.wiring, name) for days in sites]))
+                for name in ("max_a", "min_a", "phases", "kw_per_a")
+            ),
+            # Drawn garages have a feeder of their own, and no branches.
+            load=jnp.zeros((0, sum(counts))),
+            limit_a=jnp.zeros(0),
+        )
+        needs = np.array([(g.need_kwh * g.begins).sum() / g.arrival[..., 0].size for g in garages])
         return cls(
             garage=jax.tree.map(joined, *garages),
-            days_of=jnp.asarray(np.repeat([len(days) for days in sites], stations), jnp.int32),
-            worth=jnp.asarray(np.repeat(np.mean(needs) / needs, stations), jnp.float32),
+            stations=stations,
+            days_of=jnp.asarray(np.repeat([len(days) for days in sites], counts), jnp.int32),
+            worth=jnp.asarray(np.repeat(np.mean(needs) / needs, counts), jnp.float32),
             capacity=jnp.asarray(capacity, jnp.float32),
-            universe=sum(stations),
-            horizon=PERIODS,
+            physics=physics,
+            universe=sum(counts),
+            horizon=physics.periods,
         )
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> DayState:
@@ -99,19 +121,20 @@ class Charging(Problem):
         day = jax.random.randint(day_key, (), 0, self.days_of[task.members[0]])
         low, high = self.capacity
         phi = jax.random.uniform(capacity_key, (), minval=low, maxval=high)
-        return self.midnight(task, day, phi * RATE_KW * task.mask.sum())
+        full = jnp.where(task.mask, self.stations.max_kw[task.members], 0.0).sum()
+        return self.midnight(task, day, phi * full)
 
     def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> DayState:
         """The first state of a day behind a given feeder."""
         start = jnp.zeros((), jnp.int32)
-        return DayState(
-            day.astype(jnp.int32), start, capacity_kw, empty_garage(task.members.shape[0])
-        )
+        known = unknown(self.stations.at(task.members))
+        return DayState(day.astype(jnp.int32), start, capacity_kw, known)
 
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
         here = self.garage.at(state.day, task.members)
-        return see(here, state.garage, state.n, state.capacity_kw)
+        stations = self.stations.at(task.members)
+        return see(here, stations, state.garage, state.n, state.capacity_kw, self.physics)
 
     def observe(self, task: Task, state: DayState) -> Observation:
         return observation(self.see(task, state), task.mask)
@@ -124,33 +147,48 @@ class Charging(Problem):
         *,
         key: PRNGKeyArray,
     ) -> Step:
-        garage, drawn = draw(self.see(task, state), allocation * state.capacity_kw)
+        seen = self.see(task, state)
+        garage, drawn = draw(seen, allocation * state.capacity_kw, self.physics)
         n = state.n + 1
         following = DayState(state.day, n, state.capacity_kw, garage)
         reward = jnp.where(task.mask, drawn * self.worth[task.members], 0.0).sum()
-        return Step(following, reward, n >= PERIODS, jnp.array(False))
+        return Step(following, reward, n >= self.horizon, jnp.array(False))
+
+
+def _at_midnight(days: Days) -> Garage:
+    """The days apart from one another: a car that was there before has what the full rate gave it."""
+    garage = days.garage
+    hours = np.maximum(-garage.arrival, 0) * days.physics.period_hours
+    had = np.asarray(days.wiring.max_kw)[:, None] * garage.car_share * hours
+    return replace(garage, need_kwh=np.maximum(garage.need_kwh - had, 0).astype(np.float32))
 
 
 def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
     """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
     can_draw = seen.can_draw & mask
-    angle = 2 * jnp.pi * seen.period.astype(jnp.float32) / PERIODS
+    stations, known = seen.stations, seen.known
+    angle = 2 * jnp.pi * seen.hour / 24
     drawing = jnp.maximum(can_draw.sum(), 1)
-    per_car = jnp.log(jnp.clip(seen.capacity_kw / (drawing * RATE_KW), 1e-3, 1e3))
+    wanted = jnp.where(can_draw, stations.max_kw, 0.0).sum()
+    per_car = jnp.log(jnp.clip(seen.capacity_kw / jnp.maximum(wanted, 1e-3), 1e-3, 1e3))
     own = (
-        *(seen.plugged, can_draw, seen.stated, jnp.log1p(seen.requested_kwh) / 3),
+        *(seen.plugged, can_draw, seen.said_energy, seen.said_departure),
+        jnp.log1p(seen.requested_kwh) / 3,
         *_outlook(seen.said),
         *_outlook(seen.recalled),
-        *(_hours(seen.hours_here), jnp.log1p(seen.got_kwh) / 3),
-        *(seen.offered_kw / RATE_KW, seen.drawn_kw / RATE_KW),
+        *(_hours(seen.hours_here), jnp.log1p(known.got_kwh) / 3),
+        *(known.offered_a / stations.max_a, known.current_a / stations.max_a),
+        *(known.limit_a / stations.max_a, known.on_hours > 0),
+        jnp.log(stations.max_kw / _USUAL_KW),
     )
     shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
     earlier = (seen.familiarity, jnp.log1p(seen.to_come_kwh))
     columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared + earlier))
+    capacity = jnp.maximum(seen.capacity_kw, 1e-6)
     return Observation(
         jnp.stack(columns, -1)[:, None, :],
-        seen.offered_kw / seen.capacity_kw,
-        jnp.where(mask, jnp.minimum(seen.limit_kw / seen.capacity_kw, 1.0), 0.0),
+        seen.offered_kw / capacity,
+        jnp.where(mask, jnp.minimum(seen.limit_kw / capacity, 1.0), 0.0),
     )
 
 

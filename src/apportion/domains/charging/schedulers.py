@@ -1,9 +1,10 @@
-"""The schedulers that garages use, from what is seen of each station to the kW it is offered.
+"""The schedulers that garages use, from what is seen of each station to the kW wished for it.
 
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
-time of arrival to the second, and only then by the place of the station. Full cars are skipped. Days are
-simulated by `simulate_all`; `best_energies` is the most that could have been served.
+time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
+Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points turn
+every scheduler's wishes into what stations are told. `best_energies` is the most that could have been served.
 """
 
 import os
@@ -21,37 +22,37 @@ from jaxtyping import Array, Float, Int
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
+from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
-    PERIOD_HOURS,
-    PERIODS,
     Flags,
     Garage,
     PerSession,
     PerStation,
+    Physics,
     State,
+    Stations,
     StationView,
     draw,
-    empty,
     look,
     plugged_in,
     see,
+    unknown,
     visit,
 )
 from apportion.domains.charging.problem import observation
-from apportion.domains.charging.sessions import RATE_KW
 from apportion.errors import InputError
 from apportion.policy import Policy
 
 Schedule = Callable[[StationView], Float[Array, " entities"]]
-"""From what is seen to the kW offered to each station, within their limits and the capacity."""
+"""From what is seen to the kW wished for each station, within their limits and the capacity."""
 
 _ROWS = 2400
-"""Stations of all days in a group: few enough that what a policy computes of them stays in the cache,
+"""Stations of all lanes of a group: few enough that what a policy computes of them stays in the cache,
 many enough that a period is worth its calls."""
 _STRETCH = 4
-"""Periods between two looks at which stations can draw at all."""
+"""Periods between two looks at which stations have a car at all."""
 _FEW = 24
-"""Below so many stations, all are worked on where any can draw."""
+"""Below so many stations, all are worked on where any has a car."""
 _TOGETHER = 16
 """Days in one linear programme: calling the solver costs more than a day's solution."""
 
@@ -68,7 +69,7 @@ def in_order(key: Callable[[StationView], PerStation]) -> Schedule:
 
 def clairvoyant(seen: StationView) -> PerStation:
     """Least laxity first by true needs and departures; nothing is offered beyond the need."""
-    useful = jnp.minimum(seen.limit_kw, seen.truth.open_kwh / PERIOD_HOURS)
+    useful = jnp.minimum(seen.limit_kw, 4 * seen.truth.open_kwh)
     return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
 
 
@@ -142,68 +143,77 @@ def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
 
 @eqx.filter_jit
 def walk_day(
-    day: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
-) -> tuple[StationView, Float[Array, "periods entities"], Float[Array, "periods entities"]]:
-    """What a scheduler sees in each period of a day, the kW it offers, and the kWh that are drawn."""
+    day: Garage,
+    stations: Stations,
+    schedule: Schedule,
+    capacity_kw: Float[Array, ""],
+    physics: Physics,
+) -> tuple[StationView, Float[Array, "periods entities"]]:
+    """What a scheduler sees in each period of a day, and the kWh that are drawn."""
 
     def period(state, n):
-        seen = see(day, state, n, capacity_kw)
-        offered = schedule(seen)
-        state, drawn = draw(seen, offered)
-        return state, (seen, offered, drawn)
+        seen = see(day, stations, state, n, capacity_kw, physics)
+        state, drawn = draw(seen, schedule(seen), physics)
+        return state, (seen, drawn)
 
-    start = empty(day.arrival.shape[0])
-    return jax.lax.scan(period, start, jnp.arange(PERIODS, dtype=jnp.int32))[1]
+    periods = jnp.arange(physics.periods, dtype=jnp.int32)
+    return jax.lax.scan(period, unknown(stations), periods)[1]
 
 
-def simulate_days(
-    days: Garage, schedule: Schedule, capacity_kw: Float[Array, ""]
-) -> Float[Array, "days entities sessions"]:
-    """The kWh each session draws in each day, in one scan over stretches of periods.
+def _walk_lanes(
+    lanes: Garage,
+    stations: Stations,
+    schedule: Schedule,
+    capacity_kw: Float[Array, ""],
+    physics: Physics,
+) -> Float[Array, "lanes days entities sessions"]:
+    """The kWh each session draws on each day: lanes side by side, their days one after the other.
 
-    In a stretch only those stations are worked on where a car can draw at some time, in as few rows as
-    the busiest of the days needs: the schedule is not shown the others, to whom it could give nothing.
+    In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
+    the busiest of the lanes needs: the schedule is not shown the others, to whom it could give nothing.
     """
-    count, entities, _ = days.arrival.shape
+    count, _, entities, _ = lanes.arrival.shape
     sizes = (entities,)
     if entities >= _FEW and jax.default_backend() == "cpu":
         # Few choices, since each is compiled.
         sizes = (-(-entities // 4), -(-entities // 2), entities)
 
-    def stretch(carry, start):
-        state, energy = carry
-        arrives = (days.arrival >= start) & (days.arrival < start + _STRETCH) & days.there
-        is_here = (days.arrival < start) & (start < days.departure)
-        awaits = arrives.any(-1) | (is_here.any(-1) & ~state.full)
+    def day(state, today):
+        def stretch(carry, start):
+            awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any(-1)
 
-        def in_rows(size: int):
-            one_day = partial(_stretch, size, schedule, capacity_kw, start)
-            return lambda: jax.vmap(one_day)(days, awaits, state, energy)
+            def in_rows(size: int):
+                one = partial(_stretch, size, stations, schedule, capacity_kw, physics, start)
+                return lambda: jax.vmap(one)(today, awaits, *carry)
 
-        branches = [lambda: carry, *map(in_rows, sizes)]
-        most = awaits.sum(-1).max()
-        return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches), None
+            branches = [lambda: carry, *map(in_rows, sizes)]
+            most = awaits.sum(-1).max()
+            return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches), None
 
-    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), empty(entities))
-    starts = jnp.arange(0, PERIODS, _STRETCH, dtype=jnp.int32)
-    begun = state, jnp.zeros(days.arrival.shape, jnp.float32)
-    (_, energy), _ = jax.lax.scan(stretch, begun, starts)
-    return energy
+        starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
+        begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
+        return jax.lax.scan(stretch, begun, starts)[0]
+
+    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), unknown(stations))
+    by_day = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), lanes)
+    return jnp.swapaxes(jax.lax.scan(day, state, by_day)[1], 0, 1)
 
 
 def _stretch(
     size: int,
+    stations: Stations,
     schedule: Schedule,
     capacity_kw: Float[Array, ""],
+    physics: Physics,
     start: Int[Array, ""],
     day: Garage,
     awaits: Flags,
     state: State,
     energy: PerSession,
 ) -> tuple[State, PerSession]:
-    """A stretch of one day in `size` rows, enough for all who await power; the others' state stays."""
+    """A stretch of one lane in `size` rows, enough for all who have a car; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
-    packed_day, packed = day, state
+    packed_day, packed, wiring = day, state, stations
     if size < len(rank):
         # The station of each row, in their order; past the last one for rows that nobody needs.
         station = (rank <= jnp.arange(size)[:, None]).sum(-1)
@@ -212,13 +222,14 @@ def _stretch(
         to_come: Any = day.to_come_kwh
         packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
         packed_day = replace(packed_day, to_come_kwh=to_come[:size])
+        wiring = stations.at(jnp.minimum(station, len(rank) - 1))
     periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
     # What no offer changes is worked out for all periods at once.
-    fresh = jax.vmap(lambda n: visit(packed_day, n, capacity_kw))(periods)
+    fresh = jax.vmap(lambda n: visit(packed_day, wiring, n, capacity_kw, physics))(periods)
 
     def period(state, fresh):
-        seen = look(fresh, state)
-        return draw(seen, schedule(seen))
+        seen = look(fresh, state, physics)
+        return draw(seen, schedule(seen), physics)
 
     packed, drawn = jax.lax.scan(period, packed, fresh)
     here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
@@ -233,56 +244,25 @@ def _stretch(
     return state, energy + jnp.where(awaits[:, None], back(added), 0.0)
 
 
-def _over_days(
-    run: Callable[[Garage], Float[Array, "*others days entities sessions"]],
-    days: Garage,
-    entities: int,
-) -> np.ndarray:
-    """What `run` makes of all days; on a processor in groups that stay in its cache, a group a core.
-
-    Every group has the same number of days, the last one with empty ones, so that `run` is compiled
-    once.
-    """
-    count = days.arrival.shape[0]
-    groups = -(-count // max(_ROWS // entities, 1))
-    if groups < 2 or jax.default_backend() != "cpu":
-        return np.asarray(run(days))
-    size = -(-count // groups)
-    # Days as busy as each other together, so that a quiet day does not wait for a busy one.
-    order = np.argsort((np.asarray(days.departure) > np.asarray(days.arrival)).sum((1, 2)))[::-1]
-
-    def part(start: int) -> Garage:
-        def cut(values: Array | np.ndarray) -> np.ndarray:
-            here = np.asarray(values)[order[start : start + size]]
-            return np.pad(here, [(0, size - len(here))] + [(0, 0)] * (here.ndim - 1))
-
-        return jax.tree.map(cut, days)
-
-    parts = [part(start) for start in range(0, count, size)]
-    # The first is begun alone, since that compiles.
-    first = run(parts[0])
-    with ThreadPoolExecutor(os.cpu_count()) as cores:
-        rest = list(cores.map(lambda days: np.asarray(run(days)), parts[1:]))
-    together = np.concatenate([np.asarray(first), *rest], -3)
-    return together[..., np.argsort(order), :, :]
-
-
 @eqx.filter_jit
 def _simulate(
-    days: Garage,
+    lanes: Garage,
+    stations: Stations,
     schedules: tuple[Schedule, ...],
-    capacity_kw: Float[Array, ""],
+    capacity_kw: Float[Array, " tasks"],
     members: Int[Array, "tasks entities"],
-) -> Float[Array, "schedules tasks days entities sessions"]:
+    physics: Physics,
+) -> Float[Array, "schedules tasks lanes days entities sessions"]:
     """The kWh of every session under each schedule: one program, and one to compile."""
 
-    def under(schedule: Schedule) -> Float[Array, "tasks days entities sessions"]:
-        def task(stations):
-            garage = jax.tree.map(lambda x: x[:, stations], days)
-            return simulate_days(garage, schedule, capacity_kw)
+    def under(schedule: Schedule) -> Float[Array, "tasks lanes days entities sessions"]:
+        def task(inputs):
+            chosen, capacity_kw = inputs
+            garage = jax.tree.map(lambda x: x[:, :, chosen], lanes)
+            return _walk_lanes(garage, stations.at(chosen), schedule, capacity_kw, physics)
 
         # One after another: tasks at once would not fit into the cache.
-        return jax.lax.map(task, members)
+        return jax.lax.map(task, (members, capacity_kw))
 
     if len(schedules) == 1:
         return under(schedules[0])[None]
@@ -294,79 +274,153 @@ def _simulate(
     )
 
 
+def lanes_of(joins: np.ndarray, most: int) -> np.ndarray:
+    """Days as at most so many lanes of about one length, (lanes, days); -1 is no day.
+
+    A day that joins the one before stays in its lane, so that lanes can be walked side by side.
+
+    >>> lanes_of(np.array([False, True, False, False, True]), 2).tolist()
+    [[0, 1, -1], [2, 3, 4]]
+    """
+    length = -(-len(joins) // most)
+    lanes: list[list[int]] = [[]]
+    for day, joined in enumerate(joins):
+        if len(lanes[-1]) >= length and not joined:
+            lanes.append([])
+        lanes[-1].append(day)
+    longest = max(map(len, lanes))
+    return np.array([lane + [-1] * (longest - len(lane)) for lane in lanes])
+
+
 def simulate_all(
-    days: Garage,
+    days: Days,
     schedules: Sequence[Schedule],
-    capacity_kw: Float[Array, ""] | float,
+    capacity_kw: np.ndarray | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> np.ndarray:
     """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
-    Days are arrays (days, stations, sessions) with forecasts (`add_forecasts`); schedules some of
-    `SCHEDULERS`, or any others; members the stations of each task, by default one task of all.
+    What a car draws on a later day than its first counts on the first. Days have forecasts
+    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task, by
+    default one task of all; `capacity_kw` is that of all tasks, or of each.
     """
-    if days.predicted_need_kwh is None:
+    garage, stations = days.garage, days.wiring
+    if garage.predicted_need_kwh is None:
         raise InputError("charging: the days have no forecasts; see add_forecasts")
-    tasks = np.arange(days.arrival.shape[1])[None] if members is None else np.asarray(members)
-    program = partial(
-        _simulate,
-        schedules=tuple(schedules),
-        capacity_kw=jnp.float32(capacity_kw),
-        members=jnp.asarray(tasks, jnp.int32),
-    )
-    return _over_days(program, days, tasks.shape[1])
+    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
+    capacity = np.broadcast_to(np.asarray(capacity_kw, np.float32), len(tasks))
+    cores = os.cpu_count() or 1
+    on_cpu = jax.default_backend() == "cpu"
+    lanes = lanes_of(days.joins, cores * max(_ROWS // tasks.shape[1], 1) if on_cpu else len(days))
+    # A group for each core, of one shape, so that all are one program.
+    groups = min(cores if on_cpu else 1, len(lanes))
+    lanes = np.pad(lanes, ((0, -len(lanes) % groups), (0, 0)), constant_values=-1)
+
+    def run(lanes: np.ndarray) -> np.ndarray:
+        # Behind the last day stands an empty one, for places of a lane that have none.
+        def gathered(values: Array) -> np.ndarray:
+            values = np.asarray(values)
+            return np.concatenate([values, np.zeros_like(values[:1])])[lanes]
+
+        found = _simulate(
+            jax.tree.map(gathered, garage),
+            stations,
+            tuple(schedules),
+            jnp.asarray(capacity),
+            jnp.asarray(tasks, jnp.int32),
+            days.physics,
+        )
+        return np.asarray(found)[:, :, lanes >= 0]
+
+    # The first is begun alone, since that compiles.
+    head, *others = np.split(lanes, groups)
+    first = run(head)
+    with ThreadPoolExecutor(cores) as threads:
+        rest = list(threads.map(run, others))
+    drawn = np.concatenate([first, *rest], 2)
+    return _on_first_days(drawn, garage, tasks)
+
+
+def _on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
+    """Energy of sessions that span days, moved to the first; of those that began before, left out."""
+    begins, number = np.asarray(garage.begins), np.asarray(garage.number)
+    goes_on = np.asarray(garage.there) & ~begins
+    if not goes_on.any():
+        return drawn
+    day, _, place = np.nonzero(begins)
+    first_day, first_place = np.full((2, int(number.max()) + 1), -1)
+    first_day[number[begins]], first_place[number[begins]] = day, place
+    moved = np.where(goes_on[:, tasks].swapaxes(0, 1), 0, drawn)
+    for task, members in enumerate(tasks):
+        days, entities, places = np.nonzero(goes_on[:, members])
+        own = number[days, members[entities], places]
+        known = first_day[own] >= 0
+        goal = (first_day[own][known], entities[known], first_place[own][known])
+        for schedule in range(len(drawn)):
+            energy = drawn[schedule, task, days, entities, places][known]
+            np.add.at(moved[schedule, task], goal, energy)
+    return moved
 
 
 def best_energies(
-    garage: Garage, capacity_kw: float, members: np.ndarray | None = None
+    days: Days, capacity_kw: np.ndarray | float, members: np.ndarray | None = None
 ) -> np.ndarray:
     """The most kWh that the sessions of each task and day can be served together, (tasks, days).
 
     What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
-    interval i, over the intervals it fills, with x_{s,i} at most what the station gives in it, the
+    interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
     sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
-    arrivals or departures all periods are alike, so that they count as one interval. Solved by HiGHS.
+    arrivals or departures all periods are alike, so that they count as one interval. A session counts on its
+    first day. Solved by HiGHS.
     """
-    arrays = [np.asarray(x) for x in (garage.arrival, garage.departure, garage.need_kwh)]
-    tasks = np.arange(arrays[0].shape[1])[None] if members is None else np.asarray(members)
-    # A row for each task and day.
-    days = [np.concatenate([x[:, task] for task in tasks]) for x in arrays]
-    served = [
-        _solve(capacity_kw, *(x[first : first + _TOGETHER] for x in days))
-        for first in range(0, len(days[0]), _TOGETHER)
-    ]
-    return np.concatenate(served).reshape(len(tasks), -1)
+    garage, wiring = days.garage, days.wiring
+    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
+    capacity = np.broadcast_to(np.asarray(capacity_kw, float), len(tasks))
+    day, station, _ = where = np.nonzero(garage.begins & (garage.need_kwh > 0))
+    start = day * days.physics.periods
+    first, last = start + garage.arrival[where], start + garage.departure[where]
+    rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
+    # Whole stretches between days that join no other, as many together as are worth a call.
+    stretch = np.cumsum(~days.joins) // _TOGETHER
+    best = np.zeros((len(tasks), len(days)))
+    for task, chosen in enumerate(tasks):
+        for number in range(stretch.max() + 1):
+            own = np.isin(station, chosen) & (stretch[day] == number)
+            sessions = (first[own], last[own], garage.need_kwh[where][own], rate[own])
+            energy = _solve(capacity[task], days.physics.period_hours, *sessions)
+            np.add.at(best[task], day[own], energy)
+    return best
 
 
 def _solve(
-    capacity_kw: float, arrival: np.ndarray, departure: np.ndarray, need_kwh: np.ndarray
+    capacity_kw: float,
+    period_hours: float,
+    first: np.ndarray,
+    last: np.ndarray,
+    need_kwh: np.ndarray,
+    rate_kw: np.ndarray,
 ) -> np.ndarray:
-    """The most kWh of each day; the days do not touch one another."""
-    there = (departure > arrival) & (need_kwh > 0)
-    day, needs = np.nonzero(there)[0], need_kwh[there].astype(float)
-    if not len(day):
-        return np.zeros(len(arrival))
-    # One day after another on one clock.
-    begins = day * (int(departure.max()) + 1)
-    first, last = arrival[there] + begins, departure[there] + begins
+    """The kWh of each session, of those with the most together."""
+    if not len(first):
+        return np.zeros(0)
     cuts = np.unique(np.concatenate([first, last]))
     inside = (first[:, None] <= cuts[:-1]) & (cuts[1:] <= last[:, None])
     filled = inside.any(0)
-    hours = np.diff(cuts)[filled] * PERIOD_HOURS
+    hours = np.diff(cuts)[filled] * period_hours
     session, interval = np.nonzero(inside[:, filled])
     ones, columns = np.ones(len(session)), np.arange(len(session))
-    by_session = csr_array((ones, (session, columns)), shape=(len(needs), len(session)))
+    by_session = csr_array((ones, (session, columns)), shape=(len(first), len(session)))
     by_interval = csr_array((ones, (interval, columns)), shape=(len(hours), len(session)))
-    most = RATE_KW * hours[interval]
+    most = rate_kw[session] * hours[interval]
     solution = linprog(
         -ones,
         A_ub=vstack([by_session, by_interval]),
-        b_ub=np.concatenate([needs, capacity_kw * hours]),
+        b_ub=np.concatenate([need_kwh.astype(float), capacity_kw * hours]),
         bounds=np.stack([np.zeros_like(most), most], 1),
         method="highs",
     )
     if not solution.success:
         raise RuntimeError(
-            f"the linear programme of {len(arrival)} days failed: {solution.message}"
+            f"the linear programme of {len(first)} sessions failed: {solution.message}"
         )
-    return np.bincount(day[session], solution.x, minlength=len(arrival))
+    return np.bincount(session, solution.x, minlength=len(first))

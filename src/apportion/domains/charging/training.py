@@ -21,9 +21,11 @@ from apportion.domains.charging.backtest import (
 )
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import physics_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
 from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.site import Site, describe_sites
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
@@ -41,8 +43,9 @@ _TESTED = {"capacity": 0.15, "tasks": 8}
 class Garages:
     """The sites of a file: what is trained on, and what is kept for tests."""
 
+    descriptions: dict[str, Site]
     sites: dict[str, Days]
-    """All working days and stations."""
+    """All days and stations."""
     until: dict[str, np.datetime64]
     """The last day that each site was trained on."""
     seen: dict[str, np.ndarray]
@@ -57,8 +60,15 @@ class Garages:
     @classmethod
     def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
         """Split stations and days; nothing after `until` and no held-out station is looked at."""
-        names = settings.site or tuple(sorted(map(str, frame.site.unique())))
-        sites = {name: Days.of(frame, name) for name in names}
+        embedded = settings.sessions is None
+        descriptions = describe_sites(
+            frame, settings.site, embedded=embedded, timezone=settings.timezone
+        )
+        physics = physics_of(settings.period_minutes, ideal=settings.ideal)
+        sites = {
+            name: Days.of(frame, name, site, physics=physics, quiet=settings.quiet_days)
+            for name, site in descriptions.items()
+        }
         until, seen, unseen = {}, {}, {}
         for name, days in sites.items():
             if settings.until is None:
@@ -77,7 +87,7 @@ class Garages:
                 )
         training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
         predictor = Predictor.fit(*training)
-        return cls(sites, until, seen, unseen, training, predictor, settings.recall)
+        return cls(descriptions, sites, until, seen, unseen, training, predictor, settings.recall)
 
     def training_days(self) -> list[Days]:
         """The training stations on the training days, with forecasts."""
@@ -160,7 +170,10 @@ def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> Prepare
     choose_stations(garages, settings)
     data = {
         "source": "embedded" if settings.sessions is None else str(settings.sessions),
-        "sites": {name: days.summary() for name, days in garages.sites.items()},
+        "sites": {
+            name: f"{days.summary()}; {garages.descriptions[name].describe()}"
+            for name, days in garages.sites.items()
+        },
         "until": {name: str(day) for name, day in garages.until.items()},
         "fingerprint": fingerprint(frame),
     }
@@ -188,6 +201,10 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
         },
         "predictor": garages.predictor.to_dict(),
         "recall": garages.recall,
+        "period_minutes": settings.period_minutes,
+        "ideal": settings.ideal,
+        "quiet_days": settings.quiet_days,
+        "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
         "channels": CHANNELS,
     }
 

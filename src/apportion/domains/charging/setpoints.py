@@ -1,0 +1,101 @@
+"""From wishes to set-points: what a station can really be told, the same for policies and schedulers.
+
+A car charges with at least 6 A on each of its phases or not at all, a charge point takes whole amperes,
+and feeder, phases, branches and cables have limits. Wishes, in kW, are served in their order:
+
+1. who has been on for less than the minimum time stays on, whatever is wished for it;
+2. then the largest wish first, and of equal ones who is on already; each gets its wish, but at least the
+   least that charges, as far as every limit above it leaves room; who does not fit is passed over;
+3. what is left raises those who are on, in the same order, and then switches on others.
+
+So nobody is above any limit, nobody is between 0 and the least, and no power is left that somebody could
+take. A schedule that serves cars one after another stays what it is. The rounding has no gradient: learning
+sees through it (`straight_through`).
+"""
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+if TYPE_CHECKING:
+    from apportion.domains.charging.garage import Stations
+
+_SLACK_A = 1e-3
+"""What single precision may lose of an ampere."""
+
+_FEW = 16
+"""Up to so many stations the steps are written out: one kernel in place of a loop of many."""
+
+Amperes = Float[Array, " entities"]
+
+
+def set_points(
+    wishes_kw: Float[Array, " entities"],
+    most_a: Amperes,
+    stations: "Stations",
+    capacity_kw: Float[Array, ""],
+    *,
+    on: Bool[Array, " entities"],
+    held: Bool[Array, " entities"],
+) -> Amperes:
+    """Whole amperes for each station.
+
+    Parameters
+    ----------
+    wishes_kw
+        What a policy or a scheduler would offer.
+    most_a
+        The most each station can take now: its cable's and its car's; 0 where nobody can draw.
+    stations, capacity_kw
+        The limits, and the feeder's power of the moment.
+    on
+        Who was offered something in the period before.
+    held
+        Who must not be switched off yet.
+    """
+    wish = wishes_kw / stations.kw_per_a
+    most = jnp.floor(most_a + _SLACK_A)
+    able = most >= stations.min_a
+    rank = _rank(held & able, wish, on)
+    # In the order of service, so that one station after the other is a step of a few numbers.
+    order = jnp.argsort(rank)
+    loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
+    limits = jnp.append(capacity_kw, stations.limit_a)
+    least = stations.min_a[order]
+
+    def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
+        """Raise the willing, one after the other, towards what they want, as far as there is room."""
+
+        def one(used, station):
+            load, has, least, wanted, willing = station
+            room = jnp.where(load > 0, (limits - used) / jnp.where(load > 0, load, 1.0), jnp.inf)
+            target = jnp.floor(jnp.minimum(wanted, has + room.min() + _SLACK_A))
+            fits = willing & (target >= least) & (target > has)
+            more = jnp.where(fits, target - has, 0.0)
+            return used + load * more, has + more
+
+        used = (loads * given[:, None]).sum(0)
+        each = (loads, given, least, wanted, willing)
+        return jax.lax.scan(one, used, each, unroll=len(wish) if len(wish) <= _FEW else 1)[1]
+
+    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), stations.min_a, most)[order]
+    most, able, eager = most[order], able[order], (held | (wish > 0))[order]
+    given = serve(jnp.zeros_like(wish), wanted, able & eager)
+    given = serve(given, most, given > 0)
+    return serve(given, most, able)[rank]
+
+
+def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
+    """Each station's place in the order of service; of equal ones the first is served first."""
+    ahead = jnp.arange(len(wish))[:, None] < jnp.arange(len(wish))[None, :]
+    for key in (on, wish, held):
+        mine, other = key[:, None], key[None, :]
+        ahead = (mine > other) | ((mine == other) & ahead)
+    return ahead.sum(0)
+
+
+def straight_through(wished: Array, told: Array) -> Array:
+    """What is told, with the gradient of what was wished."""
+    return wished + jax.lax.stop_gradient(told - wished)

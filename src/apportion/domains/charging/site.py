@@ -1,0 +1,359 @@
+"""A garage as it is wired: its stations with their cables, and the limits above them, in one TOML file.
+
+    timezone = "Europe/Berlin"
+    volts = 230              # between a phase and neutral; for each phase that a station uses
+    feeder_a = 63            # on each phase; or feeder_kw
+    period_minutes = 5
+    [stations.N1]
+    max_a = 32
+    phases = 3               # of one phase: which of the three, phase = 2
+    min_a = 6                # what a car needs to charge at all
+    [branches.north]         # optional; branches may share stations, as a tree's do
+    limit_a = 32             # on each phase
+    stations = ["N1", "N2"]
+
+Every limit is a sum over stations: what an ampere at a station takes of it, and how much there is. So the
+feeder, its phases and all branches are rows of one matrix (`Wiring`). Nothing here starts JAX.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pandas as pd
+
+from apportion.errors import InputError
+from apportion.runs.settings import read_toml, suggest
+
+PHASES = (1, 2, 3)
+LEAST_A = 6.0
+"""Below this no car charges (IEC 61851)."""
+PERIODS_MINUTES = (5, 15)
+EMBEDDED = ("caltech", "jpl")
+_RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
+"""The usual cables, by what they give."""
+_KEYS = {
+    "site": (
+        "timezone",
+        "volts",
+        "feeder_a",
+        "feeder_kw",
+        "period_minutes",
+        "stations",
+        "branches",
+    ),
+    "station": ("max_a", "phases", "phase", "min_a"),
+    "branch": ("limit_a", "stations"),
+}
+
+
+@dataclass(frozen=True)
+class Station:
+    """A charging station: its cable's limit, and the phases it is wired to."""
+
+    max_a: float = 32.0
+    phases: tuple[int, ...] = PHASES
+    min_a: float = LEAST_A
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A limit on each phase of what some stations take together."""
+
+    limit_a: float
+    stations: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """A site's limits as arrays, in the order of its stations; the first is the feeder's power in kW.
+
+    A set-point is feasible where `load @ amperes <= limit`, and each station has none, or at least `min_a`
+    and at most `max_a`.
+    """
+
+    max_a: np.ndarray
+    min_a: np.ndarray
+    kw_per_a: np.ndarray
+    """What an ampere on all its phases is in kW."""
+    load: np.ndarray
+    """(limits, stations): what an ampere at a station takes of each limit."""
+    limit: np.ndarray
+    """(limits): in kW the first, in amperes the others."""
+
+    @property
+    def max_kw(self) -> np.ndarray:
+        """The most each station gives."""
+        return self.max_a * self.kw_per_a
+
+
+@dataclass(frozen=True)
+class Site:
+    """A garage's description.
+
+    Examples
+    --------
+    >>> site = Site(stations={"N1": Station(), "N2": Station(16.0, (2,))}, feeder_a=40.0)
+    >>> site.wiring().max_kw.round(2).tolist(), round(site.capacity_kw, 1)
+    ([22.08, 3.68], 27.6)
+    """
+
+    stations: Mapping[str, Station]
+    feeder_a: float | None = None
+    """On each phase."""
+    feeder_kw: float | None = None
+    volts: float = 230.0
+    branches: Mapping[str, Branch] = field(default_factory=dict)
+    timezone: str | None = None
+    period_minutes: int = 15
+
+    def __post_init__(self):
+        for what, value in self._numbers():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+                raise InputError(f"site: {what} is {value!r}; it must be a number above 0")
+        if not self.stations:
+            raise InputError("site: no station is described; add a table [stations.NAME]")
+        if (self.feeder_a is None) == (self.feeder_kw is None):
+            raise InputError("site: give one of feeder_a, amperes on each phase, and feeder_kw")
+        if self.period_minutes not in PERIODS_MINUTES:
+            raise InputError(f"site: period_minutes is {self.period_minutes}; it must be 5 or 15")
+        if self.timezone is not None:
+            _require_zone(self.timezone)
+        for name, station in self.stations.items():
+            if station.min_a > station.max_a:
+                raise InputError(
+                    f"site: station {name}: min_a {station.min_a:g} is above max_a {station.max_a:g}"
+                )
+            if not station.phases or not set(station.phases) <= set(PHASES):
+                raise InputError(f"site: station {name}: its phases must be among 1, 2 and 3")
+        for name, branch in self.branches.items():
+            for station in branch.stations:
+                if station not in self.stations:
+                    raise InputError(
+                        f"site: branch {name}: there is no station {station}"
+                        f"{suggest(station, list(self.stations))}"
+                    )
+
+    def _numbers(self) -> Iterable[tuple[str, Any]]:
+        yield "volts", self.volts
+        for what in ("feeder_a", "feeder_kw"):
+            if getattr(self, what) is not None:
+                yield what, getattr(self, what)
+        for name, station in self.stations.items():
+            yield f"station {name}: max_a", station.max_a
+            yield f"station {name}: min_a", station.min_a
+        for name, branch in self.branches.items():
+            yield f"branch {name}: limit_a", branch.limit_a
+
+    @property
+    def capacity_kw(self) -> float:
+        """What the feeder gives on all phases together."""
+        if self.feeder_kw is not None:
+            return self.feeder_kw
+        assert self.feeder_a is not None
+        used = {phase for station in self.stations.values() for phase in station.phases}
+        return self.feeder_a * self.volts * len(used) / 1000
+
+    @property
+    def fingerprint(self) -> str:
+        """The same description gives the same 16 digits; the order of stations does not matter."""
+        plain = json.dumps(asdict(self), sort_keys=True, default=list)
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+    def wiring(self, names: Iterable[str] | None = None) -> Wiring:
+        """The limits of these stations, by default of all."""
+        chosen = list(self.stations if names is None else names)
+        stations = [self.stations[name] for name in chosen]
+        on_phase = np.array([[p in s.phases for s in stations] for p in PHASES], float)
+        kw_per_a = on_phase.sum(0) * self.volts / 1000
+        load, limit = [kw_per_a], [self.capacity_kw]
+        above: list[tuple[float, set[str]]] = []
+        if self.feeder_a is not None:
+            above.append((self.feeder_a, set(chosen)))
+        above += [(branch.limit_a, set(branch.stations)) for branch in self.branches.values()]
+        for limit_a, below in above:
+            here = np.array([name in below for name in chosen], float)
+            for row in on_phase * here:
+                if row.any():
+                    load.append(row)
+                    limit.append(limit_a)
+        return Wiring(
+            np.array([s.max_a for s in stations], float),
+            np.array([s.min_a for s in stations], float),
+            kw_per_a,
+            np.stack(load),
+            np.array(limit, float),
+        )
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Site":
+        """The site that a TOML file describes.
+
+        Raises
+        ------
+        InputError
+            What is wrong with the file, and where.
+        """
+        content = read_toml(Path(path))
+        try:
+            return cls.of(content)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> "Site":
+        """The site that a TOML file's tables describe."""
+        _require_known("site", "site", content)
+        stations, branches = (content.get(name, {}) for name in ("stations", "branches"))
+        for name, tables in (("stations", stations), ("branches", branches)):
+            if not isinstance(tables, Mapping) or not all(
+                isinstance(table, Mapping) for table in tables.values()
+            ):
+                raise InputError(f"site: {name} must be tables, such as [{name}.NAME]")
+        plain = {k: v for k, v in content.items() if k not in ("stations", "branches")}
+        return cls(
+            {str(name): _station(str(name), table) for name, table in stations.items()},
+            branches={str(name): _branch(str(name), table) for name, table in branches.items()},
+            **plain,
+        )
+
+    @classmethod
+    def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
+        """A site whose stations have the least usual cable that explains the power seen there.
+
+        The power is what was delivered over how long the car was there, so a cable may be larger; the feeder
+        is as large as all of them together.
+        """
+        hours = (sessions.departure - sessions.arrival).dt.total_seconds() / 3600
+        power = (sessions.delivered_kwh / hours.where(hours > 0.25)).groupby(
+            sessions.station.astype(str)
+        )
+        volts, stations = 230.0, {}
+        for name, most in power.max().fillna(0.0).items():
+            fitting = [
+                (max_a, phases)
+                for max_a, phases in _RATINGS
+                if max_a * len(phases) * volts / 1000 >= most
+            ]
+            stations[str(name)] = Station(*(fitting or _RATINGS[-1:])[0])
+        whole = sum(s.max_a * len(s.phases) for s in stations.values()) * volts / 1000
+        return cls(stations, feeder_kw=round(whole, 3), volts=volts, timezone=timezone)
+
+    def describe(self) -> str:
+        """The site in a line."""
+        rates = pd.Series(np.round(self.wiring().max_kw, 1)).value_counts().sort_index()
+        each = ", ".join(f"{number} of {kw:g} kW" for kw, number in rates.items())
+        return f"{len(self.stations)} stations ({each}), feeder {self.capacity_kw:.1f} kW"
+
+    def to_toml(self) -> str:
+        """The TOML file that describes the site."""
+        lines = []
+        for name in ("timezone", "volts", "feeder_a", "feeder_kw", "period_minutes"):
+            value = getattr(self, name)
+            if value is not None:
+                lines.append(f"{name} = {json.dumps(value)}")
+        for name, station in self.stations.items():
+            lines += ["", f"[stations.{json.dumps(name)}]", f"max_a = {station.max_a}"]
+            lines.append(f"phases = {len(station.phases)}")
+            if len(station.phases) == 1:
+                lines.append(f"phase = {station.phases[0]}")
+            lines.append(f"min_a = {station.min_a}")
+        for name, branch in self.branches.items():
+            lines += ["", f"[branches.{json.dumps(name)}]", f"limit_a = {branch.limit_a}"]
+            lines.append(f"stations = {json.dumps(list(branch.stations))}")
+        return "\n".join([*lines, ""])
+
+
+@cache
+def embedded_site(name: str) -> Site:
+    """The description of a site of the embedded sessions."""
+    return Site.read(Path(__file__).parent / "data" / f"{name}.toml")
+
+
+def describe_sites(
+    frame: pd.DataFrame,
+    chosen: Iterable[str] = (),
+    *,
+    embedded: bool = False,
+    timezone: str | None = None,
+) -> dict[str, Site]:
+    """The sites of a table of sessions, by name: described by a file, embedded, or inferred.
+
+    Parameters
+    ----------
+    chosen
+        Names of sites, or TOML files of them; a file's name is its site's where there are several. By
+        default all.
+    """
+    known = sorted(map(str, frame.site.unique()))
+    found: dict[str, Site] = {}
+    for one in chosen or known:
+        name = one
+        if one.endswith(".toml"):
+            name = known[0] if len(known) == 1 else Path(one).stem
+            found[name] = Site.read(one)
+        if name not in known:
+            raise InputError(
+                f'site "{name}": no session is from there; the sites are {", ".join(known)}'
+            )
+        if name not in found:
+            rows = frame.loc[frame.site == name]
+            found[name] = embedded_site(name) if embedded else Site.infer(rows, timezone=timezone)
+    return found
+
+
+def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
+    """The site of a TOML file, or one that a policy was trained on, as saved with it."""
+    if chosen is not None and chosen.endswith(".toml"):
+        return Site.read(chosen)
+    saved = about.get("sites", {})
+    if not isinstance(saved, Mapping) or not saved:
+        raise InputError("the policy's own facts describe no site; give a TOML file with --site")
+    if chosen is None and len(saved) > 1:
+        raise InputError(
+            f"the policy was trained on {len(saved)} sites; name one, or a TOML file, with --site: "
+            f"{', '.join(saved)}"
+        )
+    name = next(iter(saved)) if chosen is None else chosen
+    if name not in saved:
+        raise InputError(f'there is no site "{name}"{suggest(name, list(saved))}; give a TOML file')
+    return Site.of(tomllib.loads(saved[name]))
+
+
+def _station(name: str, table: Mapping[str, Any]) -> Station:
+    _require_known("station", f"station {name}", table)
+    phases, phase = table.get("phases", 3), table.get("phase", 1)
+    if phases not in (1, 3) or phase not in PHASES or ("phase" in table and phases == 3):
+        raise InputError(
+            f"site: station {name}: phases must be 1 or 3, and phase, of a station of one, 1, 2 or 3"
+        )
+    wired = PHASES if phases == 3 else (phase,)
+    return Station(table.get("max_a", 32.0), wired, table.get("min_a", LEAST_A))
+
+
+def _branch(name: str, table: Mapping[str, Any]) -> Branch:
+    _require_known("branch", f"branch {name}", table)
+    stations = table.get("stations", [])
+    if not isinstance(stations, list) or not stations or "limit_a" not in table:
+        raise InputError(f"site: branch {name}: give limit_a and a list of stations")
+    return Branch(table["limit_a"], tuple(map(str, stations)))
+
+
+def _require_known(kind: str, what: str, table: Mapping[str, Any]) -> None:
+    for key in table:
+        if key not in _KEYS[kind]:
+            raise InputError(f"site: {what}: there is no {key!r}{suggest(key, list(_KEYS[kind]))}")
+
+
+def _require_zone(zone: Any) -> None:
+    try:
+        ZoneInfo(zone)
+    except (LookupError, OSError, ValueError, TypeError):
+        raise InputError(f"site: no such time zone as {zone!r}; name it as Europe/Berlin") from None
