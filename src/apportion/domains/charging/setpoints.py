@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
+_ALIKE_A = 1e-2
+"""Wishes are told apart in such steps: equal ones are not put in order by their rounding errors."""
 
 Amperes = Float[Array, " entities"]
 
@@ -57,7 +59,7 @@ def set_points(
     limits = jnp.append(capacity_kw, stations.limit_a)
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
-    rank = _rank(held & able, wish, on)
+    rank = _rank(held & able, jnp.round(wish / _ALIKE_A), on)
     places = jnp.arange(len(wish), dtype=jnp.int32)
 
     def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
