@@ -1,7 +1,7 @@
-"""A garage that a controller runs: charge points that do as they are told, with cars of hidden needs, in NumPy.
+"""A garage that a controller runs: charge points that do as told, cars of hidden needs, in plain Python.
 
-It shares no code with the simulator that policies are trained and tested in, and plays any number of minutes
-at a time. Whatever it is told is held against the site's limits, and so is whatever is drawn.
+It shares no code with the simulator that policies are trained and tested in, and plays any number of
+minutes at a time. Whatever it is told is held against the site's limits, and so is whatever is drawn.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,13 @@ from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.site import Site, Station
 from apportion.policy import Pooled
 
-KINDS = (Station(16.0, (1,)), Station(16.0), Station(32.0), Station(16.0, (2,)), Station(32.0, (3,)))
+KINDS = (
+    Station(16.0, (1,)),
+    Station(16.0),
+    Station(32.0),
+    Station(16.0, (2,)),
+    Station(32.0, (3,)),
+)
 
 
 def opinionated(volume: float = 3.0) -> Pooled:
@@ -28,7 +34,7 @@ def opinionated(volume: float = 3.0) -> Pooled:
 
 
 def check_limits(site: Site, told_a: dict[str, int], capacity_kw: float) -> None:
-    """Whole amperes, none between 0 and the least, and nothing above a cable, a phase, a branch, the feeder."""
+    """Whole amperes, none between 0 and the least, nothing above cable, phase, branch or feeder."""
     assert set(told_a) == set(site.stations)
     power = 0.0
     for name, amperes in told_a.items():
@@ -149,7 +155,9 @@ def play(
                 for name in site.stations
                 if not silent(name, time)
             ]
-            answer = ask({"time": f"{time}{zone}", "capacity_kw": capacity_kw, "stations": stations})
+            answer = ask(
+                {"time": f"{time}{zone}", "capacity_kw": capacity_kw, "stations": stations}
+            )
             check_limits(site, answer, capacity)
             told |= {name: a for name, a in answer.items() if not silent(name, time)}
         drawn = 0.0
