@@ -2,8 +2,8 @@
 
 A `Controller` is made once for a site, which compiles; each call of `allocate` then takes milliseconds. It
 sees and learns by the functions of the simulator, and its wishes go through the same set-points, so that
-what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning, and
-where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
+what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning,
+and where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
 """
 
 import json
@@ -285,7 +285,7 @@ class Controller:
         nobody = np.zeros(len(self._names))
         try:
             seen = self._see(time, cars, capacity_kw, limit_a)
-            usual = np.asarray(_wishes(self._usual, seen))
+            usual = np.nan_to_num(_wishes(self._usual, seen))
         except Exception as error:
             _log.exception("nobody could decide")
             warnings.append(f"nobody could decide ({error}); no power is offered")

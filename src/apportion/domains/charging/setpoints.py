@@ -26,6 +26,8 @@ _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
 _ALIKE_A = 1e-2
 """Wishes are told apart in such steps: equal ones are not put in order by their rounding errors."""
+_FEW = 16
+"""Up to so many stations the steps are written out: one kernel in place of a loop of many."""
 
 Amperes = Float[Array, " entities"]
 
@@ -55,36 +57,35 @@ def set_points(
         Who must not be switched off yet.
     """
     wish = wishes_kw / stations.kw_per_a
-    loads = jnp.concatenate([stations.kw_per_a[None], stations.load])
-    limits = jnp.append(capacity_kw, stations.limit_a)
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
     rank = _rank(held & able, jnp.round(wish / _ALIKE_A), on)
-    places = jnp.arange(len(wish), dtype=jnp.int32)
+    # In the order of service, so that one station after the other is a step of a few numbers.
+    order = jnp.argsort(rank)
+    loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
+    limits = jnp.append(capacity_kw, stations.limit_a)
+    least = stations.min_a[order]
 
     def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
         """Raise the willing, one after the other, towards what they want, as far as there is room."""
 
-        def one(carry, place):
-            given, used = carry
-            me = rank == place
-
-            def own(values):
-                return jnp.where(me, values, 0).sum(-1)
-
-            load, has = own(loads), own(given)
+        def one(used, station):
+            load, has, least, wanted, willing = station
             room = jnp.where(load > 0, (limits - used) / jnp.where(load > 0, load, 1.0), jnp.inf)
-            target = jnp.floor(jnp.minimum(own(wanted), has + room.min() + _SLACK_A))
-            fits = (me & able & willing).any() & (target >= own(stations.min_a)) & (target > has)
+            target = jnp.floor(jnp.minimum(wanted, has + room.min() + _SLACK_A))
+            fits = willing & (target >= least) & (target > has)
             more = jnp.where(fits, target - has, 0.0)
-            return (given + jnp.where(me, more, 0.0), used + load * more), None
+            return used + load * more, has + more
 
-        return jax.lax.scan(one, (given, (loads * given).sum(-1)), places)[0][0]
+        used = (loads * given[:, None]).sum(0)
+        each = (loads, given, least, wanted, willing)
+        return jax.lax.scan(one, used, each, unroll=len(wish) if len(wish) <= _FEW else 1)[1]
 
-    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), stations.min_a, most)
-    given = serve(jnp.zeros_like(wish), wanted, held | (wish > 0))
+    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), stations.min_a, most)[order]
+    most, able, eager = most[order], able[order], (held | (wish > 0))[order]
+    given = serve(jnp.zeros_like(wish), wanted, able & eager)
     given = serve(given, most, given > 0)
-    return serve(given, most, jnp.ones_like(able))
+    return serve(given, most, able)[rank]
 
 
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
