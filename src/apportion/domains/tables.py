@@ -38,5 +38,10 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
     if not isinstance(text.index, pd.RangeIndex):
         raise InputError(f"{path}: rows have more fields than there are names; name every column")
+    if len(text.columns) == 1 and ";" in str(text.columns[0]):
+        raise InputError(
+            f'{path}: its fields are separated by ";"; write commas, and points in numbers: '
+            f'pd.read_csv("{path.name}", sep=";", decimal=",").to_csv("{what.split()[-1]}.csv", index=False)'
+        )
     text = text.fillna("")
     return text.loc[(text != "").any(axis=1)]

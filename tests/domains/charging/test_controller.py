@@ -1,161 +1,431 @@
-"""The controller: kW within limits, the same as in simulation, full cars remembered, bad input named."""
+"""The controller: driven by a garage it serves what the backtest says, and whatever it is asked it answers."""
 
 import copy
+import json
+import math
 from dataclasses import replace
 
-import jax
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from apportion.domains.charging.controller import Controller, _offer
+from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import EarlierDays, Predictor, add_forecasts
+from apportion.domains.charging.domain import DOMAIN, ChargingAllocateOptions
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import PolicySchedule
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate_all
 from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.site import Branch, Site, Station, embedded_site
 from apportion.errors import InputError
-from domains.charging.garages import opinionated, walk
+from domains.charging.live_garage import KINDS, check_limits, opinionated, play, stays_of
 
+# As many as are simulated by one program.
+NAMES = list(embedded_site("jpl").stations)[:23]
+SITE = Site(
+    {name: KINDS[place % len(KINDS)] for place, name in enumerate(NAMES)},
+    feeder_a=32.0,
+    branches={"first": Branch(25.0, tuple(NAMES[:10]))},
+    timezone="America/Los_Angeles",
+)
 FRAME = read_sessions()
-DAYS = Days.of(FRAME, "jpl").between("2019-05-01", "2019-05-31")
-PREDICTOR = Predictor.fit(DAYS)
+FRAME = FRAME[(FRAME.site == "jpl") & FRAME.station.astype(str).isin(NAMES)]
+DAYS = Days.of(FRAME, "jpl", SITE, mixed=3)
+PREDICTOR = Predictor.fit(DAYS.between("2019-01-01", "2019-12-31"))
 ABOUT = {"job": "charging", "predictor": PREDICTOR.to_dict(), "channels": CHANNELS}
+FORTNIGHT = add_forecasts(DAYS.between("2019-05-06", "2019-05-19"), PREDICTOR)
+POLICY = opinionated()
+SMALL = Site(
+    {
+        "A": Station(),
+        "B": Station(16.0),
+        "C": Station(16.0, (1,)),
+        "D": Station(32.0, (2,)),
+        "E": Station(10.0, (2,), 8.0),
+    },
+    feeder_a=40.0,
+    branches={"back": Branch(20.0, ("C", "D", "E"))},
+    timezone="Europe/Berlin",
+)
 NOW = {
     "time": "2021-06-01 09:00",
-    "capacity_kw": 9.0,
+    "capacity_kw": 20.0,
     "stations": [
         {"id": "A", "plugged": True, "arrival": "2021-06-01 08:10", "requested_kwh": 20,
-         "stated_departure": "2021-06-01 12:00", "delivered_kwh": 3, "offered_kw": 6, "drawn_kw": 6},
-        {"id": "B", "max_kw": 3.3, "plugged": True, "arrival": "2021-06-01 07:10"},
+         "stated_departure": "2021-06-01 12:00", "delivered_kwh": 3, "drawn_kw": 6},
+        {"id": "B", "max_kw": 5, "plugged": True, "arrival": "2021-06-01 07:10"},
         {"id": "C", "plugged": False},
-        {"id": "D", "plugged": True, "arrival": "2021-06-01 07:30", "offered_kw": 4, "drawn_kw": 1},
+        {"id": "D", "plugged": True, "arrival": "2021-06-01 07:30", "requested_kwh": 9,
+         "stated_departure": "2021-06-01 17:00"},
+        {"id": "E", "plugged": False},
     ],
 }  # fmt: skip
 
 
-TWO = {
-    "time": "2021-06-01 09:00",
-    "capacity_kw": 8.0,
-    "stations": [
-        {"id": "late", "plugged": True, "arrival": "2021-06-01 08:10", "requested_kwh": 20,
-         "stated_departure": "2021-06-01 18:00"},
-        {"id": "soon", "plugged": True, "arrival": "2021-06-01 08:30", "requested_kwh": 20,
-         "stated_departure": "2021-06-01 11:00"},
-    ],
-}  # fmt: skip
+def controller(site: Site = SMALL, policy=POLICY, **options) -> Controller:
+    return Controller(policy, ABOUT, site, **options)
+
+
+def at(minutes: float, **changes) -> dict:
+    """The same garage so many minutes later; changes by station."""
+    now = copy.deepcopy(NOW)
+    now["time"] = str(pd.Timestamp(NOW["time"]) + pd.Timedelta(minutes=minutes))
+    for station in now["stations"]:
+        station |= changes.get(station["id"], {})
+    return now
+
+
+class Backtest:
+    """The fortnight in the simulator, by schedule and day, as shares of the fortnight's need."""
+
+    def __init__(self):
+        schedules = [SCHEDULERS["llf"], PolicySchedule(POLICY)]
+        kwh = simulate_all(FORTNIGHT, schedules, SITE.capacity_kw)[:, 0].sum((-1, -2))
+        self.kwh = dict(zip(("llf", "policy"), kwh, strict=True))
+        garage = FORTNIGHT.garage
+        self.need = (garage.need_kwh * garage.begins).sum((1, 2))
+
+    def points(self, kwh: float, schedule: str, days: slice = slice(None)) -> float:
+        """What a controller served more, in points of the need."""
+        return 100 * (kwh - self.kwh[schedule][days].sum()) / self.need[days].sum()
 
 
 @pytest.fixture(scope="module")
-def controller():
-    return Controller(opinionated(1.0), ABOUT, stations=8, baseline="llf")
+def backtest():
+    return Backtest()
 
 
-@pytest.mark.parametrize("trust", [0.0, 0.4, 1.0])
-def test_power_is_within_limits_and_capacity_and_none_goes_to_the_absent_or_full(controller, trust):
-    result = controller.allocate(NOW, trust=trust)
-    kw = result["allocation_kw"]
-    assert kw["C"] == kw["D"] == 0
-    assert 0 <= kw["B"] <= 3.3 + 1e-6
-    assert sum(kw.values()) + result["unused_kw"] == pytest.approx(9.0, abs=1e-5)
-    # In whatever order the stations are told.
-    turned = controller.allocate(NOW | {"stations": NOW["stations"][::-1]}, trust=trust)
-    assert turned["allocation_kw"] == pytest.approx(kw, abs=1e-5)
+def only(days: slice) -> Days:
+    """Some days of the fortnight."""
+    return FORTNIGHT.between(FORTNIGHT.dates[days][0], FORTNIGHT.dates[days][-1])
 
 
-def test_without_trust_the_scheduler_decides_and_with_all_of_it_the_policy(controller):
-    alone = Controller(opinionated(1.0), ABOUT, stations=8)
+@pytest.mark.parametrize("decides", ["llf", "policy"])
+def test_a_fortnight_with_a_restart_serves_what_the_backtest_does(decides, backtest, tmp_path):
+    state, trust = tmp_path / "state.json", float(decides == "policy")
+    asked, now_running = 0, controller(SITE, trust=trust, state=state)
 
-    def kw(controller, trust):
-        return np.array(list(controller.allocate(TWO, trust=trust)["allocation_kw"].values()))
+    def ask(now):
+        nonlocal asked, now_running
+        asked += 1
+        if asked == 300:
+            now_running = controller(SITE, trust=trust, state=state)
+        found = now_running.allocate(now)
+        assert (found.warnings, found.decided_by) == ((), decides)
+        return found.allocation_a
 
-    # Least laxity first: full rate to who leaves soon, the rest to the other.
-    assert kw(controller, 0.0) == pytest.approx([8 - 6.656, 6.656], abs=1e-4)
-    assert kw(controller, 1.0) == pytest.approx(kw(alone, 1.0))
-    between = 0.7 * kw(controller, 0.0) + 0.3 * kw(controller, 1.0)
-    assert kw(controller, 0.3) == pytest.approx(between, abs=1e-4)
+    served = play(SITE, stays_of(FORTNIGHT, whole=True), ask, 15)
+    assert asked > 600
+    assert backtest.kwh["llf"].sum() < 0.97 * backtest.need.sum()
+    assert backtest.points(served, decides) == pytest.approx(0, abs=0.01)
+
+
+def test_three_stations_that_fall_silent_for_an_hour_change_little(backtest):
+    days = slice(0, 4)
+    noon = pd.Timestamp(FORTNIGHT.dates[1]) + pd.Timedelta(hours=11)
+    lost = []
+
+    def silent(name, time):
+        gone = name in NAMES[:9:4] and noon <= time < noon + pd.Timedelta(hours=1)
+        lost.extend([name] * gone)
+        return gone
+
+    ask = controller(SITE).allocate
+    served = play(
+        SITE, stays_of(only(days), whole=True), lambda now: ask(now).allocation_a, 15, silent=silent
+    )
+    assert len(set(lost)) == 3
+    assert abs(backtest.points(served, "policy", days)) < 0.5
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_asked_every_minute_it_serves_as_much(whole, backtest):
+    """In whole periods what the backtest says; where cars come and go at any minute, more if anything."""
+    days = slice(1, 2)
+    ask = controller(SITE).allocate
+    stays = stays_of(only(days), whole=whole)
+    served = play(SITE, stays, lambda now: ask(now).allocation_a, 1)
+    ahead = backtest.points(served, "policy", days)
+    assert -0.5 < ahead < (0.5 if whole else 5.0)
+
+
+ODD = st.sampled_from(
+    [None, True, False, 0, -1, 0.5, 7, 1e6, 1e300, -math.inf, math.nan, "", "A", "7", "nan", [], {}, [1],
+     "2021-06-01 09:00", "2021-06-01T10:00+02:00", "1969-01-01", "2300-01-01", "2021-13-40", "now",
+     "2021-10-31 02:30", "2021-03-28 02:30", 10**400, b"x"]
+)  # fmt: skip
+FIELD = st.sampled_from(
+    ["id", "plugged", "full", "max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw"]
+    + ["arrival", "stated_departure", "colour", 5]
+)
+
+
+@st.composite
+def visits(draw):
+    """A station as it should be told, and then some."""
+    hour = draw(st.integers(0, 12))
+    station = {
+        "id": draw(st.sampled_from("ABCDE")),
+        "plugged": True,
+        "arrival": f"2021-06-01 {hour:02d}:10",
+        "requested_kwh": draw(st.none() | st.floats(0, 90)),
+        "drawn_kw": draw(st.none() | st.floats(0, 22)),
+        "full": draw(st.sampled_from([None, None, None, True, False])),
+    }
+    for field in draw(st.lists(FIELD, max_size=2)):
+        station[field] = draw(ODD)
+    return station
+
+
+NOWS = st.fixed_dictionaries(
+    {"stations": st.lists(visits() | ODD, max_size=7) | ODD},
+    optional={
+        "time": st.integers(0, 1439).map(lambda m: f"2021-06-01 {m // 60:02d}:{m % 60:02d}") | ODD,
+        "capacity_kw": st.floats(0, 60) | ODD,
+        "site": ODD,
+    },
+)
+
+
+def never_refuses(questions) -> None:
+    asked = controller(trust=0.5)
+    for now in questions:
+        found = asked.allocate(now)
+        capacity = now.get("capacity_kw") if isinstance(now, dict) else None
+        number = type(capacity) in (int, float) and 0 <= capacity < 1e9
+        check_limits(SMALL, found.allocation_a, capacity if number else math.inf)
+        json.dumps(found.to_json(), allow_nan=False)
+        assert found.summary()
+
+
+@settings(max_examples=150)
+@given(st.lists(NOWS | ODD, min_size=1, max_size=4))
+def test_whatever_it_is_asked_it_answers_within_every_limit(questions):
+    never_refuses(questions)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000)
+@given(st.lists(NOWS | ODD, min_size=1, max_size=8))
+def test_ten_thousand_garages_in_time_are_answered_within_every_limit(questions):
+    never_refuses(questions)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arrival": "2021-06-01 09:20"}, "after now; now is used"),
+        ({"arrival": None}, "missing"),
+        ({"arrival": "yesterday"}, "write it as"),
+        ({"delivered_kwh": -1}, "delivered_kwh is -1; it is left out"),
+        ({"drawn_kw": "6 kW"}, "drawn_kw is '6 kW'"),
+        ({"drawn_kw": 6000}, "is it in W?"),
+        ({"delivered_kwh": 9500}, "is it in Wh?"),
+        ({"requested": 20}, "'requested' is not known"),
+        ({"plugged": "yes"}, "a car is taken to be there"),
+        ({"plugged": None}, "a car is taken to be there"),
+        ({"full": "no"}, "full is 'no'; it is left out"),
+        ({"id": "Z"}, "station Z is not one of the site"),
+        ({"id": "B"}, "station B is there twice"),
+    ],
+)
+def test_a_datum_that_cannot_be_is_set_aside_and_the_others_are_served(changes, said):
+    sound, told = controller(), controller()
+    expected = sound.allocate(at(0)).allocation_a
+    found = told.allocate(at(0, A=changes))
+    assert len(found.warnings) >= 1
+    assert said in " ".join(found.warnings)
+    assert found.allocation_a["D"] >= 6
+    if "id" not in changes:
+        assert found.allocation_a["A"] >= 6
+    assert sound.allocate(at(0)).warnings == ()
+    assert sum(expected.values()) > 0
+
+
+def test_no_feeder_no_power_and_no_more_than_the_site_has():
+    asked = controller()
+    nothing = asked.allocate(at(0) | {"capacity_kw": 0})
+    assert set(nothing.allocation_a.values()) == {0}
+    assert nothing.warnings == ()
+    much = asked.allocate(at(1) | {"capacity_kw": 500})
+    assert "above the site's own 27.6 kW" in much.warnings[0]
+    check_limits(SMALL, much.allocation_a, 27.6)
+
+
+def test_what_a_silent_station_was_told_is_reserved_until_it_speaks():
+    asked = controller()
+    first = asked.allocate(at(0)).allocation_a
+    quiet = at(1)
+    quiet["stations"] = [s for s in quiet["stations"] if s["id"] != "A"]
+    second = asked.allocate(quiet)
+    assert second.allocation_a["A"] == first["A"] > 0
+    less = asked.allocate(quiet | {"time": "2021-06-01 09:02", "capacity_kw": 5.0}).allocation_a
+    check_limits(SMALL, less, 5.0)
+    # It may not have heard that there is less.
+    assert set(less.values()) == {0}
+    again = asked.allocate(quiet | {"time": "2021-06-01 09:03"}).allocation_a
+    assert again["A"] == first["A"]
+
+
+def test_a_car_stops_is_offered_power_again_later_and_full_is_believed():
+    asked = controller(trust=0.0)
+    power = {"D": {"drawn_kw": 0.0}}
+    for minute in range(0, 31, 5):
+        told = asked.allocate(at(minute, **power)).allocation_a
+    assert told["D"] == 0
+    believed = asked.allocate(at(35, D={"drawn_kw": 0.0, "full": False})).allocation_a
+    assert believed["D"] >= 6
+    assert asked.allocate(at(36, D={"full": True})).allocation_a["D"] == 0
+    # Nothing is known of the meter: nothing is concluded, and energy counts as offered.
+    deaf = controller(trust=0.0)
+    for minute in range(0, 46, 5):
+        told = deaf.allocate(at(minute, A={"drawn_kw": None, "delivered_kwh": None})).allocation_a
+    assert told["A"] > 0
+    place = SMALL_NAMES.index("A")
+    assert deaf._known.got_kwh[place] > 2
+    assert deaf._known.idle_hours[place] == 0
+    # Probed: power is free, and half an hour has passed.
+    later = [asked.allocate(at(m, D={"drawn_kw": 0.0})).allocation_a["D"] for m in range(37, 75, 5)]
+    assert later[0] == 0
+    assert 6 in later
+
+
+SMALL_NAMES = list(SMALL.stations)
+
+
+def test_a_car_on_one_phase_of_three_is_noticed():
+    asked = controller(trust=0.0)
+    first = asked.allocate(at(0)).allocation_a["A"]
+    assert first > 10
+    asked.allocate(at(5, A={"drawn_kw": 16 * 0.23}))
+    place = SMALL_NAMES.index("A")
+    assert asked._known.single[place]
+    assert asked._known.limit_a[place] == 17
+
+
+def test_a_clock_that_is_a_little_ahead_makes_no_new_car():
+    asked = controller()
+    asked.allocate(at(0, A={"arrival": "2021-06-01 09:00:02"}))
+    asked._known = replace(asked._known, limit_a=asked._known.limit_a * 0 + 9)
+    found = asked.allocate(at(1, A={"arrival": "2021-06-01 09:00:02"}))
+    assert found.warnings == ()
+    assert found.allocation_a["A"] <= 14
+
+
+class Broken(eqx.Module):
+    """A policy that fails when it is asked, or whose wishes are no numbers."""
+
+    raises: bool
+
+    def __call__(self, observation, mask):
+        if self.raises:
+            raise RuntimeError("out of order")
+        return jnp.full(mask.shape, jnp.nan)
+
+
+@pytest.mark.parametrize(("raises", "said"), [(True, "out of order"), (False, "not finite")])
+def test_where_the_policy_cannot_decide_the_baseline_does(raises, said):
+    found = controller(policy=Broken(raises)).allocate(at(0))
+    assert found.decided_by == "llf"
+    assert said in found.warnings[0]
+    assert found.allocation_a == controller(trust=0.0).allocate(at(0)).allocation_a
+
+
+def test_trust_mixes_the_wishes():
+    asked, wishes = controller(), {}
+    for trust in (0.0, 0.5, 1.0):
+        asked.trust = trust
+        found = controller(trust=trust).allocate(at(0))
+        wishes[trust] = found.allocation_a
+        check_limits(SMALL, found.allocation_a, 20.0)
+    assert found.decided_by == "policy"
+    assert controller(trust=0.5).allocate(at(0)).decided_by == "policy and llf"
     with pytest.raises(InputError, match="between 0 and 1"):
-        controller.allocate(TWO, trust=1.1)
-    with pytest.raises(InputError, match="name a baseline"):
-        alone.allocate(TWO, trust=0.5)
+        asked.trust = 1.1
     with pytest.raises(InputError, match="no scheduler 'clairvoyant'"):
-        Controller(opinionated(), ABOUT, baseline="clairvoyant")
+        controller(baseline="clairvoyant")
+    with pytest.raises(InputError, match="not for charging"):
+        Controller(POLICY, {"job": "portfolio"}, SMALL)
 
 
-def test_a_full_car_stays_full_until_it_leaves(controller):
-    controller.allocate(NOW)
-    later = copy.deepcopy(NOW) | {"time": "2021-06-01 09:15"}
-    later["stations"][3] |= {"offered_kw": 0, "drawn_kw": 0}
-    assert controller.allocate(later)["allocation_kw"]["D"] == 0
-    later["stations"][3]["arrival"] = "2021-06-01 09:10"
-    assert controller.allocate(later)["allocation_kw"]["D"] > 0
+def test_zones_and_clock_changes_are_nothing():
+    """The same hour told by the wall, by a zone or in UTC; an hour that the clock shows twice passes."""
+    answers = []
+    for suffix, hour in (("", 9), ("+02:00", 9), ("Z", 7)):
+        now = json.loads(json.dumps(NOW))
+        now["time"] = f"2021-06-01 {hour:02d}:00{suffix}"
+        for station in now["stations"]:
+            for field in ("arrival", "stated_departure"):
+                if field in station:
+                    then = pd.Timestamp(station[field]) - pd.Timedelta(hours=9 - hour)
+                    station[field] = f"{then}{suffix}"
+        answers.append(controller().allocate(now))
+    assert answers[0] == answers[1] == answers[2]
+    asked = controller()
+    night = [f"2021-10-31 {t}" for t in ("02:00", "02:45", "02:00", "02:45", "03:15")]
+    for time in night:
+        now = at(0) | {"time": time}
+        for station in now["stations"]:
+            station.pop("stated_departure", None)
+            station["arrival"] = "2021-10-30 22:00"
+        asked.allocate(now)
+    assert asked._known.on_hours.max() == pytest.approx(2.25)
+
+
+def test_call_after_call_of_the_command_line_is_one_controller(tmp_path):
+    """`apportion allocate RUN --now now.json --site site.toml --state state.json`, again and again."""
+
+    class Run:
+        folder, policy = tmp_path, POLICY
+
+    (tmp_path / "site.toml").write_text(SMALL.to_toml())
+    import apportion.runs.policy_file as policy_file
+
+    one = controller(trust=0.7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_file, "load_about", lambda folder: ABOUT)
+        for minute in range(0, 40, 4):
+            drawn = {"A": {"drawn_kw": 7.0}, "D": {"drawn_kw": 0.0 if minute > 9 else 1.5}}
+            now = at(minute, **drawn)
+            (tmp_path / "now.json").write_text(json.dumps(now))
+            options = ChargingAllocateOptions(
+                now=tmp_path / "now.json",
+                site=str(tmp_path / "site.toml"),
+                state=tmp_path / "state.json",
+                trust=0.7,
+            )
+            assert DOMAIN.allocate(Run, options) == one.allocate(now)  # pyright: ignore
+        for file, content in (("now.json", "{"), ("state.json", "{"), ("state.json", "[]")):
+            (tmp_path / file).write_text(content)
+            with pytest.raises(InputError, match=file):
+                DOMAIN.allocate(Run, options)  # pyright: ignore
+            (tmp_path / "now.json").write_text(json.dumps(NOW))
+        content = {"site": SMALL.fingerprint, "time": "x", "stations": {"A": {"got_kwh": "much"}}}
+        (tmp_path / "state.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match="no sound state"):
+            DOMAIN.allocate(Run, options)  # pyright: ignore
 
 
 def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
-    volume, about = 10.0, ABOUT | {"recall": True}
-    days = Days.of(FRAME, "jpl").between(None, DAYS.dates[-1])
-    day = len(days) - 1
-    past = FRAME[(FRAME.site == "jpl") & (FRAME.arrival < str(days.dates[day]))]
-    nothing = EarlierDays.of(None, PREDICTOR)
-    fresh = replace(days, garage=nothing.apply(days.garage, days.dates))
-    (now, recalled), (_, forgetful) = (
-        simulated(known.at(range(8)), day, volume)
-        for known in (add_forecasts(days, PREDICTOR, recall=True), fresh)
-    )
-    apart = np.abs(np.subtract(recalled, forgetful)).max()
-    assert apart > 0.05
-    for earlier, expected in ((past, recalled), (None, forgetful)):
-        controller = Controller(opinionated(volume), about, stations=8, earlier=earlier)
-        kw = list(controller.allocate(now)["allocation_kw"].values())
-        assert kw == pytest.approx(expected, abs=0.02 * apart)
-    with pytest.raises(InputError, match="of 2 sites"):
-        Controller(opinionated(), about, stations=4, earlier=FRAME)
+    about = ABOUT | {"recall": True}
+    past = FRAME[FRAME.arrival < "2019-05-06"]
+    both = [Controller(POLICY, about, SITE, earlier=earlier) for earlier in (past, None)]
     with pytest.raises(InputError, match="recalls no earlier days"):
-        Controller(opinionated(), ABOUT, stations=4, earlier=FRAME)
-
-
-def simulated(days: Days, day: int, volume: float) -> tuple[dict, list[float]]:
-    """What a controller of eight stations sees at 11:00 on a day, and what is right to offer then."""
-    n, capacity = 44, jnp.float32(7.0)
-    garage = jax.tree.map(lambda x: x[day], days.garage)
-    seen = jax.tree.map(lambda x: x[n], walk("equal", garage, capacity)[0])
-    expected = _offer(PolicySchedule(opinionated(volume)), seen)
-    midnight = f"{days.dates[day]}"
-
-    def clock(periods) -> str:
-        after = float(periods) * pd.Timedelta(minutes=15)
-        return str((pd.Timestamp(midnight) + after).round("s"))
-
-    stations = []
-    for i, name in enumerate(days.stations):
-        k = int(((garage.arrival[i] <= n) & (garage.departure[i] > n)).argmax())
-        plugged = bool(seen.plugged[i])
-        car = {"id": name, "plugged": plugged}
-        if plugged:
-            car |= {
-                "arrival": clock(garage.arrived[i, k]),
-                "delivered_kwh": float(seen.got_kwh[i]),
-                "offered_kw": float(seen.offered_kw[i]),
-                "drawn_kw": float(seen.drawn_kw[i]),
-                "full": not bool(seen.can_draw[i]),
-            }
-            if bool(garage.stated[i, k]):
-                car |= {
-                    "requested_kwh": float(garage.requested_kwh[i, k]),
-                    "stated_departure": clock(garage.stated_departure[i, k]),
-                }
-        stations.append(car)
-    assert bool(seen.can_draw.any())
-    now = {"time": f"{midnight} 11:00", "capacity_kw": float(capacity), "stations": stations}
-    return now, expected.tolist()
-
-
-def test_all_findings_are_said_at_once(controller):
-    now = copy.deepcopy(NOW) | {"time": 5}
-    now["stations"][0]["drawn_kw"] = -1
-    with pytest.raises(InputError) as caught:
-        controller.allocate(now)
-    assert len(str(caught.value).splitlines()) == 2
-    with pytest.raises(InputError, match="not for charging"):
-        Controller(opinionated(), {"job": "portfolio"})
+        Controller(POLICY, ABOUT, SITE, earlier=past)
+    with pytest.raises(InputError, match="of 2 sites"):
+        Controller(POLICY, about, SITE, earlier=read_sessions())
+    day = only(slice(1, 2))
+    garages = [add_forecasts(DAYS, PREDICTOR, recall=True).between(day.dates[0], day.dates[0])]
+    garages.append(day)
+    seen = []
+    play(
+        SITE, stays_of(day, whole=True), lambda now: seen.append(now) or dict.fromkeys(NAMES, 0), 15
+    )
+    midday = max(seen, key=lambda now: sum(station["plugged"] for station in now["stations"]))
+    told = [one.allocate(midday) for one in both]
+    assert told[0].allocation_a != told[1].allocation_a
+    assert np.isfinite(list(told[0].allocation_kw.values())).all()

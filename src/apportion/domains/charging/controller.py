@@ -2,14 +2,14 @@
 
 A `Controller` is made once for a site, which compiles; each call of `allocate` then takes milliseconds. It
 sees and learns by the functions of the simulator, and its wishes go through the same set-points, so that
-what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning, and
-where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
+what was certified is what is sent. It never refuses: a datum that cannot be is set aside with a warning,
+and where the policy cannot decide the baseline does. What it knows of the cars survives a restart.
 """
 
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -53,6 +53,11 @@ _MOST = 1e9
 """No feeder gives so many kW."""
 _LONGEST_GAP_HOURS = 24.0
 """After so long without a question nothing is concluded from the meters."""
+_NO_ZONE = "a time carries a zone, and the site has none; its clock is taken to be UTC's"
+_FULL_HOURS = 1e3
+"""A car that is said to be full counts as idle for so long."""
+_SAME_CAR = pd.Timedelta(minutes=5)
+"""Clocks that differ by less tell the same arrival."""
 
 _log = logging.getLogger("apportion.charging")
 
@@ -176,6 +181,7 @@ class Controller:
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
         self._past = self._earlier_days(about, earlier)
         self._arrivals: list[pd.Timestamp | None] = [None] * len(self._names)
+        self._stays = np.zeros(len(self._names), bool)
         self._known = _to_numpy(unknown(self._stations))
         self._time: pd.Timestamp | None = None
         self._path = state
@@ -227,7 +233,7 @@ class Controller:
         seen = self._see(now, {}, 1.0, jnp.zeros(len(self._stations.limit_a)))
         for schedule in (self._policy, self._usual):
             _set_points(seen, _wishes(schedule, seen), self._physics)
-        self._learn({}, 0.0)
+        self._learn({}, self._physics.period_hours)
 
     def allocate(self, now: Any) -> PowerOffers:
         """The amperes to tell each station until the next call; nothing that is asked raises anything.
@@ -251,8 +257,11 @@ class Controller:
         left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
         left_a = np.maximum(self._stations.limit_a - self._stations.load @ reserved, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
-        told = np.where(silent, self._known.offered_a, amperes)
-        self._known = eqx.tree_at(lambda known: known.offered_a, self._known, told)
+        # Who is silent may not hear that there is less now: what it was told stays reserved.
+        offered = np.where(silent, reserved, amperes)
+        self._known = replace(self._known, offered_a=_single(offered))
+        fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
+        told = np.where(silent, np.where(fits, reserved, 0.0), amperes)
         self._time, self.seen = time, cars
         self._save(warnings)
         kw = told * self._stations.kw_per_a
@@ -276,7 +285,7 @@ class Controller:
         nobody = np.zeros(len(self._names))
         try:
             seen = self._see(time, cars, capacity_kw, limit_a)
-            usual = np.asarray(_wishes(self._usual, seen))
+            usual = np.nan_to_num(_wishes(self._usual, seen))
         except Exception as error:
             _log.exception("nobody could decide")
             warnings.append(f"nobody could decide ({error}); no power is offered")
@@ -292,8 +301,7 @@ class Controller:
             except Exception as error:
                 _log.exception("the policy could not decide")
                 warnings.append(f"the policy could not decide ({error}); {self.baseline} did")
-        told = np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float)
-        return told, decided_by
+        return np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float), decided_by
 
     def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
         """Forget the cars that have left: of one that has just come nothing is known."""
@@ -306,39 +314,35 @@ class Controller:
             old is not None and old == new
             for old, new in zip(self._arrivals, arrivals, strict=True)
         ]
-        same = np.array(stays)
-        self._known = jax.tree.map(lambda old, new: np.where(same, old, new), self._known, fresh)
+        self._stays = np.array(stays)
+        self._known = jax.tree.map(
+            lambda old, new: np.where(self._stays, old, new), self._known, fresh
+        )
         self._arrivals = arrivals
 
+    def _told(self, cars: Mapping[str, Car], field: str) -> np.ndarray:
+        """A number of each car that is there, NaN where it was not told."""
+        values = [getattr(cars.get(name), field, None) for name in self._names]
+        return np.array([np.nan if value is None else value for value in values], np.float32)
+
     def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
-        """What the meters say since the last question."""
-        known, width = self._known, len(self._names)
-        offered, metered, heard = known.offered_a.copy(), np.zeros(width), np.zeros(width, bool)
-        got, idle = known.got_kwh.copy(), np.full(width, np.nan)
-        for place, name in enumerate(self._names):
-            car = cars.get(name)
-            if car is None:
-                continue
-            if car.offered_a is not None:
-                offered[place] = car.offered_a
-            if car.drawn_kw is not None:
-                metered[place], heard[place] = car.drawn_kw, True
-            if car.delivered_kwh is not None:
-                got[place] = car.delivered_kwh
-            else:
-                got[place] += metered[place] * hours
-            if car.full is not None:
-                idle[place] = 1e3 if car.full else 0.0
-        learnt = known
-        if hours > 0 or not cars:
-            arrays = (offered, metered, heard, np.float32(hours))
-            learnt = _to_numpy(_learnt(known, self._stations, *map(_single, arrays)))
-        told_full = ~np.isnan(idle)
-        self._known = eqx.tree_at(
-            lambda known: (known.got_kwh, known.idle_hours),
-            learnt,
-            (_single(got), np.where(told_full, _single(idle), learnt.idle_hours)),
+        """What the meters say since the last question; where one is silent, what is believed is assumed."""
+        known, stations = self._known, self._stations
+        accepted, drawn, delivered, full = (
+            self._told(cars, field) for field in ("offered_a", "drawn_kw", "delivered_kwh", "full")
         )
+        offered = np.fmin(np.where(np.isnan(accepted), known.offered_a, accepted), stations.max_a)
+        believed = np.minimum(offered, known.limit_a) * stations.kw_per_a
+        believed = np.where(known.single, believed / stations.phases, believed)
+        heard = ~np.isnan(drawn)
+        kw = np.where(heard, drawn, believed)
+        if hours > 0:
+            learnt = _to_numpy(_learnt(known, stations, offered, kw, heard, np.float32(hours)))
+            # Of who has just come, the time before says nothing.
+            known = jax.tree.map(lambda new, old: np.where(self._stays, new, old), learnt, known)
+        got = np.where(np.isnan(delivered), known.got_kwh + self._stays * kw * hours, delivered)
+        idle = np.where(np.isnan(full), known.idle_hours, _FULL_HOURS * full)
+        self._known = replace(known, got_kwh=_single(got), idle_hours=_single(idle))
 
     def _see(
         self,
@@ -383,17 +387,13 @@ class Controller:
             today = self._predictor.apply(today)
         else:
             today = self._past.apply(today, date)
-        limits = {name: car.max_kw for name, car in cars.items() if car.max_kw is not None}
-        known = self._known
-        if limits:
-            most = np.array([limits.get(name, np.inf) for name in self._names])
-            told_a = np.maximum(most / self._stations.kw_per_a, self._stations.min_a)
-            known = eqx.tree_at(
-                lambda known: known.limit_a, known, _single(np.minimum(known.limit_a, told_a))
-            )
+        known, stations = self._known, self._stations
+        per_a = np.where(known.single, stations.kw_per_a / stations.phases, stations.kw_per_a)
+        said_a = np.maximum(self._told(cars, "max_kw") / per_a, stations.min_a)
+        known = replace(known, limit_a=_single(np.fmin(known.limit_a, said_a)))
         return _seen(
             jax.tree.map(lambda x: x[0], today),
-            eqx.tree_at(lambda stations: stations.limit_a, self._stations, _single(limit_a)),
+            replace(stations, limit_a=_single(limit_a)),
             known,
             jnp.int32(n),
             jnp.float32(capacity_kw),
@@ -409,6 +409,10 @@ class Controller:
             warnings.append("now is no JSON object; everything stays as it was")
             now = {"stations": []}
         time = self._moment(now.get("time"), "time", warnings) if now.get("time") else None
+        if time is not None and self._time is not None and time < self._time:
+            # An hour that the clock on the wall shows twice: now it is the second time.
+            second = self._moment(now.get("time"), "time", warnings, fold=1)
+            time = second if second is not None and second >= self._time else time
         if time is None:
             time = standard_now(self.site.timezone) if self._time is None else self._time
             warnings.append(f"no time is told; {time} is assumed")
@@ -417,6 +421,11 @@ class Controller:
             capacity = own
         elif not _is_number(capacity) or capacity < 0:
             warnings.append(f"capacity_kw is {_shown(capacity)}; the site's own {own:g} kW is used")
+            capacity = own
+        elif capacity > own * (1 + 1e-6):
+            warnings.append(
+                f"capacity_kw is {capacity:g}, above the site's own {own:g} kW, which is used"
+            )
             capacity = own
         stations = now.get("stations")
         if not isinstance(stations, list):
@@ -451,12 +460,11 @@ class Controller:
                 warnings.append(
                     f"{what}: {field!r} is not known{suggest(str(field), list(_FIELDS))}"
                 )
-        plugged = station.get("plugged", False)
+        plugged = station.get("plugged")
+        if plugged is False or (plugged is None and station.get("arrival") is None):
+            return None
         if plugged is not True:
-            if plugged is not False and plugged is not None:
-                warnings.append(f"{what}: plugged is {_shown(plugged)}; a car is taken to be there")
-            else:
-                return None
+            warnings.append(f"{what}: plugged is {_shown(plugged)}; a car is taken to be there")
         found: dict[str, Any] = {}
         for field in _NUMBERS:
             value = station.get(field)
@@ -469,30 +477,45 @@ class Controller:
         for field in _TIMES:
             if station.get(field) is not None:
                 found[field] = self._moment(station[field], f"{what}: {field}", warnings)
-        arrival = found.pop("arrival", None)
-        if arrival is None or arrival > time:
-            before = self._arrivals[self._names.index(name)]
-            if arrival is None or arrival > time + pd.Timedelta(minutes=5):
+        place = self._names.index(name)
+        full_kw = float(self._stations.max_kw[place])
+        for field, most in (("drawn_kw", 1.2 * full_kw), ("delivered_kwh", 24 * full_kw)):
+            if found.get(field, 0.0) > most:
+                unit = "kWh" if field == "delivered_kwh" else "kW"
                 warnings.append(
-                    f"{what}: a car is plugged in, and its arrival is "
-                    f"{'missing' if arrival is None else 'after now'}; "
-                    f"{'what was told before is used' if before is not None else 'now is used'}"
+                    f"{what}: {field} is {found.pop(field):g} {unit}, more than the station can give; it is "
+                    f"left out (is it in {unit[1:]}?)"
                 )
-            arrival = time if before is None else before
+        arrival, before = found.pop("arrival", None), self._arrivals[place]
+        if arrival is None or arrival > time + _SAME_CAR:
+            warnings.append(
+                f"{what}: a car is plugged in, and its arrival is "
+                f"{'missing' if arrival is None else 'after now'}; "
+                f"{'what was told before is used' if before is not None else 'now is used'}"
+            )
+            arrival = before or time
+        elif before is not None and abs(arrival - before) <= _SAME_CAR:
+            arrival = before
+        arrival = min(arrival, time)
         full = station.get("full")
         if full is not None and not isinstance(full, bool):
             warnings.append(f"{what}: full is {_shown(full)}; it is left out")
             full = None
         return Car(arrival, full=full, **found)
 
-    def _moment(self, value: Any, what: str, warnings: list[str]) -> pd.Timestamp | None:
+    def _moment(
+        self, value: Any, what: str, warnings: list[str], fold: int = 0
+    ) -> pd.Timestamp | None:
         """A moment in the site's standard time."""
         try:
             time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
             if not isinstance(time, pd.Timestamp) or not 1970 <= time.year < 2200:
                 raise ValueError
-            return to_standard(time, self.site.timezone)
-        except (ValueError, OverflowError):
+            if time.tzinfo is not None and self.site.timezone is None and _NO_ZONE not in warnings:
+                warnings.append(_NO_ZONE)
+            return to_standard(time, self.site.timezone, fold)
+        except Exception:
+            # Whatever pandas makes of it.
             warnings.append(f"{what} is {_shown(value)}; write it as 2021-06-01 09:00")
             return None
 
@@ -525,6 +548,8 @@ class Controller:
                 self._arrivals[place] = pd.Timestamp(kept["arrival"])
                 for field, values in arrays.items():
                     values[place] = kept[field]
+            if not all(np.isfinite(values).all() for values in arrays.values()):
+                raise ValueError
             self._time = pd.Timestamp(content["time"])
             self._known = State(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -537,12 +562,18 @@ def standard_now(zone: str | None) -> pd.Timestamp:
     return to_standard(now, zone).floor("s")
 
 
-def to_standard(time: pd.Timestamp, zone: str | None) -> pd.Timestamp:
-    """A moment in the zone's standard time; without a zone its clock is the wall's."""
-    if time.tzinfo is not None:
-        time = time.tz_convert(zone or "UTC").tz_localize(None)
-    ahead = None if zone is None else ZoneInfo(zone).dst(time.to_pydatetime(warn=False))
-    return time - (ahead or pd.Timedelta(0))
+def to_standard(time: pd.Timestamp, zone: str | None, fold: int = 0) -> pd.Timestamp:
+    """A moment in the zone's standard time; without a zone its clock is the wall's.
+
+    An hour that the clock on the wall shows twice is the first, or the second with `fold`.
+    """
+    if time.tzinfo is None:
+        wall = time.replace(fold=fold)
+        ahead = None if zone is None else ZoneInfo(zone).dst(wall.to_pydatetime(warn=False))
+    else:
+        there = time.tz_convert(zone or "UTC")
+        wall, ahead = there.tz_localize(None), there.dst()
+    return wall.replace(fold=0) - (ahead or pd.Timedelta(0))
 
 
 def _is_number(value: Any) -> bool:

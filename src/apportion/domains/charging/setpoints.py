@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
-
+_ALIKE_A = 1e-2
+"""Wishes are told apart in such steps: equal ones are not put in order by their rounding errors."""
 _FEW = 16
 """Up to so many stations the steps are written out: one kernel in place of a loop of many."""
 
@@ -58,7 +59,7 @@ def set_points(
     wish = wishes_kw / stations.kw_per_a
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
-    rank = _rank(held & able, wish, on)
+    rank = _rank(held & able, jnp.round(wish / _ALIKE_A), on)
     # In the order of service, so that one station after the other is a step of a few numbers.
     order = jnp.argsort(rank)
     loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]

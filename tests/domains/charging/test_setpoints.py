@@ -1,0 +1,136 @@
+"""Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion.domains.charging.days import stations_of
+from apportion.domains.charging.garage import Stations
+from apportion.domains.charging.setpoints import set_points, straight_through
+from apportion.domains.charging.site import Branch, Site, Station
+
+NAMES = [f"S{place}" for place in range(8)]
+traced = []
+
+
+@jax.jit
+def compiled(wishes, most, stations: Stations, capacity, on, held):
+    traced.append(1)
+    return set_points(wishes, most, stations, capacity, on=on, held=held)
+
+
+@st.composite
+def garages(draw):
+    """Eight mixed stations behind a feeder of any size, one branch, and cars that may take less or nothing."""
+    cables = st.sampled_from([(16.0, (1,)), (32.0, (2,)), (32.0, (3,)), (16.0,), (32.0,), (10.5,)])
+    stations = {name: Station(*draw(cables), min_a=draw(st.sampled_from([6.0, 6.0, 8.0])))
+                for name in NAMES}  # fmt: skip
+    site = Site(
+        stations,
+        feeder_a=draw(st.floats(1, 150)),
+        branches={"some": Branch(draw(st.floats(1, 60)), tuple(NAMES[2:6]))},
+    )
+    flags = st.lists(st.booleans(), min_size=8, max_size=8)
+    numbers = st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8)
+    wiring = stations_of(site)
+    # All three phases whatever stations are drawn, so that all garages are of one shape.
+    load = np.zeros((6, 8), np.float32)
+    limit = np.full(6, 1e6, np.float32)
+    load[: len(wiring.load)], limit[: len(wiring.load)] = wiring.load, wiring.limit_a
+    wiring = Stations(wiring.max_a, wiring.min_a, wiring.phases, wiring.kw_per_a, load, limit)
+    share = np.array(draw(numbers), np.float32)
+    most = np.where(draw(flags), wiring.max_a, np.float32(40) * np.array(draw(numbers), np.float32))
+    most = np.minimum(most, wiring.max_a)
+    on = np.array(draw(flags))
+    held = on & np.array(draw(flags))
+    capacity = np.float32(draw(st.floats(0, 1)) * site.capacity_kw)
+    return share * wiring.max_kw, most, wiring, capacity, on, held
+
+
+@settings(max_examples=200)
+@given(garages())
+def test_set_points_are_feasible_maximal_and_in_order(garage):
+    wishes, most, wiring, capacity, on, held = garage
+    told = np.asarray(compiled(*garage))
+    assert (told == np.round(told)).all()
+    assert ((told == 0) | (told >= wiring.min_a)).all()
+    assert (told <= most + 1e-2).all()
+
+    def room(amperes):
+        """Of every limit: the feeder's power first."""
+        used = np.append(amperes @ wiring.kw_per_a, wiring.load @ amperes)
+        return np.append(capacity, wiring.limit_a) - used
+
+    assert (room(told) > -2e-3).all()
+    # Maximal: nobody could have an ampere more, and nobody who is off could be on.
+    for place in range(len(told)):
+        step = np.zeros(len(told))
+        step[place] = 1.0 if told[place] else wiring.min_a[place]
+        could = told[place] + step[place] <= most[place] and (room(told + step) > 2e-3).all()
+        assert not could, place
+    # Who must not be switched off yet stays on, where all of them fit.
+    able = np.floor(most + 1e-3) >= wiring.min_a
+    wanted = np.ceil(wishes / wiring.kw_per_a - 1e-3)
+    kept = np.where(held & able, np.clip(wanted, wiring.min_a, np.floor(most + 1e-3)), 0)
+    if (room(kept) > 2e-3).all():
+        assert (told[held & able] > 0).all()
+    # The largest wish of all, where nobody is held, is served first.
+    first = np.argmax(np.where(able, np.round(wishes / wiring.kw_per_a * 100), -1))
+    alone = np.zeros(len(told))
+    alone[first] = wiring.min_a[first]
+    if able[first] and not held.any() and wishes[first] > 0 and (room(alone) > 2e-3).all():
+        largest = (wishes / wiring.kw_per_a)[first]
+        rivals = able & (np.abs(wishes / wiring.kw_per_a - largest) < 0.02)
+        assert told[rivals].max() >= wiring.min_a[first]
+    # One program for all of them.
+    assert len(traced) == 1
+
+
+def alike(count: int, feeder_a: float) -> Stations:
+    return stations_of(
+        Site({f"S{n}": Station(32.0, (1,)) for n in range(count)}, feeder_a=feeder_a)
+    )
+
+
+def told(wishes_a, most=32.0, feeder_a=40.0, *, on=(), held=(), capacity_kw=1e3):
+    count = len(wishes_a)
+    flags = [np.isin(np.arange(count), places) for places in (on, held)]
+    stations = alike(count, feeder_a)
+    wishes = jnp.asarray(wishes_a, jnp.float32) * stations.kw_per_a
+    most = jnp.broadcast_to(jnp.float32(most), (count,))
+    amperes = set_points(
+        wishes, most, stations, jnp.float32(capacity_kw), on=flags[0], held=flags[1]
+    )
+    return np.asarray(amperes).tolist()
+
+
+def test_wishes_are_served_in_their_order_and_the_rest_is_given_away():
+    # By hand: 32 of 40 A for the first, the second has what is left, the third cannot have 6.
+    assert told([32, 20, 10]) == [32, 8, 0]
+    # A wish below the least is the least; what is left raises those who are on, first the largest wish.
+    assert told([3, 10, 0]) == [8, 32, 0]
+    # Nobody else is on: what is left switches on others.
+    assert told([32, 0, 0]) == [32, 8, 0]
+    assert told([0, 0, 0], on=[2]) == [8, 0, 32]
+
+
+def test_of_equal_wishes_who_is_on_goes_first_and_who_was_just_switched_on_stays():
+    assert told([20, 20, 20], feeder_a=26.0) == [20, 6, 0]
+    assert told([20, 20, 20], feeder_a=26.0, on=[2]) == [6, 0, 20]
+    assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2]) == [26, 0, 6]
+    # No limit is broken for their sake.
+    assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2], capacity_kw=1.0) == [0, 0, 0]
+
+
+def test_stations_without_a_car_change_nothing():
+    garage = [20.0, 11.0, 9.0]
+    alone = told(garage, most=[32, 16, 32])
+    assert told([*garage, 32, 32], most=[32, 16, 32, 0, 5]) == [*alone, 0, 0]
+
+
+def test_learning_sees_the_wishes():
+    slope = jax.grad(lambda wish: straight_through(wish, jnp.floor(wish)).sum())(jnp.array([7.9]))
+    assert slope.tolist() == [1.0]
+    assert straight_through(jnp.array([7.9]), jnp.array([7.0])).tolist() == [7.0]
