@@ -1,12 +1,12 @@
 """Model-predictive control: each period a linear programme plans the rest of every car's stay.
 
 The cars that are there are taken to need, and to stay, what is recalled of similar ones, which is what a
-policy sees. Between two departures all periods are alike: the plan has kWh x_{s,i} of car s in interval
-i, over the intervals it stays, at most what it takes in them, their sum at most what it still needs, and the
+policy sees. Between two departures all periods are alike: the plan has kWh x_{s,i} of car s in interval i,
+over the intervals it stays, at most what it takes in them, their sum at most what it still needs, and the
 sum over cars within every limit of the wiring. It maximises the energy served, of equal plans the earlier
 one, least laxity first; or, with prices, what the energy is worth less its price and the charge for the
-day's highest power. The first interval is the period to come: its power is wished for, and planned anew a
-period later. No car is planned for before it comes. HiGHS solves the programmes of many garages in one call.
+day's highest power. The first interval is the period to come: its power is wished for, and planned anew
+a period later. No car is planned for before it comes. HiGHS solves many garages' programmes in one call.
 """
 
 from typing import Any
@@ -34,7 +34,8 @@ from apportion.domains.charging.garage import (
 from apportion.domains.charging.schedulers import Drawn, lanes_of, on_first_days, tasks_of
 from apportion.domains.charging.site import Prices
 
-_TOGETHER = 64
+MPC = "mpc"
+_TOGETHER = 256
 """Garages in one programme: a call costs as much as some of them, and a larger one more than its parts."""
 _LATER = 1e-3
 """What an hour's delay takes of a kWh's value: enough to prefer one plan among equals."""
@@ -143,7 +144,9 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Prices | None) 
     lasts, count = length[row, interval], len(row)
     # What a kW drawn takes of the feeder, in the kW offered for it, and of phases and branches.
     per_kw = seen.limit_kw / rate
-    loads = np.concatenate([np.ones((garages, 1, cars)), stations.load / stations.kw_per_a[:, None]], 1)
+    loads = np.concatenate(
+        [np.ones((garages, 1, cars)), stations.load / stations.kw_per_a[:, None]], 1
+    )
     limits = np.concatenate([seen.capacity_kw[:, None], stations.limit_a], 1).astype(float)
     taken = (loads * per_kw[:, None])[row, :, car]
     which, limit = np.nonzero(taken)

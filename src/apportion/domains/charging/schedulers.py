@@ -3,8 +3,8 @@
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
 time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
-Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points turn
-every scheduler's wishes into what stations are told. `best_energies` is the most that could have been served.
+Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points
+turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
 """
 
 import os
@@ -328,8 +328,8 @@ def simulate_all(
     """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
     What a car draws on a later day than its first counts on the first. Days have forecasts
-    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task, by
-    default one task of all; `capacity_kw` is that of all tasks, or of each.
+    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
+    by default one task of all; `capacity_kw` is that of all tasks, or of each.
     """
     return simulate(days, schedules, capacity_kw, members).energy_kwh
 
@@ -404,8 +404,8 @@ def best_energies(
     What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
     interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
     sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
-    arrivals or departures all periods are alike, so that they count as one interval. A session counts on its
-    first day. Solved by HiGHS.
+    arrivals or departures all periods are alike, so that they count as one interval. A session counts on
+    its first day. Solved by HiGHS.
     """
     garage, wiring = days.garage, days.wiring
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
