@@ -7,7 +7,7 @@ that what garages of one day have in common counts once. Only days after trainin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,21 @@ from apportion.certificate import Gains
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import physics_of
+from apportion.domains.charging.mpc import MPC, simulate_mpc
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import (
     CLAIRVOYANT,
     HINDSIGHT,
     OPTIMUM,
     SCHEDULERS,
+    Drawn,
     PolicySchedule,
     Schedule,
     best_energies,
-    simulate_all,
+    simulate,
     walk_day,
 )
+from apportion.domains.charging.settings import OBJECTIVES
 from apportion.domains.charging.site import describe_sites
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
@@ -56,7 +59,15 @@ _FORMATS: Any = {
     "left_short": "{:.1%}".format,
     "fairness": "{:.3f}".format,
 }
+_FORMATS |= {"kept": "{:.1%}".format, "cost_per_kwh": "{:.4f}".format}
 _FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
+MEASURES = {
+    "energy": "Energy",
+    "fair": "Fairness",
+    "promise": "Promises kept",
+    "cost": "Value of the energy less its cost, a kWh of need,",
+}
+"""What each objective is judged by."""
 _SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
 """Schedules whose result is shown for each car of an example day."""
 
@@ -81,6 +92,13 @@ class ChargingBacktest:
     """Of each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
     """The most that could be drawn together, (tasks, days)."""
+    cost: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What the energy of each schedule cost, (tasks, days); nothing where no prices are known."""
+    worth_per_kwh: float = 0.0
+    objective: str = "energy"
+    """What the policy was trained for, and leads are in."""
+    promise_kwh: float | None = None
+    """Promised to each car; otherwise 80 % of its need."""
 
     @cached_property
     def served(self) -> dict[str, float]:
@@ -92,8 +110,42 @@ class ChargingBacktest:
         return shares
 
     def ahead(self, other: str) -> Estimate:
-        """By how much the policy served more than another, in shares of the need, by clusters of days."""
-        return clustered_ratio((self.by_day(POLICY) - self.by_day(other), self.by_day()))
+        """By how much the policy is better than another in what it was trained for, by clusters of days.
+
+        For energy in shares of the need, for fairness in Jain's index, for promises in shares of the cars,
+        for cost in money a kWh of need.
+        """
+        if self.objective == "energy":
+            mine, others, unit = self.by_day(POLICY), self.by_day(other), self.by_day()
+        elif self.objective == "fair":
+            mine, others = self._jain(POLICY).sum(0), self._jain(other).sum(0)
+            unit = (self.need_kwh > 0).any((2, 3)).sum(0)
+        elif self.objective == "promise":
+            mine, others = self._kept(POLICY).sum((0, 2, 3)), self._kept(other).sum((0, 2, 3))
+            unit = (self.need_kwh > 0).sum((0, 2, 3))
+        else:
+            mine, others = self._net(POLICY), self._net(other)
+            unit = self.by_day()
+        return clustered_ratio((mine - others, unit))
+
+    def _net(self, name: str) -> np.ndarray:
+        """What the energy of each day was worth, less what it cost."""
+        return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0)
+
+    def _kept(self, name: str) -> np.ndarray:
+        """Which cars left with what they were promised."""
+        part = SHORT * self.need_kwh
+        promised = part if self.promise_kwh is None else np.minimum(self.promise_kwh, self.need_kwh)
+        # To a thousandth: energies are sums in single precision.
+        return (self.need_kwh > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
+
+    def kept(self, name: str) -> float:
+        """The share of cars that left with what they were promised."""
+        return float(self._kept(name).sum() / (self.need_kwh > 0).sum())
+
+    def cost_per_kwh(self, name: str) -> float:
+        """What a kWh cost that was drawn, with its part of the charges for peaks."""
+        return float(self.cost[name].sum() / self.drawn_kwh[name].sum())
 
     def short(self, name: str) -> float:
         """The share of cars that left with less than 80 % of what they needed."""
@@ -102,16 +154,30 @@ class ChargingBacktest:
 
     def fairness(self, name: str) -> float:
         """Jain's index of the cars' shares of their need, within a task's day; the mean over them."""
+        index = self._jain(name)
+        return float(index[index > 0].mean())
+
+    def _jain(self, name: str) -> np.ndarray:
+        """Jain's index of each task and day; 0 where nobody was served anything."""
         there = self.need_kwh > 0
         shares = np.where(there, self.drawn_kwh[name] / np.where(there, self.need_kwh, 1.0), 0.0)
         count = there.sum((2, 3))
         squares = (shares**2).sum((2, 3)) * count
-        index = shares.sum((2, 3)) ** 2 / np.where(squares > 0, squares, 1.0)
-        return float(index[squares > 0].mean())
+        return shares.sum((2, 3)) ** 2 / np.where(squares > 0, squares, 1.0)
+
+    def measures(self, name: str) -> dict[str, float]:
+        """A schedule by everything that may be wanted of it."""
+        found = {
+            "served": self.served[name],
+            "left_short": self.short(name),
+            "fairness": self.fairness(name),
+            "kept": self.kept(name),
+        }
+        return found | ({"cost_per_kwh": self.cost_per_kwh(name)} if self.cost else {})
 
     def to_json(self) -> dict[str, Any]:
         """The contract of `apportion backtest --json`."""
-        leads = {name: self.ahead(name) for name in self.served if name != POLICY}
+        leads = {name: self.ahead(name) for name in self._compared()}
         return {
             "site": self.site,
             "start": str(self.dates[0]),
@@ -125,7 +191,14 @@ class ChargingBacktest:
                 name: {"estimate": lead.value, "low": lead.low, "high": lead.high}
                 for name, lead in leads.items()
             },
+            "objective": self.objective,
+            "measures": {name: self.measures(name) for name in self.drawn_kwh},
         }
+
+    def _compared(self) -> list[str]:
+        """Whom the policy is held against: the optimum, of energy, in energy alone."""
+        names = self.served if self.objective == "energy" else self.drawn_kwh
+        return [name for name in names if name != POLICY]
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each schedule."""
@@ -133,8 +206,8 @@ class ChargingBacktest:
         for name, share in sorted(self.served.items(), key=lambda pair: -pair[1]):
             row: dict[str, Any] = {"schedule": name, "served": share}
             if name in self.drawn_kwh:
-                row |= {"left_short": self.short(name), "fairness": self.fairness(name)}
-            if name != POLICY:
+                row |= self.measures(name)
+            if name in self._compared():
                 ahead = self.ahead(name)
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
@@ -147,7 +220,8 @@ class ChargingBacktest:
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
             f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
-            "ahead, from low to high: the policy's lead over each and its 95 % interval\n"
+            f"ahead, from low to high: the policy's lead over each in {self.objective}, and its 95 % "
+            "interval\n"
             "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
 
@@ -208,6 +282,9 @@ def backtest_schedules(
     tasks: int = 24,
     optimum: bool = True,
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
+    mpc: bool = False,
+    objective: str = "energy",
+    promise_kwh: float | None = None,
     seed: int = 0,
 ) -> ChargingBacktest:
     """Run a policy and every scheduler over days that have predictions (`add_forecasts`).
@@ -222,27 +299,48 @@ def backtest_schedules(
         Whether the linear programme of every garage and day is solved, which takes longest.
     schedulers
         Those beside the policy.
+    mpc
+        Whether model-predictive control is one of them: it plans some tens of days a second.
+    objective, promise_kwh
+        What the policy was trained for.
     """
     garage, stations = days.garage, len(days.stations)
     count = min(tasks, count_tasks(stations, task_size))
     members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
     full = np.asarray(days.wiring.max_kw)[members].sum(1)
     feeder = feeders(capacity, full)
-    drawn, others = {}, {}
+    drawn: dict[str, Drawn] = {}
+    others: dict[str, Schedule] = {}
     for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
             # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
-            drawn[name] = simulate_all(days, [schedule], feeder, members)[0]
+            drawn[name] = simulate(days, [schedule], feeder, members)
         else:
             others[name] = schedule
     if others:
-        found = simulate_all(days, list(others.values()), feeder, members)
-        drawn |= dict(zip(others, found, strict=True))
+        found = simulate(days, list(others.values()), feeder, members)
+        for place, name in enumerate(others):
+            drawn[name] = Drawn(*(x[place : place + 1] for x in found))
+    prices, by_cost = days.prices, objective == "cost"
+    if mpc:
+        drawn[MPC] = simulate_mpc(days, feeder, members, prices if by_cost else None)
     best = best_energies(days, feeder, members) if optimum else None
     need = np.where(garage.begins, garage.need_kwh, 0)[:, members].transpose(1, 0, 2, 3)
     share = float((feeder / full).mean())
+    energy = {name: each.energy_kwh[0] for name, each in drawn.items()}
+    cost = {}
+    if prices is not None:
+        hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
+        clock = hours + np.asarray(garage.clock_hours).max(1, keepdims=True)
+        cost = {
+            name: prices.cost(each.by_period_kwh[0], clock, days.physics.period_hours)
+            for name, each in drawn.items()
+        }
     return ChargingBacktest(
-        days.site, days.dates, members, stations, feeder, share, need, drawn, best
+        *(days.site, days.dates, members, stations, feeder, share, need, energy, best, cost),
+        worth_per_kwh=0.0 if prices is None else prices.worth_per_kwh,
+        objective=objective,
+        promise_kwh=promise_kwh,
     )
 
 
@@ -261,7 +359,10 @@ def check_facts(saved: Mapping[str, Any]) -> None:
     until, seen = saved.get("until", {}), saved.get("trained_on", {})
     size, recall = saved.get("task_size", 1), saved.get("recall", False)
     channels = saved.get("channels", CHANNELS)
+    objective, promise = saved.get("objective", "energy"), saved.get("promise_kwh")
     sound = {
+        f"objective {objective!r}": objective in OBJECTIVES,
+        f"promise_kwh {promise!r}": promise is None or (type(promise) is float and promise > 0),
         "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
         "trained_on": isinstance(seen, Mapping)
         and all(
@@ -295,6 +396,7 @@ def backtest_saved(
     unseen: bool = False,
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
+    mpc: bool = False,
 ) -> ChargingBacktest:
     """A policy, of which this was saved, beside every scheduler on a file's sessions.
 
@@ -314,7 +416,10 @@ def backtest_saved(
         frame, chosen, embedded=embedded, timezone=timezone
     ).items()
     whole = site is not None and site.endswith(".toml")
-    physics = physics_of(saved.get("period_minutes", 15), ideal=saved.get("ideal", False))
+    objective = saved.get("objective", "energy")
+    physics = physics_of(
+        saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
+    )
     everything = Days.of(
         frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
     )
@@ -344,6 +449,9 @@ def backtest_saved(
         tasks=tasks,
         schedulers=schedulers,
         optimum=optimum,
+        mpc=mpc,
+        objective=objective,
+        promise_kwh=saved.get("promise_kwh"),
     )
 
 

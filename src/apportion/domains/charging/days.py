@@ -26,7 +26,7 @@ from apportion.domains.charging.garage import (
     Stations,
 )
 from apportion.domains.charging.sessions import count
-from apportion.domains.charging.site import Site
+from apportion.domains.charging.site import Prices, Site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 
@@ -56,6 +56,7 @@ class Days:
     garage: Garage
     """Arrays of NumPy (days, stations, sessions)."""
     physics: Physics = REAL
+    prices: Prices | None = None
     left_out: str = ""
     """What quiet days left out, in words; nothing where none were."""
 
@@ -97,7 +98,7 @@ class Days:
             )
         wiring = stations_of(description)
         dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
-        days = cls(site, dates, names, wiring, garage, physics)
+        days = cls(site, dates, names, wiring, garage, physics, description.prices)
         busy = garage.begins.sum((1, 2)) >= quiet * len(names)
         if busy.all():
             return days

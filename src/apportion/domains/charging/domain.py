@@ -58,6 +58,8 @@ class ChargingBacktestOptions(GarageOptions):
     """Last day; by default the last in the file."""
     unseen: bool = False
     """Only stations that were not trained on; then all days by default."""
+    mpc: bool = False
+    """Model-predictive control beside the others, which plans some tens of days a second."""
 
 
 @dataclass(frozen=True)
@@ -271,10 +273,18 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Schedules in per cent of the need, and the policy's lead over each in points."""
+    by_objective = {
+        name: rows[column]
+        for name, column in (("promises kept, %", "kept"), ("cost a kWh", "cost_per_kwh"))
+        if column in rows
+    }
+    if "promises kept, %" in by_objective:
+        by_objective["promises kept, %"] = 100 * by_objective["promises kept, %"]
     columns = {
         "need met, %": 100 * rows.served,
         "cars left short, %": 100 * rows.left_short,
         "fairness": rows.fairness,
+        **by_objective,
         "the policy's lead, points": 100 * rows.ahead,
         "from": 100 * rows.low,
         "to": 100 * rows.high,

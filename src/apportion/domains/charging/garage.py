@@ -57,6 +57,8 @@ class Physics:
     taper: bool = True
     gaps: float = 0.02
     """How often a meter is silent."""
+    fill: bool = True
+    """Power that nobody wished for goes to those who can take it; otherwise it stays unused."""
 
     @property
     def periods(self) -> int:
@@ -67,10 +69,17 @@ class Physics:
 REAL = Physics()
 
 
-def physics_of(period_minutes: int = 15, *, ideal: bool = False) -> Physics:
-    """A real garage, or for comparison one of any power, where no car tapers and no meter is silent."""
-    hours = period_minutes / 60
-    return Physics(hours, set_points=False, taper=False, gaps=0.0) if ideal else Physics(hours)
+def physics_of(
+    period_minutes: int = 15, *, ideal: bool = False, objective: str = "energy"
+) -> Physics:
+    """A real garage, or for comparison one of any power, where no car tapers and no meter is silent.
+
+    Where energy has a price, what nobody wishes for is not drawn.
+    """
+    hours, fill = period_minutes / 60, objective != "cost"
+    if ideal:
+        return Physics(hours, set_points=False, taper=False, gaps=0.0, fill=fill)
+    return Physics(hours, fill=fill)
 
 
 class Stations(eqx.Module):
@@ -358,7 +367,11 @@ def offer(
         )
     on = known.on_hours > 0
     held = on & (known.on_hours < HELD_HOURS - _MOMENT)
-    return set_points(wishes_kw, seen.most_a, stations, seen.capacity_kw, on=on, held=held)
+    capacity_kw = seen.capacity_kw
+    if not physics.fill:
+        kept_on = jnp.where(held, stations.min_a * stations.kw_per_a, 0.0).sum()
+        capacity_kw = jnp.minimum(capacity_kw, jnp.maximum(wishes_kw.sum(), kept_on))
+    return set_points(wishes_kw, seen.most_a, stations, capacity_kw, on=on, held=held)
 
 
 def draw(

@@ -1,11 +1,11 @@
-"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by energy drawn.
+"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by what is wanted.
 
 The universe is all stations of all sites; a task's stations are of one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of the
-feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw stays
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
+the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw stays
 unused. Shares are wishes: what stations are told are set-points, and the gradient is that of the wishes.
-The reward is kWh drawn, each worth as much less as its site needs more: by plain kWh a policy of several
-sites learns from the thirstiest alone.
+The reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by plain kWh
+a policy of several sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ from apportion.domains.charging.garage import (
     unknown,
 )
 from apportion.domains.charging.garage import State as GarageState
+from apportion.domains.charging.objectives import Energy, Objective
 from apportion.problem import Observation, Problem, Step
 from apportion.tasks import Task
 
@@ -39,11 +40,12 @@ _USUAL_KW = 7.0
 
 
 class DayState(eqx.Module):
-    """Which day it is, the period, the feeder, and what is known of each station."""
+    """Which day it is, the period, the feeder, its highest power so far, and what is known of stations."""
 
     day: Int[Array, "*stack"]
     n: Int[Array, "*stack"]
     capacity_kw: Float[Array, "*stack"]
+    peak_kw: Float[Array, "*stack"]
     garage: GarageState
 
 
@@ -71,6 +73,7 @@ class Charging(Problem):
     its own site; 1 where there is one site."""
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
+    objective: Objective
     physics: Physics = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
@@ -80,6 +83,7 @@ class Charging(Problem):
         cls,
         sites: Sequence[Days],
         capacity: tuple[float, float] = (0.05, 0.3),
+        objective: Objective | None = None,
     ) -> "Charging":
         """All stations of these sites; days must have predictions (`add_forecasts`)."""
         counts = [len(days.stations) for days in sites]
@@ -111,6 +115,7 @@ class Charging(Problem):
             days_of=jnp.asarray(np.repeat([len(days) for days in sites], counts), jnp.int32),
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, counts), jnp.float32),
             capacity=jnp.asarray(capacity, jnp.float32),
+            objective=Energy() if objective is None else objective,
             physics=physics,
             universe=sum(counts),
             horizon=physics.periods,
@@ -128,7 +133,7 @@ class Charging(Problem):
         """The first state of a day behind a given feeder."""
         start = jnp.zeros((), jnp.int32)
         known = unknown(self.stations.at(task.members))
-        return DayState(day.astype(jnp.int32), start, capacity_kw, known)
+        return DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
 
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
@@ -149,9 +154,11 @@ class Charging(Problem):
     ) -> Step:
         seen = self.see(task, state)
         garage, drawn = draw(seen, allocation * state.capacity_kw, self.physics)
-        n = state.n + 1
-        following = DayState(state.day, n, state.capacity_kw, garage)
-        reward = jnp.where(task.mask, drawn * self.worth[task.members], 0.0).sum()
+        drawn, first = jnp.where(task.mask, drawn, 0.0), task.members[0]
+        n, power = state.n + 1, drawn.sum() / self.physics.period_hours
+        peak = jnp.maximum(state.peak_kw, power)
+        following = DayState(state.day, n, state.capacity_kw, peak, garage)
+        reward = self.worth[first] * self.objective.at(first)(seen, drawn, state.peak_kw)
         return Step(following, reward, n >= self.horizon, jnp.array(False))
 
 

@@ -3,8 +3,8 @@
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
 time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
-Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points turn
-every scheduler's wishes into what stations are told. `best_energies` is the most that could have been served.
+Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points
+turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -166,8 +166,8 @@ def _walk_lanes(
     schedule: Schedule,
     capacity_kw: Float[Array, ""],
     physics: Physics,
-) -> Float[Array, "lanes days entities sessions"]:
-    """The kWh each session draws on each day: lanes side by side, their days one after the other.
+) -> tuple[Float[Array, "lanes days entities sessions"], Float[Array, "lanes days periods"]]:
+    """The kWh each session draws on each day, and all in each period: lanes side by side, days in turn.
 
     In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
     the busiest of the lanes needs: the schedule is not shown the others, to whom it could give nothing.
@@ -186,17 +186,21 @@ def _walk_lanes(
                 one = partial(_stretch, size, stations, schedule, capacity_kw, physics, start)
                 return lambda: jax.vmap(one)(today, awaits, *carry)
 
-            branches = [lambda: carry, *map(in_rows, sizes)]
+            nobody = jnp.zeros((count, _STRETCH), jnp.float32)
+            branches = [lambda: (*carry, nobody), *map(in_rows, sizes)]
             most = awaits.sum(-1).max()
-            return jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches), None
+            *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches)
+            return tuple(carry), drawn
 
         starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
         begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
-        return jax.lax.scan(stretch, begun, starts)[0]
+        (state, energy), drawn = jax.lax.scan(stretch, begun, starts)
+        return state, (energy, jnp.swapaxes(drawn, 0, 1).reshape(count, physics.periods))
 
     state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), unknown(stations))
     by_day = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), lanes)
-    return jnp.swapaxes(jax.lax.scan(day, state, by_day)[1], 0, 1)
+    found = jax.lax.scan(day, state, by_day)[1]
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
 
 
 def _stretch(
@@ -210,7 +214,7 @@ def _stretch(
     awaits: Flags,
     state: State,
     energy: PerSession,
-) -> tuple[State, PerSession]:
+) -> tuple[State, PerSession, Float[Array, " periods"]]:
     """A stretch of one lane in `size` rows, enough for all who have a car; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     packed_day, packed, wiring = day, state, stations
@@ -234,14 +238,15 @@ def _stretch(
     packed, drawn = jax.lax.scan(period, packed, fresh)
     here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
     added = jnp.where(here, drawn[..., None], 0.0).sum(0)
+    together = drawn.sum(-1)
     if size == len(rank):
-        return packed, energy + added
+        return packed, energy + added, together
 
     def back(values: Array) -> Array:
         return values[jnp.maximum(rank - 1, 0)]
 
     state = jax.tree.map(lambda new, old: jnp.where(awaits, back(new), old), packed, state)
-    return state, energy + jnp.where(awaits[:, None], back(added), 0.0)
+    return state, energy + jnp.where(awaits[:, None], back(added), 0.0), together
 
 
 @eqx.filter_jit
@@ -252,10 +257,13 @@ def _simulate(
     capacity_kw: Float[Array, " tasks"],
     members: Int[Array, "tasks entities"],
     physics: Physics,
-) -> Float[Array, "schedules tasks lanes days entities sessions"]:
-    """The kWh of every session under each schedule: one program, and one to compile."""
+) -> tuple[
+    Float[Array, "schedules tasks lanes days entities sessions"],
+    Float[Array, "schedules tasks lanes days periods"],
+]:
+    """The kWh of every session and period under each schedule: one program, and one to compile."""
 
-    def under(schedule: Schedule) -> Float[Array, "tasks lanes days entities sessions"]:
+    def under(schedule: Schedule) -> tuple[Array, Array]:
         def task(inputs):
             chosen, capacity_kw = inputs
             garage = jax.tree.map(lambda x: x[:, :, chosen], lanes)
@@ -265,7 +273,7 @@ def _simulate(
         return jax.lax.map(task, (members, capacity_kw))
 
     if len(schedules) == 1:
-        return under(schedules[0])[None]
+        return jax.tree.map(lambda x: x[None], under(schedules[0]))
     # Functions, since a policy with traced parameters has no hash.
     branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
     return jax.lax.map(
@@ -292,6 +300,25 @@ def lanes_of(joins: np.ndarray, most: int) -> np.ndarray:
     return np.array([lane + [-1] * (longest - len(lane)) for lane in lanes])
 
 
+class Drawn(NamedTuple):
+    """What was drawn under each schedule."""
+
+    energy_kwh: np.ndarray
+    """By each session, on its first day: (schedules, tasks, days, entities, sessions)."""
+    by_period_kwh: np.ndarray
+    """By all together, when they drew it: (schedules, tasks, days, periods)."""
+
+
+def tasks_of(
+    days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The stations of each task, by default one of all, and each task's feeder."""
+    if days.garage.predicted_need_kwh is None:
+        raise InputError("charging: the days have no forecasts; see add_forecasts")
+    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
+    return tasks, np.broadcast_to(np.asarray(capacity_kw, np.float32), len(tasks))
+
+
 def simulate_all(
     days: Days,
     schedules: Sequence[Schedule],
@@ -301,14 +328,21 @@ def simulate_all(
     """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
 
     What a car draws on a later day than its first counts on the first. Days have forecasts
-    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task, by
-    default one task of all; `capacity_kw` is that of all tasks, or of each.
+    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
+    by default one task of all; `capacity_kw` is that of all tasks, or of each.
     """
+    return simulate(days, schedules, capacity_kw, members).energy_kwh
+
+
+def simulate(
+    days: Days,
+    schedules: Sequence[Schedule],
+    capacity_kw: np.ndarray | float,
+    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
+) -> Drawn:
+    """The same, and when it was drawn."""
     garage, stations = days.garage, days.wiring
-    if garage.predicted_need_kwh is None:
-        raise InputError("charging: the days have no forecasts; see add_forecasts")
-    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
-    capacity = np.broadcast_to(np.asarray(capacity_kw, np.float32), len(tasks))
+    tasks, capacity = tasks_of(days, capacity_kw, members)
     cores = os.cpu_count() or 1
     on_cpu = jax.default_backend() == "cpu"
     lanes = lanes_of(days.joins, cores * max(_ROWS // tasks.shape[1], 1) if on_cpu else len(days))
@@ -316,7 +350,7 @@ def simulate_all(
     groups = min(cores if on_cpu else 1, len(lanes))
     lanes = np.pad(lanes, ((0, -len(lanes) % groups), (0, 0)), constant_values=-1)
 
-    def run(lanes: np.ndarray) -> np.ndarray:
+    def run(lanes: np.ndarray) -> tuple[np.ndarray, ...]:
         # Behind the last day stands an empty one, for places of a lane that have none.
         def gathered(values: Array) -> np.ndarray:
             values = np.asarray(values)
@@ -330,18 +364,18 @@ def simulate_all(
             jnp.asarray(tasks, jnp.int32),
             days.physics,
         )
-        return np.asarray(found)[:, :, lanes >= 0]
+        return tuple(np.asarray(x)[:, :, lanes >= 0] for x in found)
 
     # The first is begun alone, since that compiles.
     head, *others = np.split(lanes, groups)
     first = run(head)
     with ThreadPoolExecutor(cores) as threads:
         rest = list(threads.map(run, others))
-    drawn = np.concatenate([first, *rest], 2)
-    return _on_first_days(drawn, garage, tasks)
+    energy, by_period = (np.concatenate(parts, 2) for parts in zip(first, *rest, strict=True))
+    return Drawn(on_first_days(energy, garage, tasks), by_period)
 
 
-def _on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
+def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
     """Energy of sessions that span days, moved to the first; of those that began before, left out."""
     begins, number = np.asarray(garage.begins), np.asarray(garage.number)
     goes_on = np.asarray(garage.there) & ~begins
@@ -370,8 +404,8 @@ def best_energies(
     What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
     interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
     sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
-    arrivals or departures all periods are alike, so that they count as one interval. A session counts on its
-    first day. Solved by HiGHS.
+    arrivals or departures all periods are alike, so that they count as one interval. A session counts on
+    its first day. Solved by HiGHS.
     """
     garage, wiring = days.garage, days.wiring
     tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)

@@ -11,6 +11,10 @@
     [branches.north]         # optional; branches may share stations, as a tree's do
     limit_a = 32             # on each phase
     stations = ["N1", "N2"]
+    [prices]                 # optional: of energy in each hour of the day, 24 numbers
+    per_kwh = [0.06, 0.06, ...]
+    peak_per_kw = 0.5        # for a day's highest power
+    worth_per_kwh = 0.5      # what a kWh in a car is worth; by default twice the dearest hour's
 
 Every limit is a sum over stations: what an ampere at a station takes of it, and how much there is. So the
 feeder, its phases and all branches are rows of one matrix (`Wiring`). Nothing here starts JAX.
@@ -48,9 +52,11 @@ _KEYS = {
         "period_minutes",
         "stations",
         "branches",
+        "prices",
     ),
     "station": ("max_a", "phases", "phase", "min_a"),
     "branch": ("limit_a", "stations"),
+    "prices": ("per_kwh", "peak_per_kw", "worth_per_kwh"),
 }
 
 
@@ -69,6 +75,37 @@ class Branch:
 
     limit_a: float
     stations: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What energy costs in each hour of the clock on the wall, in any currency."""
+
+    per_kwh: tuple[float, ...]
+    worth_per_kwh: float
+    """What a kWh in a car is worth: where energy is dearer, none is bought."""
+    peak_per_kw: float = 0.0
+    """For a day's highest power."""
+
+    def __post_init__(self):
+        for name, values, least in (
+            ("per_kwh", self.per_kwh, None),
+            ("worth_per_kwh", (self.worth_per_kwh,), 0),
+            ("peak_per_kw", (self.peak_per_kw,), 0),
+        ):
+            for value in values:
+                sound = isinstance(value, int | float) and not isinstance(value, bool)
+                if not sound or not abs(value) < 1e9 or (least is not None and value < least):
+                    raise InputError(f"site: prices: {name} is {value!r}; it must be a number")
+        if len(self.per_kwh) != 24:
+            raise InputError(
+                f"site: prices: per_kwh has {len(self.per_kwh)} numbers; give one for each of 24 hours"
+            )
+
+    def cost(self, kwh: np.ndarray, hours: np.ndarray, period_hours: float) -> np.ndarray:
+        """What days cost in which this was drawn, (..., periods), in periods from these hours on."""
+        per_kwh = np.asarray(self.per_kwh)[(hours % 24).astype(int)]
+        return (kwh * per_kwh).sum(-1) + self.peak_per_kw * kwh.max(-1) / period_hours
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +150,7 @@ class Site:
     branches: Mapping[str, Branch] = field(default_factory=dict)
     timezone: str | None = None
     period_minutes: int = 15
+    prices: Prices | None = None
 
     def __post_init__(self):
         for what, value in self._numbers():
@@ -163,8 +201,10 @@ class Site:
 
     @property
     def fingerprint(self) -> str:
-        """The same description gives the same 16 digits; the order of stations does not matter."""
-        plain = json.dumps(asdict(self), sort_keys=True, default=list)
+        """The same wiring gives the same 16 digits; neither order of stations nor prices matter."""
+        wired = asdict(self)
+        del wired["prices"]
+        plain = json.dumps(wired, sort_keys=True, default=list)
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
     def wiring(self, names: Iterable[str] | None = None) -> Wiring:
@@ -217,10 +257,12 @@ class Site:
                 isinstance(table, Mapping) for table in tables.values()
             ):
                 raise InputError(f"site: {name} must be tables, such as [{name}.NAME]")
-        plain = {k: v for k, v in content.items() if k not in ("stations", "branches")}
+        tables = ("stations", "branches", "prices")
+        plain = {k: v for k, v in content.items() if k not in tables}
         return cls(
             {str(name): _station(str(name), table) for name, table in stations.items()},
             branches={str(name): _branch(str(name), table) for name, table in branches.items()},
+            prices=_prices(content["prices"]) if "prices" in content else None,
             **plain,
         )
 
@@ -268,6 +310,10 @@ class Site:
         for name, branch in self.branches.items():
             lines += ["", f"[branches.{json.dumps(name)}]", f"limit_a = {branch.limit_a}"]
             lines.append(f"stations = {json.dumps(list(branch.stations))}")
+        if self.prices is not None:
+            lines += ["", "[prices]", f"per_kwh = {json.dumps(list(self.prices.per_kwh))}"]
+            lines.append(f"worth_per_kwh = {self.prices.worth_per_kwh}")
+            lines.append(f"peak_per_kw = {self.prices.peak_per_kw}")
         return "\n".join([*lines, ""])
 
 
@@ -344,6 +390,16 @@ def _branch(name: str, table: Mapping[str, Any]) -> Branch:
     if not isinstance(stations, list) or not stations or "limit_a" not in table:
         raise InputError(f"site: branch {name}: give limit_a and a list of stations")
     return Branch(table["limit_a"], tuple(map(str, stations)))
+
+
+def _prices(table: Any) -> Prices:
+    if not isinstance(table, Mapping) or not isinstance(table.get("per_kwh"), list):
+        raise InputError("site: [prices] needs per_kwh, a list of 24 numbers, one for each hour")
+    _require_known("prices", "prices", table)
+    per_kwh = tuple(table["per_kwh"])
+    dearest = max((x for x in per_kwh if isinstance(x, int | float)), default=0.0)
+    worth = table.get("worth_per_kwh", 2 * dearest)
+    return Prices(per_kwh, worth, table.get("peak_per_kw", 0.0))
 
 
 def _require_known(kind: str, what: str, table: Mapping[str, Any]) -> None:

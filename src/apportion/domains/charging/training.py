@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import pandas as pd
+from jaxtyping import PRNGKeyArray
 
 from apportion.domains.charging.backtest import (
+    MEASURES,
     POLICY,
     ChargingBacktest,
     backtest_schedules,
@@ -22,9 +25,10 @@ from apportion.domains.charging.backtest import (
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import physics_of
+from apportion.domains.charging.objectives import Sparing, objective_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
-from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.settings import OBJECTIVES, ChargingSettings
 from apportion.domains.charging.site import Site, describe_sites
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
@@ -64,7 +68,9 @@ class Garages:
         descriptions = describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
-        physics = physics_of(settings.period_minutes, ideal=settings.ideal)
+        physics = physics_of(
+            settings.period_minutes, ideal=settings.ideal, objective=settings.objective
+        )
         sites = {
             name: Days.of(frame, name, site, physics=physics, quiet=settings.quiet_days)
             for name, site in descriptions.items()
@@ -151,11 +157,19 @@ def train_charging(
     state: Resume | None = None,
 ) -> TrainingResult:
     """Train by the direct gradient through whole days."""
-    problem = Charging.of(garages.training_days(), settings.capacity)
+    days = garages.training_days()
+    problem = Charging.of(days, settings.capacity, objective_of(settings, days))
+
+    def network(key: PRNGKeyArray) -> Policy:
+        policy = Pooled(CHANNELS, settings.hidden, key=key)
+        if settings.objective != "cost":
+            return policy
+        return Sparing(policy, CHANNELS, key=jax.random.fold_in(key, 1))
+
     return train_members(
         problem,
         choose_stations(garages, settings),
-        lambda key: Pooled(CHANNELS, settings.hidden, key=key),
+        network,
         direct_learner(settings),
         settings,
         replay=Replay(act_periods=0),
@@ -204,6 +218,8 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
         "period_minutes": settings.period_minutes,
         "ideal": settings.ideal,
         "quiet_days": settings.quiet_days,
+        "objective": settings.objective,
+        "promise_kwh": settings.promise_kwh,
         "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
         "channels": CHANNELS,
     }
@@ -218,6 +234,9 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
             days,
             task_size=min(settings.task_size, len(days.stations)),
             seed=settings.seed,
+            objective=settings.objective,
+            promise_kwh=settings.promise_kwh,
+            mpc=settings.objective == "cost",
             **_TESTED,
         )
         for name, days in test_days.items()
@@ -244,9 +263,10 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
 
 
 def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:
-    lead = test.ahead("llf")
+    other = OBJECTIVES[test.objective]
+    lead, measure = test.ahead(other), MEASURES[test.objective]
     return {
-        "label": f"Energy over least laxity first: {name}",
+        "label": f"{measure} over {other}: {name}",
         "value": f"{100 * lead.value:+.2f} points",
         "interval": f"[{100 * lead.low:+.2f}, {100 * lead.high:+.2f}]",
         "note": f"{test.served[POLICY]:.1%} of the need met, over {lead.n} days",

@@ -1,0 +1,175 @@
+"""What an operator wants served: the reward of a period, by what is drawn in it.
+
+`energy` is kWh. `fair` is concave in each car's share of its need, so that the first kWh of a car counts
+more than its last. `promise` counts a part of each car's need first, by default 80 %, and then energy.
+`cost` is what the energy is worth less its price at that hour, and less the charge for the day's highest
+power. Each is known when it happens, adds up over a day to what the day is judged by, and has a gradient.
+Rewards may look at needs, which are hidden from policies: they are for learning from the past.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from apportion.composition import PolicyWrapper
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.garage import PerStation, StationView
+from apportion.domains.charging.settings import ChargingSettings
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion.recurrence import History
+from apportion.simplex import Allocation, Bounds, Mask
+
+_FIRST = 0.05
+"""Keeps the first kWh's worth finite: a car's share counts as the root of it and this."""
+_PER_CAR_KWH = 10.0
+"""What a promise kept counts, beyond its energy; and a car fully and fairly served."""
+
+_USES_FIRST = 2.0
+
+
+class Objective(eqx.Module):
+    """A reward; `at` makes one for the site of a station, where that matters."""
+
+    @abstractmethod
+    def __call__(
+        self, seen: StationView, drawn_kwh: PerStation, peak_kw: Float[Array, ""]
+    ) -> Float[Array, ""]:
+        """The reward of a period.
+
+        Parameters
+        ----------
+        peak_kw
+            The highest power of the day before this period.
+        """
+
+    def at(self, station: Int[Array, ""]) -> "Objective":
+        """The objective of this station's site."""
+        return self
+
+
+class Energy(Objective):
+    """KWh drawn."""
+
+    def __call__(self, seen, drawn_kwh, peak_kw):
+        return drawn_kwh.sum()
+
+
+class Fair(Objective):
+    """The root of each car's share of its need."""
+
+    def __call__(self, seen, drawn_kwh, peak_kw):
+        def worth(kwh: PerStation) -> PerStation:
+            share = jnp.clip(kwh / jnp.maximum(seen.car_need_kwh, 1e-3), 0.0, 1.0)
+            return jnp.sqrt(share + _FIRST)
+
+        got = seen.known.got_kwh
+        return _PER_CAR_KWH * (worth(got + drawn_kwh) - worth(got)).sum()
+
+
+class Promise(Objective):
+    """What each car is promised first, then energy.
+
+    Nearly kept counts little: progress counts by its square, so that power goes where a promise can be
+    kept with it.
+    """
+
+    kwh: float | None = eqx.field(static=True, default=None)
+    """Promised to each car, or all it needs where that is less."""
+    share: float = eqx.field(static=True, default=0.8)
+    """Of its need, where no kWh are promised."""
+
+    def __call__(self, seen, drawn_kwh, peak_kw):
+        need, got = seen.car_need_kwh, seen.known.got_kwh
+        promised = self.share * need if self.kwh is None else jnp.minimum(need, self.kwh)
+
+        def kept(kwh: PerStation) -> PerStation:
+            return jnp.clip(kwh / jnp.maximum(promised, 1e-3), 0.0, 1.0) ** 2
+
+        return drawn_kwh.sum() + _PER_CAR_KWH * (kept(got + drawn_kwh) - kept(got)).sum()
+
+
+class Cost(Objective):
+    """What the energy is worth less what it costs."""
+
+    per_kwh: Float[Array, "*universe hours"]
+    worth_per_kwh: Float[Array, "*universe"]
+    peak_per_kw: Float[Array, "*universe"]
+    period_hours: float = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, sites: Sequence[Days]) -> "Cost":
+        """The prices of every station of these sites."""
+        rows = []
+        for days in sites:
+            if days.prices is None:
+                raise InputError(
+                    f'site "{days.site}": no prices are known for the objective cost; add a table '
+                    "[prices] to the TOML file of the site"
+                )
+            own = days.prices
+            rows += [(own.per_kwh, own.worth_per_kwh, own.peak_per_kw)] * len(days.stations)
+        columns = (jnp.asarray(column, jnp.float32) for column in zip(*rows, strict=True))
+        return cls(*columns, sites[0].physics.period_hours)
+
+    def at(self, station):
+        own = (x[station] for x in (self.per_kwh, self.worth_per_kwh, self.peak_per_kw))
+        return Cost(*own, self.period_hours)
+
+    def __call__(self, seen, drawn_kwh, peak_kw):
+        kwh = drawn_kwh.sum()
+        price = self.per_kwh[(seen.hour % 24).astype(jnp.int32)]
+        above = jnp.maximum(kwh / self.period_hours - peak_kw, 0.0)
+        return (self.worth_per_kwh - price) * kwh - self.peak_per_kw * above
+
+
+class Sparing(PolicyWrapper):
+    """A policy that uses a part of the feeder alone: energy may be cheaper later.
+
+    The part is read from the mean and the maximum of what is seen of all present entities.
+    """
+
+    policy: Policy
+    first: eqx.nn.Linear
+    last: eqx.nn.Linear
+    channels: int = eqx.field(static=True)
+    hidden: int = eqx.field(static=True)
+
+    def __init__(self, policy: Policy, channels: int, hidden: int = 24, *, key: PRNGKeyArray):
+        self.policy, self.channels, self.hidden = policy, channels, hidden
+        first_key, last_key = jax.random.split(key)
+        self.first = eqx.nn.Linear(2 * channels, hidden, key=first_key)
+        self.last = eqx.nn.Linear(hidden, "scalar", key=last_key)
+
+    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
+        present = jnp.where(mask[:, None], history[:, -1], 0.0)
+        mean = present.sum(0) / jnp.maximum(mask.sum(), 1)
+        read = jax.nn.relu(self.first(jnp.concatenate([mean, present.max(0)])))
+        # At first nearly all is used.
+        part = jax.nn.sigmoid(_USES_FIRST + self.last(read))
+        return self.policy.encode(history, mask), part
+
+    def allocate(
+        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
+    ) -> Allocation:
+        inner, part = features
+        return part * self.policy.allocate(inner, held, mask, bounds)
+
+
+def objective_of(settings: ChargingSettings, sites: Sequence[Days]) -> Objective:
+    """The objective of a run, at these sites.
+
+    Examples
+    --------
+    >>> objective_of(ChargingSettings(objective="promise", promise_kwh=6.0), [])
+    Promise(kwh=6.0, share=0.8)
+    """
+    if settings.objective == "cost":
+        return Cost.of(sites)
+    if settings.objective == "promise":
+        return Promise(settings.promise_kwh)
+    return Fair() if settings.objective == "fair" else Energy()
