@@ -26,8 +26,8 @@ _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
 _ALIKE_A = 1e-2
 """Wishes are told apart in such steps: equal ones are not put in order by their rounding errors."""
-_FEW = 16
-"""Up to so many stations the steps are written out: one kernel in place of a loop of many."""
+_UNROLLED = 16
+"""Stations in a step of the loop on a GPU, where kernels are many; on a processor it compiles too long."""
 
 Amperes = Float[Array, " entities"]
 
@@ -56,21 +56,22 @@ def set_points(
     held
         Who must not be switched off yet.
     """
+    unrolled = 1 if jax.default_backend() == "cpu" else _UNROLLED
     wish = wishes_kw / stations.kw_per_a
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
     rank = _rank(held & able, jnp.round(wish / _ALIKE_A), on)
-    # In the order of service, so that one station after the other is a step of a few numbers.
     order = jnp.argsort(rank)
+    # In the order of service, limits side by side: a step then works with one station's numbers alone.
+    wish, most, able, held, least = (x[order] for x in (wish, most, able, held, stations.min_a))
     loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
     limits = jnp.append(capacity_kw, stations.limit_a)
-    least = stations.min_a[order]
 
     def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
         """Raise the willing, one after the other, towards what they want, as far as there is room."""
 
         def one(used, station):
-            load, has, least, wanted, willing = station
+            has, wanted, willing, least, load = station
             room = jnp.where(load > 0, (limits - used) / jnp.where(load > 0, load, 1.0), jnp.inf)
             target = jnp.floor(jnp.minimum(wanted, has + room.min() + _SLACK_A))
             fits = willing & (target >= least) & (target > has)
@@ -78,14 +79,13 @@ def set_points(
             return used + load * more, has + more
 
         used = (loads * given[:, None]).sum(0)
-        each = (loads, given, least, wanted, willing)
-        return jax.lax.scan(one, used, each, unroll=len(wish) if len(wish) <= _FEW else 1)[1]
+        stations = (given, wanted, willing & able, least, loads)
+        return jax.lax.scan(one, used, stations, unroll=unrolled)[1]
 
-    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), stations.min_a, most)[order]
-    most, able, eager = most[order], able[order], (held | (wish > 0))[order]
-    given = serve(jnp.zeros_like(wish), wanted, able & eager)
+    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), least, most)
+    given = serve(jnp.zeros_like(wish), wanted, held | (wish > 0))
     given = serve(given, most, given > 0)
-    return serve(given, most, able)[rank]
+    return serve(given, most, jnp.ones_like(able))[rank]
 
 
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:

@@ -5,6 +5,7 @@ training days alone. It is tested where nothing was fitted: at stations never tr
 after training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -29,7 +30,7 @@ from apportion.domains.charging.objectives import Sparing, objective_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
 from apportion.domains.charging.settings import OBJECTIVES, ChargingSettings
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import Site, describe_sites, inferred_rates
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
@@ -178,8 +179,10 @@ def train_charging(
     )
 
 
-def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> PreparedJob:
-    """Split the sessions, and hand back how to train on them."""
+def prepare_charging(
+    settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
+) -> PreparedJob:
+    """Split the sessions, and hand back how to train on them; notes are of the file they are from."""
     garages = Garages.of(frame, settings)
     choose_stations(garages, settings)
     data = {
@@ -199,7 +202,10 @@ def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> Prepare
         policy = averaged(done.policy, settings.members)
         return tested_after_training(lambda: judge_policy(policy, garages, settings))
 
-    return PreparedJob(data, train)
+    said = [*notes, *(days.summary() for days in garages.sites.values())]
+    if settings.sessions is not None:
+        said += inferred_rates(garages.descriptions, settings.site)
+    return PreparedJob(data, train, notes=said)
 
 
 def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
