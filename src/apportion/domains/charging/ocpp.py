@@ -258,6 +258,13 @@ class ChargePoints:
                     point.link = None
             self.changed.set()
 
+    def booted(self, link: "Link16 | Link201") -> None:
+        """Of one that has started anew, nobody knows what it has kept."""
+        link.asked = False
+        for point in self._of[link.id].values():
+            point.has_default, point.again = False, True
+        self.changed.set()
+
     def begin(
         self, point: Point, number: str | None, arrival: str, wh: Any, start: str = ""
     ) -> Transaction:
@@ -653,6 +660,7 @@ class Link16(ChargePoint16):
 
     @on("BootNotification")
     def on_boot(self, **_: Any) -> Any:
+        self.owner.booted(self)
         interval = round(max(1.0, min(self.owner.every, 300.0)))
         return result16.BootNotification(_stamp(self.owner), interval, "Accepted")  # pyright: ignore
 
@@ -729,6 +737,7 @@ class Link201(ChargePoint201):
 
     @on("BootNotification")
     def on_boot(self, **_: Any) -> Any:
+        self.owner.booted(self)
         interval = round(max(1.0, min(self.owner.every, 300.0)))
         return result201.BootNotification(_stamp(self.owner), interval, "Accepted")  # pyright: ignore
 
