@@ -13,7 +13,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[market,federated,cluster,gym,docs,dev]"
+	$(INSTALL) --editable ".[market,federated,cluster,gym,serve,docs,dev]"
 	touch $(STAMP) $(DEMO_STAMP)
 
 # The demo waits for no Ray, Flower or linter.

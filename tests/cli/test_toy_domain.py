@@ -108,6 +108,10 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     assert toys.read_text() == "ball\n"
 
 
+def test_what_controls_nothing_live_is_not_served(trained):
+    assert_refused(apportion("serve", trained[0]), "a run of toy, which controls nothing live")
+
+
 def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(trained, tmp_path):
     folder, _ = trained
     asked = ("certify", folder, "--against", "chance", "--weeks", 60)

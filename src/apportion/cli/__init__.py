@@ -21,6 +21,7 @@ COMMANDS = {
     "backtest": "a trained policy on past data, with baselines",
     "certify": "may a policy be switched on? certified, not yet, or harmful",
     "allocate": "the next period's allocation",
+    "serve": "a live controller: HTTP, a page, and what the domain speaks",
     "study": "a figure or claim of the paper, with its verdict",
     "should-pool": "whether to learn tasks together, before any training",
     "report": "one HTML page of a run or a study",

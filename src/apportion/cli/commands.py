@@ -336,6 +336,28 @@ def _write_file(result: Result, out: Path) -> None:
         write_atomic(out, result.to_frame().to_csv(index=False).encode())
 
 
+def make_serve(arguments: Sequence[str]) -> Command:
+    """`serve DIR`, with the options of the run's domain."""
+    domain, kinds, shown = _for_run("serve", arguments, "serve runs/first")
+
+    def command(folder: Folder, /, **options: Any) -> Any:
+        """Let a trained policy decide live, until Ctrl-C.
+
+        The options are those of the run's domain.
+
+        SHOWN
+
+        Parameters
+        ----------
+        folder
+            Folder of a finished run.
+        """
+        run = finished_run(folder, domain)
+        return domain.serve(run, options.get(domain.name))
+
+    return with_options(command, kinds, shown)
+
+
 def make_certify(arguments: Sequence[str]) -> Command:
     """`certify DIR`, with the options of the run's domain."""
     own = "certify runs/first --against NAME"

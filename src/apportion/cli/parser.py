@@ -78,9 +78,8 @@ def _problem(error: CycloptsError, command: str, arguments: list[str]) -> str:
 
 def _of_another(option: str, command: str, arguments: list[str]) -> str:
     """That the option is one of another domain's than the run's; nothing where it is nobody's."""
-    domain = (
-        domain_of(arguments, command) if command in ("backtest", "allocate", "certify") else None
-    )
+    of_run = command in ("backtest", "allocate", "certify", "serve")
+    domain = domain_of(arguments, command) if of_run else None
     if domain is None:
         return ""
     name = option.removeprefix("--").replace("-", "_")

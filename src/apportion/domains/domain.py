@@ -69,6 +69,8 @@ class Domain(ABC):
     """What `allocate` is told; None where nothing can be allocated from outside."""
     certify_options: ClassVar[type | None] = None
     """What `certify` is told beside the baseline, alpha and block; None where it cannot be certified."""
+    serve_options: ClassVar[type | None] = None
+    """What `serve` is told; None where nothing is controlled live."""
     check_options: ClassVar[type | None] = None
     """Files that `check` validates for this domain; all fields None or False by default."""
     examples: ClassVar[tuple[str, ...]] = ()
@@ -105,6 +107,10 @@ class Domain(ABC):
     def allocate(self, run: "Run", options: Any) -> Result:
         """The next period's allocation of a finished run's policy."""
         raise InputError(f"{run.folder}: a run of {self.name}, which allocates nothing by itself")
+
+    def serve(self, run: "Run", options: Any) -> str:
+        """Let a finished run's policy decide live until a signal comes; what to say then."""
+        raise InputError(f"{run.folder}: a run of {self.name}, which controls nothing live")
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
         """What a policy gained over a baseline, period by period: what `certify` bets on.

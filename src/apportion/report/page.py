@@ -219,8 +219,10 @@ class Section:
     lead: str = ""
 
 
-def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
+def page(title: str, sections: Sequence[Section], *, subtitle: str = "", live: str = "") -> str:
     """The whole page as one string.
+
+    With `live`, a script, it may ask the server it came from, and nobody else.
 
     Examples
     --------
@@ -233,10 +235,12 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
         for i, section in enumerate(sections)
     )
     body = "".join(_section(section, i) for i, section in enumerate(sections))
+    policy = f"{_POLICY}; connect-src 'self'" if live else _POLICY
+    script = f"<script>{live}</script>" if live else ""
     below = f'<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="generator" content="apportion">'
         f"<title>{escape(title)}</title>"
@@ -244,7 +248,7 @@ def page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
         f"<header><h1>{escape(title)}</h1>{below}"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f"<noscript><p>The plots need JavaScript; every plot is also said in words.</p></noscript>"
-        f"<main>{body}</main><script>{_asset('page.js')}</script></body></html>\n"
+        f"<main>{body}</main><script>{_asset('page.js')}</script>{script}</body></html>\n"
     )
 
 

@@ -15,6 +15,7 @@ EXTRAS = {
     "federated": ("flwr", "mlxtend"),
     "cluster": ("ray",),
     "gym": ("gymnasium",),
+    "serve": ("starlette", "uvicorn", "ocpp", "websockets"),
 }
 
 

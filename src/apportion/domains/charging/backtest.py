@@ -496,6 +496,9 @@ def daily_gains(
     more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
+    site = str(chosen.get("site"))
+    changed = chosen.get("stations") is not None or chosen.get("capacity") is not None
+    own = site.endswith(".toml") and not changed
     return Gains.within(
         share,
         bound,

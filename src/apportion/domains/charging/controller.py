@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
-_FIELDS = ("id", "plugged", "full", *_NUMBERS, *_TIMES)
+_FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
 _MOST = 1e9
 """No feeder gives so many kW."""
 _LONGEST_GAP_HOURS = 24.0
@@ -246,14 +246,16 @@ class Controller:
             `delivered_kwh` so far, and `drawn_kw` since the last call. What is not known is null or left
             out: a driver's statements, a meter's value. `full` may say that a car has all it wants, or that
             it has not; `offered_a` what a station took over of what it was told; `max_kw` what the car is
-            said to take. A station that is left out may draw what it was last told.
+            said to take. A station that is left out may draw what it was last told, one with `fixed_a`
+            so much, whatever it is told: it does not listen.
         """
         warnings: list[str] = []
-        time, capacity, cars, silent = self._read(now, warnings)
+        time, capacity, cars, silent, fixed = self._read(now, warnings)
         hours = 0.0 if self._time is None else (time - self._time).total_seconds() / 3600
         self._meet(cars, silent)
         self._learn(cars, hours if 0 < hours <= _LONGEST_GAP_HOURS else 0.0)
-        reserved = np.where(silent, self._known.offered_a, 0.0)
+        kept = np.where(np.isnan(fixed), self._known.offered_a, fixed)
+        reserved = np.where(silent, kept, 0.0)
         left_kw = max(capacity - float(reserved @ self._stations.kw_per_a), 0.0)
         left_a = np.maximum(self._stations.limit_a - self._stations.load @ reserved, 0.0)
         amperes, decided_by = self._decide(time, cars, left_kw, left_a, warnings)
@@ -402,9 +404,12 @@ class Controller:
 
     def _read(
         self, now: Any, warnings: list[str]
-    ) -> tuple[pd.Timestamp, float, dict[str, Car], np.ndarray]:
-        """The time, the feeder's power, the cars, and who was not spoken of; the rest is a warning."""
+    ) -> tuple[pd.Timestamp, float, dict[str, Car], np.ndarray, np.ndarray]:
+        """The time, the feeder's power, the cars, who was not spoken of or does not listen, and what such
+        a one draws, where that is told; the rest is a warning.
+        """
         everyone_silent = np.ones(len(self._names), bool)
+        fixed = np.full(len(self._names), np.nan)
         if not isinstance(now, Mapping):
             warnings.append("now is no JSON object; everything stays as it was")
             now = {"stations": []}
@@ -430,7 +435,7 @@ class Controller:
         stations = now.get("stations")
         if not isinstance(stations, list):
             warnings.append("stations is no list; everything stays as it was")
-            return time, float(capacity), {}, everyone_silent
+            return time, float(capacity), {}, everyone_silent, fixed
         cars: dict[str, Car] = {}
         told = set()
         for number, station in enumerate(stations):
@@ -445,10 +450,18 @@ class Controller:
             else:
                 told.add(name)
                 car = self._car(name, station, time, warnings)
-                if car is not None:
+                if (still := station.get("fixed_a")) is not None:
+                    place = self._names.index(name)
+                    if not _is_number(still) or not 0 <= still <= self._stations.max_a[place]:
+                        warnings.append(
+                            f"station {name}: fixed_a is {_shown(still)}; its cable's limit counts"
+                        )
+                        still = self._stations.max_a[place]
+                    fixed[place] = still
+                elif car is not None:
                     cars[name] = car
-        silent = np.array([name not in told for name in self._names])
-        return time, float(capacity), cars, silent
+        listens = np.array([name in told for name in self._names]) & np.isnan(fixed)
+        return time, float(capacity), cars, ~listens, fixed
 
     def _car(
         self, name: str, station: Mapping[str, Any], time: pd.Timestamp, warnings: list[str]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.domain import Domain
-from apportion.errors import InputError
+from apportion.errors import InputError, optional_import
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from apportion.certificate import Gains
     from apportion.domains.charging.backtest import ChargingBacktest
-    from apportion.domains.charging.controller import PowerOffers
+    from apportion.domains.charging.controller import Controller, PowerOffers
     from apportion.domains.charging.sessions import CheckedSessions
     from apportion.problem import Problem
     from apportion.report.page import Plot, Section
@@ -73,11 +73,9 @@ class ChargingCertifyOptions(GarageOptions):
 
 
 @dataclass(frozen=True)
-class ChargingAllocateOptions:
-    """Charging: the power to offer each car until the next question."""
+class ControllerOptions:
+    """A garage's controller."""
 
-    now: Path | None = None
-    """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
     site: str | None = None
     """The TOML file that describes the garage; without it the site that was trained on, by name where
     there were several."""
@@ -91,6 +89,31 @@ class ChargingAllocateOptions:
     """The certificate.json whose trust is used; one that is not of this very site is refused."""
     earlier: Path | None = None
     """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
+
+
+@dataclass(frozen=True)
+class ChargingAllocateOptions(ControllerOptions):
+    """Charging: the power to offer each car until the next question."""
+
+    now: Path | None = None
+    """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
+
+
+@dataclass(frozen=True)
+class ChargingServeOptions(ControllerOptions):
+    """Charging: a live controller, asked by HTTP or connected to the charge points.
+
+    The run's certificate, where there is one of this site against the baseline, decides on the trust.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 to be reached from other machines."""
+    port: int = 8080
+    """Port of HTTP: the page, /allocate, /state, /health and /metrics."""
+    ocpp: int | None = None
+    """Port for charge points, OCPP 1.6 and 2.0.1: ws://HOST:PORT/ocpp/ID."""
+    every: float | None = None
+    """Seconds between two decisions; by default the site's period."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +136,14 @@ class ChargingDomain(Domain):
     backtest_options = ChargingBacktestOptions
     allocate_options = ChargingAllocateOptions
     certify_options = ChargingCertifyOptions
+    serve_options = ChargingServeOptions
     check_options = ChargingCheckOptions
     examples = (
         "train charging --sessions sessions.csv --out runs/garage",
         "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
         "certify runs/garage --against llf --data sessions.csv --site north",
         "allocate runs/garage --now now.json",
+        "serve runs/garage --site site.toml --ocpp 9000 --state state.json",
         "check --sessions sessions.csv",
     )
 
@@ -168,29 +193,15 @@ class ChargingDomain(Domain):
                 f"{run.folder}: a charging run; give what the controller sees now with "
                 "--now FILE.json"
             )
-        from apportion.domains.charging.backtest import certified_trust
-        from apportion.domains.charging.controller import Controller, read_now
-        from apportion.domains.charging.sessions import read_sessions
-        from apportion.domains.charging.site import saved_site
-        from apportion.runs.policy_file import load_about
+        from apportion.domains.charging.controller import read_now
 
-        seen, about = read_now(options.now), load_about(run.folder)
-        site = saved_site(about, options.site)
-        earlier = options.earlier
-        past = None if earlier is None else read_sessions(earlier, timezone=site.timezone)
-        trust = options.trust
-        if options.certificate is not None:
-            trust = certified_trust(options.certificate, site)
-        controller = Controller(
-            run.policy,
-            about,
-            site,
-            baseline=options.baseline,
-            trust=trust,
-            earlier=past,
-            state=options.state,
-        )
-        return controller.allocate(seen)
+        seen = read_now(options.now)
+        return _controller(run, options).allocate(seen)
+
+    def serve(self, run: "Run", options: ChargingServeOptions) -> str:
+        with optional_import("apportion serve needs starlette, uvicorn and ocpp", "serve"):
+            from apportion.domains.charging.serve import serve
+        return serve(lambda: _controller(run, options), run.folder, options)
 
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion.domains.charging.sessions import inspect_sessions
@@ -250,6 +261,30 @@ class ChargingDomain(Domain):
 
 
 DOMAIN = ChargingDomain()
+
+
+def _controller(run: "Run", options: ControllerOptions) -> "Controller":
+    from apportion.domains.charging.controller import Controller
+    from apportion.domains.charging.sessions import read_sessions
+    from apportion.domains.charging.site import saved_site
+    from apportion.runs.policy_file import load_about
+
+    about, earlier = load_about(run.folder), options.earlier
+    site, trust = saved_site(about, options.site), options.trust
+    certificate = options.certificate
+    if certificate is not None:
+        from apportion.domains.charging.backtest import certified_trust
+
+        trust = certified_trust(certificate, site)
+    return Controller(
+        run.policy,
+        about,
+        site,
+        baseline=options.baseline,
+        trust=trust,
+        earlier=None if earlier is None else read_sessions(earlier, timezone=site.timezone),
+        state=options.state,
+    )
 
 
 def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.DataFrame":

@@ -124,6 +124,8 @@ class Wiring:
     """(limits, stations): what an ampere at a station takes of each limit."""
     limit: np.ndarray
     """(limits): in kW the first, in amperes the others."""
+    names: tuple[str, ...] = ()
+    """(limits): what each is called."""
 
     @property
     def max_kw(self) -> np.ndarray:
@@ -213,23 +215,25 @@ class Site:
         stations = [self.stations[name] for name in chosen]
         on_phase = np.array([[p in s.phases for s in stations] for p in PHASES], float)
         kw_per_a = on_phase.sum(0) * self.volts / 1000
-        load, limit = [kw_per_a], [self.capacity_kw]
-        above: list[tuple[float, set[str]]] = []
+        load, limit, names = [kw_per_a], [self.capacity_kw], ["feeder"]
+        above: list[tuple[str, float, set[str]]] = []
         if self.feeder_a is not None:
-            above.append((self.feeder_a, set(chosen)))
-        above += [(branch.limit_a, set(branch.stations)) for branch in self.branches.values()]
-        for limit_a, below in above:
+            above.append(("feeder", self.feeder_a, set(chosen)))
+        above += [(name, b.limit_a, set(b.stations)) for name, b in self.branches.items()]
+        for what, limit_a, below in above:
             here = np.array([name in below for name in chosen], float)
-            for row in on_phase * here:
+            for phase, row in zip(PHASES, on_phase * here, strict=True):
                 if row.any():
                     load.append(row)
                     limit.append(limit_a)
+                    names.append(f"{what} L{phase}")
         return Wiring(
             np.array([s.max_a for s in stations], float),
             np.array([s.min_a for s in stations], float),
             kw_per_a,
             np.stack(load),
             np.array(limit, float),
+            tuple(names),
         )
 
     @classmethod
