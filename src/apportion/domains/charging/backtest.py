@@ -433,6 +433,7 @@ def backtest_saved(
     places = [i for i, name in enumerate(everything.stations) if name not in known]
     everything.between(start, end)
     size = saved.get("task_size", 1) if stations is None else stations
+    is_described = whole and stations is None and capacity is None and not unseen
     if whole and stations is None:
         # The garage as it is described, behind its own feeder.
         size, tasks = len(places), 1
@@ -456,7 +457,6 @@ def backtest_saved(
         objective=objective,
         promise_kwh=saved.get("promise_kwh"),
     )
-    is_described = whole and size == len(description.stations)
     return replace(found, fingerprint=description.fingerprint if is_described else None)
 
 
@@ -496,9 +496,6 @@ def daily_gains(
     more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
-    site = str(chosen.get("site"))
-    changed = chosen.get("stations") is not None or chosen.get("capacity") is not None
-    own = site.endswith(".toml") and not changed
     return Gains.within(
         share,
         bound,
