@@ -77,7 +77,7 @@ NEAR = 0.02
 """Mean deviation from equal shares below which a policy has not left them; Figure 5's."""
 TOLERANCE = 3.0
 """Points a year that a value may move the gain before results hang on it."""
-_JIANG = "published settings of Jiang et al. (2017), whom the paper follows"
+_JIANG = "as in the code published by Jiang et al. (2017), whom the paper follows"
 WHY = {
     "window": f"H; {_JIANG}",
     "batch": f"B; {_JIANG}",
