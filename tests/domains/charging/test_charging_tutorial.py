@@ -1,4 +1,4 @@
-"""The tutorial, from a company's export to a controller that runs: every command and every block in order."""
+"""The tutorial, from a company's export to a running controller: every command and block in order."""
 
 import re
 import shlex
@@ -10,7 +10,19 @@ from cli.command import apportion
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "charging.md"
 BLOCK = re.compile(r"^```(python|py|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORT = "--steps 2 --days 2 --tasks 2 --hidden 8 --chunk 2 --no-recall".split()
+SHORT = [
+    "--steps",
+    "2",
+    "--days",
+    "2",
+    "--tasks",
+    "2",
+    "--hidden",
+    "8",
+    "--chunk",
+    "2",
+    "--no-recall",
+]
 
 
 @pytest.mark.slow
