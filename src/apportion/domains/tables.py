@@ -41,7 +41,7 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
     if len(text.columns) == 1 and ";" in str(text.columns[0]):
         raise InputError(
             f'{path}: its fields are separated by ";"; write commas, and points in numbers: '
-            f'pd.read_csv("{path.name}", sep=";", decimal=",").to_csv("{what.split()[-1]}.csv", index=False)'
+            f'pd.read_csv("{path.name}", sep=";", decimal=",").to_csv("plain.csv", index=False)'
         )
     text = text.fillna("")
     return text.loc[(text != "").any(axis=1)]

@@ -1,4 +1,4 @@
-"""The controller: driven by a garage it serves what the backtest says, and whatever it is asked it answers."""
+"""The controller: driven by a garage it serves what the backtest says; whatever is asked, it answers."""
 
 import copy
 import json
@@ -159,8 +159,20 @@ ODD = st.sampled_from(
      "2021-10-31 02:30", "2021-03-28 02:30", 10**400, b"x"]
 )  # fmt: skip
 FIELD = st.sampled_from(
-    ["id", "plugged", "full", "max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw"]
-    + ["arrival", "stated_departure", "colour", 5]
+    [
+        "id",
+        "plugged",
+        "full",
+        "max_kw",
+        "requested_kwh",
+        "delivered_kwh",
+        "offered_a",
+        "drawn_kw",
+        "arrival",
+        "stated_departure",
+        "colour",
+        5,
+    ]
 )
 
 

@@ -23,7 +23,7 @@ def compiled(wishes, most, stations: Stations, capacity, on, held):
 
 @st.composite
 def garages(draw):
-    """Eight mixed stations behind a feeder of any size, one branch, and cars that may take less or nothing."""
+    """Eight mixed stations behind a feeder of any size, a branch, cars that may take less or nothing."""
     cables = st.sampled_from([(16.0, (1,)), (32.0, (2,)), (32.0, (3,)), (16.0,), (32.0,), (10.5,)])
     stations = {name: Station(*draw(cables), min_a=draw(st.sampled_from([6.0, 6.0, 8.0])))
                 for name in NAMES}  # fmt: skip
@@ -52,7 +52,7 @@ def garages(draw):
 @settings(max_examples=200)
 @given(garages())
 def test_set_points_are_feasible_maximal_and_in_order(garage):
-    wishes, most, wiring, capacity, on, held = garage
+    wishes, most, wiring, capacity, _, held = garage
     told = np.asarray(compiled(*garage))
     assert (told == np.round(told)).all()
     assert ((told == 0) | (told >= wiring.min_a)).all()

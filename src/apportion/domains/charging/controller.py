@@ -229,11 +229,11 @@ class Controller:
 
     def _warm_up(self) -> None:
         """Compile everything before the first question."""
-        now = pd.Timestamp("2020-01-01 12:00")
-        seen = self._see(now, {}, 1.0, jnp.zeros(len(self._stations.limit_a)))
-        for schedule in (self._policy, self._usual):
-            _set_points(seen, _wishes(schedule, seen), self._physics)
         self._learn({}, self._physics.period_hours)
+        trust, self.trust = self.trust, 1.0
+        noon, nothing = pd.Timestamp("2020-01-01 12:00"), np.zeros(len(self._stations.limit_a))
+        self._decide(noon, {}, 1.0, nothing, [])
+        self.trust = trust
 
     def allocate(self, now: Any) -> PowerOffers:
         """The amperes to tell each station until the next call; nothing that is asked raises anything.
@@ -308,18 +308,13 @@ class Controller:
     def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
         """Forget the cars that have left: of one that has just come nothing is known."""
         fresh = _to_numpy(unknown(self._stations))
-        arrivals = [cars[name].arrival if name in cars else None for name in self._names]
-        for place, arrival in enumerate(arrivals):
-            if silent[place]:
-                arrivals[place] = self._arrivals[place]
-        stays = [
-            old is not None and old == new
-            for old, new in zip(self._arrivals, arrivals, strict=True)
+        arrivals = [
+            before if not_heard else getattr(cars.get(name), "arrival", None)
+            for name, before, not_heard in zip(self._names, self._arrivals, silent, strict=True)
         ]
-        self._stays = np.array(stays)
-        self._known = jax.tree.map(
-            lambda old, new: np.where(self._stays, old, new), self._known, fresh
-        )
+        pairs = zip(self._arrivals, arrivals, strict=True)
+        stays = self._stays = np.array([old is not None and old == new for old, new in pairs])
+        self._known = jax.tree.map(lambda old, new: np.where(stays, old, new), self._known, fresh)
         self._arrivals = arrivals
 
     def _told(self, cars: Mapping[str, Car], field: str) -> np.ndarray:
@@ -496,8 +491,8 @@ class Controller:
             if found.get(field, 0.0) > most:
                 unit = "kWh" if field == "delivered_kwh" else "kW"
                 warnings.append(
-                    f"{what}: {field} is {found.pop(field):g} {unit}, more than the station can give; it is "
-                    f"left out (is it in {unit[1:]}?)"
+                    f"{what}: {field} is {found.pop(field):g} {unit}, more than the station can give; "
+                    f"it is left out (is it in {unit[1:]}?)"
                 )
         arrival, before = found.pop("arrival", None), self._arrivals[place]
         if arrival is None or arrival > time + _SAME_CAR:
