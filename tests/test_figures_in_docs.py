@@ -1,5 +1,6 @@
-"""Every estimate with an interval in the README and on the page of the paper is one of a study's."""
+"""What the README and the pages of the paper say is what studies found, and what they name is there."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+
+from apportion.statistics import in_words
+from apportion.studies.registry import study_names
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -68,6 +72,125 @@ def test_a_wrong_estimate_is_noticed():
     assert is_among(("−1.2", "−3.0", "0.5"), known)
     assert not is_among(("+2.3", "2.0", "2.5"), known)
     assert not is_among(("+2.2", "2.0", "2.6"), known)
+
+
+def outcomes(triple, verdicts):
+    """How the verdicts with this estimate came out, in words; what decided nothing is not said barely."""
+    return {
+        in_words(v["outcome"], v["barely"] and v["outcome"] != "not-established")
+        for v in verdicts
+        if is_among(triple, np.array([[v["estimate"], *v["interval"]]], float))
+    }
+
+
+def said_of(clause):
+    """The outcome that a clause of the table gives to its estimates; where it gives none, they hold."""
+    plain = next((word for word in ("not established", "does not hold") if word in clause), "holds")
+    return plain + (", barely" if "barely" in clause else "")
+
+
+def disagreements(lines, verdicts_of):
+    """Estimates of verdicts that came out otherwise than their clause says."""
+    return [
+        (clause, found)
+        for line, studies in lines
+        for clause in re.split(r"; |\. | \| ", line)
+        for triple in FOUND.findall(clause)
+        if (found := outcomes(triple, verdicts_of(studies))) and said_of(clause) not in found
+    ]
+
+
+def committed_verdicts(studies):
+    files = [RESULTS / study / "verdict.json" for study in studies]
+    return [one for file in files if file.exists() for one in json.loads(file.read_text())]
+
+
+def test_the_readme_says_of_every_estimate_what_its_verdict_says():
+    rows = rows_with_figures("README.md")
+    assert disagreements(rows, committed_verdicts) == []
+    judged = [
+        triple
+        for line, studies in rows
+        for triple in FOUND.findall(line)
+        if outcomes(triple, committed_verdicts(studies))
+    ]
+    assert len(judged) >= 20
+
+
+def test_a_verdict_that_turned_is_noticed():
+    def found(outcome, barely=False):
+        return lambda _: [
+            {"estimate": 0.02, "interval": [0.01, 0.03], "outcome": outcome, "barely": barely}
+        ]
+
+    held, open_ = (
+        ("| x | +2.0 [1.0, 3.0] |", []),
+        ("| x | 2.0 [1.0, 3.0]: not established; y |", []),
+    )
+    assert disagreements([held], found("holds")) == []
+    assert disagreements([open_], found("not-established", barely=True)) == []
+    assert len(disagreements([held], found("not-established"))) == 1
+    assert len(disagreements([open_], found("holds"))) == 1
+    assert len(disagreements([held], found("holds", barely=True))) == 1
+    assert len(disagreements([held], found("does-not-hold"))) == 1
+
+
+def test_the_readme_counts_what_is_established_in_charging_as_its_verdicts_do():
+    verdicts = committed_verdicts(["charging"])
+
+    def counts(name):
+        """Tests in all, ahead and established, of MTL over a scheduler at ten stations."""
+        own = [v for v in verdicts if v["claim"].startswith(f"MTL serves more than {name}")]
+        own = [v for v in own if "feeder" in v["claim"]]
+        return len(own), sum(v["estimate"] > 0 for v in own), sum(v["holds"] for v in own)
+
+    best = [v for v in verdicts if "the best scheduler there" in v["claim"]]
+    recalled, llf = counts("llf-recalled"), [v for v in verdicts if "than llf (" in v["claim"]]
+    # Where least laxity first is the best it has no line of its own.
+    llf = [v for v in llf if "feeder" in v["claim"]] + [v for v in best if "llf," in v["claim"]]
+    text = (ROOT / "README.md").read_text()
+    held = sum(v["holds"] for v in best)
+    ahead = sum(v["estimate"] > 0 for v in best)
+    assert f"in each of {len(best)} tests | ahead in {ahead}, established in {held} (" in text
+    assert f"least laxity first established in {sum(v['holds'] for v in llf)}" in text
+    assert f"is behind in {recalled[1]} of {recalled[0]}, established in {recalled[2]} " in text
+
+
+def names_in(file):
+    """Functions, classes and methods of a module, methods as CLASS.NAME."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, kinds):
+            found.add(node.name)
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            found |= {f"{node.name}.{one.name}" for one in inner if isinstance(one, kinds)}
+    return found
+
+
+def test_sentence_by_sentence_no_row_is_empty_and_everything_named_is_there():
+    lines = (ROOT / "docs" / "sentences.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| [456A]\.\d+ \|", line)]
+    numbers = {part: [] for part in "456A"}
+    known, files = study_names(), {}
+    for row in rows:
+        number, sentence, code, tests, verdict = row
+        numbers[number[0]].append(int(number[2:]))
+        assert min(map(len, (sentence, code, tests, verdict))) > 3, row
+        for cell, folder, prefix in ((code, "src/apportion", ""), (tests, "tests", "test_")):
+            named = re.findall(r"`([\w/]+\.py):([\w.]+)`", cell)
+            assert named or cell.startswith("nothing to "), row
+            for path, name in named:
+                file = ROOT / folder / path
+                files[file] = files.get(file) or names_in(file)
+                assert name.startswith(prefix), (number, name)
+                assert name in files[file], (number, path, name)
+        # A study in backticks; a definition, or why it is not examined, in words.
+        for study in re.findall(r"`([a-z0-9-]+)`", verdict):
+            assert study in known, (number, study)
+    for found in numbers.values():
+        assert found == list(range(1, len(found) + 1))
+    assert [len(found) for found in numbers.values()] == [49, 25, 72, 70]
 
 
 def test_the_certificate_on_the_page_of_the_command_line_is_the_one_that_was_computed():
