@@ -98,7 +98,7 @@ EVIDENCE = (
 STUDIES = (
     Fault("the first step is read for the last", "studies/portfolio/fig3_4.py",
           "step = rows.step.max() if step is None", "step = rows.step.min() if step is None",
-          "tests/studies/portfolio/test_fig3_4.py"),
+          _GRID + "each_claim_names_its_protocol_and_its_years"),
     Fault("few tasks have the epochs of many", "studies/portfolio/fig3_4.py",
           "shared = count if method", "shared = max(self.counts) if method",
           _GRID + "multi_task_methods_differ_by_alpha_alone"),
@@ -115,7 +115,7 @@ STUDIES = (
           "studies/portfolio/fig3_4.py",
           'single = _curve(table, count, method="stl", tasks=many)',
           'single = _curve(table, count, method="stl", tasks=long)',
-          "tests/studies/portfolio/test_fig3_4.py"),
+          _GRID + "each_claim_names_its_protocol_and_its_years"),
     Fault("figure 5 draws the task with the smallest gap", "studies/portfolio/fig5.py",
           ".idxmax()", ".idxmin()", "tests/studies/portfolio/test_fig5.py"),
     Fault("figure 5's months are days", "studies/portfolio/fig5.py",
