@@ -16,7 +16,6 @@ from apportion.studies.portfolio import fig3_4
 from apportion.studies.portfolio.fig3_4 import SCALES, TILT, GridSize
 from apportion.tasks import draw_tasks, split_entities
 
-
 NOTHING = ("lazy-crp-0", "volatility-tilt-0")
 
 
