@@ -5,7 +5,9 @@ import json
 import os
 import signal
 import textwrap
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 import apportion.cli.commands  # noqa: F401, before the registry holds toys
@@ -45,6 +47,18 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "toy"
     perform(toy(), folder)
     return folder
+
+
+def test_a_folder_holds_what_the_plan_keeps_of_all_rows(tmp_path):
+    plan = replace(toy(), keep=lambda rows: rows[rows.value == rows.value.max()])
+    with pytest.raises(InputError, match="rows of other cells"):
+        perform(plan, tmp_path / "fewer")
+    plan = replace(
+        toy(), keep=lambda rows: rows.assign(value=rows.value.where(rows.number == 3, 0))
+    )
+    table = perform(plan, tmp_path / "blanked").study.figure().table
+    assert table[table.value != 0].number.tolist() == [3]
+    assert (pd.read_parquet(tmp_path / "blanked" / "rows.parquet").value != 0).sum() == 4
 
 
 def test_a_stopped_study_goes_on_without_computing_a_cell_again(whole, tmp_path):

@@ -15,7 +15,7 @@ from apportion.studies.portfolio.mechanisms import METHODS, Plain
 
 @pytest.fixture(scope="module")
 def rows(prices, tiny, sized, compute):
-    size = mechanisms.Size(tiny, 2, 2, (2001, 2002), held_out=4, plain=4)
+    size = mechanisms.Size(tiny, 2, 3, (2001, 2002), held_out=4, plain=4)
     plan = sized(mechanisms, size, prices=prices)
     found = compute(plan)
     assert list(found) == [cell.name for cell in plan.cells]

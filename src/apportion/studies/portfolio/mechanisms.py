@@ -266,7 +266,9 @@ def conclude_generalisation(rows: Any) -> FigureResult:
 
 
 def variance_ratio(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """The log of the ratio of two variances over the same units, by the jackknife: units are paired."""
+    """The log of the ratio of two variances over the same units, three at least, by the jackknife: units
+    are paired.
+    """
 
     def log_ratio(means):
         first, square, second, other = np.moveaxis(means, -1, 0)
