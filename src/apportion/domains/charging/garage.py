@@ -42,9 +42,9 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
-PerStation = Float[Array, "*stack entities"]
-Flags = Bool[Array, "*stack entities"]
-Counts = Int[Array, "*stack entities"]
+PerStation = Float[Numbers, "*stack entities"]
+Flags = Bool[Numbers, "*stack entities"]
+Counts = Int[Numbers, "*stack entities"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Stations(eqx.Module):
         """The most each station gives."""
         return self.max_a * self.kw_per_a
 
-    def at(self, members: Int[Array, " entities"]) -> "Stations":
+    def at(self, members: Int[Numbers, " entities"]) -> "Stations":
         """Some of the stations, behind a feeder of their own."""
         own = [x[members] for x in (self.max_a, self.min_a, self.phases, self.kw_per_a)]
         return Stations(*own, self.load[:, members], self.limit_a)
