@@ -274,8 +274,8 @@ class Site:
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
         """A site whose stations have the least usual cable that explains the power seen there.
 
-        The power is what was delivered over how long the car was there, so a cable may be larger; the feeder
-        is as large as all of them together.
+        The power is what was delivered over how long the car was there, so a cable may be larger; the
+        feeder is as large as all of them together.
         """
         hours = (sessions.departure - sessions.arrival).dt.total_seconds() / 3600
         power = (sessions.delivered_kwh / hours.where(hours > 0.25)).groupby(

@@ -63,17 +63,29 @@ class Garages:
     """Whether forecasts use earlier days, too."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
-        """Split stations and days; nothing after `until` and no held-out station is looked at."""
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        settings: ChargingSettings,
+        descriptions: dict[str, Site] | None = None,
+        mixed: int | None = None,
+    ) -> "Garages":
+        """Split stations and days; nothing after `until` and no held-out station is looked at.
+
+        Sites are those of the settings, or other `descriptions` of them; `mixed` is a seed that draws cars
+        of several kinds.
+        """
         embedded = settings.sessions is None
-        descriptions = describe_sites(
+        descriptions = descriptions or describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
         physics = physics_of(
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
-            name: Days.of(frame, name, site, physics=physics, quiet=settings.quiet_days)
+            name: Days.of(
+                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
+            )
             for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
