@@ -333,7 +333,10 @@ class Broken(Policy):
 
     raises: bool
 
-    def __call__(self, observation, mask):
+    def encode(self, history, mask):
+        return history
+
+    def allocate(self, features, held, mask, bounds=None):
         if self.raises:
             raise RuntimeError("out of order")
         return jnp.full(mask.shape, jnp.nan)
