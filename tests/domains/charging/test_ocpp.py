@@ -49,7 +49,7 @@ SITE = Site(
     timezone="Europe/Berlin",
     period_minutes=5,
 )
-REJECTS, SILENT, DROPS, BABBLES = "P01", "P16", ("P03", "P18"), "P05"
+REJECTS, SILENT, BABBLES = "P01", "P16", "P05"
 WIRING = SITE.wiring()
 
 
@@ -82,6 +82,15 @@ class Ledger:
         used = WIRING.load @ np.array(flow)
         self.most = np.maximum(self.most, used)
         assert (used <= WIRING.limit + 1e-6).all(), dict(zip(WIRING.names, used, strict=True))
+
+    def is_full(self):
+        """Whether nobody who waits could have the least that charges."""
+        flow = [self.clients[name].flow() for name in NAMES]
+        left = WIRING.limit - WIRING.load @ np.array(flow)
+        waits = [
+            n for n, name in enumerate(NAMES) if self.clients[name].transaction and not flow[n]
+        ]
+        return all((left < 6 * WIRING.load[:, n]).any() for n in waits)
 
 
 class Garage:
@@ -276,7 +285,7 @@ async def everything(controller, path):
             client = await town.connect(name)
             await client.boot()
             await client.plug(town.stamp())
-        await until(lambda: {REJECTS, SILENT} <= points.troubles.keys())
+        await until(lambda: {(REJECTS, "default"), (SILENT, "default")} <= points.troubles.keys())
         assert points.points[SILENT].may_flow_a() == 16.0
         others = [name for name in NAMES if name not in (REJECTS, SILENT)]
         clients = dict(zip(others, await asyncio.gather(*map(town.connect, others)), strict=True))
@@ -288,9 +297,7 @@ async def everything(controller, path):
         await until(lambda: sum(client.flow() > 0 for client in clients.values()) >= 8)
         await asyncio.sleep(2 * EVERY)
         ledger.check()
-        # No phase has room for another car's least.
-        used = WIRING.load @ [ledger.clients[name].flow() for name in NAMES]
-        assert (used[1:4] > 90.0 - 2 * 16).all(), used
+        await until(ledger.is_full)
 
         # Strangers.
         with pytest.raises(InvalidStatus, match="404"):
@@ -304,19 +311,21 @@ async def everything(controller, path):
             await clients[BABBLES].meter(town.stamp(), value)
         for raw in ("{", "[]", '[2, "x", "Nonsense", {}]', '[2, "y", "Heartbeat", {"a": 1}]'):
             await town.running[BABBLES][0].send(raw)
-        await until(lambda: BABBLES in points.troubles)
+        assert (BABBLES, "meter") in points.troubles
         await clients[BABBLES].meter(town.stamp())
+        assert (BABBLES, "meter") not in points.troubles
 
         # Lost connections: what they took counts until it is over, and they are told again.
-        for name in DROPS:
-            await until(lambda name=name: clients[name].flow() > 0)
+        charging = [name for name in cars if clients[name].flow() > 0 and name != BABBLES]
+        first, second = charging[0], charging[-1]
+        assert version(first) != version(second)
+        for name in (first, second):
             await town.drop(name)
             took = clients[name].limit
             await until(lambda name=name: points.points[name].link is None)
             assert points.points[name].may_flow_a() == took
         await asyncio.sleep(1.5 * EVERY)
         ledger.check()
-        first, second = DROPS
         again = await town.connect(first)
         told = len(ledger.told)
         await again.meter(town.stamp())
@@ -328,13 +337,12 @@ async def everything(controller, path):
 
         # Who leaves makes room.
         metering.cancel()
-        for name in cars[:6]:
-            if name not in DROPS:
-                await clients[name].leave(town.stamp())
+        leaving = [name for name in charging[1:-1] if name in town.running][:6]
+        for name in leaving:
+            await clients[name].leave(town.stamp())
+        assert not any(points.points[name].car for name in leaving)
+        await until(lambda: ledger.is_full() and not points.changed.is_set())
         ledger.check()
-        await asyncio.sleep(EVERY)
-        ledger.check()
-        assert not any(points.points[n].car for n in cars[:6] if n not in DROPS)
         return points, ledger
 
 
@@ -347,8 +355,9 @@ async def meters(town, names):
         for place, name in enumerate(NAMES):
             client = town.ledger.clients[name]
             client.wh += client.flow() * WIRING.kw_per_a[place] * 1000 * hours
-        there = [name for name in names if name in town.running and name not in DROPS]
-        await asyncio.gather(*(town.ledger.clients[name].meter(town.stamp()) for name in there))
+        there = [town.ledger.clients[name] for name in names if name in town.running]
+        calls = (client.meter(town.stamp()) for client in there)
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
@@ -356,7 +365,7 @@ def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
 ):
     path = tmp_path / "points.json"
     points, ledger = asyncio.run(everything(controller, path))
-    assert (ledger.most[1:4] > 80.0).all()
+    assert ledger.most[1:3].min() > 80.0
     purposes = {purpose for _, purpose, _ in ledger.told}
     assert purposes == {"TxDefaultProfile", "TxProfile"}
     # Who starts anew knows the transactions, and what counts.

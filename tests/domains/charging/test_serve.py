@@ -10,16 +10,19 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import jax
+import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
 from websockets.asyncio.client import connect
 
 import apportion.domains.charging
+from apportion.domains.charging import backtest
 from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.serve import CertificateGate, Service, run_service
@@ -176,12 +179,12 @@ def test_the_page_follows_the_controller(served, browser, tmp_path):  # noqa: F8
     bars = browser.find_elements("css selector", "#cars .filled")
     assert [bar.rect["width"] > 0 for bar in bars] == [True, False, True]
     assert len(browser.find_elements("css selector", "#history path.line")) == 3
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
+    (tmp_path / "page.txt").write_text(shot["data"])
     ask(f"{address}/allocate", NOW | {"time": "2026-03-02 10:05", "capacity_kw": 0})
     wait(lambda: "waiting: P00" in text("cards"))
     assert browser.find_elements("css selector", "img[src='x']") == []
     assert [row for row in errors(browser) if "favicon" not in row["message"]] == []
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (tmp_path / "page.txt").write_text(shot["data"])
 
 
 def certificate(folder, **changes):
@@ -217,6 +220,20 @@ def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 4
     (tmp_path / "certificate.json").unlink()
     assert gate.look() == 0.5
+
+
+def test_what_is_certified_by_its_own_file_names_the_site(run, monkeypatch):
+    days = np.datetime64("2026-01-01") + np.arange(3)
+    found = SimpleNamespace(by_day=lambda *_: np.ones(3), dates=days)
+    monkeypatch.setattr(backtest, "backtest_saved", lambda *_, **__: found)
+
+    def subject(**chosen):
+        gains = backtest.daily_gains(policy(), ABOUT, None, "llf", **chosen)
+        return gains.certify().to_json()["subject"]
+
+    site = str(run.parent / "site.toml")
+    assert subject(site=site) == SITE.fingerprint
+    assert subject(site=site, capacity="30kW") is subject(site="jpl") is subject() is None
 
 
 def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):

@@ -103,7 +103,7 @@
       const most = Math.max(...rows.flatMap((row) => series.map(([name]) => row[name] || 0)), 0.1) * 1.05;
       const [from, to] = [rows[0].time, rows[rows.length - 1].time];
       const x = (time) => 46 + ((time - from) / (to - from || 1)) * (width - 60);
-      const y = (value) => height - 28 - (value / most) * (height - 50);
+      const y = (value) => height - 28 - (value / most) * (height - 62);
       [0, most / 2, most].forEach((value) => {
         make(svg, "line", { class: "grid", x1: 46, x2: width - 14, y1: y(value), y2: y(value) });
         make(svg, "text", { x: 40, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(1));

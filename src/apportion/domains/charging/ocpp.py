@@ -179,8 +179,8 @@ class ChargePoints:
         self.site, self.every, self._speed = site, every, speed
         self._begun = None if start is None else (start, time.monotonic())
         self.capacity_kw: float | None = None
-        self.troubles: dict[str, str] = {}
-        """What is wrong now, a sentence for each station."""
+        self.troubles: dict[tuple[str, str], str] = {}
+        """What is wrong now, by station and topic."""
         self.patience = min(_PATIENCE_S, every / 4)
         self.changed = asyncio.Event()
         self._decide, self._path = decide, path
@@ -243,7 +243,7 @@ class ChargePoints:
                 except ConnectionClosed:
                     break
                 except Exception as error:
-                    self._trouble(point_id, f"a message that cannot be used ({error!s:.80})")
+                    self._trouble(point_id, "message", f"cannot be used ({error!s:.80})")
                 if not link.ready:
                     link.ready = True
                     for point in mine:
@@ -335,7 +335,9 @@ class ChargePoints:
                 if settled:
                     point.meter.kw.append(kw)
         if bad:
-            self._trouble(point.name, f"a meter value was set aside: {bad}")
+            self._trouble(point.name, "meter", f"a value was set aside: {bad}")
+        else:
+            self._fine(point.name, "meter")
 
     def say(self, told: Any) -> None:
         """What charge points cannot say: the feeder's power now, and the drivers' statements."""
@@ -441,13 +443,13 @@ class ChargePoints:
             point.profiles, point.again = [(amperes, until)], False
             if amperes != before:
                 point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
-            self._fine(point.name)
+            self._fine(point.name, "profile")
         elif taken is None:
             # In force or not; and once it is over, the default, where there is one.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
-            self._trouble(point.name, f"no answer to {amperes:g} A; {point.bound_a():g} A count")
+            self._trouble(point.name, "profile", f"no answer; {point.bound_a():g} A count")
         else:
-            self._trouble(point.name, f"refused {amperes:g} A; {point.bound_a():g} A count")
+            self._trouble(point.name, "profile", f"refused; {point.bound_a():g} A count")
         return bool(taken)
 
     async def _tell_defaults(self, periodic: bool) -> None:
@@ -463,11 +465,11 @@ class ChargePoints:
             taken = await link.set_profile(0, _one_period(0.0, waiting[link][0].station), None)
             for point in waiting[link]:
                 point.has_default = bool(taken)
-                if not taken:
-                    self._trouble(
-                        point.name,
-                        f"did not take the default of 0 A; {point.station.max_a:g} A are kept for it",
-                    )
+                if taken:
+                    self._fine(point.name, "default")
+                else:
+                    kept = f"not taken; {point.station.max_a:g} A are kept for it"
+                    self._trouble(point.name, "default", kept)
 
         await asyncio.gather(*map(ask, links))
 
@@ -517,13 +519,14 @@ class ChargePoints:
         found = found if found.tzinfo else found.replace(tzinfo=UTC)
         return found if now - timedelta(days=30) < found <= now else now
 
-    def _trouble(self, name: str, what: str) -> None:
-        if self.troubles.get(name) != what:
-            self.troubles[name] = what
-            _log.warning("station %s: %s", name, what)
+    def _trouble(self, name: str, topic: str, what: str) -> None:
+        if self.troubles.get((name, topic)) != what:
+            self.troubles[name, topic] = what
+            _log.warning("station %s: %s: %s", name, topic, what)
 
-    def _fine(self, name: str) -> None:
-        self.troubles.pop(name, None)
+    def _fine(self, name: str, topic: str) -> None:
+        if self.troubles.pop((name, topic), None) is not None:
+            _log.info("station %s: %s: in order again", name, topic)
 
     # What is kept.
 
@@ -543,7 +546,7 @@ class ChargePoints:
         try:
             write_json(self._path, {"site": self.site.fingerprint, "points": kept})
         except OSError as error:
-            self._trouble("", f"{self._path}: the transactions were not saved ({error})")
+            self._trouble("all", "state", f"{self._path} was not saved ({error})")
 
     def _restore(self, path: Path) -> None:
         with reading(path, "remove it to begin anew"):

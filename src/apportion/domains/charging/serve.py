@@ -36,6 +36,7 @@ from apportion.runs.signals import listening
 if TYPE_CHECKING:
     from apportion.domains.charging.domain import ChargingServeOptions
 
+_BARS = "A bar is what is offered of the cable's current; the mark in it, what is drawn."
 _HISTORY = 600
 """Decisions that the page looks back on."""
 _MOST_BYTES = 1 << 20
@@ -169,7 +170,8 @@ class Service:
         limits[0]["limit"] = round(self._capacity_kw, 3)
         warnings = [] if offers is None else list(offers.warnings)
         if self.points is not None:
-            warnings += [f"station {name}: {what}" for name, what in self.points.troubles.items()]
+            troubles = self.points.troubles.items()
+            warnings += [f"station {name}: {topic}: {what}" for (name, topic), what in troubles]
         return {
             "time": self._time,
             "decided": self.last,
@@ -332,7 +334,7 @@ def live_page(service: Service) -> str:
     script = files("apportion.domains.charging").joinpath("live.js").read_text(encoding="utf-8")
     sections = [
         Section("Now", [_Place("cards")]),
-        Section("Power by car", [_Place("cars")], "Offered and drawn; who waits has an empty bar."),
+        Section("Power by car", [_Place("cars")], _BARS),
         Section("Limits", [_Place("limits")], "What is offered below each of them."),
         Section("The last decisions", [_Place("history")]),
         Section("Warnings", [_Place("warnings")]),
