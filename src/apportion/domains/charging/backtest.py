@@ -6,8 +6,9 @@ day: the difference of the shares of that day's need that both met, over all gar
 that what garages of one day have in common counts once. Only days after training count.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,9 @@ from apportion.domains.charging.schedulers import (
     walk_day,
 )
 from apportion.domains.charging.settings import OBJECTIVES
-from apportion.domains.charging.site import describe_sites
+from apportion.domains.charging.site import Site, describe_sites
 from apportion.domains.tables import as_day
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
@@ -92,6 +93,8 @@ class ChargingBacktest:
     """Of each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
     """The most that could be drawn together, (tasks, days)."""
+    fingerprint: str | None = None
+    """Of the garage's description, where it was tested as a whole."""
     cost: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What the energy of each schedule cost, (tasks, days); nothing where no prices are known."""
     worth_per_kwh: float = 0.0
@@ -311,7 +314,8 @@ def backtest_schedules(
     feeder = feeders(capacity, full)
     drawn: dict[str, Drawn] = {}
     others: dict[str, Schedule] = {}
-    for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
+    own = PolicySchedule(policy, spare=not days.physics.fill)
+    for name, schedule in {POLICY: own, **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
             # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
             drawn[name] = simulate(days, [schedule], feeder, members)
@@ -441,7 +445,7 @@ def backtest_saved(
         )
     predictor = Predictor.from_dict(saved.get("predictor", {}))
     days = add_forecasts(everything, predictor, saved.get("recall", False))
-    return backtest_schedules(
+    found = backtest_schedules(
         policy,
         days.between(start, end).at(places),
         capacity=0.15 if capacity is None else capacity,
@@ -453,6 +457,8 @@ def backtest_saved(
         objective=objective,
         promise_kwh=saved.get("promise_kwh"),
     )
+    is_described = whole and size == len(description.stations)
+    return replace(found, fingerprint=description.fingerprint if is_described else None)
 
 
 def daily_gains(
@@ -492,8 +498,35 @@ def daily_gains(
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
     return Gains.within(
-        share, bound, periods=found.dates, baseline=name, period="day", unit="the day's need"
+        share,
+        bound,
+        periods=found.dates,
+        baseline=name,
+        period="day",
+        unit="the day's need",
+        site=found.fingerprint,
     )
+
+
+def certified_trust(path: Path, site: Site) -> float:
+    """The trust that a certificate gives the policy, which must be of this very site.
+
+    Raises
+    ------
+    InputError
+        Where it is of another site, of garages drawn among stations, or no certificate.
+    """
+    with reading(path, "certify the policy for this site first"):
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    trust = saved.get("trust") if isinstance(saved, dict) else None
+    if not isinstance(trust, int | float) or not 0 <= trust <= 1:
+        raise InputError(f"{path}: no certificate; apportion certify writes one")
+    if saved.get("site") != site.fingerprint:
+        raise InputError(
+            f"{path}: it is not of this site, {site.describe()}; certify the policy with --site and its "
+            "TOML file"
+        )
+    return float(trust)
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
@@ -508,7 +541,8 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
         )
     about = load_about(name)
     check_facts(about)
-    return PolicySchedule(load_policy(name)), about.get("until", {})
+    spare = about.get("objective") == "cost"
+    return PolicySchedule(load_policy(name), spare), about.get("until", {})
 
 
 def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
@@ -522,7 +556,8 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     members, capacity, physics = test.members[task], float(test.capacity_kw[task]), days.physics
     garage = jax.tree.map(lambda x: x[day, members], days.garage)
     wiring = days.wiring.at(members)
-    _, kwh = walk_day(garage, wiring, PolicySchedule(policy), jnp.float32(capacity), physics)
+    own = PolicySchedule(policy, spare=not physics.fill)
+    _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
     minutes = pd.date_range(
         pd.Timestamp(days.dates[day]),

@@ -379,7 +379,7 @@ def draw(
 ) -> tuple[State, Float[Array, " entities"]]:
     """Offer power to those who are seen; what is known after the period, and the kWh each station drew."""
     stations, left = seen.stations, seen.truth.open_kwh
-    told_a = offer(seen, wishes_kw, physics)
+    told_a = offer(seen, jax.lax.stop_gradient(wishes_kw), physics)
     wished_a = jnp.clip(wishes_kw / stations.kw_per_a, 0.0, seen.most_a)
     offered_kw = straight_through(wished_a, told_a) * stations.kw_per_a * seen.car_share
     current = seen.car_a

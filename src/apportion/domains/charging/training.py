@@ -5,15 +5,14 @@ training days alone. It is tested where nothing was fitted: at stations never tr
 after training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import pandas as pd
-from jaxtyping import PRNGKeyArray
 
 from apportion.domains.charging.backtest import (
     MEASURES,
@@ -25,11 +24,11 @@ from apportion.domains.charging.backtest import (
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import physics_of
-from apportion.domains.charging.objectives import Sparing, objective_of
+from apportion.domains.charging.objectives import objective_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
 from apportion.domains.charging.settings import OBJECTIVES, ChargingSettings
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import Site, describe_sites, inferred_rates
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
@@ -62,17 +61,29 @@ class Garages:
     """Whether forecasts use earlier days, too."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
-        """Split stations and days; nothing after `until` and no held-out station is looked at."""
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        settings: ChargingSettings,
+        descriptions: dict[str, Site] | None = None,
+        mixed: int | None = None,
+    ) -> "Garages":
+        """Split stations and days; nothing after `until` and no held-out station is looked at.
+
+        Sites are those of the settings, or other `descriptions` of them; `mixed` is a seed that draws cars
+        of several kinds.
+        """
         embedded = settings.sessions is None
-        descriptions = describe_sites(
+        descriptions = descriptions or describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
         physics = physics_of(
             settings.period_minutes, ideal=settings.ideal, objective=settings.objective
         )
         sites = {
-            name: Days.of(frame, name, site, physics=physics, quiet=settings.quiet_days)
+            name: Days.of(
+                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
+            )
             for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
@@ -136,7 +147,11 @@ def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
             draw_tasks(places, settings.task_size, count, seed=settings.seed + 1000 * number)
         )
         first += stations
-    return reduce(Task.joined, drawn)
+    tasks = reduce(Task.joined, drawn)
+    if settings.objective != "cost":
+        return tasks
+    # The last entity of every task is what stays unused.
+    return Task.of([[*members, first] for members in np.asarray(tasks.members).tolist()])
 
 
 def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
@@ -160,16 +175,10 @@ def train_charging(
     days = garages.training_days()
     problem = Charging.of(days, settings.capacity, objective_of(settings, days))
 
-    def network(key: PRNGKeyArray) -> Policy:
-        policy = Pooled(CHANNELS, settings.hidden, key=key)
-        if settings.objective != "cost":
-            return policy
-        return Sparing(policy, CHANNELS, key=jax.random.fold_in(key, 1))
-
     return train_members(
         problem,
         choose_stations(garages, settings),
-        network,
+        lambda key: Pooled(CHANNELS, settings.hidden, key=key),
         direct_learner(settings),
         settings,
         replay=Replay(act_periods=0),
@@ -178,8 +187,10 @@ def train_charging(
     )
 
 
-def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> PreparedJob:
-    """Split the sessions, and hand back how to train on them."""
+def prepare_charging(
+    settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
+) -> PreparedJob:
+    """Split the sessions, and hand back how to train on them; notes are of the file they are from."""
     garages = Garages.of(frame, settings)
     choose_stations(garages, settings)
     data = {
@@ -199,7 +210,10 @@ def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> Prepare
         policy = averaged(done.policy, settings.members)
         return tested_after_training(lambda: judge_policy(policy, garages, settings))
 
-    return PreparedJob(data, train)
+    said = [*notes, *(days.summary() for days in garages.sites.values())]
+    if settings.sessions is not None:
+        said += inferred_rates(garages.descriptions, settings.site)
+    return PreparedJob(data, train, notes=said)
 
 
 def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
