@@ -341,7 +341,8 @@ def backtest_schedules(
             for name, each in drawn.items()
         }
     return ChargingBacktest(
-        *(days.site, days.dates, members, stations, feeder, share, need, energy, best, cost),
+        *(days.site, days.dates, members, stations, feeder, share, need, energy, best),
+        cost=cost,
         worth_per_kwh=0.0 if prices is None else prices.worth_per_kwh,
         objective=objective,
         promise_kwh=promise_kwh,

@@ -106,12 +106,12 @@ class Cost(Objective):
                 )
             own = days.prices
             rows += [(own.per_kwh, own.worth_per_kwh, own.peak_per_kw)] * len(days.stations)
-        columns = (jnp.asarray(column, jnp.float32) for column in zip(*rows, strict=True))
-        return cls(*columns, sites[0].physics.period_hours)
+        per_kwh, worth, peak = (jnp.asarray(x, jnp.float32) for x in zip(*rows, strict=True))
+        return cls(per_kwh, worth, peak, sites[0].physics.period_hours)
 
     def at(self, station):
-        own = (x[station] for x in (self.per_kwh, self.worth_per_kwh, self.peak_per_kw))
-        return Cost(*own, self.period_hours)
+        worth, peak = self.worth_per_kwh[station], self.peak_per_kw[station]
+        return Cost(self.per_kwh[station], worth, peak, self.period_hours)
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         kwh = drawn_kwh.sum()
