@@ -1,93 +1,98 @@
-"""Run by the python of an environment with acnportal: its own simulator on days that were saved.
+"""Run by the python of an environment with acnportal: its own simulator on sessions that were saved.
 
-Reads arrays (days, stations, sessions), runs one of its sorted algorithms on every day, and writes the
-energy each session got and the seconds it took. Nothing of ours is imported.
+Reads one-dimensional arrays of sessions, times in periods of 15 minutes since the first midnight, runs its
+sorted algorithms on all of them in one go, and writes the energy each session got and the seconds it took.
+Stations take whole amperes from 6 to 32, or none: the pilots of its AeroVironment stations. Nothing of ours
+is imported.
 """
 
+import math
 import sys
 import time
 from datetime import datetime
 
 import numpy as np
 from acnportal import acnsim, algorithms
+from acnportal.acnsim.models.evse import get_evse_by_type
 from acnportal.algorithms.upper_bound_estimator import UpperBoundEstimatorBase
 
-VOLTS, AMPERES, MINUTES = 208, 32, 15
-# Its interface shows no rates of the first period, so that all days start one later.
+VOLTS, AMPERES, LEAST, MINUTES = 208, 32, 6, 15
+# Its interface shows no rates of the first period, so that everything starts one later.
 LATER = 1
 
 
-class FullCars(UpperBoundEstimatorBase):
-    """A car that was offered over .3 kW and drew less than 90 % of it gets nothing any more."""
+class LearnedLimits(UpperBoundEstimatorBase):
+    """What a car left of its pilot it cannot take; one that twice drew nothing is done.
+
+    The rules of `garage.learn` for a station of one phase, by what its interface shows.
+    """
 
     def __init__(self):
         super().__init__()
-        self.full = set()
+        self.limit, self.idle = {}, {}
 
     def get_maximum_rates(self, sessions):
         pilots = self.interface.last_applied_pilot_signals
         rates = self.interface.last_actual_charging_rate
         bounds = {}
         for session in sessions:
-            offered = pilots.get(session.session_id, 0.0)
-            drawn = rates.get(session.session_id, 0.0)
-            if offered * VOLTS / 1000 > 0.3 and drawn < 0.9 * offered:
-                self.full.add(session.session_id)
+            name = session.session_id
+            limit, idle = self.limit.get(name, AMPERES), self.idle.get(name, 0)
+            offered, drawn = pilots.get(name, 0.0), rates.get(name, 0.0)
+            if offered > 0:
+                idle = idle + 1 if drawn < 0.5 else 0
+                if drawn < 0.9 * offered:
+                    limit = min(max(math.ceil(drawn) + 1, LEAST), AMPERES)
+                elif offered > limit - 1:
+                    limit = min(AMPERES, 1.5 * limit)
+            self.limit[name], self.idle[name] = limit, idle
             # The caller looks bounds up by station, whatever its documentation says.
-            bounds[session.station_id] = 0.0 if session.session_id in self.full else AMPERES
+            bounds[session.station_id] = 0.0 if idle >= 2 else limit
         return bounds
 
 
-def run_day(day, sort, capacity_kw):
-    stations, places = day["arrival"].shape
+def run(sessions, sort, capacity_kw):
     network = acnsim.ChargingNetwork()
-    for i in range(stations):
-        network.register_evse(acnsim.EVSE(str(i), max_rate=AMPERES), VOLTS, 0)
-    everyone = acnsim.Current([str(i) for i in range(stations)])
-    network.add_constraint(everyone, capacity_kw * 1000 / VOLTS, name="feeder")
-    cars = {}
-    for i, k in zip(*np.nonzero(day["departure"] > day["arrival"]), strict=True):
-        need = float(day["need"][i, k])
-        cars[i, k] = acnsim.EV(
-            int(day["arrival"][i, k]) + LATER,
-            int(day["departure"][i, k]) + LATER,
-            float(day["requested"][i, k]),
-            str(i),
-            f"{i}-{k}",
-            acnsim.Battery(need, 0, VOLTS * AMPERES / 1000),
-            estimated_departure=float(day["leaves"][i, k]) + LATER,
+    names = [str(i) for i in range(int(sessions["station"].max()) + 1)]
+    for name in names:
+        network.register_evse(get_evse_by_type(name, "AeroVironment"), VOLTS, 0)
+    network.add_constraint(acnsim.Current(names), capacity_kw * 1000 / VOLTS, name="feeder")
+    cars = [
+        acnsim.EV(
+            int(sessions["arrival"][k]) + LATER,
+            int(sessions["departure"][k]) + LATER,
+            float(sessions["requested"][k]),
+            str(sessions["station"][k]),
+            str(k),
+            acnsim.Battery(float(sessions["need"][k]), 0, VOLTS * AMPERES / 1000),
+            estimated_departure=float(sessions["leaves"][k]) + LATER,
         )
-    events = acnsim.EventQueue([acnsim.PluginEvent(car.arrival, car) for car in cars.values()])
+        for k in range(len(sessions["arrival"]))
+    ]
+    events = acnsim.EventQueue([acnsim.PluginEvent(car.arrival, car) for car in cars])
     algorithm = algorithms.SortedSchedulingAlgo(
-        sort, estimate_max_rate=True, max_rate_estimator=FullCars()
+        sort, estimate_max_rate=True, max_rate_estimator=LearnedLimits()
     )
     simulator = acnsim.Simulator(
         network, algorithm, events, datetime(2019, 5, 1), period=MINUTES, verbose=False
     )
     simulator.run()
-    energy = np.zeros((stations, places))
-    for place, car in cars.items():
-        energy[place] = car.energy_delivered
-    return energy
+    return np.array([car.energy_delivered for car in cars])
 
 
 def main(source, target):
-    days = np.load(source)
+    sessions = dict(np.load(source))
+    capacity = float(sessions.pop("capacity"))
     sorts = {
         "edf": algorithms.earliest_deadline_first,
         "llf": algorithms.least_laxity_first,
         "fcfs": algorithms.first_come_first_served,
+        "largest-remaining": algorithms.largest_remaining_processing_time,
     }
     found = {}
     for name, sort in sorts.items():
         started = time.perf_counter()
-        fields = ("arrival", "departure", "need", "requested", "leaves")
-        found[name] = np.stack(
-            [
-                run_day({field: days[field][d] for field in fields}, sort, float(days["capacity"]))
-                for d in range(len(days["arrival"]))
-            ]
-        )
+        found[name] = run(sessions, sort, capacity)
         found[f"{name}/seconds"] = time.perf_counter() - started
     np.savez(target, **found)
 

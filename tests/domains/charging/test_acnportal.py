@@ -1,6 +1,7 @@
 """The sorted schedulers against acnportal 0.3.3, the simulator of the Adaptive Charging Network.
 
-Set APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, or have one in .peers.
+Its stations with the pilots of AeroVironment's: whole amperes from 6 to 32, or none. Set
+APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, or have one in .peers.
 """
 
 import os
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor
-from apportion.domains.charging.garage import physics_of
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import Physics
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
@@ -23,38 +24,36 @@ pytestmark = pytest.mark.peer
 OWN = Path(__file__).parents[3] / ".peers" / "acnportal" / "bin" / "python"
 PYTHON = os.environ.get("APPORTION_ACNPORTAL_PYTHON", str(OWN))
 PROGRAM = Path(__file__).with_name("acnportal_days.py")
-STATIONS, DAYS, RATE_KW = 10, 20, 6.656
+STATIONS, DAYS = 10, 20
+LINEAR = Physics(taper=False, gaps=0.0)
+"""Set-points as they are; batteries and meters as acnportal's, which neither taper nor fail."""
 CELLS = [(site, phi) for site in ("caltech", "jpl") for phi in (0.1, 0.15)]
 
 
-def comparable(site: str) -> tuple[Days, np.ndarray, np.ndarray]:
-    """Days on which both simulators can play by the same rules, and what both believe was stated.
+def comparable(site: str) -> Days:
+    """Days on which both simulators can play by the same rules.
 
     acnportal never gives a car more than it asked for and, in its last period, no more than is left of
     that, while ours does not know when a car has had enough. So needs are cut to the request, and all
     requests raised by one period's energy, which changes no order. Ties of arrival are of whole periods
-    there. Days are apart, and any power may be offered: set-points are ours.
+    there.
     """
-    days = Days.of(
-        read_sessions(), site, embedded_site(site), physics=physics_of(ideal=True), quiet=0.3
-    )
+    days = Days.of(read_sessions(), site, embedded_site(site), physics=LINEAR)
     days = days.between("2019-06-01", "2019-12-31")
     days = days.between(None, days.dates[DAYS - 1])
     days = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    garage = Predictor.fit(days).apply(days.garage)
-    there = garage.begins & (garage.departure <= 96)
-    arrived, asked, leaves = garage.arrival / 4, garage.requested_kwh, garage.stated_departure * 4
-    need = np.minimum(garage.need_kwh, asked)
-    asked = np.where(there, asked + RATE_KW / 4, 0)
+    garage = add_forecasts(days, Predictor.fit(days)).garage
+    there, hours = garage.there, LINEAR.period_hours
+    more = np.asarray(days.wiring.max_kw)[:, None] * hours
     garage = replace(
         garage,
-        arrival=np.where(there, garage.arrival, 0),
-        departure=np.where(there, garage.departure, 0),
-        arrived=np.where(there, arrived, 0).astype(np.float32),
-        need_kwh=need.astype(np.float32),
-        requested_kwh=asked.astype(np.float32),
+        arrived=np.where(there, garage.arrival * hours, 0).astype(np.float32),
+        need_kwh=np.minimum(garage.need_kwh, garage.requested_kwh),
+        requested_kwh=np.where(there, garage.requested_kwh + more, 0).astype(np.float32),
+        said_energy=there,
+        said_departure=there,
     )
-    return replace(days, garage=garage), asked, leaves
+    return replace(days, garage=garage)
 
 
 class Both(NamedTuple):
@@ -68,16 +67,20 @@ def both(request, tmp_path_factory):
     if not Path(PYTHON).is_file():
         pytest.skip("APPORTION_ACNPORTAL_PYTHON names no python with acnportal 0.3.3")
     site, phi = request.param
-    days, asked, leaves = comparable(site)
-    capacity = phi * STATIONS * RATE_KW
+    days = comparable(site)
+    capacity = phi * float(days.wiring.max_kw.sum())
+    garage, periods = days.garage, days.physics.periods
+    where = np.nonzero(garage.begins)
+    midnight = (days.dates - days.dates[0]).astype(int)[where[0]] * periods
     folder = tmp_path_factory.mktemp("acnportal")
     np.savez(
         folder / "days.npz",
-        arrival=days.garage.arrival,
-        departure=days.garage.departure,
-        need=days.garage.need_kwh,
-        requested=asked,
-        leaves=leaves,
+        station=where[1],
+        arrival=midnight + garage.arrival[where],
+        departure=midnight + garage.departure[where],
+        need=garage.need_kwh[where],
+        requested=garage.requested_kwh[where],
+        leaves=midnight + garage.stated_departure[where] / days.physics.period_hours,
         capacity=capacity,
     )
     command = [PYTHON, str(PROGRAM), str(folder / "days.npz"), str(folder / "energy.npz")]
@@ -85,14 +88,16 @@ def both(request, tmp_path_factory):
     return Both(days, capacity, dict(np.load(folder / "energy.npz")))
 
 
-@pytest.mark.parametrize("name", ["edf", "llf", "fcfs"])
+@pytest.mark.parametrize("name", ["edf", "llf", "fcfs", "largest-remaining"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate_all(days, [SCHEDULERS[name]], capacity)[0, 0]
+    ours = simulate_all(days, [SCHEDULERS[name]], capacity)[0, 0][days.garage.begins]
     total, expected = ours.sum(), theirs[name].sum()
-    apart = np.abs(ours - theirs[name]).max()
+    need = days.garage.need_kwh[days.garage.begins]
+    apart = np.abs(ours - theirs[name])
     print(
-        f"\n{name}: ours {total:.3f} kWh, acnportal's {expected:.3f} of {days.garage.need_kwh.sum():.1f}; "
-        f"{total / expected - 1:+.4%}; a session differs by {apart:.3f} kWh at most"
+        f"\n{name}: ours {total:.3f} kWh, acnportal's {expected:.3f} of {need.sum():.1f}; "
+        f"{total / expected - 1:+.4%}; sessions differ by {apart.mean():.3f} kWh in the mean, "
+        f"{apart.max():.3f} at most; theirs took {theirs[f'{name}/seconds']:.1f} s"
     )
-    assert total == pytest.approx(expected, rel=1e-3)
+    assert total == pytest.approx(expected, rel=5e-3)

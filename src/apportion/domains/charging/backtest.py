@@ -314,7 +314,8 @@ def backtest_schedules(
     feeder = feeders(capacity, full)
     drawn: dict[str, Drawn] = {}
     others: dict[str, Schedule] = {}
-    for name, schedule in {POLICY: PolicySchedule(policy), **schedulers}.items():
+    own = PolicySchedule(policy, spare=not days.physics.fill)
+    for name, schedule in {POLICY: own, **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
             # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
             drawn[name] = simulate(days, [schedule], feeder, members)
@@ -340,7 +341,8 @@ def backtest_schedules(
             for name, each in drawn.items()
         }
     return ChargingBacktest(
-        *(days.site, days.dates, members, stations, feeder, share, need, energy, best, cost),
+        *(days.site, days.dates, members, stations, feeder, share, need, energy, best),
+        cost=cost,
         worth_per_kwh=0.0 if prices is None else prices.worth_per_kwh,
         objective=objective,
         promise_kwh=promise_kwh,
@@ -543,7 +545,8 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
         )
     about = load_about(name)
     check_facts(about)
-    return PolicySchedule(load_policy(name)), about.get("until", {})
+    spare = about.get("objective") == "cost"
+    return PolicySchedule(load_policy(name), spare), about.get("until", {})
 
 
 def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
@@ -557,7 +560,8 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     members, capacity, physics = test.members[task], float(test.capacity_kw[task]), days.physics
     garage = jax.tree.map(lambda x: x[day, members], days.garage)
     wiring = days.wiring.at(members)
-    _, kwh = walk_day(garage, wiring, PolicySchedule(policy), jnp.float32(capacity), physics)
+    own = PolicySchedule(policy, spare=not physics.fill)
+    _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
     minutes = pd.date_range(
         pd.Timestamp(days.dates[day]),

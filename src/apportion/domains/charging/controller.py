@@ -25,12 +25,12 @@ from apportion.domains.charging.days import Days, stations_of, summer_hours
 from apportion.domains.charging.forecasts import EarlierDays, Predictor
 from apportion.domains.charging.garage import (
     Garage,
-    Physics,
     State,
     StationView,
     learn,
     look,
     offer,
+    physics_of,
     unknown,
     visit,
 )
@@ -176,8 +176,9 @@ class Controller:
         self.site, self.baseline, self.trust = site, baseline, trust
         self._names = list(site.stations)
         self._stations = stations_of(site)
-        self._physics = Physics(site.period_minutes / 60)
-        self._policy, self._usual = PolicySchedule(policy), SCHEDULERS[baseline]
+        self._physics = physics_of(site.period_minutes, objective=about.get("objective", "energy"))
+        self._policy = PolicySchedule(policy, spare=not self._physics.fill)
+        self._usual = SCHEDULERS[baseline]
         self._predictor = Predictor.from_dict(about.get("predictor", {}))
         self._past = self._earlier_days(about, earlier)
         self._arrivals: list[pd.Timestamp | None] = [None] * len(self._names)

@@ -11,25 +11,18 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int
 
-from apportion.composition import PolicyWrapper
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import PerStation, StationView
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.errors import InputError
-from apportion.policy import Policy
-from apportion.recurrence import History
-from apportion.simplex import Allocation, Bounds, Mask
 
 _FIRST = 0.05
 """Keeps the first kWh's worth finite: a car's share counts as the root of it and this."""
 _PER_CAR_KWH = 10.0
 """What a promise kept counts, beyond its energy; and a car fully and fairly served."""
-
-_USES_FIRST = 2.0
 
 
 class Objective(eqx.Module):
@@ -113,51 +106,18 @@ class Cost(Objective):
                 )
             own = days.prices
             rows += [(own.per_kwh, own.worth_per_kwh, own.peak_per_kw)] * len(days.stations)
-        columns = (jnp.asarray(column, jnp.float32) for column in zip(*rows, strict=True))
-        return cls(*columns, sites[0].physics.period_hours)
+        per_kwh, worth, peak = (jnp.asarray(x, jnp.float32) for x in zip(*rows, strict=True))
+        return cls(per_kwh, worth, peak, sites[0].physics.period_hours)
 
     def at(self, station):
-        own = (x[station] for x in (self.per_kwh, self.worth_per_kwh, self.peak_per_kw))
-        return Cost(*own, self.period_hours)
+        worth, peak = self.worth_per_kwh[station], self.peak_per_kw[station]
+        return Cost(self.per_kwh[station], worth, peak, self.period_hours)
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         kwh = drawn_kwh.sum()
         price = self.per_kwh[(seen.hour % 24).astype(jnp.int32)]
         above = jnp.maximum(kwh / self.period_hours - peak_kw, 0.0)
         return (self.worth_per_kwh - price) * kwh - self.peak_per_kw * above
-
-
-class Sparing(PolicyWrapper):
-    """A policy that uses a part of the feeder alone: energy may be cheaper later.
-
-    The part is read from the mean and the maximum of what is seen of all present entities.
-    """
-
-    policy: Policy
-    first: eqx.nn.Linear
-    last: eqx.nn.Linear
-    channels: int = eqx.field(static=True)
-    hidden: int = eqx.field(static=True)
-
-    def __init__(self, policy: Policy, channels: int, hidden: int = 24, *, key: PRNGKeyArray):
-        self.policy, self.channels, self.hidden = policy, channels, hidden
-        first_key, last_key = jax.random.split(key)
-        self.first = eqx.nn.Linear(2 * channels, hidden, key=first_key)
-        self.last = eqx.nn.Linear(hidden, "scalar", key=last_key)
-
-    def encode(self, history: History, mask: Mask) -> PyTree[Array]:
-        present = jnp.where(mask[:, None], history[:, -1], 0.0)
-        mean = present.sum(0) / jnp.maximum(mask.sum(), 1)
-        read = jax.nn.relu(self.first(jnp.concatenate([mean, present.max(0)])))
-        # At first nearly all is used.
-        part = jax.nn.sigmoid(_USES_FIRST + self.last(read))
-        return self.policy.encode(history, mask), part
-
-    def allocate(
-        self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
-    ) -> Allocation:
-        inner, part = features
-        return part * self.policy.allocate(inner, held, mask, bounds)
 
 
 def objective_of(settings: ChargingSettings, sites: Sequence[Days]) -> Objective:

@@ -3,9 +3,10 @@
 The universe is all stations of all sites; a task's stations are of one site. An episode is a training
 day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
 the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw
-stays unused. Shares are wishes: what stations are told are set-points, and the gradient is that of the
-wishes. The reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by
-plain kWh a policy of several sites learns from the thirstiest alone.
+stays unused. Shares are wishes: what stations are told are set-points, and the gradient is the wishes'. The
+reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by plain kWh a
+policy of several sites learns from the thirstiest alone. Where energy has a price, the last entity of a
+task is no station but what stays unused (`with_spare`), since all of the feeder is shared out.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ from apportion.tasks import Task
 
 CHANNELS = 24
 """What is seen of a station, as numbers of about unit size."""
+_SHARED, _FAMILIARITY = slice(18, CHANNELS), 22
+"""Where the channels are that all stations share, and one among them that they do not."""
 _USUAL_KW = 7.0
 """A station's full rate is told in units of this."""
 
@@ -74,6 +77,8 @@ class Charging(Problem):
     capacity: Float[Array, " 2"]
     """The least and the most that a feeder is to its stations' full rate, phi."""
     objective: Objective
+    spare: bool = eqx.field(static=True)
+    """Whether a task's last entity is what stays unused."""
     physics: Physics = eqx.field(static=True)
     universe: int = eqx.field(static=True)
     horizon: int = eqx.field(static=True)
@@ -116,8 +121,9 @@ class Charging(Problem):
             worth=jnp.asarray(np.repeat(np.mean(needs) / needs, counts), jnp.float32),
             capacity=jnp.asarray(capacity, jnp.float32),
             objective=Energy() if objective is None else objective,
+            spare=not physics.fill,
             physics=physics,
-            universe=sum(counts),
+            universe=sum(counts) + (not physics.fill),
             horizon=physics.periods,
         )
 
@@ -126,23 +132,30 @@ class Charging(Problem):
         day = jax.random.randint(day_key, (), 0, self.days_of[task.members[0]])
         low, high = self.capacity
         phi = jax.random.uniform(capacity_key, (), minval=low, maxval=high)
-        full = jnp.where(task.mask, self.stations.max_kw[task.members], 0.0).sum()
+        members, mask = self._stations(task)
+        full = jnp.where(mask, self.stations.max_kw[members], 0.0).sum()
         return self.midnight(task, day, phi * full)
+
+    def _stations(self, task: Task) -> tuple[Int[Array, " entities"], Bool[Array, " entities"]]:
+        """The task's stations, and which of them are there."""
+        return (task.members[:-1], task.mask[:-1]) if self.spare else (task.members, task.mask)
 
     def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> DayState:
         """The first state of a day behind a given feeder."""
         start = jnp.zeros((), jnp.int32)
-        known = unknown(self.stations.at(task.members))
+        known = unknown(self.stations.at(self._stations(task)[0]))
         return DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
 
     def see(self, task: Task, state: DayState) -> StationView:
         """What a controller sees of the task's stations."""
-        here = self.garage.at(state.day, task.members)
-        stations = self.stations.at(task.members)
+        members, _ = self._stations(task)
+        here = self.garage.at(state.day, members)
+        stations = self.stations.at(members)
         return see(here, stations, state.garage, state.n, state.capacity_kw, self.physics)
 
     def observe(self, task: Task, state: DayState) -> Observation:
-        return observation(self.see(task, state), task.mask)
+        seen = observation(self.see(task, state), self._stations(task)[1])
+        return with_spare(seen) if self.spare else seen
 
     def step(
         self,
@@ -153,8 +166,9 @@ class Charging(Problem):
         key: PRNGKeyArray,
     ) -> Step:
         seen = self.see(task, state)
-        garage, drawn = draw(seen, allocation * state.capacity_kw, self.physics)
-        drawn, first = jnp.where(task.mask, drawn, 0.0), task.members[0]
+        members, mask = self._stations(task)
+        garage, drawn = draw(seen, allocation[: len(members)] * state.capacity_kw, self.physics)
+        drawn, first = jnp.where(mask, drawn, 0.0), members[0]
         n, power = state.n + 1, drawn.sum() / self.physics.period_hours
         peak = jnp.maximum(state.peak_kw, power)
         following = DayState(state.day, n, state.capacity_kw, peak, garage)
@@ -196,6 +210,19 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
         jnp.stack(columns, -1)[:, None, :],
         seen.offered_kw / capacity,
         jnp.where(mask, jnp.minimum(seen.limit_kw / capacity, 1.0), 0.0),
+    )
+
+
+def with_spare(seen: Observation) -> Observation:
+    """One entity more, who can take everything: what stays unused. Only what is no station's is shown."""
+    assert seen.limits is not None
+    none = jnp.zeros_like(seen.history[:1])
+    # The same at all stations; familiarity stands between.
+    row = none.at[..., _SHARED].set(seen.history[:1, :, _SHARED]).at[..., _FAMILIARITY].set(0.0)
+    return Observation(
+        jnp.concatenate([seen.history, row]),
+        jnp.append(seen.held, jnp.maximum(1 - seen.held.sum(), 0.0)),
+        jnp.append(seen.limits, 1.0),
     )
 
 

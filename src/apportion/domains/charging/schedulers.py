@@ -39,7 +39,7 @@ from apportion.domains.charging.garage import (
     unknown,
     visit,
 )
-from apportion.domains.charging.problem import observation
+from apportion.domains.charging.problem import observation, with_spare
 from apportion.errors import InputError
 from apportion.policy import Policy
 
@@ -102,10 +102,15 @@ class PolicySchedule(eqx.Module):
     """A policy as a scheduler."""
 
     policy: Policy
+    spare: bool = eqx.field(static=True, default=False)
+    """Whether it may leave power unused."""
 
     def __call__(self, seen: StationView) -> PerStation:
-        everyone = jnp.ones(seen.can_draw.shape[0], bool)
-        return self.policy(observation(seen, everyone), everyone) * seen.capacity_kw
+        count = seen.can_draw.shape[0]
+        shown = observation(seen, jnp.ones(count, bool))
+        shown = with_spare(shown) if self.spare else shown
+        everyone = jnp.ones(count + self.spare, bool)
+        return self.policy(shown, everyone)[:count] * seen.capacity_kw
 
 
 def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:

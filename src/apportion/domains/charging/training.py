@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import pandas as pd
-from jaxtyping import PRNGKeyArray
 
 from apportion.domains.charging.backtest import (
     MEASURES,
@@ -26,7 +24,7 @@ from apportion.domains.charging.backtest import (
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import physics_of
-from apportion.domains.charging.objectives import Sparing, objective_of
+from apportion.domains.charging.objectives import objective_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
 from apportion.domains.charging.settings import OBJECTIVES, ChargingSettings
@@ -149,7 +147,11 @@ def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
             draw_tasks(places, settings.task_size, count, seed=settings.seed + 1000 * number)
         )
         first += stations
-    return reduce(Task.joined, drawn)
+    tasks = reduce(Task.joined, drawn)
+    if settings.objective != "cost":
+        return tasks
+    # The last entity of every task is what stays unused.
+    return Task.of([[*members, first] for members in np.asarray(tasks.members).tolist()])
 
 
 def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
@@ -173,16 +175,10 @@ def train_charging(
     days = garages.training_days()
     problem = Charging.of(days, settings.capacity, objective_of(settings, days))
 
-    def network(key: PRNGKeyArray) -> Policy:
-        policy = Pooled(CHANNELS, settings.hidden, key=key)
-        if settings.objective != "cost":
-            return policy
-        return Sparing(policy, CHANNELS, key=jax.random.fold_in(key, 1))
-
     return train_members(
         problem,
         choose_stations(garages, settings),
-        network,
+        lambda key: Pooled(CHANNELS, settings.hidden, key=key),
         direct_learner(settings),
         settings,
         replay=Replay(act_periods=0),
