@@ -39,6 +39,7 @@ def test_the_picture_has_the_three_panels_and_the_precise_rate_is_the_claim_that
     assert len(failed) == 3
     for claim, words in zip(failed, ("like eps", "2 V_max", "1/sqrt(NT)"), strict=True):
         assert words in claim
+    assert "the order of m, not exponential" in figure.summary()
 
 
 def test_what_is_left_of_the_bound_is_by_hand_what_the_theorems_say():
@@ -55,7 +56,6 @@ def test_what_is_left_of_the_bound_is_by_hand_what_the_theorems_say():
     # Ten offsets that add up to nothing leave Lemma 4 no samples that are enough.
     assert fig1.examples_asked(fig1.separate_basis(10)) == np.inf
     assert 2000 < fig1.examples_asked(fig1.tied_basis(10)) < np.inf
-    assert "the order of m, not exponential" in figure.summary()
 
 
 def test_a_slope_and_equivalent_samples_are_read_off_a_power_law():
