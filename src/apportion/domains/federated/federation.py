@@ -356,8 +356,8 @@ def server_sets(
     return jnp.asarray(pool[:evaluation], jnp.int32), jnp.asarray(tested, jnp.int32)
 
 
-def sets_of(federation: Federation) -> tuple[Array, Array]:
-    """What differs by seed where `redrawn`."""
+def sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
+    """The leaves that differ by run where they are `redrawn`."""
     return federation.evaluation, federation.test
 
 

@@ -236,7 +236,7 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
     return [FigureResult("fig6", title, table, verdicts, draw, notes)]
 
 
-def _by_round(rows: pd.DataFrame, columns: list[str]) -> np.ndarray:
+def _by_round(rows: Any, columns: list[str]) -> np.ndarray:
     """Columns as an array (seeds, tasks, rounds, columns)."""
     sizes = (rows[name].nunique() for name in ("seed", "task", "round"))
     ordered = rows.sort_values(["seed", "task", "round"])[columns]

@@ -235,7 +235,7 @@ def conclude_generalisation(rows: Any) -> FigureResult:
     table = rows[["method", "experiment", "year", "in_sample", "out_of_sample"]]
     table = table.assign(gap=table.in_sample - table.out_of_sample).reset_index(drop=True)
 
-    def values(method: str, column: str) -> pd.DataFrame:
+    def values(method: str, column: str) -> Any:
         own = select(table, method=method)
         return own.pivot(index="experiment", columns="year", values=column)
 
