@@ -448,12 +448,14 @@ def backtest_saved(
             f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
             "--stations from 1 to that"
         )
+    capacity = 0.15 if capacity is None else capacity
+    feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
     days = add_forecasts(everything, predictor, saved.get("recall", False))
     found = backtest_schedules(
         policy,
         days.between(start, end).at(places),
-        capacity=0.15 if capacity is None else capacity,
+        capacity=capacity,
         task_size=size,
         tasks=tasks,
         schedulers=schedulers,

@@ -189,11 +189,13 @@ def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.nd
     """
     times = in_zone(times, zone, later=later)
     if times.dt.tz is not None:
-        known = times.dropna()
         own = ZoneInfo(zone or str(times.dt.tz))
-        known = known.dt.tz_convert(own)
-        ahead = known.map(lambda time: own.dst(time.to_pydatetime(warn=False)) or timedelta(0))
-        times = times.dt.tz_convert(own).dt.tz_localize(None) - ahead.reindex(times.index)
+        times = times.dt.tz_convert(own)
+        known = times.dropna()
+        clocks = [time.to_pydatetime(warn=False) for time in known]
+        summer = [own.dst(clock) or timedelta(0) for clock in clocks]
+        ahead = pd.Series(summer, known.index, dtype="timedelta64[s]")
+        times = times.dt.tz_localize(None) - ahead.reindex(times.index)
     return times.to_numpy().astype("datetime64[s]")
 
 

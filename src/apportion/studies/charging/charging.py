@@ -135,7 +135,7 @@ def _compute(
     settings: ChargingSettings, about: dict[str, Any], cells: Sequence[Cell], progress: Progress
 ) -> Rows:
     for cell in cells:
-        kind = cell.facts["trained"]
+        kind = cell["trained"]
         garages = _garages(kind, settings)
         policies = _train(kind, garages, settings, about, progress)
         tables = []
