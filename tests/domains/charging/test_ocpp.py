@@ -83,13 +83,12 @@ class Ledger:
         self.most = np.maximum(self.most, used)
         assert (used <= WIRING.limit + 1e-6).all(), dict(zip(WIRING.names, used, strict=True))
 
-    def is_full(self):
-        """Whether nobody who waits could have the least that charges."""
+    def is_full(self, connected):
+        """Whether nobody who is connected and waits could have the least that charges."""
         flow = [self.clients[name].flow() for name in NAMES]
         left = WIRING.limit - WIRING.load @ np.array(flow)
-        waits = [
-            n for n, name in enumerate(NAMES) if self.clients[name].transaction and not flow[n]
-        ]
+        there = [name in connected and self.clients[name].transaction for name in NAMES]
+        waits = [n for n in range(len(NAMES)) if there[n] and not flow[n]]
         return all((left < 6 * WIRING.load[:, n]).any() for n in waits)
 
 
@@ -297,7 +296,7 @@ async def everything(controller, path):
         await until(lambda: sum(client.flow() > 0 for client in clients.values()) >= 8)
         await asyncio.sleep(2 * EVERY)
         ledger.check()
-        await until(ledger.is_full)
+        await until(lambda: ledger.is_full(town.running))
 
         # Strangers.
         with pytest.raises(InvalidStatus, match="404"):
@@ -341,7 +340,7 @@ async def everything(controller, path):
         for name in leaving:
             await clients[name].leave(town.stamp())
         assert not any(points.points[name].car for name in leaving)
-        await until(lambda: ledger.is_full() and not points.changed.is_set())
+        await until(lambda: ledger.is_full(town.running))
         ledger.check()
         return points, ledger
 
