@@ -44,8 +44,6 @@ class Gains:
     """What a period is: a day, a week, a federation."""
     unit: str = "a period"
     """What a gain is a hundredth of, after "points"."""
-    subject: str = ""
-    """Fingerprint of what the gains are of, such as a site; a certificate is good for it alone."""
     clipped: int = 0
     """Gains that were beyond the bounds and are counted at them."""
 
@@ -206,7 +204,6 @@ class Certificate:
             "verdict": self.verdict,
             "policy": g.policy,
             "against": g.baseline,
-            "subject": g.subject or None,
             "alpha": self.alpha,
             "decided": None if self.decided is None else str(labels[self.ends[self.decided]]),
             "start": str(labels[0]) if len(labels) else None,

@@ -33,7 +33,7 @@ from apportion.domains.charging.schedulers import (
     simulate_all,
     walk_day,
 )
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import describe_sites
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
 from apportion.policy import Policy
@@ -383,17 +383,8 @@ def daily_gains(
     more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
-    site = str(chosen.get("site"))
-    changed = chosen.get("stations") is not None or chosen.get("capacity") is not None
-    own = site.endswith(".toml") and not changed
     return Gains.within(
-        share,
-        bound,
-        periods=found.dates,
-        baseline=name,
-        period="day",
-        unit="the day's need",
-        subject=Site.read(site).fingerprint if own else "",
+        share, bound, periods=found.dates, baseline=name, period="day", unit="the day's need"
     )
 
 

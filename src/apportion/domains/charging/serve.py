@@ -54,7 +54,7 @@ class CertificateGate:
     """
 
     path: Path
-    subject: str
+    site: str
     """The site's fingerprint."""
     baseline: str
     told: float
@@ -88,8 +88,8 @@ class CertificateGate:
                 raise ValueError(f"trust is {trust}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             return self._unused(f"it cannot be read ({first_line(error)})")
-        if found.get("subject") != self.subject:
-            what = "another site" if found.get("subject") else "no one site"
+        if found.get("site") != self.site:
+            what = "another site" if found.get("site") else "no one site"
             return self._unused(f"it is of {what}; certify with this site's TOML file as --site")
         if against != self.baseline:
             return self._unused(f"it is against {against}, and the baseline is {self.baseline}")
