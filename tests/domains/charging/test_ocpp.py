@@ -35,7 +35,7 @@ from apportion.domains.charging.site import Branch, Site, Station
 from apportion.errors import InputError
 from apportion.policy import Pooled
 
-EVERY, SPEED = 0.6, 500.0
+EVERY, SPEED = 0.8, 375.0
 """A period of five minutes takes as many seconds."""
 BEGIN = datetime(2026, 3, 2, 7, 0, tzinfo=UTC)
 NAMES = [f"P{i:02d}" for i in range(30)]
@@ -74,22 +74,22 @@ class Ledger:
 
     def __init__(self):
         self.clients = {}
-        self.told = []
+        self.told, self.above = [], []
         self.most = np.zeros(len(WIRING.limit))
 
     def check(self):
         flow = [self.clients[n].flow() if n in self.clients else 0.0 for n in NAMES]
         used = WIRING.load @ np.array(flow)
         self.most = np.maximum(self.most, used)
-        assert (used <= WIRING.limit + 1e-6).all(), dict(zip(WIRING.names, used, strict=True))
+        if (used > WIRING.limit + 1e-6).any():
+            self.above.append(dict(zip(WIRING.names, used, strict=True)))
 
-    def is_full(self):
-        """Whether nobody who waits could have the least that charges."""
+    def is_full(self, connected):
+        """Whether nobody who is connected and waits could have the least that charges."""
         flow = [self.clients[name].flow() for name in NAMES]
         left = WIRING.limit - WIRING.load @ np.array(flow)
-        waits = [
-            n for n, name in enumerate(NAMES) if self.clients[name].transaction and not flow[n]
-        ]
+        there = [name in connected and self.clients[name].transaction for name in NAMES]
+        waits = [n for n in range(len(NAMES)) if there[n] and not flow[n]]
         return all((left < 6 * WIRING.load[:, n]).any() for n in waits)
 
 
@@ -297,7 +297,7 @@ async def everything(controller, path):
         await until(lambda: sum(client.flow() > 0 for client in clients.values()) >= 8)
         await asyncio.sleep(2 * EVERY)
         ledger.check()
-        await until(ledger.is_full)
+        await until(lambda: ledger.is_full(town.running))
 
         # Strangers.
         with pytest.raises(InvalidStatus, match="404"):
@@ -323,7 +323,7 @@ async def everything(controller, path):
             await town.drop(name)
             took = clients[name].limit
             await until(lambda name=name: points.points[name].link is None)
-            assert points.points[name].may_flow_a() == took
+            assert points.points[name].may_flow_a() >= took > 0
         await asyncio.sleep(1.5 * EVERY)
         ledger.check()
         again = await town.connect(first)
@@ -341,7 +341,7 @@ async def everything(controller, path):
         for name in leaving:
             await clients[name].leave(town.stamp())
         assert not any(points.points[name].car for name in leaving)
-        await until(lambda: ledger.is_full() and not points.changed.is_set())
+        await until(lambda: ledger.is_full(town.running))
         ledger.check()
         return points, ledger
 
@@ -365,6 +365,7 @@ def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
 ):
     path = tmp_path / "points.json"
     points, ledger = asyncio.run(everything(controller, path))
+    assert ledger.above == []
     assert ledger.most[1:3].min() > 80.0
     purposes = {purpose for _, purpose, _ in ledger.told}
     assert purposes == {"TxDefaultProfile", "TxProfile"}

@@ -10,19 +10,16 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import jax
-import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
 from websockets.asyncio.client import connect
 
 import apportion.domains.charging
-from apportion.domains.charging import backtest
 from apportion.domains.charging.controller import Controller
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.serve import CertificateGate, Service, run_service
@@ -220,20 +217,6 @@ def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 4
     (tmp_path / "certificate.json").unlink()
     assert gate.look() == 0.5
-
-
-def test_what_is_certified_by_its_own_file_names_the_site(run, monkeypatch):
-    days = np.datetime64("2026-01-01") + np.arange(3)
-    found = SimpleNamespace(by_day=lambda *_: np.ones(3), dates=days)
-    monkeypatch.setattr(backtest, "backtest_saved", lambda *_, **__: found)
-
-    def subject(**chosen):
-        gains = backtest.daily_gains(policy(), ABOUT, None, "llf", **chosen)
-        return gains.certify().to_json()["subject"]
-
-    site = str(run.parent / "site.toml")
-    assert subject(site=site) == SITE.fingerprint
-    assert subject(site=site, capacity="30kW") is subject(site="jpl") is subject() is None
 
 
 def test_the_command_serves_charge_points_and_a_signal_ends_it(run, tmp_path):

@@ -42,9 +42,9 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
-PerStation = Float[Numbers, "*stack entities"]
-Flags = Bool[Numbers, "*stack entities"]
-Counts = Int[Numbers, "*stack entities"]
+PerStation = Float[Array, "*stack entities"]
+Flags = Bool[Array, "*stack entities"]
+Counts = Int[Array, "*stack entities"]
 
 
 @dataclass(frozen=True)

@@ -441,6 +441,7 @@ class ChargePoints:
             return True
         if taken:
             point.profiles, point.again = [(amperes, until)], False
+            link.asked = link.asked and point.has_default
             if amperes != before:
                 point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
             self._fine(point.name, "profile")
@@ -458,7 +459,12 @@ class ChargePoints:
         for point in self.points.values():
             if point.connected and not point.has_default:
                 waiting.setdefault(point.link, []).append(point)
-        links = [link for link in waiting if periodic or not link.asked]
+        # One with a car is asked by its own profile, and again for this once it listens.
+        links = [
+            link
+            for link, points in waiting.items()
+            if not link.asked or (periodic and not any(point.car for point in points))
+        ]
 
         async def ask(link: Any) -> None:
             link.asked = True
