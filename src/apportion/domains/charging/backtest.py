@@ -37,7 +37,7 @@ from apportion.domains.charging.schedulers import (
     walk_day,
 )
 from apportion.domains.charging.settings import OBJECTIVES
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import Site, describe_sites, saved_site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
@@ -416,10 +416,13 @@ def backtest_saved(
         raise InputError(
             f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
         )
-    chosen = (names[0] if site is None else site,)
-    [(name, description)] = describe_sites(
-        frame, chosen, embedded=embedded, timezone=timezone
-    ).items()
+    chosen = names[0] if site is None else site
+    described = describe_sites(frame, (chosen,), embedded=embedded, timezone=timezone)
+    [(name, description)] = described.items()
+    if name == chosen and name in saved.get("sites", {}):
+        # As in training: from a few days other cables might be inferred.
+        known, there = saved_site(saved, name), frame.station[frame.site == name].astype(str)
+        description = known if set(there) <= set(known.stations) else description
     whole = site is not None and site.endswith(".toml")
     objective = saved.get("objective", "energy")
     physics = physics_of(

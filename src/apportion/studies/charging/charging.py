@@ -4,11 +4,11 @@ Trained on 70 % of two sites' stations in 2019, tested on the others and on 2021
 15 and 20 % of their stations' full rate: 12 tests. Stations are told whole amperes, 6 or more or none; cars
 taper, meters are silent at times, nights and weekends count. Claims: one policy serves at least as much as
 the best of all schedulers that cannot see the future, chosen for each test in hindsight; multi-task
-learning serves more than single-task learning at equal updates, and a policy that recalls earlier days more
-than a plain one; it serves a site and numbers of stations it was not trained on; PPO, which needs no gradient of
-the garage, learns too. The same 12 tests in a mixed garage, where the same sessions are at stations of 3.7,
-11 and 22 kW and cars of three kinds, and in an ideal one: any power at any time on working days alone, for
-comparison with what was published before.
+learning serves more than single-task learning at equal updates, and a policy that recalls earlier days
+more than a plain one; it serves a site and numbers of stations it was not trained on; PPO, which needs no
+gradient of the garage, learns too. The same 12 tests in a mixed garage, where the same sessions are at
+stations of 3.7, 11 and 22 kW and cars of three kinds, and in an ideal one: any power at any time on
+working days alone, for comparison with what was published before.
 
 A cell is a way to train; a row is the kWh of a schedule on a day or at a station. Points are of the need:
 100 x (kWh drawn by one - by the other) / kWh needed. Intervals are by clusters of days, as the days of one
@@ -269,8 +269,8 @@ def _note(garage: str, table: pd.DataFrame) -> str:
     ahead = sum(x >= 0 for x in leads)
     return (
         f"In the {garage} garage {own} is at least as good as the best scheduler in {ahead} of "
-        f"{len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points, {min(closed):.0%} to "
-        f"{max(closed):.0%} of the gap to the clairvoyant one. Of its cars {min(short):+.1f} to "
+        f"{len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points, {min(closed):.0%} "
+        f"to {max(closed):.0%} of the gap to the clairvoyant one. Of its cars {min(short):+.1f} to "
         f"{max(short):+.1f} points more than least laxity first's leave with less than 80 % of their need."
     )
 
