@@ -51,12 +51,14 @@ SHORT = 0.8
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
+_LEAD = ("ahead", "low", "high")
 _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
     "fairness": "{:.3f}".format,
+    **dict.fromkeys(_LEAD, lambda share: f"{100 * share:+.2f}"),
 }
-_FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
+"""How each column is told; a lead is a difference of shares, in points."""
 _SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
 """Schedules whose result is shown for each car of an example day."""
 
@@ -135,7 +137,8 @@ class ChargingBacktest:
                 ahead = self.ahead(name)
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
-        return pd.DataFrame(rows)
+        # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
+        return pd.DataFrame(rows, columns=["schedule", *_FORMATS])
 
     def summary(self) -> str:
         """The schedules side by side."""
@@ -144,7 +147,7 @@ class ChargingBacktest:
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
             f"{self.capacity:.0%} of their full rate\n{table}\n"
-            "ahead, from low to high: the policy's lead over each and its 95 % interval\n"
+            "ahead, from low to high: the policy's lead over each in points, and its 95 % interval\n"
             "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
 
