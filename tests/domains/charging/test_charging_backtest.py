@@ -105,6 +105,12 @@ def test_a_result_shows_itself(tested, untrained, garages):
     }
     table = tested.to_frame()
     assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])
+    # Whoever comes first, the columns stand in one order, and a lead is told in points.
+    own = ["schedule", "served", "left_short", "fairness", "ahead", "low", "high"]
+    assert list(table.columns) == own
+    lead = f"{100 * tested.ahead('llf').value:+.2f}"
+    lines = [line.split() for line in tested.summary().splitlines()]
+    assert next(line for line in lines if line[0] == "llf")[-3] == lead
     for name in tested.served:
         assert name in tested.summary()
     assert len(tested.plot().axes[0].patches) == len(tested.served)

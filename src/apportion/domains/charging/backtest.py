@@ -55,13 +55,15 @@ SHORT = 0.8
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
+_LEAD = ("ahead", "low", "high")
 _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
     "fairness": "{:.3f}".format,
+    **dict.fromkeys(_LEAD, lambda share: f"{100 * share:+.2f}"),
 }
+"""How each column is told; a lead is a difference of shares, in points."""
 _FORMATS |= {"kept": "{:.1%}".format, "cost_per_kwh": "{:.4f}".format}
-_FORMATS |= dict.fromkeys(("ahead", "low", "high"), "{:+.2%}".format)
 MEASURES = {
     "energy": "Energy",
     "fair": "Fairness",
@@ -214,7 +216,8 @@ class ChargingBacktest:
                 ahead = self.ahead(name)
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
-        return pd.DataFrame(rows)
+        # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
+        return pd.DataFrame(rows, columns=["schedule", *_FORMATS])
 
     def summary(self) -> str:
         """The schedules side by side."""
@@ -223,8 +226,8 @@ class ChargingBacktest:
             f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
             f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
             f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
-            f"ahead, from low to high: the policy's lead over each in {self.objective}, and its 95 % "
-            "interval\n"
+            f"ahead, from low to high: the policy's lead over each in points of {self.objective}, and "
+            "its 95 % interval\n"
             "clairvoyant and optimum look ahead: nobody can know at the time what they know"
         )
 
