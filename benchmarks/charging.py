@@ -21,16 +21,17 @@ from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate_all
-from apportion.domains.charging.sessions import RATE_KW, read_sessions
+from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.site import embedded_site
 from apportion.policy import Pooled
 
 PROGRAM = ROOT / "tests" / "domains" / "charging" / "acnportal_days.py"
-STATIONS, DAYS, COPIES, PHI = 10, 20, 48, 0.15
+STATIONS, DAYS, COPIES, PHI, RATE_KW = 10, 20, 48, 0.15, 6.656
 
 
 def whole_site(days: Days, turns: int) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
-    garage = add_forecasts(days, Predictor.fit(days), recall=True).garage
+    days = add_forecasts(days, Predictor.fit(days), recall=True)
     capacity = PHI * len(days.stations) * RATE_KW
     schedules = {
         "policy, 48 hidden units": PolicySchedule(Pooled(CHANNELS, 48, key=jax.random.key(0))),
@@ -41,7 +42,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     def side(schedule: Callable) -> Callable[[], float]:
         def turn() -> float:
             start = time.perf_counter()
-            simulate_all(garage, [schedule], capacity)
+            simulate_all(days, [schedule], capacity)
             return len(days) / (time.perf_counter() - start)
 
         turn()  # compiles
@@ -64,26 +65,26 @@ def whole_site(days: Days, turns: int) -> list[dict]:
 def against_acnportal(days: Days, python: str, turns: int) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
-    garage = jax.tree.map(lambda x: x[:DAYS], Predictor.fit(days).apply(some.garage))
+    some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
+    garage = some.garage
+    there = garage.begins & (garage.departure <= 96)
     capacity = PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
-    stated = np.asarray(garage.stated)
-    leaves = np.where(stated, garage.stated_departure, garage.departure)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "days.npz", Path(folder) / "energy.npz"
         np.savez(
             source,
-            arrival=garage.arrival,
-            departure=garage.departure,
+            arrival=np.where(there, garage.arrival, 0),
+            departure=np.where(there, garage.departure, 0),
             need=garage.need_kwh,
             requested=garage.requested_kwh,
-            leaves=leaves,
+            leaves=4 * garage.stated_departure,
             capacity=capacity,
         )
 
         def ours() -> float:
             start = time.perf_counter()
-            simulate_all(garage, [SCHEDULERS["llf"]], capacity, garages)
+            simulate_all(some, [SCHEDULERS["llf"]], capacity, garages)
             return COPIES * DAYS / (time.perf_counter() - start)
 
         def theirs() -> float:
@@ -105,7 +106,7 @@ def main() -> None:
     asked = options(__doc__, turns=7, peer="acnportal").parse_args()
     versions = {"acnportal": version_in(asked.peer, "acnportal")} if asked.peer else {}
     about = facts(**versions)
-    days = Days.of(read_sessions(), "jpl")
+    days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
     rows = whole_site(days, asked.turns)
     if asked.peer:
         rows.append(against_acnportal(days, asked.peer, 3))

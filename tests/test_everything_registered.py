@@ -24,9 +24,8 @@ from apportion.composition import (
     ShrunkToEqual,
 )
 from apportion.domains.budget.problem import Budget
-from apportion.domains.charging.garage import NOTICEABLE_KW, PERIODS, TAKEN
+from apportion.domains.charging.garage import physics_of
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.sessions import RATE_KW
 from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
@@ -40,7 +39,7 @@ from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
 from apportion.tasks import Task
-from domains.charging.garages import STATIONS, random_garage
+from domains.charging.garages import STATIONS, WIRING, random_garage
 from domains.federated.made_up import made_up_digits
 
 M, WINDOW, CHANNELS = 6, 5, 3
@@ -78,7 +77,8 @@ def _charging():
     one_day = jax.tree.map(lambda x: x[None], random_garage(0))
     days, worth = jnp.ones(STATIONS, jnp.int32), jnp.ones(STATIONS)
     capacity = jnp.array([0.1, 0.2], jnp.float32)
-    return Charging(one_day, days, worth, capacity, STATIONS, PERIODS)
+    wiring, ideal = jax.tree.map(jnp.asarray, WIRING), physics_of(ideal=True)
+    return Charging(one_day, wiring, days, worth, capacity, ideal, STATIONS, ideal.periods)
 
 
 def _federation():
@@ -146,19 +146,19 @@ def _sales(budget, shares, first):
 
 
 def _energy(charging, shares, first):
-    """KWh by car: what is offered, at most the car's rate and what it lacks, until it shows it is full."""
+    """KWh by car in an ideal garage: what is offered, at most what the car takes and what it lacks."""
     day = jax.tree.map(np.asarray, charging.garage)
-    capacity, got, full, paid = float(first.capacity_kw), {}, set(), []
+    capacity, got, paid = float(first.capacity_kw), {}, []
     for n, offer in enumerate(shares * capacity):
         paid.append(0.0)
         for station, kw in zip(MEMBERS, offer, strict=True):
             for car in range(day.arrival.shape[2]):
                 here = (int(first.day), station, car)
-                if not day.arrival[here] <= n < day.departure[here] or here in full:
+                if not day.arrival[here] <= n < day.departure[here]:
                     continue
-                drawn = min(kw, RATE_KW, 4 * (day.need_kwh[here] - got.get(here, 0)))
-                if kw > NOTICEABLE_KW and drawn < TAKEN * kw:
-                    full.add(here)
+                most = day.car_a[here] * WIRING.kw_per_a[station]
+                drawn = day.car_share[here] * min(kw, most)
+                drawn = min(drawn, 4 * (day.need_kwh[here] - got.get(here, 0)))
                 got[here] = got.get(here, 0) + drawn / 4
                 paid[-1] += drawn / 4
     return paid

@@ -46,6 +46,8 @@ class Gains:
     """What a gain is a hundredth of, after "points"."""
     clipped: int = 0
     """Gains that were beyond the bounds and are counted at them."""
+    site: str | None = None
+    """The fingerprint of the one place they are of; None where they speak of many."""
 
     def __post_init__(self) -> None:
         values = np.asarray(self.values, float)
@@ -217,6 +219,7 @@ class Certificate:
             "upper": float(self.bounds.upper[-1]) if some else g.high,
             "bound": [g.low, g.high],
             "clipped": g.clipped,
+            "site": g.site,
             "changed": self.changed,
             "trust": self.trust,
             "wealth": {

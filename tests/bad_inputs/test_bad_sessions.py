@@ -38,6 +38,11 @@ def session(**changes: str) -> str:
     ("energy is missing", session(delivered_kwh=""), 'column "delivered_kwh" is missing'),
     ("a wish is text", session(requested_kwh="much"), 'column "requested_kwh" is not a number'),
     ("a wish is negative", session(requested_kwh="-2"), 'column "requested_kwh" is negative'),
+    (
+        "energy is in Wh",
+        session(delivered_kwh="9000").replace(",20,5\n", ",20,5000\n"),
+        "if it is in Wh",
+    ),
     ("some with a zone", session(arrival="2019-05-01 08:00+00:00"), "some times carry a zone"),
 )
 def test_a_file_of_sessions_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):
@@ -83,63 +88,36 @@ def test_no_command_works_on_wrong_sessions(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)
 
 
-def told(**changes) -> str:
-    sound = {"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"id": "A"}]}
-    return json.dumps(sound | changes)
-
-
-def car(**changes) -> str:
-    sound = {"id": "A", "plugged": True, "arrival": "2019-06-03 08:00"}
-    return told(stations=[{k: v for k, v in (sound | changes).items() if v is not None}])
-
-
-def now_files(*rows: tuple):
-    """A table of rows (name, text, words...) of what `allocate` must refuse."""
-    ask = "allocate run --now now.json"
-    return cases(*((name, ask, words, {"now.json": now}, "charging") for name, now, *words in rows))
-
-
-@now_files(
-    ("empty", "", "now.json", "JSON"),
-    ("cut short", '{"time": ', "now.json", "JSON"),
-    ("a list", "[]", "JSON object"),
-    ("no time", told(time=None), "time is None", "write local time"),
-    ("time is a number", told(time=9), "time is 9"),
-    ("time is no time", told(time="noon"), "time is 'noon'"),
-    ("no capacity", told(capacity_kw=0), "capacity_kw is 0", "above 0"),
-    ("capacity is negative", told(capacity_kw=-5), "above 0"),
-    ("capacity is text", told(capacity_kw="9"), "capacity_kw is '9'", "must be a number"),
-    ("no stations", told(stations=[]), "at least one station"),
-    ("stations are a number", told(stations=3), "at least one station"),
-    ("a station without id", told(stations=[{"plugged": False}]), "station 0 has no id"),
-    ("one id twice", told(stations=[{"id": "A"}, {"id": "A"}]), "station A is there twice"),
-    ("plugged is text", car(plugged="yes"), "plugged is 'yes'"),
-    ("no arrival", car(arrival=None), "arrival is missing"),
-    ("comes later", car(arrival="2019-06-03 10:00"), "is after the time"),
-    ("arrival is no time", car(arrival="soon"), "arrival is 'soon'"),
-    ("wish is text", car(requested_kwh="5"), "requested_kwh is '5'"),
-    ("wish is negative", car(requested_kwh=-5), "requested_kwh is -5"),
-    ("rate is negative", car(max_kw=-1), "max_kw is -1"),
-    ("drawn is true", car(drawn_kw=True), "drawn_kw is True"),
-    ("drawn is nan", car(drawn_kw=float("nan")), "drawn_kw is nan", "must be a number"),
-    ("got is negative", car(delivered_kwh=-2), "delivered_kwh is -2"),
-)
-def test_what_a_controller_is_told_must_make_sense(case, tmp_path, monkeypatch, capfd):
-    assert_refused(case, tmp_path, monkeypatch, capfd)
+NOW = json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"id": "A"}]})
 
 
 @cases(
     ("nothing told", "allocate run", ("--now FILE.json",), {}, "charging"),
     ("absent", "allocate run --now now.json", ("now.json: cannot be read",), {}, "charging"),
+    ("empty", "allocate run --now now.json", ("now.json", "JSON"), {"now.json": ""}, "charging"),
+    (
+        "cut short",
+        "allocate run --now now.json",
+        ("now.json", "JSON"),
+        {"now.json": '{"time": '},
+        "charging",
+    ),
+    (
+        "of no site",
+        "allocate run --now now.json",
+        ("describe no site",),
+        {"now.json": NOW},
+        "charging",
+    ),
     ("a folder", "allocate run --now .", ("cannot be read",), {}, "charging"),
     ("holdings", "allocate run --holdings h.csv", ("takes no --holdings",), {}, "charging"),
     ("of a portfolio", "allocate run --now now.json", ("takes no --now",), {}, "portfolio"),
     ("a past", "allocate run --earlier s.csv", ("takes no --earlier",), SOUND, "portfolio"),
     (
         "no past",
-        "allocate run --now now.json --earlier s.csv",
+        "allocate run --now now.json --earlier s.csv --site site.toml",
         ("s.csv: no such file",),
-        {"now.json": told()},
+        {"now.json": NOW, "site.toml": "feeder_kw = 20\n[stations.A]\n"},
         "charging",
     ),
 )

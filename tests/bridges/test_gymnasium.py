@@ -126,7 +126,7 @@ def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
     env = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
     observation, info = env.reset(seed=1)
     assert info["task"] in range(4)
-    assert observation["history"].shape == (3 * 20,)
+    assert observation["history"].shape == (3 * 24,)
     rng, ends, bounded = np.random.default_rng(0), [], 0
     for _ in range(96):
         limits = observation["limits"]

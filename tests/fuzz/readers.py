@@ -24,9 +24,12 @@ from mutations import mutate
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.charging.backtest import check_facts
-from apportion.domains.charging.controller import check_now, read_now
-from apportion.domains.charging.forecasts import PERIODS, Predictor
+from apportion.domains.charging.controller import Controller, read_now
+from apportion.domains.charging.forecasts import Predictor
+from apportion.domains.charging.garage import QUARTERS
+from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
+from apportion.domains.charging.site import Site, Station
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_mnist
 from apportion.domains.portfolio.backtest import TrainedPolicy
@@ -157,6 +160,12 @@ def _holdings(folder: Path) -> None:
     assert held.counted or abs(everything.sum() - 1) < 1e-9
 
 
+_PREDICTOR = {
+    **{"need": [0.1] * 9, "stay": [0.1] * 9, "medians": [9.0, 5.0]},
+    "to_come_kwh": [1.0] * QUARTERS,
+}
+
+
 def _sessions(name: str, folder: Path) -> None:
     checked = inspect_sessions(folder / name)
     frame = checked.frame
@@ -168,10 +177,16 @@ def _sessions(name: str, folder: Path) -> None:
 
 
 def _now(folder: Path) -> None:
-    table, time, capacity = check_now(read_now(folder / "now.json"))
-    assert np.isfinite(table.select_dtypes(float)).to_numpy().all()
-    assert 0 < capacity < math.inf
-    assert time is not None
+    # Whatever it says is answered: only what is no JSON is refused.
+    told = _controller().allocate(read_now(folder / "now.json")).to_json()
+    assert_finite([*told["allocation_kw"].values(), told["unused_kw"]])
+
+
+@cache
+def _controller() -> Controller:
+    about = {"job": "charging", "predictor": _PREDICTOR, "task_size": 2}
+    site = Site({"A": Station(), "B": Station(16.0)}, feeder_kw=20.0)
+    return Controller(Pooled(CHANNELS, 4, key=jax.random.key(0)), about, site)
 
 
 def _settings(job: str, folder: Path) -> None:
@@ -233,9 +248,7 @@ def _policy_files(job: str) -> Files:
         about |= {"last": "2000-01-20", "rules": {"max_weight": 0.6}}
     else:
         policy = Pooled(channels=3, hidden=4, key=jax.random.key(0))
-        predictor = {"need": [0.1] * 8, "stay": [0.1] * 8, "medians": [9.0, 5.0]}
-        predictor |= {"to_come_kwh": [1.0] * PERIODS}
-        about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": predictor}
+        about = {"job": job, "task_size": 4, "capacity": [0.1, 0.3], "predictor": _PREDICTOR}
         about |= {"until": {"north": "2021-06-01"}, "trained_on": {"north": ["S1"]}}
     with tempfile.TemporaryDirectory() as folder:
         save_policy(policy, folder, about)

@@ -177,7 +177,7 @@ DOMAINS = (
           "in_order(lambda seen: seen.arrived)", "in_order(lambda seen: -seen.arrived)",
           _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
     Fault("laxity forgets the need", "domains/charging/garage.py",
-          "return self.hours_left - self.open_kwh / RATE_KW", "return self.hours_left",
+          "return self.hours_left - self.open_kwh / self.rate_kw", "return self.hours_left",
           _PEERS + "a_simulated_day_equals_one_walked_car_by_car"),
     Fault("water is poured past the level", "domains/charging/schedulers.py",
           "level = left / jnp.maximum((~below).sum(), 1)", "level = left",

@@ -9,7 +9,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +66,8 @@ class PreparedJob:
     choose: Callable[[OnChunk], dict[str, Any]] | None = None
     """Makes the choices that precede training, by training of its own: plain values, saved in the run's
     folder, so that a run chooses once."""
+    notes: Sequence[str] = ()
+    """What the user should know of the data before training."""
 
 
 class Stopped(InputError):
@@ -169,6 +171,8 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:
         run.truncate_after(done)
         if done:
             progress.note(f"continuing after step {done}")
+        for note in prepared.notes:
+            progress.note(note)
         progress.stage("compiling")
 
         def resume(first: RunState) -> RunState:

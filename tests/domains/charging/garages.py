@@ -7,44 +7,75 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from apportion.domains.charging.garage import PERIODS, RATE_KW, Garage
+from apportion.domains.charging.days import Days, stations_of
+from apportion.domains.charging.garage import QUARTERS, REAL, Garage, Physics
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
+from apportion.domains.charging.site import Site, Station
 from apportion.policy import Policy, Pooled
 from apportion.tasks import Task
 
-STATIONS, SESSIONS = 6, 3
+SITE = Site(
+    {
+        **{f"big {i}": Station(32.0) for i in range(2)},
+        **{f"usual {i}": Station(16.0) for i in range(2)},
+        **{f"small {i}": Station(16.0, (1 + i,)) for i in range(2)},
+    },
+    feeder_kw=40.0,
+)
+"""Two stations of 22 kW, two of 11 and two of 3.7."""
+WIRING = stations_of(SITE)
+STATIONS, SESSIONS = len(SITE.stations), 3
+FULL_KW = float(WIRING.max_kw.sum())
 
 
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
-    """One day of sessions that do not overlap; about a quarter are absent."""
+    """One day of sessions that do not overlap; about a quarter are absent, some were there before."""
     rng = np.random.default_rng(seed)
     shape = (stations, sessions)
-    cuts = np.sort(rng.integers(0, PERIODS + 1, (stations, 2 * sessions)), -1)
+    cuts = np.sort(rng.integers(-12, REAL.periods + 12, (stations, 2 * sessions)), -1)
     arrival, departure = cuts[:, 0::2], cuts[:, 1::2]
-    there = (departure > arrival) & (rng.random(shape) < 0.75)
-    stay = departure - arrival
-    need = np.minimum(rng.exponential(8.0, shape), stay * RATE_KW / 4)
-    stated = rng.random(shape) < 0.8
-    arrived = arrival - rng.random(shape)
+    there = (departure > np.maximum(arrival, 0)) & (arrival < 96) & (rng.random(shape) < 0.75)
+    stay = (departure - arrival) / 4
+    rate = WIRING.max_kw[np.arange(stations) % STATIONS, None]
+    need = np.minimum(rng.exponential(8.0, shape), 0.7 * stay * rate)
+    said_energy, said_departure = rng.random((2, *shape)) < 0.8
+    arrived, leaves = arrival / 4 - rng.random(shape) / 4, departure / 4
     arrays = {
         "arrived": arrived,
         "need_kwh": need,
-        "requested_kwh": np.where(stated, need * rng.uniform(0.5, 3, shape), 9.0),
-        "stated_departure": np.where(stated, departure + rng.normal(0, 8, shape), arrived + 20.0),
+        "car_a": rng.uniform(7.1, 32, shape),
+        "car_share": np.where(rng.random(shape) < 0.7, 1, 1 / WIRING.phases[:, None])
+        if stations == STATIONS
+        else 1.0,
+        "requested_kwh": np.where(said_energy, need * rng.uniform(0.5, 3, shape), 9.0),
+        "stated_departure": np.where(
+            said_departure, leaves + rng.normal(0, 2, shape), arrived + 5.0
+        ),
+        "stay_hours": leaves - arrived,
         "predicted_need_kwh": need * rng.uniform(0.5, 2, shape),
-        "predicted_departure": departure + rng.normal(0, 6, shape),
+        "predicted_departure": leaves + rng.normal(0, 1.5, shape),
         "recalled_need_kwh": need * rng.uniform(0.7, 1.5, shape),
-        "recalled_departure": departure + rng.normal(0, 4, shape),
+        "recalled_departure": leaves + rng.normal(0, 1, shape),
         "familiarity": rng.random(shape),
     }
+    arrays["car_a"] = np.minimum(arrays["car_a"], WIRING.max_a[:1] if stations == 1 else 32.0)
     return Garage(
         arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),
         departure=jnp.asarray(np.where(there, departure, 0), jnp.int32),
-        stated=jnp.asarray(stated & there),
-        to_come_kwh=jnp.tile(jnp.linspace(9.0, 0.0, PERIODS), (stations, 1)),
+        said_energy=jnp.asarray(said_energy & there),
+        said_departure=jnp.asarray(said_departure & there),
+        number=jnp.asarray(rng.integers(1, 10**6, shape), jnp.int32),
+        clock_hours=jnp.zeros(stations),
+        to_come_kwh=jnp.tile(jnp.linspace(9.0, 0.0, QUARTERS), (stations, 1)),
         **{name: jnp.asarray(np.where(there, x, 0), jnp.float32) for name, x in arrays.items()},
     )
+
+
+def days_of(*garages: Garage, physics: Physics = REAL, apart: int = 2) -> Days:
+    """Days of these garages that join no other."""
+    dates = np.datetime64("2019-05-01") + apart * np.arange(len(garages))
+    return Days("here", dates, tuple(SITE.stations), WIRING, stack(*garages), physics)
 
 
 @cache
@@ -58,9 +89,9 @@ def opinionated(volume: float = 3.0) -> Pooled:
 SCHEDULES = SCHEDULERS | {"policy": PolicySchedule(opinionated())}
 
 
-def walk(name: str, day: Garage, capacity_kw):
-    """A scheduler, or a policy, through a day: what it saw, offered and what was drawn in each period."""
-    return jax.device_get(walk_day(day, SCHEDULES[name], capacity_kw))
+def walk(name: str, day: Garage, capacity_kw, physics: Physics = REAL):
+    """A scheduler, or a policy, through a day: what it saw, and the kWh drawn in each period."""
+    return jax.device_get(walk_day(day, WIRING, SCHEDULES[name], capacity_kw, physics))
 
 
 @eqx.filter_jit
@@ -73,7 +104,7 @@ def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw
         return step.state, (shares, step.reward)
 
     start = problem.midnight(task, day, capacity_kw)
-    return jax.lax.scan(period, start, None, PERIODS)[1]
+    return jax.lax.scan(period, start, None, problem.horizon)[1]
 
 
 def stack(*days: Garage) -> Garage:

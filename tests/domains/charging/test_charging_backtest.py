@@ -1,5 +1,7 @@
 """A policy beside the schedulers: sums, leads, gains by day, and that training pays."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -10,13 +12,15 @@ from apportion.domains.charging.backtest import (
     backtest_saved,
     backtest_schedules,
     busiest_day,
+    certified_trust,
     check_facts,
     daily_gains,
 )
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import SCHEDULERS, fcfs, simulate_all
-from apportion.domains.charging.sessions import RATE_KW, read_sessions
+from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.site import Site, embedded_site
 from apportion.domains.charging.training import Garages, facts_of, train_charging
 from apportion.errors import InputError
 from apportion.policy import Pooled
@@ -29,7 +33,8 @@ SETTINGS = ChargingSettings(
     hidden=12, members=4, chunk=30,
 )  # fmt: skip
 FRAME = read_sessions().loc[lambda rows: rows.arrival < "2019-08-01"]
-SOME = {"site": "jpl", "tasks": 3}
+SOME = {"site": "jpl", "tasks": 3, "embedded": True}
+RATE_KW = 6.656
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +63,13 @@ def test_every_schedule_delivers_what_its_own_simulation_does(tested, garages):
     assert tested.dates.tolist() == days.dates.tolist()
     for name in ("llf", "clairvoyant"):
         feeder = 0.15 * 6 * RATE_KW
-        alone = simulate_all(days.garage, [SCHEDULERS[name]], feeder, tested.members)[0]
+        alone = simulate_all(days, [SCHEDULERS[name]], feeder, tested.members)[0]
         assert tested.drawn_kwh[name] == pytest.approx(alone, abs=1e-3)
         assert tested.served[name] == pytest.approx(alone.sum() / tested.need_kwh.sum(), rel=1e-5)
 
 
 def test_an_untrained_policy_is_nearly_equal_shares_and_nobody_beats_the_optimum(tested):
-    assert tested.served[POLICY] == pytest.approx(tested.served["equal"], abs=0.01)
+    assert tested.served[POLICY] == pytest.approx(tested.served["equal"], abs=0.03)
     assert max(tested.served, key=lambda name: tested.served[name]) == OPTIMUM
     assert tested.served["clairvoyant"] >= tested.served["llf"]
 
@@ -78,7 +83,8 @@ def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_da
     left_out = [np.delete(gains, d).sum() / np.delete(needs, d).sum() for d in range(len(gains))]
     error = np.sqrt((len(gains) - 1) * np.var(left_out))
     assert (lead.high - lead.low) / 2 == pytest.approx(2.1 * error, rel=0.15)
-    assert lead.n == len(tested.dates)
+    # A day on which nobody needed anything says nothing.
+    assert lead.n == (needs > 0).sum()
 
 
 def test_fairness_and_cars_left_short_are_their_formulas(tested):
@@ -95,7 +101,7 @@ def test_fairness_and_cars_left_short_are_their_formulas(tested):
 
 def test_a_result_shows_itself(tested, untrained, garages):
     assert tested.to_json().keys() == {
-        *("site", "start", "end", "days", "stations", "capacity", "served", "ahead")
+        *("site", "start", "end", "days", "stations", "capacity", "capacity_kw", "served", "ahead")
     }
     table = tested.to_frame()
     assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])
@@ -111,19 +117,20 @@ def test_a_result_shows_itself(tested, untrained, garages):
     assert list(power.columns[1:-1]) == [days.stations[i] for i in tested.members[task]]
     together = power.drop(columns="time").sum(axis=1)
     assert together.to_numpy() == pytest.approx(0.15 * 6 * RATE_KW, rel=1e-4)
+    assert tested.capacity_kw == pytest.approx(0.15 * 6 * RATE_KW)
 
 
 @optimised()
-def test_training_serves_more_than_equal_shares_at_stations_never_seen(garages):
+def test_training_serves_more_than_least_laxity_at_stations_never_seen(garages):
     trained = train_charging(garages, SETTINGS)
     days = garages.unseen_stations("jpl").between("2019-05-20")
     leads = []
     for member in range(SETTINGS.members):
         tested = backtest_schedules(
             take(trained.policy, member), days, capacity=0.15, task_size=6, tasks=3,
-            optimum=False, schedulers={"equal": SCHEDULERS["equal"]},
+            optimum=False, schedulers={"llf": SCHEDULERS["llf"]},
         )  # fmt: skip
-        leads.append(100 * tested.ahead("equal").value)
+        leads.append(100 * tested.ahead("llf").value)
     assert_mean_above(leads, 0.0)
 
 
@@ -133,9 +140,9 @@ def test_a_backtest_refuses_what_it_cannot_do(untrained, saved):
         ({"site": "jpl", "stations": 99}, "52 to choose from"),
         # Of stations never trained on all days count, before the last one trained on, too.
         ({"site": "jpl", "unseen": True, "stations": 20, "end": "2019-05-09"}, "16 to choose from"),
-        ({"site": "jpl", "end": "2019-05-09"}, "no working day"),
-        ({"site": "jpl", "capacity": 0.0}, "0 < capacity"),
-        ({"site": "jpl", "start": "2030-01-01"}, "no working day"),
+        ({"site": "jpl", "end": "2019-05-09"}, "no day with a car"),
+        ({"site": "jpl", "capacity": 0.0}, "capacity 0.0: give a share"),
+        ({"site": "jpl", "start": "2030-01-01"}, "no day with a car"),
     ):
         with pytest.raises(InputError, match=message):
             backtest_saved(untrained, saved, FRAME, **options)
@@ -154,27 +161,52 @@ def test_a_gain_is_the_difference_of_the_shares_of_the_days_need_after_training(
     assert str(gains.labels()[0]) > "2019-06-30"
     need = tested.need_kwh.sum((0, 2, 3), dtype=float)
     ours, theirs = (tested.drawn_kwh[n].sum((0, 2, 3), dtype=float) for n in (POLICY, "llf"))
-    counted = np.clip((ours - theirs) / need, -0.05, 0.05)
-    assert gains.values == pytest.approx(counted, abs=1e-6)
+    with np.errstate(invalid="ignore"):
+        counted = np.clip((ours - theirs) / need, -0.05, 0.05)
+    assert gains.values == pytest.approx(counted, abs=1e-6, nan_ok=True)
     assert (gains.low, gains.high, gains.period) == (-0.05, 0.05, "day")
     # A narrower bound counts large gains at it.
     narrow = daily_gains(untrained, saved, FRAME, "llf", bound=0.001, **SOME)
     assert narrow.clipped == (np.abs(gains.values) > 0.001).sum() > 0
-    assert narrow.values == pytest.approx(np.clip(gains.values, -0.001, 0.001))
+    assert narrow.values == pytest.approx(np.clip(gains.values, -0.001, 0.001), nan_ok=True)
 
 
 def test_the_baseline_may_be_the_users_own_or_another_run(untrained, saved, tmp_path):
     named = daily_gains(untrained, saved, FRAME, "fcfs", **SOME)
     own = daily_gains(untrained, saved, FRAME, fcfs, **SOME)
-    assert own.values.tolist() == named.values.tolist()
+    np.testing.assert_array_equal(own.values, named.values)
     other = saved | {"until": {"jpl": "2019-07-15"}}
     save_policy(Pooled(CHANNELS, 4, key=jax.random.key(1)), tmp_path, other)
     gains = daily_gains(untrained, saved, FRAME, str(tmp_path), **SOME)
     # Only days after both were trained count.
     assert str(gains.labels()[0]) > "2019-07-15"
-    assert np.abs(gains.values).max() > 0
+    assert np.nanmax(np.abs(gains.values)) > 0
     save_policy(untrained, tmp_path / "same", saved)
     same = daily_gains(untrained, saved, FRAME, str(tmp_path / "same"), **SOME)
-    assert not same.values.any()
+    assert not np.nan_to_num(same.values).any()
     with pytest.raises(InputError, match="no scheduler 'clairvoyant' to certify against"):
         daily_gains(untrained, saved, FRAME, "clairvoyant", **SOME)
+
+
+def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_refused_for_another(
+    untrained, saved, tmp_path
+):
+    site = embedded_site("jpl")
+    own, other = tmp_path / "jpl.toml", Site(site.stations, feeder_kw=60.0, volts=208.0)
+    own.write_text(site.to_toml())
+    july = FRAME[FRAME.arrival < "2019-07-10"]
+    gains = daily_gains(untrained, saved, july, "llf", site=str(own))
+    assert gains.site == site.fingerprint
+    path = tmp_path / "certificate.json"
+    path.write_text(json.dumps(gains.certify().to_json()))
+    assert certified_trust(path, site) == gains.certify().trust
+    with pytest.raises(InputError, match="it is not of this site, 52 stations"):
+        certified_trust(path, other)
+    # Garages drawn at a site are not the garage.
+    drawn = daily_gains(untrained, saved, july, "llf", **SOME)
+    path.write_text(json.dumps(drawn.certify().to_json()))
+    with pytest.raises(InputError, match="certify the policy with --site"):
+        certified_trust(path, site)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="no certificate"):
+        certified_trust(path, site)

@@ -1,8 +1,10 @@
 """Charging as the command line, the page and bridges ask for it."""
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import pandas as pd
@@ -18,13 +20,21 @@ from apportion.domains.charging.domain import (
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.site import embedded_site
 from apportion.domains.charging.training import Garages, judge_policy
 from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion.runs.folder import Run
 from apportion.runs.runner import finish
-from domains.charging.test_controller import NOW
 
+NOW = {
+    "time": "2019-06-20 09:00",
+    "capacity_kw": 9.0,
+    "stations": [
+        {"id": name, "plugged": True, "arrival": "2019-06-20 08:00", "requested_kwh": 10.0}
+        for name in list(embedded_site("jpl").stations)[:3]
+    ],
+}
 SETTINGS = ChargingSettings(site=("jpl",), until="2019-06-14", task_size=6, hidden=4, held_out=0.0)
 
 
@@ -35,7 +45,7 @@ def run(tmp_path_factory):
     path = folder / "sessions.parquet"
     frame = read_sessions()
     frame[(frame.site == "jpl") & (frame.arrival < "2019-07-01")].to_parquet(path)
-    garages = Garages.of(read_sessions(path), SETTINGS)
+    garages = Garages.of(read_sessions(path), replace(SETTINGS, sessions=path))
     policy = Pooled(CHANNELS, SETTINGS.hidden, key=jax.random.key(0))
     settings = ChargingSettings(sessions=path, site=("jpl",), until="2019-06-14", task_size=6)
     made = Run.create(folder / "run", "charging", settings, {"data": {}, "versions": {}})
@@ -69,8 +79,11 @@ def test_power_is_allocated_from_a_file(run, tmp_path):
     for earlier in (None, past):
         options = ChargingAllocateOptions(now=tmp_path / "now.json", earlier=earlier)
         offers = DOMAIN.allocate(run, options)
-        assert offers.to_json().keys() == {"allocation_kw", "unused_kw"}
-        assert sum(offers.to_frame().kw) + offers.unused_kw == pytest.approx(9.0, abs=1e-4)
+        told = offers.to_json()
+        assert {"allocation_a", "allocation_kw", "unused_kw", "decided_by"} <= told.keys()
+        assert sum(told["allocation_kw"].values()) + told["unused_kw"] == pytest.approx(
+            9.0, abs=1e-3
+        )
         assert "unused" in offers.summary()
         assert len(offers.plot().axes) == 1
 
@@ -81,6 +94,15 @@ def test_a_file_is_checked(run, tmp_path):
     assert checked.to_json()["sessions"]["file"] == str(path)
     assert len(checked.to_frame()) == len(pd.read_parquet(path))
     assert len(checked.plot().axes[0].lines) == 1
+    assert any("the least usual cables that explain" in note for note in checked.notes)
+    # All that a setting leaves out is said, by check and by train.
+    quiet = DOMAIN.check(ChargingCheckOptions(sessions=path, quiet_days=0.3)).notes[-1]
+    assert re.search(r"jpl: \d+ quiet days with \d+ sessions and [\d,]+ kWh left out", quiet)
+    prepared = DOMAIN.prepare(replace(SETTINGS, sessions=path, quiet_days=0.3))
+    left_out = quiet.removeprefix("jpl: ")
+    assert left_out in prepared.data["sites"]["jpl"]
+    assert any(left_out in note for note in prepared.notes)
+    assert any("the least usual cables that explain" in note for note in prepared.notes)
     with pytest.raises(InputError, match="no such file"):
         DOMAIN.check(ChargingCheckOptions(sessions=tmp_path / "none.csv"))
 
@@ -101,7 +123,7 @@ def test_its_page_shows_a_day_and_every_scheduler(run):
         ({"capacity": (0.3, 0.1)}, "0 < least <= most"),
         ({"held_out": 1.0}, "below 1"),
         ({"task_size": 60}, "too few for tasks of 60"),
-        ({"until": "2018-01-01"}, "no working day"),
+        ({"until": "2018-01-01"}, "no day with a car"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_any_work(changes, message):

@@ -1,28 +1,31 @@
-"""Charging as a problem: the same energies as the simulator's, each kWh by what it is worth."""
+"""Charging as a problem: the simulator's energies, each kWh by what it is worth, and a gradient."""
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import PERIODS
+from apportion.domains.charging.garage import REAL
 from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.site import embedded_site
 from apportion.tasks import Task
 from domains.charging.garages import (
     SESSIONS,
     STATIONS,
+    WIRING,
+    days_of,
     opinionated,
     random_garage,
-    stack,
     walk_problem,
 )
 
@@ -33,11 +36,13 @@ def problem_of(garage) -> Charging:
     """A problem of one day."""
     return Charging(
         garage=jax.tree.map(lambda x: x[None], garage),
+        stations=jax.tree.map(jnp.asarray, WIRING),
         days_of=jnp.ones(STATIONS, jnp.int32),
         worth=jnp.ones(STATIONS),
         capacity=jnp.array([0.1, 0.2], jnp.float32),
+        physics=REAL,
         universe=STATIONS,
-        horizon=PERIODS,
+        horizon=REAL.periods,
     )
 
 
@@ -51,12 +56,17 @@ def walk(garage, policy=None, capacity_kw=8.0):
 def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
     """Both sites' whole need is then worth as much a station and day."""
     frame = read_sessions()
-    days = [Days.of(frame, site).between("2019-05-01", "2019-06-30") for site in ("caltech", "jpl")]
+    days = [
+        Days.of(frame, site, embedded_site(site)).between("2019-05-01", "2019-06-30")
+        for site in ("caltech", "jpl")
+    ]
     predictor = Predictor.fit(*days)
     days = [add_forecasts(own, predictor) for own in days]
     worth = np.asarray(Charging.of(days).worth)
     first = len(days[0].stations)
-    means = [own.garage.need_kwh.sum((1, 2)).mean() / len(own.stations) for own in days]
+    # On each of its days a car needs what it could not have got before.
+    needs = [(own.garage.need_kwh * own.garage.begins).sum((1, 2)) for own in days]
+    means = [need.mean() / len(own.stations) for need, own in zip(needs, days, strict=True)]
     assert means[0] < means[1]
     assert worth[0] * means[0] == pytest.approx(worth[first] * means[1], rel=1e-5)
     assert set(worth[:first]) == {worth[0]}
@@ -73,9 +83,26 @@ def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():
     assert np.abs(recalled - forgot).max() > 1e-3
 
 
+@settings(max_examples=5)
 @given(st.integers(0, 2**31))
 def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage = random_garage(seed)
-    _, rewards = walk(garage, EqualShares(), 9.0)
-    energy = simulate_all(stack(garage), [SCHEDULERS["equal"]], 9.0)[0]
-    assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=1e-4, abs=1e-3)
+    garage = dataclasses.replace(garage, arrival=jnp.maximum(garage.arrival, 0))
+    _, rewards = walk(garage, EqualShares(), 19.0)
+    energy = simulate_all(days_of(garage), [SCHEDULERS["equal"]], 19.0)[0]
+    assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=2e-2, abs=1e-2)
+
+
+def test_learning_sees_through_set_points():
+    """The gradient is finite, there, and of wishes: what is told in whole amperes has none."""
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def gradient(policy, problem):
+        return walk_problem(problem, TASK, policy, jnp.int32(0), jnp.float32(9.0))[1].sum()
+
+    for seed in range(3):
+        leaves = jax.tree.leaves(gradient(opinionated(), problem_of(random_garage(seed))))
+        sizes = [float(jnp.abs(leaf).max()) for leaf in leaves]
+        assert np.isfinite(sizes).all()
+        assert max(sizes) > 1e-4

@@ -1,102 +1,177 @@
-"""Sessions as days: whole periods, working days, and every session of the file in its place."""
+"""Sessions as days: whole periods, nights that stay whole, clock changes, quiet days, statements."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Medians, Predictor, add_forecasts
-from apportion.domains.charging.garage import RATE_KW
-from apportion.domains.charging.sessions import LAYOUT, read_sessions
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.sessions import LAYOUT, inspect_frame, read_sessions
+from apportion.domains.charging.site import Site, Station, embedded_site
 from apportion.errors import InputError
 
 DAY = "2019-05-02 "
+RATE_KW = 32 * 0.23
 
 
-def days_of(*rows):
+def site_of(names, zone=None):
+    stations = {name: Station(32.0, (1,)) for name in names}
+    return Site(stations, feeder_kw=30.0, timezone=zone)
+
+
+def frame_of(*rows, zone=None):
     """Of rows (station, arrival, departure, delivered[, stated departure, requested])."""
     full = [(*row, None, None)[:6] for row in rows]
     names = "station arrival departure delivered_kwh stated_departure requested_kwh"
     frame = pd.DataFrame(full, columns=names.split()).assign(site="here")
-    for name in ("arrival", "departure", "stated_departure"):
-        frame[name] = pd.to_datetime(frame[name]).astype("datetime64[s]")
-    frame["requested_kwh"] = frame.requested_kwh.astype(float)
-    return Days.of(frame[list(LAYOUT)], "here")
+    return inspect_frame(frame[list(LAYOUT)].astype(object), "made up", zone).frame
+
+
+def days_of(*rows, zone=None, **options):
+    frame = frame_of(*rows, zone=zone)
+    return Days.of(frame, "here", site_of(sorted({row[0] for row in rows}), zone), **options)
 
 
 def one(*row):
-    return jax.tree.map(lambda x: x[0, 0, 0], days_of(row).garage)
+    return jax.tree.map(lambda x: x[0, 0, 0], replace_clock(days_of(row).garage))
+
+
+def replace_clock(garage):
+    """Every array by sessions."""
+    return jax.tree.map(lambda x: x if x.ndim == 3 else x[..., None], garage)
 
 
 @pytest.fixture(scope="module")
 def jpl():
-    return Days.of(read_sessions(), "jpl")
+    return Days.of(read_sessions(), "jpl", embedded_site("jpl"))
 
 
-def test_a_session_fills_whole_periods_until_midnight_and_is_marked_where_nothing_was_stated():
+def test_a_session_fills_whole_periods_and_half_of_a_statement_is_kept():
     session = one("a", DAY + "07:31", DAY + "09:14", 3.0, DAY + "10:06", 20.0)
     assert (session.arrival, session.departure) == (31, 36)
-    assert session.arrived == pytest.approx(7 * 4 + 31 / 15)
-    assert session.stated_departure == pytest.approx(40 + 6 / 15)
-    assert (session.requested_kwh, session.stated) == (20, True)
-    session = one("a", DAY + "07:30", DAY + "09:15", 3.0, None, 20.0)
-    assert (session.arrival, session.departure) == (30, 37)
-    assert (session.requested_kwh, session.stated_departure, session.stated) == (0, 0, False)
-    # Its need is cut to what the station gives until midnight.
-    session = one("a", DAY + "23:00", "2019-05-04 12:00", 30.0)
-    assert (session.arrival, session.departure) == (92, 96)
-    assert session.need_kwh == pytest.approx(RATE_KW)
+    assert session.arrived == pytest.approx(7 + 31 / 60)
+    assert session.stated_departure == pytest.approx(10.1)
+    assert (session.requested_kwh, session.said_energy, session.said_departure) == (20, True, True)
+    asked = one("a", DAY + "07:30", DAY + "09:15", 3.0, None, 20.0)
+    assert (asked.arrival, asked.departure, asked.stated_departure) == (30, 37, 0)
+    assert (asked.requested_kwh, asked.said_energy, asked.said_departure) == (20, True, False)
+    told = one("a", DAY + "07:30", DAY + "09:15", 3.0, DAY + "09:00", None)
+    assert (told.said_energy, told.said_departure, told.stated_departure) == (False, True, 9)
+
+
+def test_a_session_over_midnight_is_whole_and_counts_on_its_first_day():
+    days = days_of(("a", DAY + "23:00", "2019-05-04 12:00", 30.0))
+    garage = days.garage
+    assert days.dates.astype(str).tolist() == ["2019-05-02", "2019-05-03", "2019-05-04"]
+    assert garage.arrival[:, 0, 0].tolist() == [92, -4, -100]
+    assert garage.departure[:, 0, 0].tolist() == [240, 144, 48]
+    assert garage.begins[:, 0, 0].tolist() == [True, False, False]
+    assert garage.need_kwh[:, 0, 0] == pytest.approx(30.0)
+    assert len(set(garage.number[:, 0, 0])) == 1
+    assert days.joins.tolist() == [False, True, True]
+    # A need beyond what the cable gives with the taper in that time is cut.
+    short = one("a", DAY + "23:00", DAY + "23:59", 30.0)
+    assert 0.5 * 0.75 * RATE_KW < short.need_kwh < 0.75 * RATE_KW
 
 
 def test_of_two_cars_in_one_period_the_earlier_stays_and_one_without_a_period_is_left_out():
     garage = days_of(
-        ("a", DAY + "07:01", DAY + "07:20", 1.0),
+        ("a", DAY + "07:01", DAY + "07:14", 1.0),
         ("a", DAY + "08:00", DAY + "10:00", 1.0),
         ("a", DAY + "09:00", DAY + "11:00", 50.0),
         ("a", DAY + "09:30", DAY + "10:30", 5.0),
     ).garage
-    assert garage.arrival.tolist() == [[[32, 40, 0]]]
-    assert garage.departure.tolist() == [[[40, 44, 0]]]
-    assert garage.need_kwh[0, 0].tolist() == pytest.approx([1.0, RATE_KW, 0.0])
+    assert garage.arrival.tolist() == [[[32, 40]]]
+    assert garage.departure.tolist() == [[[40, 44]]]
+    assert garage.need_kwh[0, 0, 0] == pytest.approx(1.0)
+    assert garage.need_kwh[0, 0, 1] < RATE_KW
 
 
-def test_only_working_days_are_kept():
+def test_every_day_counts_unless_quiet_ones_are_left_out_and_it_is_said_what_that_is():
     rows = [(name, DAY + "08:00", DAY + "09:00", 1.0) for name in "abcdefg"]
-    rows += [(name, "2019-05-05 08:00", "2019-05-05 09:00", 1.0) for name in "ab"]
+    rows += [(name, "2019-05-05 08:00", "2019-05-05 09:00", 2.0) for name in "ab"]
     rows += [(name, "2019-05-06 08:00", "2019-05-06 09:00", 1.0) for name in "abc"]
-    assert days_of(*rows).dates.astype(str).tolist() == ["2019-05-02", "2019-05-06"]
-    rows = [
-        (f"s{i}", f"2019-05-{i + 1:02} 08:00", f"2019-05-{i + 1:02} 09:00", 1) for i in range(8)
-    ]
-    with pytest.raises(InputError, match="none of its 8 days has 0.3 sessions a station"):
+    assert days_of(*rows).dates.astype(str).tolist() == ["2019-05-02", "2019-05-05", "2019-05-06"]
+    busy = days_of(*rows, quiet=0.3)
+    assert busy.dates.astype(str).tolist() == ["2019-05-02", "2019-05-06"]
+    assert busy.left_out == "1 quiet day with 2 sessions and 4 kWh left out"
+    assert busy.summary().endswith(busy.left_out)
+    with pytest.raises(InputError, match="none of its 3 days has 2 sessions a station"):
+        days_of(*rows, quiet=2.0)
+
+
+ZONE = "America/Los_Angeles"
+
+
+@settings(max_examples=4)
+@given(st.integers(0, 10**6), st.sampled_from(["2021-03-13", "2021-11-06"]))
+def test_a_clock_change_is_nothing(seed, first):
+    """The same moments, with their offsets across a change or in a zone that has none."""
+    rng = np.random.default_rng(seed)
+    start = pd.Timestamp(first, tz="UTC") + pd.Timedelta(hours=8)
+    rows = []
+    for station in "abcd":
+        hour = rng.uniform(0, 12)
+        for _ in range(4):
+            stay = rng.uniform(1, 20)
+            moments = [start + pd.Timedelta(hours=x) for x in (hour, hour + stay, hour + stay + 1)]
+            rows.append((station, *(m.floor("s") for m in moments), rng.uniform(1, 40)))
+            hour += stay + rng.uniform(0.3, 4)
+
+    def energies(zone, shift):
+        def written(moment):
+            return (moment + shift).tz_convert(zone).isoformat()
+
+        made = [(a, written(b), written(c), kwh, written(d), kwh) for a, b, c, d, kwh in rows]
+        days = days_of(*made, zone=zone)
+        garage = Predictor(np.zeros(9), np.zeros(9), Medians(9.0, 5.0), np.zeros(96)).apply(
+            days.garage
+        )
+        days = replace(days, garage=garage)
+        return days, simulate_all(days, [SCHEDULERS["llf"]], 9.0)[0, 0]
+
+    across, drawn = energies(ZONE, pd.Timedelta(0))
+    steady, expected = energies("Etc/GMT+8", pd.Timedelta(0))
+    assert across.dates.tolist() == steady.dates.tolist()
+    assert np.array_equal(across.garage.arrival, steady.garage.arrival)
+    assert drawn == pytest.approx(expected, abs=1e-4)
+    assert {*np.unique(across.garage.clock_hours)} == {0, 1}
+
+
+def test_an_hour_that_the_wall_clock_shows_twice_breaks_no_session():
+    rows = [("a", "2021-11-07 01:50", "2021-11-07 01:10", 1.0)]
+    with pytest.raises(InputError, match='"departure" is before'):
         days_of(*rows)
+    session = days_of(*rows, zone=ZONE).garage
+    assert session.stay_hours.item() == pytest.approx(1 / 3)
 
 
 def test_arrays_hold_every_session_of_the_embedded_days():
     frame = read_sessions()
-    days = Days.of(frame, "caltech")
+    days = Days.of(frame, "caltech", embedded_site("caltech"))
     garage = days.garage
     assert garage.arrival.shape[:2] == (len(days), 54)
     rows = frame[(frame.site == "caltech")]
-    for d in (0, len(days) // 2, len(days) - 1):
-        that_day = rows[rows.arrival.dt.normalize() == pd.Timestamp(str(days.dates[d]))]
-        expected = {}
-        for row in that_day.itertuples():
-            midnight = row.arrival.normalize()
-            first, last = ((t - midnight).total_seconds() for t in (row.arrival, row.departure))
-            first, last = int(-(-first // 900)), min(int(last // 900), 96)
-            if last > first:
-                need = min(row.delivered_kwh, (last - first) * RATE_KW / 4)
-                expected[row.station, first, last] = need
-        found = {
-            (days.stations[i], int(garage.arrival[d, i, k]), int(garage.departure[d, i, k])): float(
-                garage.need_kwh[d, i, k]
-            )
-            for i, k in np.argwhere(garage.there[d])
-        }
-        assert found == pytest.approx(expected, abs=1e-3)
+    found = pd.Series(
+        (garage.need_kwh * garage.begins).sum((1, 2)), days.dates.astype("datetime64[s]")
+    )
+    whole = rows[(rows.departure - rows.arrival) > pd.Timedelta(hours=2)]
+    expected = whole.delivered_kwh.groupby(whole.arrival.dt.normalize()).sum()
+    # Winter days are those of the wall; needs are cut where the stay is short.
+    winter = expected[expected.index.month.isin([12, 1, 2])]
+    assert len(winter) > 20
+    assert (found.reindex(winter.index) >= 0.9 * winter).all()
+    assert garage.begins.sum() == pytest.approx(len(rows), rel=0.01)
+    spans = (garage.begins & (garage.departure > 96)).sum()
+    assert spans > 500
+    assert (garage.there & ~garage.begins).sum() >= spans
 
 
 def test_days_are_chosen_by_dates_both_included_and_refused_where_there_are_none(jpl):
@@ -105,14 +180,13 @@ def test_days_are_chosen_by_dates_both_included_and_refused_where_there_are_none
     row = int(np.searchsorted(jpl.dates, chosen.dates[0]))
     assert np.array_equal(chosen.garage.need_kwh[0], jpl.garage.need_kwh[row])
     for start, end, sentence in (
-        ("2020-01-01", "2020-12-31", "no working day from 2020-01-01 to 2020-12-31"),
-        ("2019-06-08", "2019-06-08", "no working day from 2019-06-08"),
+        ("2020-01-01", "2020-12-31", "no day with a car from 2020-01-01 to 2020-12-31"),
         ("soon", None, "is not a day"),
     ):
         with pytest.raises(InputError, match=sentence):
             jpl.between(start, end)
     with pytest.raises(InputError, match='site "mars".* the sites are caltech, jpl'):
-        Days.of(read_sessions(), "mars")
+        Days.of(read_sessions(), "mars", embedded_site("jpl"))
 
 
 def test_medians_are_of_what_was_stated_else_of_what_happened_in_training():
@@ -127,7 +201,7 @@ def test_medians_are_of_what_was_stated_else_of_what_happened_in_training():
     assert Medians.of(days.garage, other.garage).requested_kwh == 25
     silent = days_of(("a", DAY + "08:00", DAY + "10:00", 4.0))
     assert Medians.of(silent.garage) == (4, 2)
-    with pytest.raises(InputError, match="1 session cannot fix 8 coefficients"):
+    with pytest.raises(InputError, match="1 session cannot fix 9 coefficients"):
         Predictor.fit(silent)
 
 
@@ -135,6 +209,6 @@ def test_stations_are_taken_by_place(jpl):
     days = add_forecasts(jpl, Predictor.fit(jpl))
     some = days.at([5, 3])
     assert some.stations == (days.stations[5], days.stations[3])
-    assert len(jax.tree.leaves(some.garage)) == 13
+    assert len(jax.tree.leaves(some.garage)) == 19
     day = days.garage.at(jnp.int32(7), jnp.array([5, 3]))
     assert np.array_equal(day.need_kwh, some.garage.need_kwh[7])

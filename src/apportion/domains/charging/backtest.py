@@ -6,8 +6,9 @@ day: the difference of the shares of that day's need that both met, over all gar
 that what garages of one day have in common counts once. Only days after training count.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,9 @@ from apportion.domains.charging.schedulers import (
     simulate_all,
     walk_day,
 )
-from apportion.domains.charging.site import describe_sites
+from apportion.domains.charging.site import Site, describe_sites, saved_site
 from apportion.domains.tables import as_day
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
@@ -81,6 +82,8 @@ class ChargingBacktest:
     """Of each schedule, in the same shape."""
     optimum_kwh: np.ndarray | None
     """The most that could be drawn together, (tasks, days)."""
+    fingerprint: str | None = None
+    """Of the garage's description, where it was tested as a whole."""
 
     @cached_property
     def served(self) -> dict[str, float]:
@@ -309,10 +312,13 @@ def backtest_saved(
         raise InputError(
             f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
         )
-    chosen = (names[0] if site is None else site,)
-    [(name, description)] = describe_sites(
-        frame, chosen, embedded=embedded, timezone=timezone
-    ).items()
+    chosen = names[0] if site is None else site
+    described = describe_sites(frame, (chosen,), embedded=embedded, timezone=timezone)
+    [(name, description)] = described.items()
+    if name == chosen and name in saved.get("sites", {}):
+        # As in training: from a few days other cables might be inferred.
+        known, there = saved_site(saved, name), frame.station[frame.site == name].astype(str)
+        description = known if set(there) <= set(known.stations) else description
     whole = site is not None and site.endswith(".toml")
     physics = physics_of(saved.get("period_minutes", 15), ideal=saved.get("ideal", False))
     everything = Days.of(
@@ -334,17 +340,21 @@ def backtest_saved(
             f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
             "--stations from 1 to that"
         )
+    capacity = 0.15 if capacity is None else capacity
+    feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
     days = add_forecasts(everything, predictor, saved.get("recall", False))
-    return backtest_schedules(
+    found = backtest_schedules(
         policy,
         days.between(start, end).at(places),
-        capacity=0.15 if capacity is None else capacity,
+        capacity=capacity,
         task_size=size,
         tasks=tasks,
         schedulers=schedulers,
         optimum=optimum,
     )
+    is_described = whole and size == len(description.stations)
+    return replace(found, fingerprint=description.fingerprint if is_described else None)
 
 
 def daily_gains(
@@ -384,8 +394,35 @@ def daily_gains(
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
     return Gains.within(
-        share, bound, periods=found.dates, baseline=name, period="day", unit="the day's need"
+        share,
+        bound,
+        periods=found.dates,
+        baseline=name,
+        period="day",
+        unit="the day's need",
+        site=found.fingerprint,
     )
+
+
+def certified_trust(path: Path, site: Site) -> float:
+    """The trust that a certificate gives the policy, which must be of this very site.
+
+    Raises
+    ------
+    InputError
+        Where it is of another site, of garages drawn among stations, or no certificate.
+    """
+    with reading(path, "certify the policy for this site first"):
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    trust = saved.get("trust") if isinstance(saved, dict) else None
+    if not isinstance(trust, int | float) or not 0 <= trust <= 1:
+        raise InputError(f"{path}: no certificate; apportion certify writes one")
+    if saved.get("site") != site.fingerprint:
+        raise InputError(
+            f"{path}: it is not of this site, {site.describe()}; certify the policy with --site and its "
+            "TOML file"
+        )
+    return float(trust)
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:

@@ -25,7 +25,7 @@ from apportion.domains.charging.garage import (
     Physics,
     Stations,
 )
-from apportion.domains.charging.sessions import count
+from apportion.domains.charging.sessions import count, in_zone
 from apportion.domains.charging.site import Site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError
@@ -181,13 +181,21 @@ def stations_of(description: Site) -> Stations:
     return Stations(*(np.asarray(x, np.float32) for x in arrays))
 
 
-def standard_time(times: Any, zone: str | None) -> np.ndarray:
-    """Times of the clock on the wall in the zone's standard time, as datetime64[s]; gaps stay."""
-    if zone is None:
-        return times.to_numpy().astype("datetime64[s]")
-    known, own = times.dropna(), ZoneInfo(zone)
-    ahead = known.map(lambda time: own.dst(time.to_pydatetime(warn=False)) or timedelta(0))
-    return (times - ahead.reindex(times.index)).to_numpy().astype("datetime64[s]")
+def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
+    """Times in the zone's standard time, as datetime64[s]; gaps stay, and without a zone all.
+
+    Of an hour that the clock on the wall shows twice the first is meant, or the later.
+    """
+    times = in_zone(times, zone, later=later)
+    if times.dt.tz is not None:
+        own = ZoneInfo(zone or str(times.dt.tz))
+        times = times.dt.tz_convert(own)
+        known = times.dropna()
+        clocks = [time.to_pydatetime(warn=False) for time in known]
+        summer = [own.dst(clock) or timedelta(0) for clock in clocks]
+        ahead = pd.Series(summer, known.index, dtype="timedelta64[s]")
+        times = times.dt.tz_localize(None) - ahead.reindex(times.index)
+    return times.to_numpy().astype("datetime64[s]")
 
 
 def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
@@ -209,7 +217,7 @@ def _table(
 ) -> tuple[np.ndarray, Garage]:
     """The days of rows that are sorted by arrival, and their sessions."""
     times = {
-        name: standard_time(rows[name], zone)
+        name: standard_time(rows[name], zone, later=name != "arrival")
         for name in ("arrival", "departure", "stated_departure")
     }
     first_day = times["arrival"].min().astype("datetime64[D]")

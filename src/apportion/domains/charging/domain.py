@@ -1,6 +1,6 @@
 """What the rest of the house asks of charging: settings, options, and what can be done with a run."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,8 @@ class ControllerOptions:
     """The scheduler that decides where the policy cannot, or is not trusted in full."""
     trust: float = 1.0
     """The policy's part in the decision, as `certify` says; the rest is the baseline's."""
+    certificate: Path | None = None
+    """The certificate.json whose trust is used; one that is not of this very site is refused."""
     earlier: Path | None = None
     """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
 
@@ -120,6 +122,8 @@ class ChargingCheckOptions:
     """CSV or Parquet file of charging sessions."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
+    quiet_days: float = 0.0
+    """Say what training leaves out if days with fewer sessions a station are."""
 
 
 class ChargingDomain(Domain):
@@ -142,18 +146,23 @@ class ChargingDomain(Domain):
     )
 
     def prepare(self, settings: ChargingSettings) -> "PreparedJob":
-        from apportion.domains.charging.sessions import read_sessions
+        from apportion.domains.charging.sessions import inspect_sessions, read_sessions
+        from apportion.domains.charging.site import zone_of
 
         # Read before JAX is started, so that a slip is told at once.
-        frame = read_sessions(settings.sessions, timezone=settings.timezone)
+        notes, frame = [], read_sessions()
+        if settings.sessions is not None:
+            zone = zone_of(settings.site, settings.timezone)
+            checked = inspect_sessions(settings.sessions, timezone=zone)
+            notes, frame = checked.notes, checked.frame
         from apportion.domains.charging.training import prepare_charging
 
-        return prepare_charging(settings, frame)
+        return prepare_charging(settings, frame, notes)
 
     def backtest(
         self, run: "Run", options: ChargingBacktestOptions, progress: Any = None
     ) -> "ChargingBacktest":
-        frame = _read_own(run, options.sessions, options.timezone)
+        frame = _read_own(run, options.sessions, options)
         from apportion.domains.charging.backtest import backtest_saved
         from apportion.runs.policy_file import load_about
 
@@ -166,7 +175,7 @@ class ChargingDomain(Domain):
     def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
         if isinstance(source, Path):
             raise InputError(f"{source}: no folder of a charging run")
-        frame = _read_own(source, options.data, options.timezone)
+        frame = _read_own(source, options.data, options)
         from apportion.domains.charging.backtest import GAIN_BOUND, daily_gains
         from apportion.runs.policy_file import load_about
 
@@ -194,8 +203,19 @@ class ChargingDomain(Domain):
 
     def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
         from apportion.domains.charging.sessions import inspect_sessions
+        from apportion.domains.charging.site import describe_sites, inferred_rates
 
-        return inspect_sessions(options.sessions, timezone=options.timezone)
+        embedded = options.sessions is None
+        found = inspect_sessions(options.sessions, timezone=options.timezone)
+        sites = describe_sites(found.frame, embedded=embedded)
+        notes = [*found.notes, *([] if embedded else inferred_rates(sites))]
+        if options.quiet_days > 0:
+            from apportion.domains.charging.days import Days
+
+            for name, site in sites.items():
+                days = Days.of(found.frame, name, site, quiet=options.quiet_days)
+                notes.append(f"{name}: {days.left_out or 'no day is quiet'}")
+        return replace(found, notes=notes)
 
     def demo(self) -> ChargingSettings:
         """2019 at two sites, tested at stations it never saw and on 2021."""
@@ -242,31 +262,38 @@ DOMAIN = ChargingDomain()
 
 
 def _controller(run: "Run", options: ControllerOptions) -> "Controller":
+    from apportion.domains.charging.backtest import certified_trust
     from apportion.domains.charging.controller import Controller
     from apportion.domains.charging.sessions import read_sessions
     from apportion.domains.charging.site import saved_site
     from apportion.runs.policy_file import load_about
 
     about, earlier = load_about(run.folder), options.earlier
-    site = saved_site(about, options.site)
+    site, trust = saved_site(about, options.site), options.trust
+    if options.certificate is not None:
+        trust = certified_trust(options.certificate, site)
     return Controller(
         run.policy,
         about,
         site,
         baseline=options.baseline,
-        trust=options.trust,
+        trust=trust,
         earlier=None if earlier is None else read_sessions(earlier, timezone=site.timezone),
         state=options.state,
     )
 
 
-def _read_own(run: "Run", given: Path | None, timezone: str | None) -> "pd.DataFrame":
+def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.DataFrame":
     """The sessions the user gave, else those the run was trained on."""
     from apportion.domains.charging.sessions import read_sessions
+    from apportion.domains.charging.site import zone_of
 
-    if given is None and timezone is None:
-        timezone = run.settings.get("timezone")
-    return read_sessions(given or run.settings.get("sessions"), timezone=timezone)
+    if (given or run.settings.get("sessions")) is None:
+        return read_sessions()
+    own = run.settings.get("timezone") if given is None else None
+    sites = run.settings.get("site", ()) if given is None else ()
+    zone = zone_of([options.site] if options.site else sites, options.timezone or own)
+    return read_sessions(given or run.settings.get("sessions"), timezone=zone)
 
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":

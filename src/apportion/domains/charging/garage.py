@@ -1,4 +1,4 @@
-"""A garage period by period: who is plugged in, what is known of them, and what they draw when offered power.
+"""A garage period by period: who is plugged in, what is known of them, and what they draw.
 
 A day has 24 hours and begins at midnight; periods last 5 or 15 minutes. A session fills whole periods
 [arrival, departure), which may begin before the day and end after it: its car stays, and so does what is
@@ -42,9 +42,9 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
-PerStation = Float[Array, "*stack entities"]
-Flags = Bool[Array, "*stack entities"]
-Counts = Int[Array, "*stack entities"]
+PerStation = Float[Numbers, "*stack entities"]
+Flags = Bool[Numbers, "*stack entities"]
+Counts = Int[Numbers, "*stack entities"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Stations(eqx.Module):
         """The most each station gives."""
         return self.max_a * self.kw_per_a
 
-    def at(self, members: Int[Array, " entities"]) -> "Stations":
+    def at(self, members: Int[Numbers, " entities"]) -> "Stations":
         """Some of the stations, behind a feeder of their own."""
         own = [x[members] for x in (self.max_a, self.min_a, self.phases, self.kw_per_a)]
         return Stations(*own, self.load[:, members], self.limit_a)
@@ -353,9 +353,8 @@ def offer(
     """The amperes that stations are told where this is wished, whoever wishes it."""
     known, stations = seen.known, seen.stations
     if not physics.set_points:
-        return jnp.clip(
-            wishes_kw / stations.kw_per_a, 0.0, jnp.where(seen.can_draw, seen.most_a, 0)
-        )
+        able_a = jnp.where(seen.can_draw, seen.most_a, 0.0)
+        return jnp.clip(wishes_kw / stations.kw_per_a, 0.0, able_a)
     on = known.on_hours > 0
     held = on & (known.on_hours < HELD_HOURS - _MOMENT)
     return set_points(wishes_kw, seen.most_a, stations, seen.capacity_kw, on=on, held=held)
@@ -366,8 +365,10 @@ def draw(
 ) -> tuple[State, Float[Array, " entities"]]:
     """Offer power to those who are seen; what is known after the period, and the kWh each station drew."""
     stations, left = seen.stations, seen.truth.open_kwh
-    told_a = offer(seen, wishes_kw, physics)
-    wished_a = jnp.clip(wishes_kw / stations.kw_per_a, 0.0, seen.most_a)
+    told_a = offer(seen, jax.lax.stop_gradient(wishes_kw), physics)
+    # Who is done is at most probed, which no wish decides.
+    able_a = jnp.where(seen.can_draw, seen.most_a, 0.0)
+    wished_a = jnp.clip(wishes_kw / stations.kw_per_a, 0.0, able_a)
     offered_kw = straight_through(wished_a, told_a) * stations.kw_per_a * seen.car_share
     current = seen.car_a
     if physics.taper:
@@ -404,13 +405,15 @@ def learn(
     heard = on & metered
     evenly = kw / stations.kw_per_a
     too_little = (evenly > IDLE_A) & (evenly < TAKEN * stations.min_a)
-    single = known.single | (heard & (stations.phases > 1) & too_little)
+    asked = offered >= stations.min_a
+    single = known.single | (heard & asked & (stations.phases > 1) & too_little)
     current = jnp.where(single, evenly * stations.phases, evenly)
     raised = jnp.minimum(stations.max_a, 1.5 * known.limit_a)
     raised = jnp.where(offered > known.limit_a - 1, raised, known.limit_a)
     lowered = jnp.clip(jnp.ceil(current) + 1, stations.min_a, stations.max_a)
-    limit = jnp.where(current >= TAKEN * offered, raised, lowered)
-    idle = jnp.where(current < IDLE_A, known.idle_hours + hours, 0.0)
+    taken = current >= TAKEN * offered
+    limit = jnp.where(taken, raised, lowered)
+    idle = jnp.where((current < IDLE_A) & ~taken, known.idle_hours + hours, 0.0)
     return State(
         known.got_kwh,
         offered,

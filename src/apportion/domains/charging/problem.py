@@ -1,11 +1,11 @@
 """Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by energy drawn.
 
 The universe is all stations of all sites; a task's stations are of one site. An episode is a training
-day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of the
-feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw stays
-unused. Shares are wishes: what stations are told are set-points, and the gradient is that of the wishes.
-The reward is kWh drawn, each worth as much less as its site needs more: by plain kWh a policy of several
-sites learns from the thirstiest alone.
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
+the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw
+stays unused. Shares are wishes: what stations are told are set-points, and the gradient is that of the
+wishes. The reward is kWh drawn, each worth as much less as its site needs more: by plain kWh a policy of
+several sites learns from the thirstiest alone.
 """
 
 from collections.abc import Sequence

@@ -318,7 +318,7 @@ def simulate_all(
 
     def run(lanes: np.ndarray) -> np.ndarray:
         # Behind the last day stands an empty one, for places of a lane that have none.
-        def gathered(values: Array) -> np.ndarray:
+        def gathered(values: Any) -> np.ndarray:
             values = np.asarray(values)
             return np.concatenate([values, np.zeros_like(values[:1])])[lanes]
 

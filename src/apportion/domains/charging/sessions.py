@@ -1,9 +1,10 @@
 """The table of charging sessions, read from CSV or Parquet; one sentence for each thing wrong with it.
 
 A row is a car's stay at a station: site, station, arrival, departure, stated_departure, requested_kwh,
-delivered_kwh; ACN-Data's own layout is understood, too. Times are local: ISO 8601 without a zone, or with
-one where it is said which zone the garage is in. Everything behind this file may rely on names that are
-text, local times without a zone, departures after arrivals, and energies that are finite and >= 0.
+delivered_kwh and, where it is known, max_kw, what the car can take; ACN-Data's own layout is understood,
+too. Times are local: ISO 8601 without a zone, or with one where it is said which zone the garage is in.
+Everything behind this file may rely on names that are text, times of one zone, that of the garage, or of
+none where it is not known, departures after arrivals, and energies that are finite and >= 0.
 """
 
 import ast
@@ -20,12 +21,13 @@ import pandas as pd
 
 from apportion.domains.tables import load_table
 from apportion.errors import InputError
+from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RATE_KW = 6.656
-"""The most a station gives: 32 A at 208 V."""
+MOST_KW, MOST_KWH = 400.0, 1000.0
+"""What no cable gives, and no car takes: whose energies are beyond has them in Wh."""
 EMBEDDED = Path(__file__).parent / "data" / "acn_sessions.parquet"
 LAYOUT = {
     "site": "siteID",
@@ -38,6 +40,8 @@ LAYOUT = {
     "delivered_kwh": "kWhDelivered",
 }
 """Columns, and what ACN-Data calls them; what drivers stated it has inside a column userInputs."""
+_OTHERS = ("max_kw", "userinputs", "timezone")
+"""Columns that may be there beside them."""
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
 _TIMES = ("arrival", "departure", "stated_departure")
 _ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
@@ -93,7 +97,7 @@ class CheckedSessions:
         figure = Figure(figsize=(9, 3.5), layout="constrained")
         axes = figure.subplots()
         for site, rows in self.frame.groupby("site", observed=True):
-            a_day = rows.arrival.dt.normalize().value_counts().sort_index()
+            a_day = rows.arrival.dt.tz_localize(None).dt.normalize().value_counts().sort_index()
             axes.plot(a_day.index.to_numpy(), a_day.to_numpy(), ".", markersize=3, label=str(site))
         axes.set_ylabel("sessions a day")
         axes.legend()
@@ -108,7 +112,7 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     path
         CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
     timezone
-        Where the garage is, such as America/Los_Angeles: times that carry a zone are converted to it.
+        Where the garage is, such as America/Los_Angeles: all times are then in this zone.
 
     Raises
     ------
@@ -144,8 +148,9 @@ def fingerprint(frame: pd.DataFrame) -> str:
     # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.
     columns = [frame[name].astype(str).to_numpy() for name in ("site", "station")]
     for name in _TIMES:
-        columns.append(frame[name].to_numpy().astype("datetime64[s]").astype("<i8"))
-    for name in ("requested_kwh", "delivered_kwh"):
+        local = frame[name].dt.tz_localize(None)
+        columns.append(local.to_numpy().astype("datetime64[s]").astype("<i8"))
+    for name in ("requested_kwh", "delivered_kwh", *({"max_kw"} & {*frame.columns})):
         columns.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
     order = np.lexsort([np.unique(x, return_inverse=True)[1] for x in reversed(columns)])
     digest = hashlib.sha256("\n".join(np.concatenate([x[order] for x in columns[:2]])).encode())
@@ -207,16 +212,23 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
         else:
             frame[name] = "garage"
             found.notes.append(f'{source}: no column "{name}"; all sessions count as one {name}')
-    times = _local_times(columns, _zone(columns.get("timezone"), timezone, found), found)
+    zone = _zone(columns.get("timezone"), timezone, found)
+    times = _local_times(columns, zone, found)
     for name in _TIMES:
-        frame[name] = times.get(name, np.full(len(frame), "NaT", "datetime64[s]"))
+        nothing = pd.Series(np.full(len(frame), "NaT", "datetime64[s]"), frame.index)
+        frame[name] = times[name] if name in times else in_zone(nothing, zone)
     for name in ("requested_kwh", "delivered_kwh"):
-        frame[name] = _energies(columns[name], name, found) if name in columns else np.nan
+        frame[name] = _numbers(columns[name], name, found) if name in columns else np.nan
+    if "max_kw" in columns:
+        frame["max_kw"] = _numbers(columns["max_kw"], "max_kw", found)
+        found.refuse(frame.max_kw == 0, 'column "max_kw" is 0', "leave it empty if it is not known")
     found.refuse(
         frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
     )
     found.raise_refusals()
+    _refuse_wh(frame, found)
     _note_oddities(frame, found)
+    _note_unused(raw, found)
     frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
     frame = frame.astype({"site": "category", "station": "category"}).reset_index(drop=True)
     return CheckedSessions(source, frame, found.notes)
@@ -238,7 +250,7 @@ def _columns(raw: pd.DataFrame) -> dict[str, Any]:
         for name in ("stated_departure", "requested_kwh"):
             values = [str(entry.get(LAYOUT[name]) or "") for entry in stated]
             columns.setdefault(name, pd.Series(values, raw.index, dtype=object))
-    return columns | ({"timezone": there["timezone"]} if "timezone" in there else {})
+    return columns | {name: there[name] for name in ("max_kw", "timezone") if name in there}
 
 
 def _first_input(value: Any) -> dict[str, Any]:
@@ -279,8 +291,19 @@ def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
     return None
 
 
-def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, np.ndarray]:
-    """The columns of times as datetime64[s] on the garage's clock."""
+def in_zone(times: Any, zone: str | None, *, later: bool = False) -> Any:
+    """Times of the clock on the wall in their zone; those that it has stay.
+
+    Of an hour that the clock shows twice the first is meant, or the later; one it leaves out is the next.
+    """
+    if zone is None or times.dt.tz is not None:
+        return times
+    first = np.full(len(times), not later)
+    return times.dt.tz_localize(zone, ambiguous=first, nonexistent="shift_forward")
+
+
+def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> dict[str, Any]:
+    """The columns of times on the garage's clock, to the second, in its zone where that is known."""
     times: dict[str, Any] = {}
     zoned: dict[bool, str] = {}
     for name in _TIMES:
@@ -299,9 +322,11 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
             "--timezone, or a column timezone, such as America/Los_Angeles, or write local times: "
             f'pd.to_datetime(frame["{name}"], utc=True).dt.tz_convert(ZONE).dt.tz_localize(None)'
         )
-    convert = zone if zone is not None and zoned.keys() == {True} else "UTC"
+    times = {name: column.dt.as_unit("s") for name, column in times.items()}
+    if zone is not None and zoned.keys() == {True}:
+        return {name: column.dt.tz_convert(zone) for name, column in times.items()}
     return {
-        name: column.dt.tz_convert(convert).dt.tz_localize(None).to_numpy().astype("datetime64[s]")
+        name: in_zone(column.dt.tz_localize(None), zone, later=name != "arrival")
         for name, column in times.items()
     }
 
@@ -331,8 +356,10 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     return times.mask(odd), np.unique(zoned[~gap.to_numpy() & ~wrong.to_numpy()])
 
 
-def _energies(column: Any, name: str, found: _Found) -> np.ndarray:
+def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
+    """A column of energies or powers, NaN where there is none."""
     text, what = _text(column), f'column "{name}"'
+    kind, unit = ("energy", "kWh") if name.endswith("kwh") else ("power", "kW")
     gap = text.str.lower().isin(_MISSING).to_numpy()
     values = np.asarray(pd.to_numeric(text.where(~gap), errors="coerce"), float)
     if name in _NEEDED:
@@ -340,13 +367,41 @@ def _energies(column: Any, name: str, found: _Found) -> np.ndarray:
     found.refuse(
         np.isnan(values) & ~gap,
         f"{what} is not a number",
-        "write energy in kWh as 12.5; of decimal commas: "
+        f"write {kind} in {unit} as 12.5; of decimal commas: "
         f'frame["{name}"].str.replace(",", ".").astype(float)',
         text,
     )
-    found.refuse(np.isinf(values), f"{what} is infinite", "energy must be finite")
-    found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", "energy must be >= 0")
+    found.refuse(np.isinf(values), f"{what} is infinite", f"{kind} must be finite")
+    found.refuse(np.isfinite(values) & (values < 0), f"{what} is negative", f"{kind} must be >= 0")
     return values
+
+
+def _beyond(kwh: Any, hours: Any) -> Any:
+    """Energies that no cable gives in these hours, or no car takes."""
+    return (kwh > MOST_KWH) | (kwh > MOST_KW * hours + 1)
+
+
+def _refuse_wh(frame: pd.DataFrame, found: _Found) -> None:
+    """Refuse energies of which most are beyond anything that charges: they are in another unit."""
+    for name in ("delivered_kwh", "requested_kwh"):
+        there = frame.loc[frame[name] > 0]
+        hours = (there.departure - there.arrival).dt.total_seconds() / 3600
+        beyond = _beyond(there[name], hours if name == "delivered_kwh" else np.inf)
+        if len(there) and beyond.mean() > 0.5:
+            found.refusals.append(
+                f'{found.source}: column "{name}" is {there[name].median():,.0f} in the median, more than '
+                f'cars take; if it is in Wh, divide: frame["{name}"] = frame["{name}"] / 1000'
+            )
+    found.raise_refusals()
+
+
+def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
+    """Name the columns that nothing is done with."""
+    known = [*LAYOUT, *(theirs.lower() for theirs in LAYOUT.values()), *_OTHERS]
+    unused = [str(name) for name in raw.columns if str(name).strip().lower() not in known]
+    if unused:
+        near = suggest(unused[0].strip().lower(), known) if len(unused) == 1 else ""
+        found.notes.append(f"{found.source}: not used: {', '.join(unused)}{near}")
 
 
 def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
@@ -360,16 +415,20 @@ def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
         "the earlier one stays until it leaves",
     )
     hours = (frame.departure - frame.arrival).dt.total_seconds() / 3600
-    found.note(hours > 24, "a stay lasts over 24 hours", "it is cut at midnight of its first day")
     found.note(
-        frame.delivered_kwh > hours * RATE_KW * 1.000001,
-        f"more was taken on average than {RATE_KW} kW can give",
-        "the need is cut to what they can",
+        _beyond(frame.delivered_kwh, hours),
+        f"more was taken than {MOST_KW:g} kW gives",
+        "the need is cut to what the station can give",
     )
     early = frame.stated_departure < frame.arrival
     found.note(early, "the stated departure is before the arrival", "it is used as stated")
     found.note(
-        frame.stated_departure.isna() != frame.requested_kwh.isna(),
-        "only one of stated_departure and requested_kwh is there",
-        "neither counts as stated",
+        frame.stated_departure.isna() & frame.requested_kwh.notna(),
+        "an energy is requested and no departure is stated",
+        "the usual stay stands in",
+    )
+    found.note(
+        frame.stated_departure.notna() & frame.requested_kwh.isna(),
+        "a departure is stated and no energy is requested",
+        "the usual request stands in",
     )

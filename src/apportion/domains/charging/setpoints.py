@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
+_UNROLLED = 16
+"""Stations in a step of the loop on a GPU, where kernels are many; on a processor it compiles too long."""
 
 Amperes = Float[Array, " entities"]
 
@@ -52,37 +54,36 @@ def set_points(
     held
         Who must not be switched off yet.
     """
+    unrolled = 1 if jax.default_backend() == "cpu" else _UNROLLED
     wish = wishes_kw / stations.kw_per_a
-    loads = jnp.concatenate([stations.kw_per_a[None], stations.load])
-    limits = jnp.append(capacity_kw, stations.limit_a)
     most = jnp.floor(most_a + _SLACK_A)
     able = most >= stations.min_a
     rank = _rank(held & able, wish, on)
-    places = jnp.arange(len(wish), dtype=jnp.int32)
+    order = jnp.argsort(rank)
+    # In the order of service, limits side by side: a step then works with one station's numbers alone.
+    wish, most, able, held, least = (x[order] for x in (wish, most, able, held, stations.min_a))
+    loads = jnp.concatenate([stations.kw_per_a[None], stations.load]).T[order]
+    limits = jnp.append(capacity_kw, stations.limit_a)
 
     def serve(given: Amperes, wanted: Amperes, willing: Bool[Array, " entities"]) -> Amperes:
         """Raise the willing, one after the other, towards what they want, as far as there is room."""
 
-        def one(carry, place):
-            given, used = carry
-            me = rank == place
-
-            def own(values):
-                return jnp.where(me, values, 0).sum(-1)
-
-            load, has = own(loads), own(given)
+        def one(used, station):
+            has, wanted, willing, least, load = station
             room = jnp.where(load > 0, (limits - used) / jnp.where(load > 0, load, 1.0), jnp.inf)
-            target = jnp.floor(jnp.minimum(own(wanted), has + room.min() + _SLACK_A))
-            fits = (me & able & willing).any() & (target >= own(stations.min_a)) & (target > has)
+            target = jnp.floor(jnp.minimum(wanted, has + room.min() + _SLACK_A))
+            fits = willing & (target >= least) & (target > has)
             more = jnp.where(fits, target - has, 0.0)
-            return (given + jnp.where(me, more, 0.0), used + load * more), None
+            return used + load * more, has + more
 
-        return jax.lax.scan(one, (given, (loads * given).sum(-1)), places)[0][0]
+        used = (loads * given[:, None]).sum(0)
+        stations = (given, wanted, willing & able, least, loads)
+        return jax.lax.scan(one, used, stations, unroll=unrolled)[1]
 
-    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), stations.min_a, most)
+    wanted = jnp.clip(jnp.ceil(wish - _SLACK_A), least, most)
     given = serve(jnp.zeros_like(wish), wanted, held | (wish > 0))
     given = serve(given, most, given > 0)
-    return serve(given, most, jnp.ones_like(able))
+    return serve(given, most, jnp.ones_like(able))[rank]
 
 
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:

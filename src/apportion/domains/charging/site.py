@@ -232,8 +232,8 @@ class Site:
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
         """A site whose stations have the least usual cable that explains the power seen there.
 
-        The power is what was delivered over how long the car was there, so a cable may be larger; the feeder
-        is as large as all of them together.
+        The power is what was delivered over how long the car was there, so a cable may be larger; the
+        feeder is as large as all of them together.
         """
         hours = (sessions.departure - sessions.arrival).dt.total_seconds() / 3600
         power = (sessions.delivered_kwh / hours.where(hours > 0.25)).groupby(
@@ -309,8 +309,39 @@ def describe_sites(
             )
         if name not in found:
             rows = frame.loc[frame.site == name]
-            found[name] = embedded_site(name) if embedded else Site.infer(rows, timezone=timezone)
+            zone = timezone or (str(rows.arrival.dt.tz) if rows.arrival.dt.tz else None)
+            found[name] = embedded_site(name) if embedded else Site.infer(rows, timezone=zone)
     return found
+
+
+def inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
+    """What was inferred of sites that no file describes, a sentence for each."""
+    described = [one for one in chosen if one.endswith(".toml")]
+    stems = [Path(one).stem for one in described]
+    return [
+        f"{name}: {site.describe()}: the least usual cables that explain the power seen; if that is wrong, "
+        "describe the site in a TOML file and give it with --site"
+        for name, site in sites.items()
+        if name not in stems and not (described and len(sites) == 1)
+    ]
+
+
+def zone_of(chosen: Iterable[str], timezone: str | None) -> str | None:
+    """The zone that was told, or that the files of the sites name.
+
+    Raises
+    ------
+    InputError
+        Where they differ.
+    """
+    zones = {} if timezone is None else {timezone: "--timezone"}
+    for one in chosen:
+        if one.endswith(".toml") and (zone := Site.read(one).timezone) is not None:
+            zones.setdefault(zone, one)
+    if len(zones) > 1:
+        said = ", ".join(f"{zone} ({where})" for zone, where in zones.items())
+        raise InputError(f"sessions of one file are of one time zone; these differ: {said}")
+    return next(iter(zones), None)
 
 
 def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:

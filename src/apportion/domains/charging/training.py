@@ -5,6 +5,7 @@ training days alone. It is tested where nothing was fitted: at stations never tr
 after training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -25,7 +26,7 @@ from apportion.domains.charging.garage import physics_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.sessions import fingerprint
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.site import Site, describe_sites
+from apportion.domains.charging.site import Site, describe_sites, inferred_rates
 from apportion.domains.training import averaged, train_members
 from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
@@ -58,15 +59,27 @@ class Garages:
     """Whether forecasts use earlier days, too."""
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, settings: ChargingSettings) -> "Garages":
-        """Split stations and days; nothing after `until` and no held-out station is looked at."""
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        settings: ChargingSettings,
+        descriptions: dict[str, Site] | None = None,
+        mixed: int | None = None,
+    ) -> "Garages":
+        """Split stations and days; nothing after `until` and no held-out station is looked at.
+
+        Sites are those of the settings, or other `descriptions` of them; `mixed` is a seed that draws cars
+        of several kinds.
+        """
         embedded = settings.sessions is None
-        descriptions = describe_sites(
+        descriptions = descriptions or describe_sites(
             frame, settings.site, embedded=embedded, timezone=settings.timezone
         )
         physics = physics_of(settings.period_minutes, ideal=settings.ideal)
         sites = {
-            name: Days.of(frame, name, site, physics=physics, quiet=settings.quiet_days)
+            name: Days.of(
+                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
+            )
             for name, site in descriptions.items()
         }
         until, seen, unseen = {}, {}, {}
@@ -164,8 +177,10 @@ def train_charging(
     )
 
 
-def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> PreparedJob:
-    """Split the sessions, and hand back how to train on them."""
+def prepare_charging(
+    settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
+) -> PreparedJob:
+    """Split the sessions, and hand back how to train on them; notes are of the file they are from."""
     garages = Garages.of(frame, settings)
     choose_stations(garages, settings)
     data = {
@@ -185,7 +200,10 @@ def prepare_charging(settings: ChargingSettings, frame: pd.DataFrame) -> Prepare
         policy = averaged(done.policy, settings.members)
         return tested_after_training(lambda: judge_policy(policy, garages, settings))
 
-    return PreparedJob(data, train)
+    said = [*notes, *(days.summary() for days in garages.sites.values())]
+    if settings.sessions is not None:
+        said += inferred_rates(garages.descriptions, settings.site)
+    return PreparedJob(data, train, notes=said)
 
 
 def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
