@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_answered_in_a_sentence(served, body, code, words
 
 
 @pytest.mark.browser
-def test_the_page_follows_the_controller(served, browser, tmp_path):  # noqa: F811
+def test_the_page_follows_the_controller(served, browser):  # noqa: F811
     address, _ = served
     for minute in range(3):
         ask(f"{address}/allocate", NOW | {"time": f"2026-03-02 10:0{minute}"})
@@ -176,8 +176,6 @@ def test_the_page_follows_the_controller(served, browser, tmp_path):  # noqa: F8
     bars = browser.find_elements("css selector", "#cars .filled")
     assert [bar.rect["width"] > 0 for bar in bars] == [True, False, True]
     assert len(browser.find_elements("css selector", "#history path.line")) == 3
-    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    (tmp_path / "page.txt").write_text(shot["data"])
     ask(f"{address}/allocate", NOW | {"time": "2026-03-02 10:05", "capacity_kw": 0})
     wait(lambda: "waiting: P00" in text("cards"))
     assert browser.find_elements("css selector", "img[src='x']") == []

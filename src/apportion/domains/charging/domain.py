@@ -264,6 +264,7 @@ DOMAIN = ChargingDomain()
 
 
 def _controller(run: "Run", options: ControllerOptions) -> "Controller":
+    from apportion.domains.charging.backtest import certified_trust
     from apportion.domains.charging.controller import Controller
     from apportion.domains.charging.sessions import read_sessions
     from apportion.domains.charging.site import saved_site

@@ -418,7 +418,7 @@ def _serve(
 ) -> str:
     site = controller.site
     every = options.every or 60.0 * site.period_minutes
-    certificate = folder / "certificate.json"
+    certificate = options.certificate or folder / "certificate.json"
     gate = CertificateGate(certificate, site.fingerprint, options.baseline, options.trust)
 
     async def main() -> Service:
