@@ -274,8 +274,6 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
     site, trust = saved_site(about, options.site), options.trust
     certificate = options.certificate
     if certificate is not None:
-        from apportion.domains.charging.backtest import certified_trust
-
         trust = certified_trust(certificate, site)
     return Controller(
         run.policy,
