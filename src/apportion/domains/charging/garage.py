@@ -42,6 +42,7 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
+PerCable = Float[Numbers, "*stack entities"]
 PerStation = Float[Array, "*stack entities"]
 Flags = Bool[Array, "*stack entities"]
 Counts = Int[Array, "*stack entities"]
@@ -85,25 +86,31 @@ def physics_of(
 class Stations(eqx.Module):
     """Cables and the limits above them, as a program reads a site's wiring."""
 
-    max_a: PerStation
-    min_a: PerStation
-    phases: PerStation
+    max_a: PerCable
+    min_a: PerCable
+    phases: PerCable
     """How many a station has."""
-    kw_per_a: PerStation
+    kw_per_a: PerCable
     """What an ampere on all its phases is in kW."""
     load: Float[Numbers, "limits entities"]
     """What an ampere at a station takes of each limit but the feeder's power."""
     limit_a: Float[Numbers, " limits"]
 
     @property
-    def max_kw(self) -> PerStation:
+    def max_kw(self) -> PerCable:
         """The most each station gives."""
         return self.max_a * self.kw_per_a
 
     def at(self, members: Int[Numbers, " entities"]) -> "Stations":
         """Some of the stations, behind a feeder of their own."""
-        own = [x[members] for x in (self.max_a, self.min_a, self.phases, self.kw_per_a)]
-        return Stations(*own, self.load[:, members], self.limit_a)
+        return Stations(
+            self.max_a[members],
+            self.min_a[members],
+            self.phases[members],
+            self.kw_per_a[members],
+            self.load[:, members],
+            self.limit_a,
+        )
 
 
 class Garage(eqx.Module):
