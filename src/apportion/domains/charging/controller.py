@@ -232,7 +232,8 @@ class Controller:
         """Compile everything before the first question."""
         self._learn({}, self._physics.period_hours)
         trust, self.trust = self.trust, 1.0
-        noon, nothing = pd.Timestamp("2020-01-01 12:00"), np.zeros(len(self._stations.limit_a))
+        noon: Any = pd.Timestamp("2020-01-01 12:00")
+        nothing = np.zeros(len(self._stations.limit_a))
         self._decide(noon, {}, 1.0, nothing, [])
         self.trust = trust
 
@@ -554,12 +555,14 @@ class Controller:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(State)}
             for name, kept in content["stations"].items():
                 place = self._names.index(name)
-                self._arrivals[place] = pd.Timestamp(kept["arrival"])
+                arrival: Any = pd.Timestamp(kept["arrival"])
+                self._arrivals[place] = arrival
                 for field, values in arrays.items():
                     values[place] = kept[field]
             if not all(np.isfinite(values).all() for values in arrays.values()):
                 raise ValueError
-            self._time = pd.Timestamp(content["time"])
+            time: Any = pd.Timestamp(content["time"])
+            self._time = time
             self._known = State(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{path}: no sound state of a controller; remove it") from None
@@ -567,8 +570,8 @@ class Controller:
 
 def standard_now(zone: str | None) -> pd.Timestamp:
     """The time it is, in the zone's standard time."""
-    now = pd.Timestamp.now(tz="UTC") if zone else pd.Timestamp.now()
-    return to_standard(now, zone).floor("s")
+    now: Any = pd.Timestamp.now(tz="UTC") if zone else pd.Timestamp.now()
+    return to_standard(now.floor("s"), zone)
 
 
 def to_standard(time: pd.Timestamp, zone: str | None, fold: int = 0) -> pd.Timestamp:
@@ -576,6 +579,7 @@ def to_standard(time: pd.Timestamp, zone: str | None, fold: int = 0) -> pd.Times
 
     An hour that the clock on the wall shows twice is the first, or the second with `fold`.
     """
+    wall: Any
     if time.tzinfo is None:
         wall = time.replace(fold=fold)
         ahead = None if zone is None else ZoneInfo(zone).dst(wall.to_pydatetime(warn=False))

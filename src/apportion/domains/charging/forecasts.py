@@ -99,7 +99,8 @@ class Predictor:
             for predicted in (np.exp(x @ self.need), departure)
         )
         usual = garage.arrived + np.float32(self.medians.stay_hours)
-        asked, told = garage.said_energy | ~there, garage.said_departure | ~there
+        asked = np.logical_or(garage.said_energy, ~there)
+        told = np.logical_or(garage.said_departure, ~there)
         return replace(
             garage,
             requested_kwh=np.where(asked, garage.requested_kwh, np.float32(self.medians[0])),

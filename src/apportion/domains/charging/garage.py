@@ -42,10 +42,9 @@ else:
     # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
     Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
-PerCable = Float[Numbers, "*stack entities"]
-PerStation = Float[Array, "*stack entities"]
-Flags = Bool[Array, "*stack entities"]
-Counts = Int[Array, "*stack entities"]
+PerStation = Float[Numbers, "*stack entities"]
+Flags = Bool[Numbers, "*stack entities"]
+Counts = Int[Numbers, "*stack entities"]
 
 
 @dataclass(frozen=True)
@@ -86,18 +85,18 @@ def physics_of(
 class Stations(eqx.Module):
     """Cables and the limits above them, as a program reads a site's wiring."""
 
-    max_a: PerCable
-    min_a: PerCable
-    phases: PerCable
+    max_a: PerStation
+    min_a: PerStation
+    phases: PerStation
     """How many a station has."""
-    kw_per_a: PerCable
+    kw_per_a: PerStation
     """What an ampere on all its phases is in kW."""
     load: Float[Numbers, "limits entities"]
     """What an ampere at a station takes of each limit but the feeder's power."""
     limit_a: Float[Numbers, " limits"]
 
     @property
-    def max_kw(self) -> PerCable:
+    def max_kw(self) -> PerStation:
         """The most each station gives."""
         return self.max_a * self.kw_per_a
 
@@ -410,10 +409,10 @@ def draw(
 def learn(
     known: State,
     stations: Stations,
-    offered_a: Float[Array, " entities"],
-    metered_kw: Float[Array, " entities"],
-    metered: Bool[Array, " entities"],
-    hours: Float[Array, ""],
+    offered_a: PerStation,
+    metered_kw: PerStation,
+    metered: Flags,
+    hours: Float[Numbers | np.floating, ""],
 ) -> State:
     """What is known of the cars after hours in which they were offered this, where a meter spoke.
 
