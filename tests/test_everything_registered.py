@@ -25,6 +25,7 @@ from apportion.composition import (
 )
 from apportion.domains.budget.problem import Budget
 from apportion.domains.charging.garage import physics_of
+from apportion.domains.charging.objectives import Energy
 from apportion.domains.charging.problem import Charging
 from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
@@ -38,6 +39,7 @@ from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
+from apportion.studies.portfolio.mechanisms import Plain
 from apportion.tasks import Task
 from domains.charging.garages import STATIONS, WIRING, random_garage
 from domains.federated.made_up import made_up_digits
@@ -78,7 +80,8 @@ def _charging():
     days, worth = jnp.ones(STATIONS, jnp.int32), jnp.ones(STATIONS)
     capacity = jnp.array([0.1, 0.2], jnp.float32)
     wiring, ideal = jax.tree.map(jnp.asarray, WIRING), physics_of(ideal=True)
-    return Charging(one_day, wiring, days, worth, capacity, ideal, STATIONS, ideal.periods)
+    sizes = (STATIONS, ideal.periods)
+    return Charging(one_day, wiring, days, worth, capacity, Energy(), False, ideal, *sizes)
 
 
 def _federation():
@@ -185,7 +188,8 @@ def concrete(base):
 
 
 def test_none_is_forgotten():
-    assert concrete(Policy) == set(POLICIES)
+    # One that knows who the entities are, for comparison.
+    assert concrete(Policy) == {*POLICIES, Plain}
     assert concrete(Problem) == set(PROBLEMS) == set(OTHER_FUTURE) | UNRECORDED
     assert set(ACCOUNTS) == set(OTHER_FUTURE)
 

@@ -101,7 +101,8 @@ def test_fairness_and_cars_left_short_are_their_formulas(tested):
 
 def test_a_result_shows_itself(tested, untrained, garages):
     assert tested.to_json().keys() == {
-        *("site", "start", "end", "days", "stations", "capacity", "capacity_kw", "served", "ahead")
+        *("site", "start", "end", "days", "stations", "capacity", "capacity_kw", "served", "ahead"),
+        *("objective", "measures"),
     }
     table = tested.to_frame()
     assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])

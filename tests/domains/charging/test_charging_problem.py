@@ -14,6 +14,7 @@ from apportion.composition import EqualShares
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import REAL
+from apportion.domains.charging.objectives import Energy
 from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
 from apportion.domains.charging.sessions import read_sessions
@@ -40,6 +41,8 @@ def problem_of(garage) -> Charging:
         days_of=jnp.ones(STATIONS, jnp.int32),
         worth=jnp.ones(STATIONS),
         capacity=jnp.array([0.1, 0.2], jnp.float32),
+        objective=Energy(),
+        spare=False,
         physics=REAL,
         universe=STATIONS,
         horizon=REAL.periods,

@@ -146,11 +146,11 @@ def test_a_clock_change_is_nothing(seed, first):
 
 
 def test_an_hour_that_the_wall_clock_shows_twice_breaks_no_session():
-    rows = [("a", "2021-11-07 01:50", "2021-11-07 01:10", 1.0)]
+    rows = [("a", "2021-11-07 01:40", "2021-11-07 01:20", 1.0)]
     with pytest.raises(InputError, match='"departure" is before'):
         days_of(*rows)
-    session = days_of(*rows, zone=ZONE).garage
-    assert session.stay_hours.item() == pytest.approx(1 / 3)
+    garage = days_of(*rows, zone=ZONE).garage
+    assert garage.stay_hours[garage.begins].tolist() == pytest.approx([2 / 3])
 
 
 def test_arrays_hold_every_session_of_the_embedded_days():
@@ -159,16 +159,12 @@ def test_arrays_hold_every_session_of_the_embedded_days():
     garage = days.garage
     assert garage.arrival.shape[:2] == (len(days), 54)
     rows = frame[(frame.site == "caltech")]
-    found = pd.Series(
-        (garage.need_kwh * garage.begins).sum((1, 2)), days.dates.astype("datetime64[s]")
-    )
-    whole = rows[(rows.departure - rows.arrival) > pd.Timedelta(hours=2)]
-    expected = whole.delivered_kwh.groupby(whole.arrival.dt.normalize()).sum()
-    # Winter days are those of the wall; needs are cut where the stay is short.
-    winter = expected[expected.index.month.isin([12, 1, 2])]
-    assert len(winter) > 20
-    assert (found.reindex(winter.index) >= 0.9 * winter).all()
-    assert garage.begins.sum() == pytest.approx(len(rows), rel=0.01)
+    # What is cut: stays without a whole period, and what a car that tapers could not have drawn.
+    assert 0.97 * len(rows) < garage.begins.sum() <= len(rows)
+    found = (garage.need_kwh * garage.begins).sum()
+    assert 0.85 * rows.delivered_kwh.sum() < found < rows.delivered_kwh.sum()
+    fast = days.stations.index("11900388")
+    assert (garage.need_kwh * garage.begins)[:, fast].sum() > 0.1 * found
     spans = (garage.begins & (garage.departure > 96)).sum()
     assert spans > 500
     assert (garage.there & ~garage.begins).sum() >= spans

@@ -126,7 +126,7 @@ def objective_of(settings: ChargingSettings, sites: Sequence[Days]) -> Objective
     Examples
     --------
     >>> objective_of(ChargingSettings(objective="promise", promise_kwh=6.0), [])
-    Promise(kwh=6.0, share=0.8)
+    Promise(kwh=6.0)
     """
     if settings.objective == "cost":
         return Cost.of(sites)

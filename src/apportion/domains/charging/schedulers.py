@@ -293,7 +293,7 @@ def lanes_of(joins: np.ndarray, most: int) -> np.ndarray:
     A day that joins the one before stays in its lane, so that lanes can be walked side by side.
 
     >>> lanes_of(np.array([False, True, False, False, True]), 2).tolist()
-    [[0, 1, -1], [2, 3, 4]]
+    [[0, 1, 2], [3, 4, -1]]
     """
     length = -(-len(joins) // most)
     lanes: list[list[int]] = [[]]
