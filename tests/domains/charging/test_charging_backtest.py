@@ -1,6 +1,7 @@
 """A policy beside the schedulers: sums, leads, gains by day, and that training pays."""
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -107,8 +108,10 @@ def test_a_result_shows_itself(tested, untrained, garages):
     table = tested.to_frame()
     assert table.schedule.tolist() == sorted(tested.served, key=lambda n: -tested.served[n])
     # Whoever comes first, the columns stand in one order, and a lead is told in points.
-    own = ["schedule", "served", "left_short", "fairness", "ahead", "low", "high"]
-    assert list(table.columns) == own
+    measures = ["served", "left_short", "fairness", "kept", "cost_per_kwh"]
+    assert list(table.columns) == ["schedule", *measures, "ahead", "low", "high"]
+    free = replace(tested, cost={}).to_frame()
+    assert list(free.columns) == ["schedule", *measures[:-1], "ahead", "low", "high"]
     lead = f"{100 * tested.ahead('llf').value:+.2f}"
     lines = [line.split() for line in tested.summary().splitlines()]
     assert next(line for line in lines if line[0] == "llf")[-3] == lead

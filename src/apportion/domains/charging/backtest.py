@@ -60,10 +60,11 @@ _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
     "fairness": "{:.3f}".format,
+    "kept": "{:.1%}".format,
+    "cost_per_kwh": "{:.4f}".format,
     **dict.fromkeys(_LEAD, lambda share: f"{100 * share:+.2f}"),
 }
 """How each column is told; a lead is a difference of shares, in points."""
-_FORMATS |= {"kept": "{:.1%}".format, "cost_per_kwh": "{:.4f}".format}
 MEASURES = {
     "energy": "Energy",
     "fair": "Fairness",
@@ -217,7 +218,9 @@ class ChargingBacktest:
                 row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
             rows.append(row)
         # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
-        return pd.DataFrame(rows, columns=["schedule", *_FORMATS])
+        table = pd.DataFrame(rows, columns=["schedule", *_FORMATS])
+        # Without prices nothing has a cost.
+        return table if self.cost else table.drop(columns="cost_per_kwh")
 
     def summary(self) -> str:
         """The schedules side by side."""
