@@ -49,7 +49,9 @@ SITE = Site(
     timezone="Europe/Berlin",
     period_minutes=5,
 )
-REJECTS, SILENT, BABBLES = "P01", "P16", "P05"
+REJECTS, SILENT = ("P01", "P17"), ("P02", "P16")
+BABBLES = {"P05": ("NaN", "-5", "much", "1"), "P20": (-5.0, 1.0)}
+"""One of each kind of trouble in both versions; of a meter, what it says that cannot be."""
 WIRING = SITE.wiring()
 
 
@@ -121,7 +123,7 @@ class Garage:
         assert amperes == int(amperes)
         assert amperes == 0 or station.min_a <= amperes <= station.max_a
         self.ledger.told.append((self.id, profile["charging_profile_purpose"], amperes))
-        if self.id == REJECTS:
+        if self.id in REJECTS:
             return "Rejected"
         if profile["charging_profile_purpose"] == "TxDefaultProfile":
             self.default = amperes
@@ -135,7 +137,7 @@ class Garage:
         return "Accepted"
 
     async def route_message(self, raw):
-        if self.id == SILENT and "SetChargingProfile" in raw:
+        if self.id in SILENT and "SetChargingProfile" in raw:
             return
         await super().route_message(raw)
 
@@ -281,13 +283,14 @@ async def everything(controller, path):
     async with Town(controller, path) as town:
         points, ledger = town.points, town.ledger
         # Those who listen to nobody are there first: all of their cables is kept for them.
-        for name in (REJECTS, SILENT):
+        obstinate = (*REJECTS, *SILENT)
+        for name in obstinate:
             client = await town.connect(name)
             await client.boot()
             await client.plug(town.stamp())
-        await until(lambda: {(REJECTS, "default"), (SILENT, "default")} <= points.troubles.keys())
-        assert points.points[SILENT].may_flow_a() == 16.0
-        others = [name for name in NAMES if name not in (REJECTS, SILENT)]
+        await until(lambda: {(name, "default") for name in obstinate} <= points.troubles.keys())
+        assert all(points.points[name].may_flow_a() == 16.0 for name in obstinate)
+        others = [name for name in NAMES if name not in obstinate]
         clients = dict(zip(others, await asyncio.gather(*map(town.connect, others)), strict=True))
         await asyncio.gather(*(client.boot() for client in clients.values()))
         await until(lambda: all(client.default == 0.0 for client in clients.values()))
@@ -307,16 +310,17 @@ async def everything(controller, path):
                 await stranger.recv()
 
         # A meter that babbles, and what is no OCPP at all.
-        for value in ("NaN", "-5", "much", "1"):
-            await clients[BABBLES].meter(town.stamp(), value)
-        for raw in ("{", "[]", '[2, "x", "Nonsense", {}]', '[2, "y", "Heartbeat", {"a": 1}]'):
-            await town.running[BABBLES][0].send(raw)
-        assert (BABBLES, "meter") in points.troubles
-        await clients[BABBLES].meter(town.stamp())
-        assert (BABBLES, "meter") not in points.troubles
+        for name, values in BABBLES.items():
+            for value in values:
+                await clients[name].meter(town.stamp(), value)
+                assert (name, "meter") in points.troubles
+            for raw in ("{", "[]", '[2, "x", "Nonsense", {}]', '[2, "y", "Heartbeat", {"a": 1}]'):
+                await town.running[name][0].send(raw)
+            await clients[name].meter(town.stamp())
+            assert (name, "meter") not in points.troubles
 
         # Lost connections: what they took counts until it is over, and they are told again.
-        charging = [name for name in cars if clients[name].flow() > 0 and name != BABBLES]
+        charging = [name for name in cars if clients[name].flow() > 0 and name not in BABBLES]
         first, second = charging[0], charging[-1]
         assert version(first) != version(second)
         for name in (first, second):
@@ -366,7 +370,8 @@ def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
     path = tmp_path / "points.json"
     points, ledger = asyncio.run(everything(controller, path))
     assert ledger.above == []
-    assert ledger.most[1:3].min() > 80.0
+    # And that is no wonder of an empty feeder.
+    assert ledger.most[1:3].min() > 70.0
     purposes = {purpose for _, purpose, _ in ledger.told}
     assert purposes == {"TxDefaultProfile", "TxProfile"}
     # Who starts anew knows the transactions, and what counts.

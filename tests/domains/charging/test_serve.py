@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -30,6 +31,8 @@ from apportion.runs.folder import Run
 from apportion.runs.runner import Outcome, finish
 from cli.command import apportion as command
 from cli.command import assert_refused
+from domains.charging import test_controller as fortnight
+from domains.charging.live_garage import play, stays_of
 from domains.charging.test_ocpp import ABOUT, Ledger, Point16
 from report.test_report import browser, emulate, errors, wait  # noqa: F401
 
@@ -71,27 +74,32 @@ def run(tmp_path_factory):
     return made.folder
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
+@contextmanager
+def serving(controller, folder):
     """A service at a port of its own, in a thread; its address and itself."""
-    gate = CertificateGate(
-        tmp_path_factory.mktemp("gate") / "certificate.json", SITE.fingerprint, "llf", 1.0
-    )
-    service = Service(Controller(policy(), ABOUT, SITE), gate, every=1.0)
-    opened, stop, loop = (
-        socket.create_server(("127.0.0.1", 0)),
-        asyncio.Event(),
-        asyncio.new_event_loop(),
-    )
+    site = controller.site
+    gate = CertificateGate(folder / "certificate.json", site.fingerprint, "llf", 1.0)
+    service = Service(controller, gate, every=1.0)
+    opened = socket.create_server(("127.0.0.1", 0))
+    stop, loop = asyncio.Event(), asyncio.new_event_loop()
     thread = threading.Thread(
         target=lambda: loop.run_until_complete(run_service(service, opened, None, stop))
     )
     thread.start()
-    yield f"http://127.0.0.1:{opened.getsockname()[1]}", service
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    try:
+        yield f"http://127.0.0.1:{opened.getsockname()[1]}", service
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
     assert not thread.is_alive()
     loop.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The garage above, served."""
+    with serving(Controller(policy(), ABOUT, SITE), tmp_path_factory.mktemp("gate")) as found:
+        yield found
 
 
 def ask(address, body=None):
@@ -135,6 +143,24 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
     code, text = ask(f"{address}/allocate", NOW | {"time": "2026-03-02 09:05", "capacity_kw": 0})
     assert not any(json.loads(text)["allocation_a"].values())
     assert json.loads(ask(f"{address}/state")[1])["capacity_kw"] == 0
+
+
+@pytest.mark.parametrize(
+    ("days", "minutes"),
+    [(slice(1, 2), 5), pytest.param(slice(None), 1, marks=pytest.mark.slow)],
+)
+def test_a_garage_that_asks_by_http_is_served_what_the_backtest_says(days, minutes, tmp_path):
+    backtest = fortnight.Backtest()
+    with serving(fortnight.controller(fortnight.SITE, state=tmp_path / "s"), tmp_path) as (at, _):
+        kwh = play(
+            fortnight.SITE,
+            stays_of(fortnight.only(days), whole=True),
+            lambda now: json.loads(ask(f"{at}/allocate", now)[1])["allocation_a"],
+            minutes,
+        )
+        decisions = json.loads(ask(f"{at}/health")[1])["decisions"]
+    assert decisions > 150
+    assert abs(backtest.points(kwh, "policy", days)) < 0.5
 
 
 @pytest.mark.parametrize(

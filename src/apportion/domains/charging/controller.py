@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -21,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.backtest import check_facts
-from apportion.domains.charging.days import Days, stations_of, summer_hours
+from apportion.domains.charging.days import Days, stations_of
 from apportion.domains.charging.forecasts import EarlierDays, Predictor
 from apportion.domains.charging.garage import (
     Garage,
@@ -183,7 +184,7 @@ class Controller:
         self._past = self._earlier_days(about, earlier)
         self._arrivals: list[pd.Timestamp | None] = [None] * len(self._names)
         self._stays = np.zeros(len(self._names), bool)
-        self._known = _to_numpy(unknown(self._stations))
+        self._fresh = self._known = _to_numpy(unknown(self._stations))
         self._time: pd.Timestamp | None = None
         self._path = state
         self.seen: dict[str, Car] = {}
@@ -309,14 +310,15 @@ class Controller:
 
     def _meet(self, cars: Mapping[str, Car], silent: np.ndarray) -> None:
         """Forget the cars that have left: of one that has just come nothing is known."""
-        fresh = _to_numpy(unknown(self._stations))
         arrivals = [
             before if not_heard else getattr(cars.get(name), "arrival", None)
             for name, before, not_heard in zip(self._names, self._arrivals, silent, strict=True)
         ]
         pairs = zip(self._arrivals, arrivals, strict=True)
         stays = self._stays = np.array([old is not None and old == new for old, new in pairs])
-        self._known = jax.tree.map(lambda old, new: np.where(stays, old, new), self._known, fresh)
+        self._known = jax.tree.map(
+            lambda old, new: np.where(stays, old, new), self._known, self._fresh
+        )
         self._arrivals = arrivals
 
     def _told(self, cars: Mapping[str, Car], field: str) -> np.ndarray:
@@ -380,7 +382,9 @@ class Controller:
             "stay_hours": np.zeros(len(there), np.float32),
         }
         date = np.array([midnight.date()], "datetime64[D]")
-        ahead = np.repeat(summer_hours(date, self.site.timezone)[:, None], len(there), 1)
+        noon = midnight + pd.Timedelta(hours=12)
+        summer = (noon - to_standard(noon, self.site.timezone)).total_seconds() / 3600
+        ahead = np.full((1, len(there)), summer, np.float32)
         today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
         if self._past is None:
             today = self._predictor.apply(today)
@@ -574,6 +578,7 @@ def standard_now(zone: str | None) -> pd.Timestamp:
     return to_standard(now.floor("s"), zone)
 
 
+@lru_cache(4096)
 def to_standard(time: pd.Timestamp, zone: str | None, fold: int = 0) -> pd.Timestamp:
     """A moment in the zone's standard time; without a zone its clock is the wall's.
 

@@ -53,6 +53,7 @@ from apportion.studies.portfolio.experiments import (
     SMALL,
     SURVIVORSHIP,
     Experiments,
+    at_once,
     by_cell,
     each_policy,
     note,
@@ -240,7 +241,7 @@ def _record(
         log = jax.vmap(lambda task: follow(policy, here, task).log_return)(tasks)
         return markets.growth_and_sharpe(log, days)
 
-    return each_policy(one, policies, starts, days, tasks, at_once=32)
+    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
 
 
 def _follow_tilt(_: Policy, market: Market, task: Task) -> Walk:

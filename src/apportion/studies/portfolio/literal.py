@@ -52,6 +52,7 @@ from apportion.studies.figures import band, forest, panels
 from apportion.studies.portfolio.experiments import (
     SMALL,
     Experiments,
+    at_once,
     by_cell,
     each_policy,
 )
@@ -335,7 +336,7 @@ def _walks(
         days = jnp.asarray(market.horizon, jnp.int32)
         return growth_and_sharpe(walk.log_return, days)[0], gaps
 
-    return each_policy(one, policies, costs, tasks, at_once=8)
+    return each_policy(one, policies, costs, tasks, at_once=at_once(tasks))
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:

@@ -44,6 +44,7 @@ from apportion.studies.portfolio.experiments import (
     SMALL,
     SURVIVORSHIP,
     Experiments,
+    at_once,
     by_cell,
     each_policy,
     note,
@@ -222,7 +223,7 @@ def _growth(
         log = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512).log_return)(tasks)
         return markets.growth_and_sharpe(log, days)[0].mean()
 
-    return each_policy(one, policies, starts, days, tasks, at_once=8)
+    return each_policy(one, policies, starts, days, tasks, at_once=at_once(tasks))
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
