@@ -71,6 +71,16 @@ def nested(seeds: int, tasks: int, shared: float) -> Draw:
     return draw
 
 
+def variances(years: int, seeds: int) -> Draw:
+    """The log of the ratio of two variances over seeds, for each year."""
+
+    def draw(rng):
+        first, second = skewed(rng, (2, years, seeds)).var(-1)
+        return np.log(first / second)
+
+    return draw
+
+
 def curves(runs: int, means: np.ndarray, spread: float) -> Draw:
     """Falling curves of independent runs: log-normal, a run's points half its own and half common."""
 
@@ -154,7 +164,7 @@ def of_backtests() -> list[Layout]:
 
 def layouts() -> list[Layout]:
     """Every study's layout, and plain means of few units."""
-    years, months, families = "10 experiments x 7 years", "30 tasks x 12 months", "100 families"
+    years, months, families = "10 experiments x 7 years", "10 policies x 12 months", "100 families"
     both = over_rows_and_columns
     plain = [
         Layout("plain mean", f"{count} units", alone(count, 8.0), mean_over, 1.0)
@@ -163,9 +173,11 @@ def layouts() -> list[Layout]:
     return [
         *of_curves(),
         Layout("fig3-4", years, crossed(10, 7, 0.1, 0.4), both, 1.0),
-        Layout("fig5, growth", months, crossed(30, 12, 0.1, 0.5), both, 1.0),
-        Layout("fig5, deviation", months, crossed(30, 12, 2.5, 0.3), both, 1.0),
-        Layout("fig6", "3 seeds of 4 tasks", nested(3, 4, 1.0), mean_over, 1.0),
+        Layout("fig3-4 and literal, one year", "10 experiments", alone(10), mean_over, 1.0),
+        Layout("mechanisms", "7 years, variances over 10 seeds", variances(7, 10), mean_over, 0.0),
+        Layout("fig5, growth", months, crossed(10, 12, 0.1, 0.5), both, 1.0),
+        Layout("fig5, deviation", months, crossed(10, 12, 2.5, 0.3), both, 1.0),
+        Layout("fig6", "6 seeds of 4 tasks", nested(6, 4, 1.0), mean_over, 1.0),
         Layout("federations", "8 seeds of 13 kinds", nested(8, 13, 0.5), mean_over, 1.0),
         Layout("federations, one kind", "8 seeds", alone(8), mean_over, 1.0),
         Layout("recipe", years, crossed(10, 7, 0.0, 0.6), both, 1.0),
