@@ -280,7 +280,7 @@ def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
 
 
 def backtest_schedules(
-    policy: Policy | None,
+    policy: Policy,
     days: Days,
     *,
     capacity: str | float,
@@ -297,8 +297,6 @@ def backtest_schedules(
 
     Parameters
     ----------
-    policy
-        None for the schedulers alone.
     capacity
         The feeder, as a share of its stations' full rate or in kW.
     task_size, tasks
@@ -319,10 +317,8 @@ def backtest_schedules(
     feeder = feeders(capacity, full)
     drawn: dict[str, Drawn] = {}
     others: dict[str, Schedule] = {}
-    named = dict(schedulers)
-    if policy is not None:
-        named = {POLICY: PolicySchedule(policy, spare=not days.physics.fill), **schedulers}
-    for name, schedule in named.items():
+    own = PolicySchedule(policy, spare=not days.physics.fill)
+    for name, schedule in {POLICY: own, **schedulers}.items():
         if isinstance(schedule, PolicySchedule):
             # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
             drawn[name] = simulate(days, [schedule], feeder, members)

@@ -7,7 +7,7 @@ after training.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -156,16 +156,12 @@ def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
 
 def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
     """The direct gradient through whole days, its steps falling to 0 along a cosine."""
+    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, settings.steps))
     return DirectEpisodes(
-        settings.days, settings.learning_rate, transform=_falling_adam(settings.steps)
+        settings.days,
+        settings.learning_rate,
+        transform=optax.chain(optax.scale_by_adam(), cosine),
     )
-
-
-@cache
-def _falling_adam(steps: int) -> optax.GradientTransformation:
-    # Made once: another one, though the same, would be another program to compile.
-    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, steps))
-    return optax.chain(optax.scale_by_adam(), cosine)
 
 
 def train_charging(

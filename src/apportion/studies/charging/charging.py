@@ -198,9 +198,13 @@ def _schedule(
     progress(f"{cell.name}: reading sessions", 0.0)
     garages = _garages(garage, settings)
     tests = _tests(SCHEDULED, garages, about, garage, cell["site"], cell["year"])
+    # Equal shares stand where a policy would; its rows are left out.
+    nobody = Pooled(CHANNELS, 1, key=jax.random.key(0))
     for place, (where, days, test) in enumerate(tests):
         progress(f"{cell.name}: every scheduler, {_named(where)}", place / len(tests))
-        result = backtest.backtest_schedules(None, days, **test, optimum=where["stations"] == 10)
+        result = backtest.backtest_schedules(nobody, days, **test, optimum=where["stations"] == 10)
+        drawn = {name: kwh for name, kwh in result.drawn_kwh.items() if name != POLICY}
+        result = replace(result, drawn_kwh=drawn)
         tables.append(_rows(result, about).assign(**where))
         if garage != "ideal" and where["stations"] == 10:
             planned.append((where, days, result))
