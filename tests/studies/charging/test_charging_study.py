@@ -64,7 +64,11 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     monkeypatch.setattr(charging, "train_runs", take_down)
     plan = charging.charging()
     names = [cell.name for cell in plan.cells]
-    assert names == ["schedulers", *charging.LEARNED]
+    scheduled = names[len(charging.LEARNED) :]
+    assert names == [*charging.LEARNED, *scheduled]
+    # Of each garage, site and year; whoever computes them needs no policy.
+    assert len(scheduled) == 12
+    assert scheduled[0] == "schedulers-real-caltech-2019"
     with pytest.raises(KeyboardInterrupt):
         list(plan.compute([plan.cells[names.index("stl")]], lambda what, fraction: None))
     single = np.asarray(seen["tasks"].members)

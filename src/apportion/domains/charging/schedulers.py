@@ -46,9 +46,9 @@ from apportion.policy import Policy
 Schedule = Callable[[StationView], Float[Array, " entities"]]
 """From what is seen to the kW wished for each station, within their limits and the capacity."""
 
-_ROWS = 2400
-"""Stations of all lanes of a group: few enough that what a policy computes of them stays in the cache,
-many enough that a period is worth its calls."""
+_ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
+"""Stations that are worked on at once: few enough that what a policy computes of them stays in a CPU's
+cache, many enough that a period is worth its calls."""
 _STRETCH = 4
 """Periods between two looks at which stations have a car at all."""
 _FEW = 24
@@ -165,62 +165,64 @@ def walk_day(
     return jax.lax.scan(period, unknown(stations), periods)[1]
 
 
-def _walk_lanes(
-    lanes: Garage,
+@eqx.filter_jit
+def _walk_rows(
+    today: Garage,
     stations: Stations,
-    schedule: Schedule,
-    capacity_kw: Float[Array, ""],
+    state: State,
+    capacity_kw: Float[Array, " rows"],
+    schedules: tuple[Schedule, ...],
+    number: Int[Array, ""],
     physics: Physics,
-) -> tuple[Float[Array, "lanes days entities sessions"], Float[Array, "lanes days periods"]]:
-    """The kWh each session draws on each day, and all in each period: lanes side by side, days in turn.
+) -> tuple[State, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
+    """A day of garages side by side under one of the schedules: the kWh of each session and period.
 
     In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
-    the busiest of the lanes needs: the schedule is not shown the others, to whom it could give nothing.
+    the busiest garage needs: the schedule is not shown the others, to whom it could give nothing.
     """
-    count, _, entities, _ = lanes.arrival.shape
+    count, entities, _ = today.arrival.shape
     sizes = (entities,)
     if entities >= _FEW and jax.default_backend() == "cpu":
         # Few choices, since each is compiled.
         sizes = (-(-entities // 4), -(-entities // 2), entities)
+    # Functions, since a policy with traced parameters has no hash.
+    branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
 
-    def day(state, today):
-        def stretch(carry, start):
-            awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any(-1)
+    def chosen(seen: StationView) -> PerStation:
+        return jax.lax.switch(number, branches, seen)
 
-            def in_rows(size: int):
-                one = partial(_stretch, size, stations, schedule, capacity_kw, physics, start)
-                return lambda: jax.vmap(one)(today, awaits, *carry)
+    def stretch(carry, start):
+        awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any(-1)
 
-            nobody = jnp.zeros((count, _STRETCH), jnp.float32)
-            branches = [lambda: (*carry, nobody), *map(in_rows, sizes)]
-            most = awaits.sum(-1).max()
-            *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), branches)
-            return tuple(carry), drawn
+        def in_rows(size: int):
+            one = partial(_stretch, size, chosen, physics, start)
+            return lambda: jax.vmap(one)(today, stations, capacity_kw, awaits, *carry)
 
-        starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
-        begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
-        (state, energy), drawn = jax.lax.scan(stretch, begun, starts)
-        return state, (energy, jnp.swapaxes(drawn, 0, 1).reshape(count, physics.periods))
+        nobody = jnp.zeros((count, _STRETCH), jnp.float32)
+        within = [lambda: (*carry, nobody), *map(in_rows, sizes)]
+        most = awaits.sum(-1).max()
+        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), within)
+        return tuple(carry), drawn
 
-    state = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), unknown(stations))
-    by_day = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), lanes)
-    found = jax.lax.scan(day, state, by_day)[1]
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), found)
+    starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
+    begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
+    (state, energy), drawn = jax.lax.scan(stretch, begun, starts)
+    return state, energy, jnp.swapaxes(drawn, 0, 1).reshape(count, physics.periods)
 
 
 def _stretch(
     size: int,
-    stations: Stations,
     schedule: Schedule,
-    capacity_kw: Float[Array, ""],
     physics: Physics,
     start: Int[Array, ""],
     day: Garage,
+    stations: Stations,
+    capacity_kw: Float[Array, ""],
     awaits: Flags,
     state: State,
     energy: PerSession,
 ) -> tuple[State, PerSession, Float[Array, " periods"]]:
-    """A stretch of one lane in `size` rows, enough for all who have a car; the others' state stays."""
+    """A stretch of one garage in `size` rows, enough for all who have a car; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     packed_day, packed, wiring = day, state, stations
     if size < len(rank):
@@ -254,37 +256,16 @@ def _stretch(
     return state, energy + jnp.where(awaits[:, None], back(added), 0.0), together
 
 
-@eqx.filter_jit
-def _simulate(
-    lanes: Garage,
+@jax.jit
+def _gather(
+    garage: Garage,
     stations: Stations,
-    schedules: tuple[Schedule, ...],
-    capacity_kw: Float[Array, " tasks"],
-    members: Int[Array, "tasks entities"],
-    physics: Physics,
-) -> tuple[
-    Float[Array, "schedules tasks lanes days entities sessions"],
-    Float[Array, "schedules tasks lanes days periods"],
-]:
-    """The kWh of every session and period under each schedule: one program, and one to compile."""
-
-    def under(schedule: Schedule) -> tuple[Array, Array]:
-        def task(inputs):
-            chosen, capacity_kw = inputs
-            garage = jax.tree.map(lambda x: x[:, :, chosen], lanes)
-            return _walk_lanes(garage, stations.at(chosen), schedule, capacity_kw, physics)
-
-        # One after another: tasks at once would not fit into the cache.
-        return jax.lax.map(task, (members, capacity_kw))
-
-    if len(schedules) == 1:
-        return jax.tree.map(lambda x: x[None], under(schedules[0]))
-    # Functions, since a policy with traced parameters has no hash.
-    branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
-    return jax.lax.map(
-        lambda number: under(lambda seen: jax.lax.switch(number, branches, seen)),
-        jnp.arange(len(schedules)),
-    )
+    day: Int[Array, " rows"],
+    members: Int[Array, "rows entities"],
+) -> tuple[Garage, Stations]:
+    """The day and the stations of each row."""
+    today = jax.tree.map(lambda x: x[day[:, None], members], garage)
+    return today, jax.vmap(stations.at)(members)
 
 
 def lanes_of(joins: np.ndarray, most: int) -> np.ndarray:
@@ -346,38 +327,79 @@ def simulate(
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> Drawn:
     """The same, and when it was drawn."""
-    garage, stations = days.garage, days.wiring
+    garage, physics = days.garage, days.physics
     tasks, capacity = tasks_of(days, capacity_kw, members)
-    cores = os.cpu_count() or 1
+    lanes = lanes_of(days.joins, len(days))
+    # A row for each lane and task, the longest lanes first: the others' rows are soon done.
+    lanes = lanes[np.argsort((lanes < 0).sum(1), kind="stable")]
+    lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
     on_cpu = jax.default_backend() == "cpu"
-    lanes = lanes_of(days.joins, cores * max(_ROWS // tasks.shape[1], 1) if on_cpu else len(days))
-    # A group for each core, of one shape, so that all are one program.
-    groups = min(cores if on_cpu else 1, len(lanes))
-    lanes = np.pad(lanes, ((0, -len(lanes) % groups), (0, 0)), constant_values=-1)
+    cores = (os.cpu_count() or 1) if on_cpu else 1
+    room = max((_ROWS if on_cpu else _ROWS_OF_A_GPU) // tasks.shape[1], 1)
+    size = rows_at_once(-(-len(lane) // cores), room, 2 if on_cpu else 8)
+    parts = np.array_split(np.arange(len(lane)), range(size, len(lane), size))
+    sessions = garage.arrival.shape[2]
+    table = jax.tree.map(jnp.asarray, with_room(garage))
+    wiring = jax.tree.map(jnp.asarray, days.wiring)
+    energy = np.zeros((len(schedules), *_shape(garage, tasks)), np.float32)
+    by_period = np.zeros((*energy.shape[:3], physics.periods), np.float32)
 
-    def run(lanes: np.ndarray) -> tuple[np.ndarray, ...]:
-        # Behind the last day stands an empty one, for places of a lane that have none.
-        def gathered(values: Any) -> np.ndarray:
-            values = np.asarray(values)
-            return np.concatenate([values, np.zeros_like(values[:1])])[lanes]
-
-        found = _simulate(
-            jax.tree.map(gathered, garage),
-            stations,
-            tuple(schedules),
-            jnp.asarray(capacity),
-            jnp.asarray(tasks, jnp.int32),
-            days.physics,
-        )
-        return tuple(np.asarray(x)[:, :, lanes >= 0] for x in found)
+    def walk(job: tuple[int, np.ndarray]) -> None:
+        number, rows = job
+        # Rows that nobody needs are empty days.
+        own = np.pad(task[rows], (0, size - len(rows)))
+        days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
+        state = None
+        for today in days_of.T[: (days_of >= 0).sum(1).max()]:
+            here, stations = _gather(table, wiring, today, tasks[own].astype(np.int32))
+            state = jax.vmap(unknown)(stations) if state is None else state
+            feeder = jnp.asarray(capacity[own])
+            state, *found = _walk_rows(
+                here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
+            )
+            there = today >= 0
+            drawn, together = (np.asarray(x)[there] for x in found)
+            energy[number, own[there], today[there]] = drawn[..., :sessions]
+            by_period[number, own[there], today[there]] = together
 
     # The first is begun alone, since that compiles.
-    head, *others = np.split(lanes, groups)
-    first = run(head)
+    first, *others = [(number, part) for number in range(len(schedules)) for part in parts]
+    walk(first)
     with ThreadPoolExecutor(cores) as threads:
-        rest = list(threads.map(run, others))
-    energy, by_period = (np.concatenate(parts, 2) for parts in zip(first, *rest, strict=True))
+        list(threads.map(walk, others))
     return Drawn(on_first_days(energy, garage, tasks), by_period)
+
+
+def rows_at_once(rows: int, room: int, step: int) -> int:
+    """How many garages are walked side by side: a power of `step`, or what there is room for.
+
+    Few sizes, since each is compiled; on a GPU compiling costs more than rows that nobody needs.
+
+    >>> rows_at_once(100, 409, 2), rows_at_once(10_000, 409, 2)
+    (128, 256)
+    """
+    size, most = 1, 2 ** (room.bit_length() - 1)
+    while size < min(rows, most):
+        size *= step
+    return min(size, most)
+
+
+def with_room(garage: Garage) -> Garage:
+    """An empty day behind the last, and sessions in fours, so that sites are alike to a program."""
+    shape = garage.arrival.shape
+
+    def padded(values: Any) -> np.ndarray:
+        values = np.asarray(values)
+        more = -shape[2] % 4 if values.shape == shape else 0
+        return np.pad(values, [(0, 1), (0, 0), (0, more)][: values.ndim])
+
+    return jax.tree.map(padded, garage)
+
+
+def _shape(garage: Garage, tasks: np.ndarray) -> tuple[int, ...]:
+    """Tasks, days, entities and sessions."""
+    days, _, sessions = garage.arrival.shape
+    return (*tasks.shape[:1], days, tasks.shape[1], sessions)
 
 
 def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
