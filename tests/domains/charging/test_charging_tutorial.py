@@ -15,7 +15,7 @@ from cli.command import apportion
 
 PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "charging.md"
 BLOCK = re.compile(r"^```(python|py|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORT = shlex.split("--steps 2 --days 2 --tasks 2 --hidden 8 --chunk 2 --no-recall")
+SHORT = shlex.split("--steps 2 --days 2 --tasks 2 --hidden 8 --chunk 2 --recall=false")
 
 
 @contextmanager
