@@ -56,6 +56,30 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
     ("absent", "check --sessions s.csv", ("s.csv: no such file",)),
     ("a folder", "check --sessions .", ("no such file",)),
     ("no Parquet", "check --sessions s.parquet", ("cannot be read",), {"s.parquet": GOOD}),
+    (
+        "semicolons",
+        "check --sessions s.csv",
+        ('separated by ";"', 'sep=";", decimal=","'),
+        {"s.csv": f"{NAMES}\n{GOOD}\n".replace(",", ";")},
+    ),
+    (
+        "no such column",
+        "check --sessions s.csv --columns arrival=arival",
+        ("has no column 'arival' for arrival", "did you mean arrival?"),
+        SOUND,
+    ),
+    (
+        "no such column of ours",
+        "check --sessions s.csv --columns arival=arrival",
+        ("--columns arival=arrival", "did you mean arrival?"),
+        SOUND,
+    ),
+    (
+        "no mapping",
+        "check --sessions s.csv --columns arrival",
+        ("write arrival=Start",),
+        SOUND,
+    ),
     ("no such zone", "check --sessions s.csv --timezone Mars/North", ("no such time zone",), SOUND),
     ("train, absent", "train charging --sessions s.csv --out out", ("s.csv: no such file",)),
     (

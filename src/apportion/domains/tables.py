@@ -8,6 +8,8 @@ import pandas as pd
 
 from apportion.errors import InputError, reading
 
+_MOST_OF_A_LINE = 10_000
+
 
 def as_day(day: str | np.datetime64) -> np.datetime64:
     """A calendar day from its text."""
@@ -35,13 +37,15 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
     with reading(path, "save it as a plain CSV or Parquet table"):
         if path.suffix.lower() in (".parquet", ".pq"):
             return read_parquet(path).reset_index(drop=True)
+        with path.open(encoding="utf-8", errors="replace") as file:
+            names = file.readline(_MOST_OF_A_LINE)
+        if ";" in names and "," not in names:
+            raise InputError(
+                f'{path}: its fields are separated by ";"; write commas, and points in numbers: '
+                f'pd.read_csv("{path.name}", sep=";", decimal=",").to_csv("plain.csv", index=False)'
+            )
         text = pd.read_csv(path, dtype=str, keep_default_na=False, skip_blank_lines=False)
     if not isinstance(text.index, pd.RangeIndex):
         raise InputError(f"{path}: rows have more fields than there are names; name every column")
-    if len(text.columns) == 1 and ";" in str(text.columns[0]):
-        raise InputError(
-            f'{path}: its fields are separated by ";"; write commas, and points in numbers: '
-            f'pd.read_csv("{path.name}", sep=";", decimal=",").to_csv("plain.csv", index=False)'
-        )
     text = text.fillna("")
     return text.loc[(text != "").any(axis=1)]

@@ -65,6 +65,24 @@ def test_csv_and_parquet_give_the_same_table(tmp_path):
         assert table.dtypes.astype(str).to_dict() == frame.dtypes.astype(str).to_dict()
 
 
+def test_columns_of_other_names_are_mapped(tmp_path):
+    theirs = HEAD.replace("arrival", "Start").replace("delivered_kwh", "Energy, taken (kWh)")
+    quoted = theirs.replace("Energy, taken (kWh)", '"Energy, taken (kWh)"')
+    path = written(tmp_path, GOOD, head=quoted)
+    sound = fingerprint(read_sessions(written(tmp_path / "..", GOOD)))
+    together = ["arrival=Start,delivered_kwh=Energy, taken (kWh)"]
+    for columns in (together, ["arrival=Start", "delivered_kwh = Energy, taken (kWh)"]):
+        checked = inspect_sessions(path, columns=columns)
+        assert fingerprint(checked.frame) == sound
+        assert checked.notes == []
+    # What is said goes before what a column is called; what it was called so is left out.
+    swapped = ["arrival=departure", "departure=stated_departure"]
+    frame = read_sessions(written(tmp_path, GOOD), columns=swapped)
+    assert (frame.arrival[0].hour, frame.departure[0].hour) == (10, 11)
+    assert frame.stated_departure.isna().all()
+    assert "--columns arrival=THEIRS" in refused(written(tmp_path, GOOD, head=quoted))[0]
+
+
 def test_names_stay_text_and_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_path):
     rows = [GOOD.replace(",a,", f",{name},") for name in ("000001", "NA", "1e5", "nan")]
     path = tmp_path / "s.csv"

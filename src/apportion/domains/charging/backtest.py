@@ -373,7 +373,8 @@ def check_facts(saved: Mapping[str, Any]) -> None:
     objective, promise = saved.get("objective", "energy"), saved.get("promise_kwh")
     sound = {
         f"objective {objective!r}": objective in OBJECTIVES,
-        f"promise_kwh {promise!r}": promise is None or (type(promise) is float and promise > 0),
+        f"promise_kwh {promise!r}": promise is None
+        or (type(promise) in (int, float) and promise > 0),
         "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
         "trained_on": isinstance(seen, Mapping)
         and all(

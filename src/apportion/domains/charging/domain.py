@@ -32,6 +32,8 @@ _SCHEDULES = (
 class GarageOptions:
     """The garages that a charging run is tested in."""
 
+    columns: tuple[str, ...] = ()
+    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
     site: str | None = None
@@ -89,6 +91,8 @@ class ControllerOptions:
     """The certificate.json whose trust is used; one that is not of this very site is refused."""
     earlier: Path | None = None
     """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
+    columns: tuple[str, ...] = ()
+    """What that file calls its columns, where that is something else: arrival=Start departure=End."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class ChargingCheckOptions:
 
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions."""
+    columns: tuple[str, ...] = ()
+    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
     quiet_days: float = 0.0
@@ -155,7 +161,7 @@ class ChargingDomain(Domain):
         notes, frame = [], read_sessions()
         if settings.sessions is not None:
             zone = zone_of(settings.site, settings.timezone)
-            checked = inspect_sessions(settings.sessions, timezone=zone)
+            checked = inspect_sessions(settings.sessions, timezone=zone, columns=settings.columns)
             notes, frame = checked.notes, checked.frame
         from apportion.domains.charging.training import prepare_charging
 
@@ -170,6 +176,7 @@ class ChargingDomain(Domain):
 
         chosen = asdict(options)
         given = chosen.pop("sessions") or run.settings.get("sessions")
+        del chosen["columns"]
         return backtest_saved(
             run.policy, load_about(run.folder), frame, embedded=given is None, **chosen
         )
@@ -183,6 +190,7 @@ class ChargingDomain(Domain):
 
         chosen = asdict(options)
         given = chosen.pop("data") or source.settings.get("sessions")
+        del chosen["columns"]
         chosen["embedded"] = given is None
         chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
         return daily_gains(source.policy, load_about(source.folder), frame, against, **chosen)
@@ -208,7 +216,9 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.site import describe_sites, inferred_rates
 
         embedded = options.sessions is None
-        found = inspect_sessions(options.sessions, timezone=options.timezone)
+        found = inspect_sessions(
+            options.sessions, timezone=options.timezone, columns=options.columns
+        )
         sites = describe_sites(found.frame, embedded=embedded)
         notes = [*found.notes, *([] if embedded else inferred_rates(sites))]
         if options.quiet_days > 0:
@@ -270,18 +280,20 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
     from apportion.domains.charging.site import saved_site
     from apportion.runs.policy_file import load_about
 
-    about, earlier = load_about(run.folder), options.earlier
+    about, earlier = load_about(run.folder), None
     site, trust = saved_site(about, options.site), options.trust
     certificate = options.certificate
     if certificate is not None:
         trust = certified_trust(certificate, site)
+    if options.earlier is not None:
+        earlier = read_sessions(options.earlier, timezone=site.timezone, columns=options.columns)
     return Controller(
         run.policy,
         about,
         site,
         baseline=options.baseline,
         trust=trust,
-        earlier=None if earlier is None else read_sessions(earlier, timezone=site.timezone),
+        earlier=earlier,
         state=options.state,
     )
 
@@ -296,7 +308,8 @@ def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.Dat
     own = run.settings.get("timezone") if given is None else None
     sites = run.settings.get("site", ()) if given is None else ()
     zone = zone_of([options.site] if options.site else sites, options.timezone or own)
-    return read_sessions(given or run.settings.get("sessions"), timezone=zone)
+    columns = options.columns if given is not None else run.settings.get("columns", ())
+    return read_sessions(given or run.settings.get("sessions"), timezone=zone, columns=columns)
 
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":

@@ -10,6 +10,8 @@ none where it is not known, departures after arrivals, and energies that are fin
 import ast
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,7 +106,9 @@ class CheckedSessions:
         return figure
 
 
-def read_sessions(path: str | Path | None = None, *, timezone: str | None = None) -> pd.DataFrame:
+def read_sessions(
+    path: str | Path | None = None, *, timezone: str | None = None, columns: Sequence[str] = ()
+) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
 
     Parameters
@@ -113,6 +117,8 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
         CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
     timezone
         Where the garage is, such as America/Los_Angeles: all times are then in this zone.
+    columns
+        What the file calls them, where that is neither ours nor ACN-Data's: `arrival=Start` and so on.
 
     Raises
     ------
@@ -126,7 +132,7 @@ def read_sessions(path: str | Path | None = None, *, timezone: str | None = None
     """
     if path is None:
         return _embedded().copy()
-    return inspect_sessions(path, timezone=timezone).frame
+    return inspect_sessions(path, timezone=timezone, columns=columns).frame
 
 
 @cache
@@ -135,12 +141,39 @@ def _embedded() -> pd.DataFrame:
 
 
 def inspect_sessions(
-    path: str | Path | None = None, *, timezone: str | None = None
+    path: str | Path | None = None, *, timezone: str | None = None, columns: Sequence[str] = ()
 ) -> CheckedSessions:
     """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
     source = "embedded sessions" if path is None else str(path)
     raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
-    return inspect_frame(raw, source, timezone)
+    return inspect_frame(rename(raw, columns, source), source, timezone)
+
+
+def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
+    """A table with the columns called as we do that words such as `arrival=Start` name.
+
+    Several may stand in one word, with commas between them.
+
+    >>> theirs = pd.DataFrame(columns=["Start", "Ende"])
+    >>> list(rename(theirs, ["arrival=Start,departure=Ende"], "sessions.csv"))
+    ['arrival', 'departure']
+    """
+    known, theirs = [*LAYOUT, "max_kw", "timezone"], {}
+    for pair in [pair for word in columns for pair in re.split(r",(?=\s*\w+\s*=)", word)]:
+        ours, equals, name = (part.strip() for part in pair.partition("="))
+        if not equals or ours not in known:
+            raise InputError(
+                f"--columns {pair}: write arrival=Start, ours before theirs; ours are {', '.join(known)}"
+                f"{suggest(ours, known)}"
+            )
+        if name not in raw.columns:
+            raise InputError(
+                f"{source}: has no column {name!r} for {ours}{suggest(name, raw.columns)}; the columns "
+                f"found are {', '.join(map(str, raw.columns))}"
+            )
+        theirs[ours] = name
+    others = raw.drop(columns=[*theirs.values(), *theirs], errors="ignore")
+    return pd.concat([raw[list(theirs.values())].set_axis(list(theirs), axis=1), others], axis=1)
 
 
 def fingerprint(frame: pd.DataFrame) -> str:
@@ -198,7 +231,8 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
     for name in _NEEDED:
         if name not in columns:
             found.refusals.append(
-                f'{source}: column "{name}" is missing; add it (ACN-Data calls it {LAYOUT[name]}): '
+                f'{source}: column "{name}" is missing; add it, or say what it is called there with '
+                f"--columns {name}=THEIRS (ACN-Data calls it {LAYOUT[name]}): "
                 f"the columns found are {', '.join(map(str, raw.columns)) or 'none'}"
             )
     if raw.empty and not found.refusals:

@@ -23,6 +23,8 @@ class ChargingSettings(TrainingSettings):
 
     sessions: Path | None = None
     """CSV or Parquet file of charging sessions; without it, the embedded ones of two sites."""
+    columns: tuple[str, ...] = ()
+    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
     """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
     site: tuple[str, ...] = ()
