@@ -371,22 +371,22 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
 
 
 def _note(garage: str, table: pd.DataFrame) -> str:
-    """How the policy stands in a garage's tests: leads, the gap to clairvoyance, cars left short."""
-    own, closed, leads, short = LEARNED[GARAGES[garage]], [], [], []
+    """How the policy stands in a garage's tests: leads, what a clairvoyant adds, cars left short."""
+    own, leads, beyond, short = LEARNED[GARAGES[garage]], [], [], []
     here = table[(table.stations == 10) & (table.garage == garage)]
     for key, test in here.groupby(_TEST, sort=False):
         named = test.set_index("schedule")
         best = _best_scheduler(table, *key)
-        gap = max(named.served[CLAIRVOYANT] - named.served[best], 1e-12)
         leads.append(100 * (named.served[own] - named.served[best]))
-        closed.append(leads[-1] / 100 / gap)
+        beyond.append(100 * (named.served[CLAIRVOYANT] - named.served[own]))
         short.append(100 * (named.left_short[own] - named.left_short["llf"]))
     ahead = sum(x >= 0 for x in leads)
     return (
         f"In the {garage} garage {own} is at least as good as the best scheduler in {ahead} of "
-        f"{len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points, {min(closed):.0%} "
-        f"to {max(closed):.0%} of the gap to the clairvoyant one. Of its cars {min(short):+.1f} to "
-        f"{max(short):+.1f} points more than least laxity first's leave with less than 80 % of their need."
+        f"{len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points, and the "
+        f"clairvoyant scheduler serves {min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its "
+        f"cars {min(short):+.1f} to {max(short):+.1f} points more than least laxity first's leave with less "
+        "than 80 % of their need."
     )
 
 
