@@ -10,6 +10,7 @@ import jax
 import pandas as pd
 import pytest
 
+from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.domain import (
     DOMAIN,
     ChargingAllocateOptions,
@@ -26,6 +27,7 @@ from apportion.errors import InputError
 from apportion.policy import Pooled
 from apportion.runs.folder import Run
 from apportion.runs.runner import finish
+from apportion.runs.settings import read_settings
 
 NOW = {
     "time": "2019-06-20 09:00",
@@ -115,6 +117,17 @@ def test_its_page_shows_a_day_and_every_scheduler(run):
     assert len(schedules.parts) == 1
     assert DOMAIN.sections(run.folder.parent) == []
     assert DOMAIN.demo().until == "2019-12-31"
+
+
+def test_a_promise_in_whole_kwh_is_one(tmp_path):
+    (tmp_path / "settings.toml").write_text('objective = "promise"\npromise_kwh = 10\n')
+    read = read_settings(tmp_path / "settings.toml", "charging", ChargingSettings)
+    assert ChargingSettings(**read).promise_kwh == 10
+    promised = {"job": "charging", "objective": "promise", "promise_kwh": 10}
+    check_facts(promised)
+    for odd in (0, -1.0, True, "10"):
+        with pytest.raises(InputError, match="promise_kwh"):
+            check_facts(promised | {"promise_kwh": odd})
 
 
 @pytest.mark.parametrize(

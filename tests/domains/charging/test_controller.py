@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -218,8 +219,14 @@ NOWS = st.fixed_dictionaries(
 )
 
 
+@cache
+def half_trusted() -> Controller:
+    return controller(trust=0.5)
+
+
 def never_refuses(questions) -> None:
-    asked = controller(trust=0.5)
+    # What is known is replaced, never written into: a copy is as new.
+    asked = copy.copy(half_trusted())
     for now in questions:
         found = asked.allocate(now)
         capacity = now.get("capacity_kw") if isinstance(now, dict) else None

@@ -219,7 +219,7 @@ def version(name):
     return (Point16, "ocpp1.6") if int(name[1:]) < 15 else (Point201, "ocpp2.0.1")
 
 
-async def until(condition, seconds=8.0):
+async def until(condition, seconds=30.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to what was waited for"
