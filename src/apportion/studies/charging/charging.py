@@ -385,8 +385,8 @@ def _note(garage: str, table: pd.DataFrame) -> str:
         f"In the {garage} garage {own} is at least as good as the best scheduler in {ahead} of "
         f"{len(leads)} tests; its lead is {min(leads):.2f} to {max(leads):.2f} points, and the "
         f"clairvoyant scheduler serves {min(beyond):.2f} to {max(beyond):.2f} points more than it. Of its "
-        f"cars {min(short):+.1f} to {max(short):+.1f} points more than least laxity first's leave with less "
-        "than 80 % of their need."
+        f"cars {min(short):+.1f} to {max(short):+.1f} points more than least laxity first's leave with "
+        "less than 80 % of their need."
     )
 
 
