@@ -52,18 +52,14 @@ def band(axis: Axes, x: Any, estimates: Sequence[Estimate], colour: str, label: 
 
 
 def forest(shown: Mapping[str, Mapping[str, Estimate]], label: str, width: float = 4.0) -> Figure:
-    """A panel for each title, all with the first one's rows: a name, its estimate and the interval.
-
-    Where a panel has no such estimate its row stays empty.
-    """
+    """A panel for each title, all with the same rows: a name, its estimate and the interval."""
     names = list(next(iter(shown.values())))
     size = (width * len(shown) + 2, 1.6 + 0.3 * len(names))
     figure, axes = panels(*size, len(shown), sharey=True)
     for axis, (title, estimates) in zip(axes, shown.items(), strict=True):
-        for place, one in enumerate(map(estimates.get, names)):
-            if one is not None:
-                axis.plot([one.low, one.high], [place, place], color="C0")
-                axis.plot(one.value, place, "o", color="C0")
+        for place, one in enumerate(estimates[name] for name in names):
+            axis.plot([one.low, one.high], [place, place], color="C0")
+            axis.plot(one.value, place, "o", color="C0")
         axis.axvline(0, color="k", linewidth=0.8)
         axis.locator_params(axis="x", nbins=4)
         axis.set_title(title, fontsize=10)
