@@ -70,7 +70,7 @@ SCALES: dict[str, dict[str, Any]] = {
     },
     "paper": {
         "garages": 24,
-        "planned_garages": 6,
+        "planned_garages": 3,
         "sized_garages": 6,
         "days_tested": None,
         "single_tasks": 12,
