@@ -151,7 +151,7 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
 )
 def test_a_garage_that_asks_by_http_is_served_what_the_backtest_says(days, minutes, tmp_path):
     backtest = fortnight.Backtest()
-    with serving(fortnight.controller(fortnight.SITE, state=tmp_path / "s"), tmp_path) as (at, _):
+    with serving(fortnight.controller(fortnight.SITE), tmp_path) as (at, _):
         kwh = play(
             fortnight.SITE,
             stays_of(fortnight.only(days), whole=True),
