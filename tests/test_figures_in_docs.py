@@ -135,27 +135,6 @@ def test_a_verdict_that_turned_is_noticed():
     assert len(disagreements([held], found("does-not-hold"))) == 1
 
 
-def test_the_readme_counts_what_is_established_in_charging_as_its_verdicts_do():
-    verdicts = committed_verdicts(["charging"])
-
-    def counts(name):
-        """Tests in all, ahead and established, of MTL over a scheduler at ten stations."""
-        own = [v for v in verdicts if v["claim"].startswith(f"MTL serves more than {name}")]
-        own = [v for v in own if "feeder" in v["claim"]]
-        return len(own), sum(v["estimate"] > 0 for v in own), sum(v["holds"] for v in own)
-
-    best = [v for v in verdicts if "the best scheduler there" in v["claim"]]
-    recalled, llf = counts("llf-recalled"), [v for v in verdicts if "than llf (" in v["claim"]]
-    # Where least laxity first is the best it has no line of its own.
-    llf = [v for v in llf if "feeder" in v["claim"]] + [v for v in best if "llf," in v["claim"]]
-    text = (ROOT / "README.md").read_text()
-    held = sum(v["holds"] for v in best)
-    ahead = sum(v["estimate"] > 0 for v in best)
-    assert f"in each of {len(best)} tests | ahead in {ahead}, established in {held} (" in text
-    assert f"least laxity first established in {sum(v['holds'] for v in llf)}" in text
-    assert f"is behind in {recalled[1]} of {recalled[0]}, established in {recalled[2]} " in text
-
-
 def names_in(file):
     """Functions, classes and methods of a module, methods as CLASS.NAME."""
     kinds = ast.FunctionDef | ast.ClassDef

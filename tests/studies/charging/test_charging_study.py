@@ -27,6 +27,8 @@ def test_the_readme_says_what_the_verdicts_say():
     assert f"ahead in {ahead}, established in {sure}" in readme
     over_llf, _, sure = found("^MTL serves more than llf[, ].*[(](Caltech|JPL)")
     assert f"over least laxity first established in {sure}" in readme
+    planned, ahead, sure = found("^MTL serves more than mpc [(](Caltech|JPL)")
+    assert f"it is ahead in {ahead} of {len(planned)}, established in {sure}" in readme
     mixed, ahead, sure = found("the best scheduler there [(]mixed garage")
     assert f"in a mixed garage ahead in {ahead}, established in {sure}" in readme
     assert len(best) == len(over_llf) == len(mixed) == 12
