@@ -150,8 +150,7 @@ class Simulated(Problem):
 
     Training with PPO takes several times as long as on the same problem in JAX, simulating about a
     hundred times; a scorer that asks what equal shares would have earned costs as many steps again
-    as an episode has had in every period. Without memory (`Replay(act_periods=0)`) nothing of an
-    episode is kept between updates.
+    as an episode has had in every period.
     """
 
     host: Host = eqx.field(static=True)
