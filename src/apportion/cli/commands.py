@@ -437,7 +437,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         scale: Scale = "quick",
         seed: int = 0,
         prices: File = None,
-        allow_jumps: bool = False,
+        allow_jumps: tuple[str, ...] = (),
         mnist: File = None,
         draw: bool = False,
         processes: Annotated[int, Parameter(metavar="N")] = 1,
@@ -465,7 +465,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         prices
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps
-            Take prices that move too far in one day, as where a split is not adjusted for.
+            Take these moves of a day as they are, each TICKER:DAY; all takes every one.
         mnist
             The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
         draw

@@ -109,8 +109,9 @@ class PortfolioJob(PortfolioSettings):
     """Updates of each policy, at most (see validation)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
-    allow_jumps: bool = False
-    """Take prices that move by more than half in a day, or just as a usual split moves them."""
+    allow_jumps: tuple[str, ...] = ()
+    """Take these moves of a day as they are, each TICKER:DAY; all takes every one. In question are moves
+    by more than half, or just as a usual split, that volumes or the days after do not explain."""
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
     validation: int = 3
