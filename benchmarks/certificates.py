@@ -153,7 +153,7 @@ def certified(runs: Path) -> pd.DataFrame:
         if not (runs / run / "results.json").exists():
             apportion(TRAINED[run], "--quiet", "--out", runs / run)
         out = runs / "certified" / name
-        apportion("certify", runs / run, *options.split(), "--out", out)
+        apportion("certify", runs / run, *options.split(), "--out", out, "--force")
         found = json.loads((out / "certificate.json").read_text())
         bets = pd.read_csv(out / "certificate.csv", dtype={"period": str})
         if name == FIRST:

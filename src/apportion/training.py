@@ -153,7 +153,7 @@ def train(
     state: RunState | Resume | None = None,
     key: PRNGKeyArray,
 ) -> TrainingResult:
-    """Train one policy over all tasks by Algorithm 1.
+    r"""Train one policy over all tasks by Algorithm 1.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def train(
     >>> result = train(
     ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
     ...     Direct(16, 1e-2), steps=200, key=key)
-    >>> print("\\n".join(result.summary().splitlines()[:5]))  # doctest: +ELLIPSIS
+    >>> print("\n".join(result.summary().splitlines()[:5]))  # doctest: +ELLIPSIS
     200 steps over 8 tasks (8 drawn)
     mean reward a period on 8 of the tasks, as `evaluate` measures it:
       equal shares  0.25
