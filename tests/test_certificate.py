@@ -156,6 +156,7 @@ def test_a_certificate_shows_itself():
     assert printed["decided"] == str(days[made.ends[made.decided]])
     assert printed["wealth"]["better"] > printed["wealth"]["needed"] == 40
     assert "certified: policy against llf, since 2021-" in made.summary()
+    assert str(made) == made.summary()
     assert "20 of 60 were beyond" in made.summary()
     assert len(made.to_frame()) == 60
     assert len(made.plot().axes) == 2

@@ -205,6 +205,15 @@ def test_progress_is_what_evaluate_measures_on_the_same_tasks_before_along_and_a
     assert "gained" in lines[6]
 
 
+def test_a_seed_does_for_a_key():
+    def short(key):
+        network = Recurrent(channels=1, hidden=4, key=key)
+        done = train(ShownBest(), TASKS, network, Direct(4), steps=2, measure=0, key=key)
+        return evaluate(ShownBest(), done.policy, TASKS, key=key).rewards
+
+    assert short(0).tolist() == short(jax.random.key(0)).tolist()
+
+
 OTHERS = {
     "problem": {"problem": ShownBest(horizon=17)},
     "tasks": {"tasks": draw_tasks(12, [3, 4], 8, seed=1)},

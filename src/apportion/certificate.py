@@ -176,6 +176,9 @@ class Certificate:
         """Whether no one mean fits all gains."""
         return bool(self.bounds.changed.any())
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """The verdict and what it rests on, in a few lines."""
         g, n = self.gains, len(self.means)

@@ -25,7 +25,7 @@ from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import GaussianScores, Policy
 from apportion.priority import Priority
-from apportion.problem import Problem, check_allocation, check_problem, evaluate
+from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
 from apportion.scorers import Scorer, max_deviation
 from apportion.statistics import compare
 from apportion.tasks import Task
@@ -151,7 +151,7 @@ def train(
     chunks: Chunks | None = None,
     measure: int = 16,
     state: RunState | Resume | None = None,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
 ) -> TrainingResult:
     r"""Train one policy over all tasks by Algorithm 1.
 
@@ -174,7 +174,7 @@ def train(
         A state of the same run to go on from (`TrainingResult.state`), or what `load_state` gives; that
         of another problem, learner, key or set of tasks is refused.
     key
-        Makes the run's randomness; the same key gives the same run, bit for bit.
+        Makes the run's randomness; the same key, or seed, gives the same run, bit for bit.
 
     Examples
     --------
@@ -191,6 +191,7 @@ def train(
       step 0        0.25...
       step 200      0.98...
     """
+    key = as_key(key)
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
     algorithm = Algorithm.of(
