@@ -169,6 +169,8 @@ def test_stable_baselines_checks_find_nothing_and_its_ppo_learns():
         model.learn(4096)
         gains.append(_mean_reward(model, ProblemEnv(problem, tasks)) - before)
     assert_mean_above(gains, 0)
+    garage = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
+    stable_baselines3.PPO("MultiInputPolicy", garage, n_steps=96, batch_size=32).learn(192)
 
 
 def _mean_reward(model, env, episodes=8):

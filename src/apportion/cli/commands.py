@@ -457,7 +457,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         scale: Scale = "quick",
         seed: int = 0,
         prices: File = None,
-        allow_jumps: tuple[str, ...] = (),
+        allow_jumps: tuple[str, ...] | None = None,
         mnist: File = None,
         draw: bool = False,
         processes: Annotated[int, Parameter(metavar="N")] = 1,
@@ -485,7 +485,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         prices
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps
-            Take these moves of a day as they are, each TICKER:DAY; all takes every one.
+            Take these moves of a day as they are, each TICKER:DAY; without any, every one.
         mnist
             The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
         draw
@@ -511,7 +511,9 @@ def make_study(arguments: Sequence[str]) -> Command:
             )
         for folder in [out / study for study in STUDIES] if name == "all" else [out]:
             _check_study_folder(folder)
-        request = Request(scale, seed, prices, mnist, allow_jumps)
+        request = Request(
+            scale, seed, prices, mnist, ("all",) if allow_jumps == () else allow_jumps
+        )
 
         from apportion.report import write_report
         from apportion.studies.executors import Processes, Ray, Serial

@@ -174,7 +174,7 @@ def day_after(day: str | np.datetime64) -> np.datetime64:
     return as_day(day) + np.timedelta64(1, "D")
 
 
-def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] = ()) -> Prices:
+def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] | None = None) -> Prices:
     """A price file, refused where a price jumps unless that is allowed; or the embedded stocks.
 
     `allow_jumps` names moves to take as they are, each as TICKER:DAY; `all`, or True, takes every one.
@@ -198,7 +198,7 @@ def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] = ()) ->
         raise InputError(
             f"{path}: prices move too far in one day: {told}{more}; give prices that are adjusted for "
             f"splits and free of slips, or --allow-jumps {jumps[0].name} to take such a move as it is "
-            "(all takes every one)"
+            "(without a name, every one)"
         )
     return prices
 
