@@ -110,7 +110,7 @@ class Gains:
     @property
     def in_full(self) -> float:
         """The mean gain with losses beyond the bound in full; infinite where there are none."""
-        if not self.losses_beyond:
+        if self.beyond is None or not self.losses_beyond:
             return np.inf
         return float(np.nanmean(self.values - np.nan_to_num(self.beyond)))
 

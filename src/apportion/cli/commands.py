@@ -419,9 +419,11 @@ def make_certify(arguments: Sequence[str]) -> Command:
         bound = getattr(own, "bound", None)
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
-        for name in _CERTIFICATE if out is not None else ():
-            require_new(out / name, force=force)
-        out = out or (folder.parent if folder.is_file() else folder)
+        if out is None:
+            out = folder.parent if folder.is_file() else folder
+        else:
+            for name in _CERTIFICATE:
+                require_new(out / name, force=force)
         require_writable(out)
         made = stoppable(
             lambda: domain.gains(source, against, own).certify(alpha=alpha, block=block)
