@@ -29,6 +29,7 @@ from typing import Any
 import jax
 
 from apportion.errors import InputError, optional_import
+from apportion.runs.files import pack_rows
 from apportion.studies.engine import (
     Cell,
     CellResult,
@@ -36,7 +37,6 @@ from apportion.studies.engine import (
     OnEvent,
     Plan,
     Program,
-    to_parquet,
 )
 
 POLL_SECONDS = 0.5
@@ -66,7 +66,7 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
     before = time.monotonic()
     with jax.default_device(device):
         for cell, rows in plan.compute(program.cells, report):
-            content = to_parquet(rows.assign(cell=cell.name))
+            content = pack_rows(rows.assign(cell=cell.name))
             seconds = time.monotonic() - before
             name = f"{device.platform}: {device.device_kind}"
             yielded += 1
