@@ -80,7 +80,7 @@ STUDIES = {
 }
 
 LONGEST = (
-    *("fig3-4", "mechanisms", "fig6", "charging", "literal", "fig2", "recipe", "fig5"),
+    *("fig6", "fig3-4", "mechanisms", "charging", "literal", "fig2", "recipe", "fig5"),
     "prioritisation",
     *("corollary2", "crossover", "fig1"),
 )
