@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env mutants fuzz \
+.PHONY: install demo test test-slow test-learning test-peers peers-env byzfl-env baselines-env mutants fuzz \
 	kills audit licences lint bench bench-env bench-gpu tables docs clean
 
 install: $(STAMP)
@@ -62,8 +62,21 @@ TORCH ?= torch
 	.peers/byzfl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	touch $@
 
+# Stable-Baselines3 trains on our environments, so that ours is installed beside it.
+baselines-env: .peers/baselines/.installed
+
+.peers/baselines/.installed: pyproject.toml constraints.txt
+	test -x .peers/baselines/bin/python || $(PYTHON) -m venv .peers/baselines
+	.peers/baselines/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[gym,dev]" \
+		stable-baselines3 "$(TORCH)"
+	touch $@
+
+# A peer that is not installed is skipped, and the summary says which; PEERS=required fails instead.
+BASELINES := .peers/baselines/bin/python
 test-peers: install
-	$(PYTEST) -m peer
+	PEERS=$(PEERS) $(PYTEST) -m peer --ignore tests/bridges/test_gymnasium.py
+	PEERS=$(PEERS) $(if $(wildcard $(BASELINES)),$(BASELINES),$(BIN)/python) \
+		-m pytest -m peer tests/bridges/test_gymnasium.py
 
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -110,13 +111,12 @@ NULLS: dict[str, tuple[Draw, int]] = {
     "reacting": (reacting, 1),
 }
 """Gains without a mean, or with one below 0, and the block that they are bet on in."""
-UNBLOCKED = "autocorrelated .9, without blocks"
+UNBLOCKED = {
+    f"autocorrelated {persistence:.1g}, without blocks".replace("0.", "."): persistence
+    for persistence in (0.3, 0.7, 0.9)
+}
+"""To be bet on one by one, as they should not be."""
 GAINED = "mean 0.1, deviation 0.3"
-
-
-def unblocked(rng: np.random.Generator, paths: int) -> np.ndarray:
-    """Autocorrelated gains, to be bet on one by one, as they should not be."""
-    return autocorrelated(rng, paths, 0.9, 0.2)
 
 
 def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
@@ -126,7 +126,11 @@ def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
 def simulated(paths: int) -> pd.DataFrame:
     """How many paths of each kind are certified at their best moment, and when half of them are."""
     rows = []
-    for kind, (draw, block) in (NULLS | {UNBLOCKED: (unblocked, 1), GAINED: (gained, 1)}).items():
+    loose: dict[str, tuple[Draw, int]] = {
+        kind: (partial(autocorrelated, persistence=persistence, deviation=0.4), 1)
+        for kind, persistence in UNBLOCKED.items()
+    }
+    for kind, (draw, block) in (NULLS | loose | {GAINED: (gained, 1)}).items():
         when = []
         for own in draw(np.random.default_rng(7), paths):
             made = Gains(own, -1.0, 1.0).certify(block=block)
@@ -153,7 +157,7 @@ def certified(runs: Path) -> pd.DataFrame:
         if not (runs / run / "results.json").exists():
             apportion(TRAINED[run], "--quiet", "--out", runs / run)
         out = runs / "certified" / name
-        apportion("certify", runs / run, *options.split(), "--out", out)
+        apportion("certify", runs / run, *options.split(), "--out", out, "--force")
         found = json.loads((out / "certificate.json").read_text())
         bets = pd.read_csv(out / "certificate.csv", dtype={"period": str})
         if name == FIRST:

@@ -48,7 +48,7 @@ def measure():
             first,
             Direct(16, 1e-2),
             steps=600,
-            replay=Replay(warm_up=32),
+            replay=Replay(warm_up=32, act_periods=1),
             keys=keys,
         )
         policies = [take(done.policy, run) for run in range(RUNS)]

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train
+from apportion import Direct, Recurrent, draw_tasks, split_entities, train
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.problem import evaluate
@@ -16,9 +16,7 @@ seen, unseen = split_entities(60, held_out=20)
 # Five campaigns share a budget; sixty-four such tasks are drawn among the forty campaigns seen.
 tasks = draw_tasks(seen, 5, 64)
 policy = Recurrent(channels=2, hidden=8, key=key)
-result = train(
-    problem, tasks, policy, Direct(16, 1e-2), steps=400, replay=Replay(warm_up=32), key=key
-)
+result = train(problem, tasks, policy, Direct(16, 1e-2), steps=400, key=key)
 print(result.summary())
 
 for name, entities in (("campaigns trained on", seen), ("campaigns never seen", unseen)):

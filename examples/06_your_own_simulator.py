@@ -4,7 +4,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from apportion import PPO, Pooled, Replay, draw_tasks, split_entities, train
+from apportion import PPO, Pooled, draw_tasks, split_entities, train
 from apportion.bridges.gymnasium import from_gymnasium
 from apportion.composition import EqualShares
 from apportion.problem import evaluate
@@ -40,8 +40,8 @@ problem = from_gymnasium(Desks, universe=40, horizon=16)
 key = jax.random.key(0)
 seen, unseen = split_entities(40, held_out=12)
 policy, learner = Pooled(channels=2, hidden=16, key=key), PPO(rollouts=8, learning_rate=3e-3)
-tasks, no_replay = draw_tasks(seen, 5, 32), Replay(act_periods=0)
-result = train(problem, tasks, policy, learner, steps=100, replay=no_replay, key=key)
+tasks = draw_tasks(seen, 5, 32)
+result = train(problem, tasks, policy, learner, steps=100, key=key)
 
 fresh = draw_tasks(unseen, 5, 20, seed=1)
 learned = evaluate(problem, result.policy, fresh, key=key, episodes=4).mean_reward.mean(1)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 # The inside speaks JAX and checks nothing at run time: here every annotation of it is checked. The edges
@@ -58,6 +59,17 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     """Files that take long come first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: PLACE.get(item.path.name, len(LONG)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Where peers are required, one that is not there is a failure and no skip."""
+    report = yield
+    required = os.environ.get("PEERS") == "required" and item.get_closest_marker("peer")
+    if report.skipped and required:
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: PEERS=required, but {report.longrepr[-1]}"
+    return report
 
 
 # Linux lets a process have 65,530 memory maps, and every compiled program takes some: a worker that

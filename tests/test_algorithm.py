@@ -157,7 +157,9 @@ def both(request):
         Direct(B, RATE, transform=optax.identity()),
         selection=Priority(ALPHA, BETA, SMOOTHING),
         explore=GaussianScores(NOISE),
-        replay=Replay(length=HISTORY, recency=RECENCY, act_periods=ACTING, stops=request.param),
+        replay=Replay(
+            length=HISTORY, warm_up=0, recency=RECENCY, act_periods=ACTING, stops=request.param
+        ),
         steps=STEPS,
         chunks=Chunks(1, on_chunk=watch),
         key=key,

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 import programs
 from apportion.betting import STAKES, bounds, log_wealth
-from apportion.certificate import Gains, block_means
+from apportion.certificate import Gains, autocorrelations, block_means
 from apportion.errors import InputError
 
 benchmark = programs.benchmark("certificates")
@@ -30,10 +30,43 @@ def test_no_more_than_one_in_twenty_is_certified_without_a_gain_at_any_time(kind
         assert PATHS - verdicts.count("not yet") <= 0.05 * PATHS
 
 
-def test_autocorrelation_that_is_not_put_into_blocks_would_deceive():
-    paths = benchmark.unblocked(np.random.default_rng(7), PATHS)
-    verdicts = [Gains(own, -1.0, 1.0).certify().verdict for own in paths]
-    assert verdicts.count("certified") > 0.2 * PATHS
+@pytest.mark.parametrize("persistence", [0.3, 0.7, 0.9])
+def test_autocorrelated_gains_are_not_decided_on_one_by_one(persistence):
+    # Bet on regardless, 9, 64 and 90 % of such paths would have a verdict at some time.
+    paths = benchmark.autocorrelated(np.random.default_rng(7), PATHS, persistence, 0.4)
+    made = [Gains(own, -1.0, 1.0).certify() for own in paths]
+    assert sum(one.verdict != "not yet" for one in made) <= 0.05 * PATHS + 9
+    told = [one.autocorrelation[-1] for one in made]
+    assert np.mean(told) == pytest.approx(persistence, abs=0.1)
+    shown = next(one for one in made if one.autocorrelated[-1])
+    assert f"({shown.autocorrelation[-1]:+.2f} from one to the next)" in shown.summary()
+    assert "longer blocks: " in shown.summary()
+    assert shown.to_json()["autocorrelated"]
+
+
+def test_autocorrelation_is_that_of_the_last_hundred():
+    values = np.random.default_rng(0).normal(size=130).cumsum()
+    found = autocorrelations(values, 100)
+    for n in (2, 50, 130):
+        last = values[max(n - 100, 0) : n]
+        last = last - last.mean()
+        assert found[n - 1] == pytest.approx((last[1:] * last[:-1]).sum() / (last**2).sum())
+    assert autocorrelations(np.full(9, 0.3), 100).tolist() == [0.0] * 9
+
+
+def test_losses_beyond_the_bound_are_told_and_withhold_the_certificate_where_they_outweigh():
+    steady = np.tile([0.04, 0.01, 0.03], 40)
+    assert Gains.within(steady, 0.05).certify().verdict == "certified"
+    rare = steady.copy()
+    rare[[30, 70]] = -1.0
+    made = Gains.within(rare, 0.05).certify()
+    assert (made.verdict, made.gains.losses_beyond) == ("certified", 2)
+    assert "2 of them losses, the worst of -100 points" in made.summary()
+    assert "with losses in full the mean gain is +0.958" in made.summary()
+    rare[[30, 70]] = -4.0
+    made = Gains.within(rare, 0.05).certify()
+    assert (made.verdict, made.to_json()["losses_beyond"]) == ("not yet", 2)
+    assert "with losses in full the mean gain is -" in made.summary()
 
 
 @pytest.mark.parametrize("block", [1, 2])
@@ -156,6 +189,7 @@ def test_a_certificate_shows_itself():
     assert printed["decided"] == str(days[made.ends[made.decided]])
     assert printed["wealth"]["better"] > printed["wealth"]["needed"] == 40
     assert "certified: policy against llf, since 2021-" in made.summary()
+    assert str(made) == made.summary()
     assert "20 of 60 were beyond" in made.summary()
     assert len(made.to_frame()) == 60
     assert len(made.plot().axes) == 2

@@ -1,3 +1,4 @@
+import re
 import warnings
 
 import equinox as eqx
@@ -8,20 +9,29 @@ import pandas as pd
 import pytest
 
 from apportion.algorithm import Algorithm, _fault, advance, begin
+from apportion.composition import EqualShares
 from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
-from apportion.learners.direct import Direct
+from apportion.learners.direct import Direct, DirectEpisodes
 from apportion.memory import Replay
-from apportion.policy import GaussianScores, Policy, Recurrent
+from apportion.policy import GaussianScores, Policy, Pooled, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
+from apportion.runs.checkpoint import load_state, save_state
 from apportion.scorers import Evidence, mean_deviation
 from apportion.statistics import compare
 from apportion.tasks import Task, draw_tasks
-from apportion.training import Chunks, _raise_fault, _warn_if_flat, train, train_runs
+from apportion.training import (
+    Chunks,
+    _raise_fault,
+    _warn_if_flat,
+    _warn_if_unseen,
+    train,
+    train_runs,
+)
 from apportion.trees import stack, take
 from learning import assert_mean_above, fractions_of_best, train_seeds
-from probe_problems import HeldPays, SomeCarrySignal
+from probe_problems import Backlog, HeldPays, SomeCarrySignal
 
 KEY = jax.random.key(0)
 TASKS = draw_tasks(12, [3, 4], 8)
@@ -84,7 +94,7 @@ def run(**options):
     with jax.enable_x64(True):
         return train(
             ShownBest(), TASKS, policy(), LEARNER, steps=60, key=KEY,
-            explore=GaussianScores(0.3), replay=Replay(act_periods=2), **options,
+            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2), **options,
         )  # fmt: skip
 
 
@@ -118,6 +128,8 @@ def test_the_result_shows_itself(trained):
     ]  # fmt: skip
     assert len(trained.metrics) == 60
     assert "60 steps over 8 tasks" in trained.summary()
+    # The rewards of whichever tasks were drawn are no progress, and none is told.
+    assert not {"reward", "loss"} & {line.split()[0] for line in trained.summary().splitlines()}
     with jax.enable_x64(True):
         assert trained.probabilities.sum() == pytest.approx(1)
 
@@ -129,7 +141,7 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
         many = train_runs(
             ShownBest(), stack([draw_tasks(12, 4, 8, seed=9), TASKS]), policies,
             Direct(16, jnp.array([0.0, 1.0]) * LEARNER.learning_rate), steps=20, keys=keys,
-            explore=GaussianScores(0.3), replay=Replay(act_periods=2),
+            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2),
         )  # fmt: skip
     others, theirs = (many.metrics[many.metrics.run == one] for one in (0, 1))
     alone = trained.metrics[:20]
@@ -138,6 +150,97 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
     # The other run has other draws, and with a rate of 0 learns nothing.
     assert others["task"].tolist() != alone["task"].tolist()
     assert bool(eqx.tree_equal(take(many.policy, 0), take(policies, 0)))
+
+
+def test_the_default_memory_learns_where_much_is_carried_from_period_to_period():
+    problem, tasks, fresh = Backlog(), draw_tasks(40, 5, 32), draw_tasks(40, 5, 16, seed=1)
+
+    def network(key):
+        return Pooled(channels=1, hidden=8, key=key)
+
+    policies = train_seeds(problem, tasks, network, Direct(16, 1e-2), steps=150, seeds=4)
+
+    def waiting(policy):
+        return evaluate(problem, policy, fresh, key=KEY).mean_reward.mean()
+
+    assert float(waiting(EqualShares())) == pytest.approx(-3.2, abs=0.2)
+    assert_mean_above(eqx.filter_vmap(waiting)(policies), -1.0)
+
+
+@pytest.mark.parametrize(
+    ("learner", "replay", "steps", "warned"),
+    [
+        (Direct(16), Replay(warm_up=0, act_periods=1), 150, "seen about 6 of an episode's 48"),
+        (Direct(16), Replay(warm_up=0, act_periods=1), 1500, None),
+        (Direct(16), Replay(slots=2), 10**6, r"seen about 2 of .* larger Replay\(slots=...\)"),
+        (Direct(16), None, 1, None),
+        (DirectEpisodes(1), None, 1, None),
+    ],
+)
+def test_memory_that_covers_little_is_warned_of(learner, replay, steps, warned):
+    tasks = draw_tasks(40, 5, 32)
+    algorithm = Algorithm.of(Backlog(), tasks, policy(), learner, replay=replay)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _warn_if_unseen(algorithm, steps)
+    assert len(found) == (warned is not None)
+    assert warned is None or re.search(warned, str(found[0].message))
+
+
+def test_progress_is_what_evaluate_measures_on_the_same_tasks_before_along_and_after():
+    stages = []
+    chunks = Chunks(10, on_chunk=lambda chunk: stages.append(chunk.measured))
+    done = train(ShownBest(), TASKS, policy(), LEARNER, steps=20, chunks=chunks, measure=5, key=KEY)
+    assert list(done.progress.columns) == ["equal", 0, 10, 20]
+    assert done.progress["equal"].tolist() == pytest.approx(
+        [1 / int(m.mask.sum()) for m in TASKS[:5]]
+    )
+    assert stages == pytest.approx([done.progress[10].mean(), done.progress[20].mean()])
+    key = jax.random.fold_in(KEY, 2**32 - 2)
+    again = evaluate(ShownBest(), done.policy, TASKS[:5], key=key).mean_reward[:, 0]
+    assert done.progress[20].tolist() == pytest.approx(again.tolist())
+    lines = done.summary().splitlines()
+    assert "on 5 of the tasks" in lines[1]
+    assert float(lines[3].split()[-1]) == pytest.approx(done.progress[0].mean(), abs=1e-3)
+    assert "gained" in lines[6]
+
+
+def test_a_seed_does_for_a_key():
+    def short(key):
+        network = Recurrent(channels=1, hidden=4, key=key)
+        done = train(ShownBest(), TASKS, network, Direct(4), steps=2, measure=0, key=key)
+        return evaluate(ShownBest(), done.policy, TASKS, key=key).rewards
+
+    assert short(0).tolist() == short(jax.random.key(0)).tolist()
+
+
+OTHERS = {
+    "problem": {"problem": ShownBest(horizon=17)},
+    "tasks": {"tasks": draw_tasks(12, [3, 4], 8, seed=1)},
+    "learner": {"learner": Direct(4, 2e-3)},
+    "key": {"key": jax.random.key(1)},
+}
+
+
+@pytest.mark.parametrize("part", [None, *OTHERS])
+def test_a_state_goes_on_with_its_own_run_and_no_other(part, tmp_path):
+    own = {"problem": ShownBest(), "tasks": TASKS, "policy": policy(), "learner": Direct(4)}
+
+    def go(steps, **others):
+        return train(**({**own, "key": KEY} | others), steps=steps, measure=0)
+
+    half = go(2)
+    file = save_state(half.state, tmp_path / "half.safetensors")
+    for state in (half.state, load_state(file)):
+        if part is None:
+            assert bool(eqx.tree_equal(go(4, state=state).state, go(4).state))
+            continue
+        with pytest.raises(InputError, match=f"another {part}|does not fit this run"):
+            go(4, state=state, **OTHERS[part])
+    if part is None:
+        other = Recurrent(channels=1, hidden=9, key=KEY)
+        with pytest.raises(InputError, match="of other shapes .* give the policy"):
+            go(4, state=half.state, policy=other)
 
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():

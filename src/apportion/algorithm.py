@@ -8,7 +8,7 @@ updates s_t alone, then acts n_e more periods in t. P-MTL is `Priority()`, unifo
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from apportion import memory as memories
 from apportion.errors import InputError
@@ -25,6 +25,8 @@ Index = Int[Array, ""]
 
 _BEFORE = 2**32 - 1  # the "step" whose key makes what there is before the first one
 
+PARTS = ("problem", "tasks", "learner", "key")
+"""What a run is made of: a state goes on with these and no others."""
 FAULTS = (
     "",
     "the loss or its gradient is not finite (does the problem's observation or reward hold NaN?)",
@@ -58,6 +60,8 @@ class RunState(eqx.Module):
     step: Index
     fault: Int[Array, " 3"]
     """Kind (an index into FAULTS, 0 is none), step and task of the first thing that went wrong."""
+    run: UInt32[Array, " parts"]
+    """Fingerprints of what the run is made of (`PARTS`)."""
 
 
 class Algorithm(eqx.Module):
@@ -113,13 +117,13 @@ class Algorithm(eqx.Module):
             explore,
             eqx.filter(policy, eqx.is_array, inverse=True),
             scorer,
-            (replay or Replay()).fitted(horizon=horizon, batch=learner.periods),
+            (replay or Replay()).fitted(horizon=horizon, batch=learner.periods, tasks=tasks.count),
         )
 
     @property
     def remembers(self) -> bool:
         """Whether there is any use for memory."""
-        return self.learner.periods > 0 or self.replay.act_periods > 0
+        return self.learner.periods > 0 or bool(self.replay.act_periods)
 
     def policy(self, state: RunState) -> Policy:
         """The policy as it is at `state`."""
@@ -136,7 +140,7 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
             tasks,
             slots=min(replay.slots, len(tasks)),
             length=replay.length,
-            warm_up=replay.warm_up,
+            warm_up=replay.warm_up or 0,
             key=jax.random.fold_in(key, _BEFORE),
         )
     return RunState(
@@ -147,6 +151,7 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
         key,
         jnp.zeros((), jnp.int32),
         jnp.zeros(3, jnp.int32),
+        jnp.zeros(len(PARTS), jnp.uint32),
     )
 
 
@@ -220,6 +225,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
         state.key,
         state.step + 1,
         first_fault,
+        state.run,
     )
     evidence = update.evidence
     return following, Metrics(
@@ -279,7 +285,7 @@ def _act(
         return following, following
 
     here = read_before_write(lambda slot: (memory.current(slot), memory.position(slot)), slot)
-    keys = jax.random.split(key, algorithm.replay.act_periods)
+    keys = jax.random.split(key, algorithm.replay.act_periods or 0)
     _, (states, periods) = jax.lax.scan(period, here, keys)
     acted = jnp.broadcast_to(sound, periods.shape)
     if algorithm.replay.stops:

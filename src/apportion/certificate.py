@@ -2,7 +2,8 @@
 
 Two gamblers bet on the gains (see `betting`): one that their mean is above 0, one that it is below.
 `certified` once the first has 2/alpha, `harmful` once the second has, `not yet` before. Either is wrong
-with probability alpha at most, even if one asks after every period and stops at the best moment.
+with probability alpha at most, even if one asks after every period and stops at the best moment. No
+verdict falls while bets are seen to be autocorrelated, which would make it wrong more often.
 """
 
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ class Gains:
     """What a gain is a hundredth of, after "points"."""
     clipped: int = 0
     """Gains that were beyond the bounds and are counted at them."""
+    beyond: np.ndarray | None = None
+    """How far each loss was beyond its bound; 0 where it was not, None where none was."""
     site: str | None = None
     """The fingerprint of the one place they are of; None where they speak of many."""
 
@@ -71,12 +74,15 @@ class Gains:
     def within(cls, values: np.ndarray | Sequence[float], bound: float, **named: Any) -> "Gains":
         """Gains counted at `bound` or -`bound` at most: the claim is then about the mean of these.
 
-        A verdict on clipped gains says nothing of how large the few beyond the bound are; choose it
-        before you look, where what is beyond does not matter or does not happen.
+        Choose it before you look, where what is beyond does not matter or does not happen. Losses beyond
+        it are told, and nothing is certified while they, counted in full, outweigh all gains.
         """
         values = np.asarray(values, float)
         clipped = int((np.abs(values) > bound).sum())
-        return cls(np.clip(values, -bound, bound), -bound, bound, clipped=clipped, **named)
+        beyond = np.maximum(-bound - values, 0.0)
+        return cls(
+            np.clip(values, -bound, bound), -bound, bound, clipped=clipped, beyond=beyond, **named
+        )
 
     def certify(self, *, alpha: float = 0.05, block: int = 1) -> "Certificate":
         """The verdict on these gains.
@@ -95,6 +101,18 @@ class Gains:
         if block < 1:
             raise InputError(f"block is {block}; it must be at least 1 period")
         return Certificate(self, alpha, block, *block_means(self.values, block))
+
+    @property
+    def losses_beyond(self) -> int:
+        """Losses that were beyond the bound and are counted at it."""
+        return 0 if self.beyond is None else int((self.beyond > 0).sum())
+
+    @property
+    def in_full(self) -> float:
+        """The mean gain with losses beyond the bound in full; infinite where there are none."""
+        if self.beyond is None or not self.losses_beyond:
+            return np.inf
+        return float(np.nanmean(self.values - np.nan_to_num(self.beyond)))
 
     def labels(self) -> np.ndarray:
         """What each period is called."""
@@ -151,18 +169,37 @@ class Certificate:
         return bounds(self.means, self.gains.low, self.gains.high, self.alpha)
 
     @cached_property
+    def autocorrelation(self) -> np.ndarray:
+        """How far each bet foretold the next, -1 to 1, among the last hundred after each block."""
+        return autocorrelations(self.means, _RECENT)
+
+    @cached_property
+    def autocorrelated(self) -> np.ndarray:
+        """Whether that is more than chance makes of bets that foretell nothing, at 5 %."""
+        seen = np.minimum(np.arange(1, len(self.means) + 1), _RECENT)
+        return self.autocorrelation > 1.645 / np.sqrt(seen) - 1 / seen
+
+    @cached_property
+    def _won(self) -> tuple[np.ndarray, np.ndarray]:
+        """After each block, whether the policy may be called better, and worse."""
+        better, worse = (
+            (log >= np.log(self.threshold)) & ~self.autocorrelated
+            for log in (self.log_better, self.log_worse)
+        )
+        return better & (self.gains.in_full > 0), worse
+
+    @cached_property
     def decided(self) -> int | None:
         """The block that brought the verdict; None before there is one."""
-        crossed = (log >= np.log(self.threshold) for log in (self.log_better, self.log_worse))
-        return max((int(np.argmax(own)) for own in crossed if own.any()), default=None)
+        return max((int(np.argmax(own)) for own in self._won if own.any()), default=None)
 
     @property
     def verdict(self) -> Verdict:
         """The newest one, where gains that change over time have brought both."""
         if self.decided is None:
             return "not yet"
-        won = self.log_better >= np.log(self.threshold)
-        return "certified" if won.any() and np.argmax(won) == self.decided else "harmful"
+        better = self._won[0]
+        return "certified" if better.any() and np.argmax(better) == self.decided else "harmful"
 
     @cached_property
     def trust(self) -> float:
@@ -175,6 +212,9 @@ class Certificate:
     def changed(self) -> bool:
         """Whether no one mean fits all gains."""
         return bool(self.bounds.changed.any())
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def summary(self) -> str:
         """The verdict and what it rests on, in a few lines."""
@@ -194,6 +234,17 @@ class Certificate:
             f"  a gain counts as {100 * g.low:+g} to {100 * g.high:+g} points; {g.clipped} of "
             f"{int((~np.isnan(g.values)).sum())} were beyond",
         ]
+        if g.beyond is not None and g.losses_beyond:
+            worst = 100 * (g.low - np.nanmax(g.beyond))
+            lines[-1] += (
+                f", {g.losses_beyond} of them losses, the worst of {worst:+.3g} points; with losses in "
+                f"full the mean gain is {100 * g.in_full:+.3f}"
+            )
+        if self.autocorrelated[-1]:
+            lines.append(
+                f"  bets are autocorrelated ({self.autocorrelation[-1]:+.2f} from one to the next), and no "
+                f"verdict falls on them; bet on longer blocks{self._longer()}"
+            )
         if self.changed:
             lines.append("  the gains have changed over time: no one mean fits them all")
         return "\n".join(lines)
@@ -219,6 +270,9 @@ class Certificate:
             "upper": float(self.bounds.upper[-1]) if some else g.high,
             "bound": [g.low, g.high],
             "clipped": g.clipped,
+            "losses_beyond": g.losses_beyond,
+            "autocorrelation": float(self.autocorrelation[-1]) if some else None,
+            "autocorrelated": bool(some and self.autocorrelated[-1]),
             "site": g.site,
             "changed": self.changed,
             "trust": self.trust,
@@ -273,12 +327,45 @@ class Certificate:
             axes.grid(alpha=0.3)
         return figure
 
+    def _longer(self) -> str:
+        """The shortest blocks, of those tried, whose means foretell nothing."""
+        for times in (2, 3, 5, 7, 10, 14, 20, 30, 50):
+            made = self.gains.certify(alpha=self.alpha, block=times * self.block)
+            if len(made.means) > 2 and not made.autocorrelated[-1]:
+                return f": {made.block} {self.gains.period}s each are far enough apart"
+        return ""
+
     def _when(self) -> str:
         if self.decided is None:
             return ""
         return f", since {self.gains.labels()[self.ends[self.decided]]} (bet {self.decided + 1})"
 
 
+def autocorrelations(values: np.ndarray, recent: int) -> np.ndarray:
+    """The autocorrelation from one value to the next among the last `recent`, after each value; 0 where
+    they are all the same.
+
+    >>> autocorrelations(np.array([1.0, -1.0, 1.0, -1.0]), 100).round(2).tolist()
+    [0.0, -0.5, -0.67, -0.75]
+    """
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - recent, 0)
+    count = ends - starts
+    # Sums up to each value, and of products with the one before.
+    sums, squares = (np.append(0.0, np.cumsum(x)) for x in (values, values**2))
+    products = np.append(0.0, np.cumsum(values[1:] * values[:-1]))
+    total = sums[ends] - sums[starts]
+    mean = total / count
+    spread = squares[ends] - squares[starts] - count * mean**2
+    both = products[ends - 1] - products[starts]
+    inner = mean * (2 * total - values[starts] - values[ends - 1])
+    covariance = both - inner + (count - 1) * mean**2
+    some = spread > 1e-9 * np.maximum(squares[ends] - squares[starts], 1e-300)
+    return np.where(some, covariance / np.where(some, spread, 1.0), 0.0)
+
+
+_RECENT = 100
+"""Bets among which autocorrelation is looked for: gains that change for good are not autocorrelated."""
 _MOST = 690.0
 """Beyond this a wealth is shown as e^690: larger ones are no floating-point numbers."""
 

@@ -30,45 +30,52 @@ LONGEST = 1024
 class Replay:
     """How each task's memory is filled and read: step 2 and step 5 of Algorithm 1.
 
+    What is left at None is filled in for the problem and the learner, so that memory covers the episodes
+    that the policy will meet.
+
     Examples
     --------
-    >>> Replay(warm_up=50, act_periods=0).fitted(horizon=50, batch=32).length
-    50
+    >>> Replay().fitted(horizon=50, batch=32, tasks=30)
+    Replay(length=50, slots=4096, warm_up=50, recency=0.0, act_periods=16, stops=False)
     """
 
     length: int | None = None
     """States a task's memory keeps; by default an episode's, at most 1,024."""
     slots: int = 4096
     """Tasks that have memory at one time."""
-    warm_up: int = 0
-    """States of each task seen under equal shares before the first step."""
+    warm_up: int | None = None
+    """States of each task seen under equal shares before the first step; by default an episode's, as far
+    as memory holds it, and none where there are more tasks than slots."""
     recency: float = 0.0
     """How strongly batches favour recent states (see `sample`)."""
-    act_periods: int = 1
-    """n_e, the periods acted in the drawn task after each update; 0 for a learner that makes its own
-    rollouts."""
+    act_periods: int | None = None
+    """n_e, the periods acted in the drawn task after each update; by default half a batch, and none for a
+    learner that makes its own rollouts. The paper's is 1."""
     stops: bool = False
     """Acting stops at an episode's end, and the next one begins at the next update; else it goes on."""
 
-    def fitted(self, *, horizon: int, batch: int) -> "Replay":
-        """With the length filled in and everything checked, for batches of so many periods."""
-        needed = max(batch, self.act_periods, 1)
-        default = max(min(horizon, LONGEST), needed, self.warm_up)
+    def fitted(self, *, horizon: int, batch: int, tasks: int) -> "Replay":
+        """With everything filled in and checked, for batches of so many periods of so many tasks."""
+        acted = (batch + 1) // 2 if self.act_periods is None else self.act_periods
+        if acted < 0:
+            raise InputError(f"act_periods is {acted}; it counts periods, so >= 0")
+        needed = max(batch, acted, 1)
+        default = max(min(horizon, LONGEST), needed, self.warm_up or 0)
         length = default if self.length is None else self.length
-        if self.act_periods < 0:
-            raise InputError(f"act_periods is {self.act_periods}; it counts periods, so >= 0")
+        walked = min(horizon, length) if batch and tasks <= self.slots else 0
+        warm_up = walked if self.warm_up is None else self.warm_up
         if length < needed:
             raise InputError(
                 f"memory length is {length}; memory must hold a batch ({batch}) and the periods "
-                f"acted ({self.act_periods})"
+                f"acted ({acted})"
             )
-        if self.warm_up > length:
-            raise InputError(f"warm_up is {self.warm_up}; memory holds only {length} states")
+        if warm_up > length:
+            raise InputError(f"warm_up is {warm_up}; memory holds only {length} states")
         if not 0 <= self.recency < 1:
             raise InputError(f"recency is {self.recency}; it must be in [0, 1)")
         if self.slots < 1:
             raise InputError(f"slots is {self.slots}; at least one task needs memory")
-        return replace(self, length=length)
+        return replace(self, length=length, warm_up=warm_up, act_periods=acted)
 
 
 class Batch(eqx.Module):

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.problem import Observation
+from apportion.problem import Observation, as_key
 from apportion.recurrence import Features, History, Recurrence
 from apportion.simplex import Allocation, Bounds, Head, Mask, Scalar, Scores
 
@@ -113,11 +113,11 @@ class Recurrent(ScoringPolicy):
     hidden: int = eqx.field(static=True)
 
     def __init__(
-        self, channels: int, hidden: int = 25, *, head: Head | None = None, key: PRNGKeyArray
+        self, channels: int, hidden: int = 25, *, head: Head | None = None, key: PRNGKeyArray | int
     ):
         _check_sizes(channels=channels, hidden=hidden)
         self.channels, self.hidden = channels, hidden
-        recurrence_key, score_key = jax.random.split(key)
+        recurrence_key, score_key = jax.random.split(as_key(key))
         self.recurrence = Recurrence(channels, hidden, key=recurrence_key)
         self.score = Score(hidden, key=score_key)
         self.head = Head() if head is None else head
@@ -152,13 +152,13 @@ class Pooled(ScoringPolicy):
         *,
         reach: float = 5.0,
         head: Head | None = None,
-        key: PRNGKeyArray,
+        key: PRNGKeyArray | int,
     ):
         _check_sizes(channels=channels, hidden=hidden)
         if not 0 < reach <= 30:
             raise InputError(f"reach is {reach}; it must be above 0 and at most 30")
         self.channels, self.hidden, self.reach = channels, hidden, float(reach)
-        first_key, own_key, others_key, score_key = jax.random.split(key, 4)
+        first_key, own_key, others_key, score_key = jax.random.split(as_key(key), 4)
         self.first = eqx.nn.Linear(channels, hidden, key=first_key)
         self.own = eqx.nn.Linear(hidden, hidden, key=own_key)
         self.others = jax.nn.initializers.glorot_uniform()(others_key, (2 * hidden, hidden))

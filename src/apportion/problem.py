@@ -86,6 +86,15 @@ class Problem(eqx.Module):
         """Apportion one period's resource, collect the reward, move on."""
 
 
+def as_key(key: PRNGKeyArray | int) -> PRNGKeyArray:
+    """A random key; a whole number is taken for its seed.
+
+    >>> bool(as_key(3) == jax.random.key(3))
+    True
+    """
+    return jax.random.key(key) if isinstance(key, int) else key
+
+
 Choice = Callable[[Observation, Bool[Array, " entities"]], Float[Array, " entities"]]
 """Anything that turns an observation and a mask into an allocation; every policy is one."""
 
@@ -130,14 +139,14 @@ def rollout(problem: Problem, choose: Choice, task: Task, *, key: PRNGKeyArray) 
 
 @eqx.filter_jit
 def evaluate(
-    problem: Problem, choose: Choice, tasks: Task, *, key: PRNGKeyArray, episodes: int = 1
+    problem: Problem, choose: Choice, tasks: Task, *, key: PRNGKeyArray | int, episodes: int = 1
 ) -> Trajectory:
     """Roll `choose` out on every task, `episodes` times each: arrays (tasks, episodes, time, ...).
 
     The same key gives every policy the same episodes, so that comparisons are paired. States, which may
     be large, are left out.
     """
-    keys = jax.random.split(key, (len(tasks), episodes))
+    keys = jax.random.split(as_key(key), (len(tasks), episodes))
 
     def one(task, key):
         path = rollout(problem, choose, task, key=key)

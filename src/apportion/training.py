@@ -17,17 +17,19 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
-from apportion.algorithm import FAULTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.algorithm import FAULTS, PARTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.composition import EqualShares
 from apportion.errors import InputError
 from apportion.gpu import compiled_as_graph
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import GaussianScores, Policy
 from apportion.priority import Priority
-from apportion.problem import Problem, check_allocation, check_problem
+from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
 from apportion.scorers import Scorer, max_deviation
+from apportion.statistics import compare
 from apportion.tasks import Task
-from apportion.trees import take
+from apportion.trees import fingerprint, take
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Chunk:
     step: int
     steps: int
     metrics: pd.DataFrame
-    """The rows of this chunk."""
+    """The rows of this chunk; rewards in them are of the tasks that happened to be drawn."""
+    measured: float | None = None
+    """Mean reward a period on fixed tasks, as `evaluate` has it; None where nothing is measured."""
 
     @property
     def policy(self) -> Policy:
@@ -55,6 +59,9 @@ class TrainingResult:
     metrics: pd.DataFrame
     state: RunState = field(repr=False)
     algorithm: Algorithm = field(repr=False)
+    progress: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Mean reward a period of each measured task, as `evaluate` has it: `equal` under equal shares, then a
+    column for the step before training, at every chunk's end, and after. Empty where none is measured."""
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -64,17 +71,42 @@ class TrainingResult:
         return np.asarray((jax.vmap(of_run) if several else of_run)(self.state.selection))
 
     def summary(self) -> str:
-        """First and last tenth of training, side by side."""
-        rows = max(len(self.metrics) // 10, 1)
-        columns = ["reward", "loss", "deviation", "gradient_norm", "weight"]
-        first = self.metrics[columns].iloc[:rows].mean()
-        last = self.metrics[columns].iloc[-rows:].mean()
-        table = pd.DataFrame({"first tenth": first, "last tenth": last})
+        """What training has changed: rewards on fixed tasks before and after it, and how it went."""
         tasks = self.algorithm.tasks.count
-        drawn = self.metrics["task"].nunique()
         steps = int(np.max(np.asarray(self.state.step)))
-        head = f"{steps} steps over {tasks} tasks ({drawn} drawn)"
-        return f"{head}\n{table.to_string(float_format=lambda x: f'{x: .4g}')}"
+        lines = [f"{steps} steps over {tasks} tasks"]
+        if len(self.metrics):
+            lines[0] += f" ({self.metrics['task'].nunique()} drawn)"
+        if len(self.progress):
+            lines += self._measured()
+        rows = max(len(self.metrics) // 10, 1)
+        columns = ["deviation", "gradient_norm", "weight"]
+        if len(self.metrics):
+            first = self.metrics[columns].iloc[:rows].mean()
+            last = self.metrics[columns].iloc[-rows:].mean()
+            table = pd.DataFrame({"first tenth": first, "last tenth": last})
+            lines.append(table.to_string(float_format=lambda x: f"{x: .4g}"))
+        return "\n".join(lines)
+
+    def _measured(self) -> list[str]:
+        equal, *walked = self.progress.columns
+        before, after = walked[0], walked[-1]
+        means = self.progress.mean()
+        lines = [
+            f"mean reward a period on {len(self.progress)} of the tasks, as `evaluate` measures it:",
+            f"  equal shares {means[equal]: .4g}",
+            *(f"  step {step:<8}{means[step]: .4g}" for step in _few(walked)),
+        ]
+        if len(self.progress) > 1 and after != before:
+            gain = compare(*(self.progress[step].to_numpy() for step in (after, before)))
+            lines.append(f"  gained       {gain}")
+        return lines
+
+
+def _few(steps: list[Any], most: int = 6) -> list[Any]:
+    """Some of the steps, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))
+    return [steps[place] for place in places]
 
 
 OnChunk = Callable[[Chunk], bool | None]
@@ -117,10 +149,11 @@ def train(
     explore: GaussianScores | None = None,
     replay: Replay | None = None,
     chunks: Chunks | None = None,
+    measure: int = 16,
     state: RunState | Resume | None = None,
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | int,
 ) -> TrainingResult:
-    """Train one policy over all tasks by Algorithm 1.
+    r"""Train one policy over all tasks by Algorithm 1.
 
     Parameters
     ----------
@@ -134,10 +167,14 @@ def train(
         How each task's memory is filled and read, and the noise of the periods acted for it.
     chunks
         How the run is cut into compiled pieces, and who looks in between.
+    measure
+        On so many of the tasks, the first ones, the policy is tried before training, at every chunk's end
+        and after it, always on the same episodes; 0 measures nothing.
     state
-        A state of the same run to go on from, or a function from the first state to it.
+        A state of the same run to go on from (`TrainingResult.state`), or what `load_state` gives; that
+        of another problem, learner, key or set of tasks is refused.
     key
-        Makes the run's randomness; the same key gives the same run, bit for bit.
+        Makes the run's randomness; the same key, or seed, gives the same run, bit for bit.
 
     Examples
     --------
@@ -147,9 +184,14 @@ def train(
     >>> result = train(
     ...     ShownBest(), draw_tasks(12, 4, 8), Recurrent(channels=1, hidden=8, key=key),
     ...     Direct(16, 1e-2), steps=200, key=key)
-    >>> result.summary().splitlines()[0]
-    '200 steps over 8 tasks (8 drawn)'
+    >>> print("\n".join(result.summary().splitlines()[:5]))  # doctest: +ELLIPSIS
+    200 steps over 8 tasks (8 drawn)
+    mean reward a period on 8 of the tasks, as `evaluate` measures it:
+      equal shares  0.25
+      step 0        0.25...
+      step 200      0.98...
     """
+    key = as_key(key)
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
     algorithm = Algorithm.of(
@@ -162,8 +204,23 @@ def train(
         explore=explore,
         replay=replay,
     )
+    fixed = tasks[: min(measure, len(tasks))]
+
+    def measured(policy: Policy | EqualShares) -> np.ndarray:
+        # Keys of steps are made with their numbers, and no run gets as far as this one.
+        paths = evaluate(problem, policy, fixed, key=jax.random.fold_in(key, 2**32 - 2))
+        return np.asarray(paths.mean_reward[:, 0])
+
     return _run(
-        algorithm, tasks, state, lambda: _begin(algorithm, policy, key), _advance, steps, chunks
+        algorithm,
+        tasks,
+        state,
+        lambda: _begin(algorithm, policy, key),
+        _advance,
+        steps,
+        chunks,
+        key,
+        measured if measure else None,
     )
 
 
@@ -188,7 +245,8 @@ def train_runs(
     `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
     so are `keys`. So may be the tasks, where each run has its own; leaves of `selection` and `learner`
     with a leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
-    `eqx.filter_vmap`). The other arguments are those of `train`.
+    `eqx.filter_vmap`). The other arguments are those of `train`; nothing is measured on the way, so try
+    the policies with `evaluate`.
     """
     some = take(policies, 0)
     one_problem = jax.tree.map(
@@ -220,7 +278,7 @@ def train_runs(
     def forward(algorithm, state, steps, record_every):
         return _advance_runs(algorithm, axes, state, steps, record_every)
 
-    return _run(algorithm, tasks, state, first, forward, steps, chunks)
+    return _run(algorithm, tasks, state, first, forward, steps, chunks, keys)
 
 
 def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None) -> PyTree:
@@ -264,20 +322,32 @@ def _run(
     algorithm: Algorithm,
     tasks: Task,
     given: RunState | Resume | None,
-    first: Callable[[], RunState],
+    begin: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
     steps: int,
     chunks: Chunks | None,
+    key: Key[Array, "*runs"],
+    measured: Callable[[Any], np.ndarray] | None = None,
 ) -> TrainingResult:
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
+    parts = (algorithm.problem, tasks, algorithm.learner, key)
+    own = np.array([fingerprint(part) for part in parts], np.uint32)
+
+    def first() -> RunState:
+        return _of_run(begin(), jnp.asarray(own))
+
     if not isinstance(given, RunState):
         given = first() if given is None else given(first())
+    _check_state(given, eqx.filter_eval_shape(first), own)
     # The given state stays the caller's: chunks donate their own copy to the next.
     state: RunState = _copy(given)
-    frames = []
+    frames, progress = [], {}
     done = int(np.max(np.asarray(state.step)))
+    _warn_if_unseen(algorithm, steps)
+    if measured is not None:
+        progress = {"equal": measured(EqualShares()), done: measured(algorithm.policy(state))}
     while done < steps:
         now = min(length, steps - done)
         state, metrics = forward(algorithm, state, now, chunks.record_every)
@@ -286,11 +356,37 @@ def _run(
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
         done += now
-        here = Chunk(algorithm, state, done, steps, frames[-1])
+        if measured is not None:
+            progress[done] = measured(algorithm.policy(state))
+        mean = None if measured is None else float(progress[done].mean())
+        here = Chunk(algorithm, state, done, steps, frames[-1], mean)
         if chunks.on_chunk is not None and chunks.on_chunk(here):
             break
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    return TrainingResult(algorithm.policy(state), table, state, algorithm)
+    shown = pd.DataFrame(progress)
+    return TrainingResult(algorithm.policy(state), table, state, algorithm, shown)
+
+
+def _of_run(state: RunState, own: Array) -> RunState:
+    """The state with the fingerprints of its run, those of all where there are several."""
+    return eqx.tree_at(lambda s: s.run, state, jnp.broadcast_to(own, state.run.shape))
+
+
+def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
+    """Refuse the state of another run."""
+    theirs = np.asarray(state.run).reshape(-1, len(PARTS))[0]
+    for part, same in zip(PARTS, theirs == own, strict=True):
+        if not same:
+            raise InputError(
+                f"state: it belongs to a run with another {part}, and going on from it would be neither "
+                f"run; give the {part} that it was saved with, or leave state out and begin anew"
+            )
+    there, wanted = (jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in (state, first))
+    if jax.tree.structure(there) != jax.tree.structure(wanted) or there != wanted:
+        raise InputError(
+            "state: its arrays are of other shapes than this run's; give the policy, the replay and the "
+            "number of runs that it was saved with, or leave state out and begin anew"
+        )
 
 
 def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
@@ -315,6 +411,30 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
             "has no slope: use PPO, which looks at rewards only, or make the step smooth",
             stacklevel=4,
         )
+
+
+_LITTLE = 1 / 4
+"""Memory that has seen less of an episode than this is warned of."""
+
+
+def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
+    """Say before training that batches will be of an episode's first periods alone."""
+    replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
+    if not algorithm.learner.periods:
+        return
+    # A task that has lost its slot begins its memory again.
+    kept = min(replay.slots / count, 1.0)
+    visits = steps / count if kept == 1 else min(steps / count, kept / (1 - kept))
+    seen = max(replay.warm_up or 0, 1) + (replay.act_periods or 0) * visits
+    if seen >= _LITTLE * horizon:
+        return
+    more = "Replay(warm_up=...) or act_periods" if kept == 1 else "Replay(slots=...)"
+    warnings.warn(
+        f"{type(algorithm.learner).__name__}: after {steps} steps over {count} tasks a task's memory will "
+        f"have seen about {seen:.0f} of an episode's {horizon} periods, so little is learnt about the "
+        f"others; give a larger {more}, more steps, or DirectEpisodes, which walks whole episodes",
+        stacklevel=4,
+    )
 
 
 def _raise_fault(algorithm: Algorithm, tasks: Task, state: RunState) -> None:

@@ -111,10 +111,35 @@ def files(*rows: tuple):
         ("long, a day twice", LONG + "\n" + LONG.splitlines()[1], "occurs twice for A"),
         ("a split", scaled(0.5, 20), "looks like a split of 2:1", "--allow-jumps"),
         ("a reverse split", scaled(10, 20), "looks like a split of 1:10"),
-        ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps"),
+        ("a spike", cell(9, 1, "999999"), "A +", "--allow-jumps A:"),
+        ("a case apart", head("date,A,a,C"), '"A" and "a" differ by case only'),
+        ("long, a case apart", LONG.replace(",B,", ",a,"), '"A" and "a" differ by case only'),
+        ("a volume", head("date,A,B,Volume"), 'called "Volume", which is no instrument'),
+        ("times", head("date,A,B,Timestamp"), 'called "Timestamp", which is no instrument'),
+        (
+            "seconds as a price",
+            "\n".join(
+                f"{line},{'S' if n == 0 else 1_550_000_000 + 86_400 * n}"
+                for n, line in enumerate(WIDE.splitlines())
+            ),
+            '"S" counts time (1550086400, 1550172800, ...)',
+        ),
+        ("a row in 2081", cell(40, 0, "2081-01-03"), "no day between", "and 2081-01-03"),
+        ("a row in 1018", cell(1, 0, "1018-01-03"), "no day between 1018-01-03 and"),
+        ("weekdays", cell(2, 0, "Mon 05/02/2018"), 'not dates, first "Mon 05/02/2018"'),
+        ("compact times", cell(2, 0, "20190304T085300-0800"), "not dates", "20190304T085300-0800"),
     ),
     ("absent", CHECK, ("p.csv: no such file",)),
-    ("a folder", "check --prices .", ("no such file",)),
+    ("a pipe", "check --prices /dev/null", ("/dev/null: is a pipe or a device",)),
+    ("300 letters", f"check --prices {'p' * 300}", ("cannot be read (File name too long)",)),
+    (
+        "allocate without a last price",
+        "allocate run --prices p.csv",
+        ("C has no price on", "--delisted C"),
+        {"p.csv": cell(40, 3, "")},
+        "portfolio",
+    ),
+    ("a folder", "check --prices .", (".: is a folder",)),
     ("no Parquet", "check --prices p.parquet", ("p.parquet: cannot be read",), {"p.parquet": WIDE}),
     (
         "train on a split",

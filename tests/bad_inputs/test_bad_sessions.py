@@ -54,7 +54,7 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
 
 @cases(
     ("absent", "check --sessions s.csv", ("s.csv: no such file",)),
-    ("a folder", "check --sessions .", ("no such file",)),
+    ("a folder", "check --sessions .", (".: is a folder",)),
     ("no Parquet", "check --sessions s.parquet", ("cannot be read",), {"s.parquet": GOOD}),
     (
         "semicolons",

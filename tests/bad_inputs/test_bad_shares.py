@@ -71,7 +71,8 @@ LATE = PRICES | {"h.csv": UNITS, "p.csv": cell(40, 1, "")}
     ("out is read", f"{ALLOCATE} h.csv --out ./h.csv", ("h.csv: is read",), HELD, "portfolio"),
     ("out a folder", f"{ALLOCATE} h.csv --out o.csv", ("a folder",), PLACE, "portfolio"),
     ("out in a file", f"{ALLOCATE} h.csv --out p.csv/o.csv", ("is a file",), HELD, "portfolio"),
-    ("no price", f"{ALLOCATE} h.csv", ("h.csv: A is held and has no price",), LATE, "portfolio"),
+    ("cut short", f"{ALLOCATE} h.csv", ("A has no price on", "--delisted A"), LATE, "portfolio"),
+    ("no price", f"{ALLOCATE} h.csv --delisted A", ("A is held and has no price",), LATE, "portfolio"),
     ("in a garage", "allocate run --lot 1", ("takes no --lot",), {}, "charging"),
 )  # fmt: skip
 def test_orders_that_cannot_be_made_are_refused(case, tmp_path, monkeypatch, capfd):

@@ -1,6 +1,8 @@
 """Problems as environments, environments as problems: nothing is lost or invented on the way."""
 
 import runpy
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from learning import assert_mean_above, optimised
 pytest.importorskip("gymnasium")
 
 import gymnasium
+from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from lottery import Lottery
 
@@ -127,17 +130,20 @@ def test_a_garage_s_shares_keep_to_its_limits_and_its_day_terminates():
     observation, info = env.reset(seed=1)
     assert info["task"] in range(4)
     assert observation["history"].shape == (3 * 24,)
-    rng, ends, bounded = np.random.default_rng(0), [], 0
+    rng, ends, bounded, seen = np.random.default_rng(0), [], 0, np.zeros(24)
     for _ in range(96):
         limits = observation["limits"]
         action = rng.uniform(-1, 1, 3).astype(np.float32)
         observation, _, terminated, truncated, info = env.step(action)
+        seen += np.abs(observation["history"]).reshape(3, 24).sum(0)
         assert (info["allocation"] <= limits + 1e-6).all()
         assert info["allocation"].sum() == pytest.approx(min(1, limits.sum()), abs=1e-5)
         assert info["mask"].all()
         bounded += int((limits < 1).all())
         ends.append((terminated, truncated))
     assert bounded > 0
+    # Whatever a policy of ours is shown, forecasts among it.
+    assert (seen > 0).all(), np.flatnonzero(seen == 0)
     assert ends[-1] == (True, False)
     assert not np.any(ends[:-1])
 
@@ -163,6 +169,8 @@ def test_stable_baselines_checks_find_nothing_and_its_ppo_learns():
         model.learn(4096)
         gains.append(_mean_reward(model, ProblemEnv(problem, tasks)) - before)
     assert_mean_above(gains, 0)
+    garage = gymnasium.make("apportion/Charging-v0", entities=3, tasks=4)
+    stable_baselines3.PPO("MultiInputPolicy", garage, n_steps=96, batch_size=32).learn(192)
 
 
 def _mean_reward(model, env, episodes=8):
@@ -265,6 +273,68 @@ def showing(observation):
 def test_an_environment_that_does_not_fit_is_refused_before_any_work(environment, sentence):
     with pytest.raises(InputError, match=sentence):
         from_gymnasium(environment, universe=8, horizon=6)
+
+
+def acting(space):
+    return type("Acting", (Lottery,), {"action_space": space})
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (spaces.Discrete(3), r"its action_space is Discrete\(3\), but `step` is given shares"),
+        (spaces.Box(0, 5, (3,), np.int32), "its action_space is Box"),
+        (spaces.Box(-1.0, 1.0, (3,)), "its action_space goes from -1 to 1, .* from 0 to 1"),
+        (spaces.Box(0.0, 20.0, (3,)), "goes from 0 to 20, .* scale them to your budget in `step`"),
+        (spaces.Box(0.0, 1.0, (5,)), r"has shape \(5,\), .* of one size, give task_size"),
+        (spaces.Box(0.0, 1.0, (3,)), None),
+        (spaces.Box(0.0, np.inf, (3,)), None),
+    ],
+)
+def test_an_action_space_must_mean_shares(space, sentence):
+    if sentence is None:
+        assert from_gymnasium(acting(space), universe=8, horizon=6).universe == 8
+        return
+    with pytest.raises(InputError, match=sentence):
+        from_gymnasium(acting(space), universe=8, horizon=6)
+
+
+def test_environments_of_one_size_are_taken_and_what_no_policy_sees_is_named():
+    class Five(Endless):
+        def __init__(self, entities):
+            if len(entities) != 5:
+                raise ValueError("five reels it has")
+            super().__init__(entities)
+
+        def show(self):
+            return super().show() | {"jackpot": 7}
+
+    with pytest.raises(InputError, match="five reels it has.* of one size, give task_size"):
+        from_gymnasium(Five, universe=8, horizon=6)
+    with pytest.warns(UserWarning, match="Five: of the observation jackpot is not used"):
+        problem = from_gymnasium(Five, universe=8, horizon=6, task_size=5)
+    found = evaluate(problem, EqualShares(), draw_tasks(8, 5, 2), key=KEY)
+    assert np.isfinite(found.rewards).all()
+
+
+@pytest.mark.parametrize("wrong", [np.full(3, np.nan), np.zeros(4)])
+def test_actions_that_are_no_scores_are_refused(wrong):
+    env, envs = ProblemEnv(ShownBest(), MIXED), ProblemVectorEnv(2, ShownBest(), MIXED)
+    for one, action in ((env, wrong), (envs, np.stack([np.zeros(len(wrong)), wrong]))):
+        one.reset(seed=0)
+        with pytest.raises(InputError, match=r"action: . values that are not finite in shape"):
+            one.step(action.astype(np.float32))
+
+
+def test_an_environment_is_made_by_its_name_without_an_import():
+    code = (
+        "import gymnasium; "
+        "env = gymnasium.make('apportion.bridges.gymnasium:apportion/Budget-v0', entities=3, tasks=2); "
+        "print(env.reset(seed=0)[0]['held'].shape)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.strip() == "(3,)", done.stderr
 
 
 def test_a_horizon_is_asked_for():

@@ -173,11 +173,37 @@ def test_it_ends_a_pipeline_and_takes_part_in_a_search(returns):
     assert search.best_estimator_.predict(returns).weights.shape == (6,)
 
 
-class PercentPortfolio(MultiTaskPortfolio):
-    """Reads returns in percent: scikit-learn's made-up data has returns below -1."""
+def test_what_a_trained_policy_makes_meaningless_is_refused(returns):
+    for ignored in ({"steps": 7}, {"seed": 2, "trust": 0.3}):
+        model = MultiTaskPortfolio(policy=some_policy(), window=6, **ignored)
+        with pytest.raises(
+            InputError, match=f"{', '.join(ignored)} would do nothing beside policy="
+        ):
+            model.fit(returns)
+    # A search over such a thing has no scores that could be equal.
+    search = GridSearchCV(
+        MultiTaskPortfolio(policy=some_policy(), window=6), {"trust": [0.1, 0.9]},
+        cv=WalkForward(train_size=100, test_size=100), error_score="raise",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="trust would do nothing"):
+        search.fit(returns)
+
+
+def test_one_asset_and_prices_in_place_of_returns_get_a_sentence(returns):
+    model = MultiTaskPortfolio(policy=some_policy(), window=6)
+    with pytest.raises(InputError, match="one asset alone; at least 2"):
+        model.fit(returns.iloc[:, :1])
+    with pytest.raises(InputError, match="as prices are; give returns, by .*prices_to_returns"):
+        model.fit(100 * (1 + returns).cumprod())
+    with pytest.raises(InputError, match="as prices are"):
+        model.fit(returns).allocate(100 * (1 + returns).cumprod())
+
+
+class ScaledPortfolio(MultiTaskPortfolio):
+    """Reads returns in thousandths: scikit-learn's made-up data has returns below -1, and beyond 100."""
 
     def _prices(self, values, X):
-        return super()._prices(values / 100, X)
+        return super()._prices(values / 1000, X)
 
 
 NOT_APPLICABLE = {
@@ -188,7 +214,7 @@ NOT_APPLICABLE = {
 
 
 @parametrize_with_checks(
-    [PercentPortfolio(policy=some_policy(), window=2)],
+    [ScaledPortfolio(policy=some_policy(), window=2)],
     expected_failed_checks=lambda estimator: NOT_APPLICABLE,
 )
 def test_scikit_learns_checks(estimator, check):

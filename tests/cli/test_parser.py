@@ -1,5 +1,6 @@
 """What the parser makes of arguments: settings, help, and one sentence for each mistake."""
 
+import os
 import re
 import subprocess
 import sys
@@ -128,3 +129,64 @@ def test_a_reader_that_leaves_early_is_no_bug():
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("Usage:")
     assert done.stderr == ""
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="asked of a shell of POSIX")
+
+
+def shell(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command line given to a shell; `$A` is the program."""
+    environment = os.environ | {"A": f"{sys.executable} -m apportion"}
+    command = ["bash", "-c", script, "bash", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+
+
+@posix
+def test_a_closed_standard_output_is_said_and_a_closed_standard_error_is_no_bug():
+    done = shell("$A --help >&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("apportion: standard output is closed;")
+    done = shell("$A --version 2>&-")
+    assert done.returncode == 0
+    assert done.stdout.startswith("apportion ")
+
+
+@posix
+def test_an_end_from_outside_says_one_sentence(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    # Nobody writes to the pipe: it waits there until it is ended.
+    script = 'timeout -s TERM 15 $A should-pool "$1" --gamma 0.9'
+    done = shell(script, str(tmp_path / "pipe"))
+    assert done.stderr == "apportion: stopped at once, nothing more was saved\n"
+
+
+@posix
+def test_a_pipe_is_read_or_refused_in_words():
+    rows = "".join(f"{t},s{n % 2},a,{n},s{(n + 1) % 2}\\n" for t in "xy" for n in range(20))
+    table = f"task,state,action,reward,next_state\\n{rows}"
+    done = shell(f"printf '{table}' | $A should-pool /dev/stdin --gamma 0.5")
+    assert done.stdout.startswith("Pool these 2 tasks?"), done.stderr
+    for option in ("check --prices", "train budget --out never --config"):
+        done = shell(f"echo | $A {option} /dev/stdin")
+        assert done.returncode == 2
+        assert done.stderr.startswith("apportion: /dev/stdin: is a pipe or a device"), done.stderr
+
+
+@posix
+def test_names_and_links_that_no_disk_takes_get_one_sentence(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for script in (
+        f"$A train budget --out {'n' * 300}",
+        "$A report loop",
+        "$A train budget --out loop",
+        "$A check --prices loop",
+        "$A backtest loop",
+        "ulimit -f 0; $A train budget --steps 2 --out limited",
+    ):
+        done = shell(f'cd "{tmp_path}"; {script}')
+        assert done.returncode == 2, (script, done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("apportion: ")]
+        assert len(lines) == 1, (script, done.stderr)
+        assert "Traceback" not in done.stderr, script

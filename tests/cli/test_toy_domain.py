@@ -85,6 +85,7 @@ def test_it_is_backtested_with_its_own_options_alone(trained, tmp_path):
     assert (tmp_path / "out" / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert apportion("backtest", folder).stdout == "2 friends played\n"
     assert_refused(apportion(*given), "out: holds other files")
+    assert apportion(*given, "--force").returncode == 0
     assert_refused(apportion("backtest", folder, "--toys", "no.csv"), "no.csv: no such file")
     assert_refused(apportion("backtest", folder, "--fiends", "A"), "did you mean --friends?")
 
@@ -106,6 +107,17 @@ def test_it_allocates_and_writes_what_it_allocated(trained, tmp_path):
     ):
         assert_refused(apportion("allocate", folder, "--toys", toys, "--out", out), words)
     assert toys.read_text() == "ball\n"
+    # Nothing is overwritten unasked, and nothing of a run at all.
+    table.write_text("mine")
+    given = ("allocate", folder, "--out")
+    assert_refused(apportion(*given, table), "is there already", "--force")
+    assert table.read_text() == "mine"
+    assert apportion(*given, table, "--force").returncode == 0
+    assert pd.read_csv(table)["share"].sum() == 1
+    policy = (folder / "policy.json").read_bytes()
+    assert_refused(apportion(*given, folder / "policy.json", "--force"), "never replaced")
+    assert (folder / "policy.json").read_bytes() == policy
+    assert_refused(apportion("allocate", folder, "--force"), "--force replaces the file of --out")
 
 
 def test_what_controls_nothing_live_is_not_served(trained):
@@ -120,7 +132,11 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
     assert {path.name for path in (tmp_path / "c").iterdir()} == {
         f"certificate.{kind}" for kind in ("csv", "json", "png")
     }
-    assert apportion(*asked).stdout.endswith(f"wrote {folder / 'certificate.png'}\n")
+    again = (*asked, "--out", tmp_path / "c")
+    assert_refused(apportion(*again), "certificate.json: is there already")
+    assert apportion(*again, "--force").returncode == 0
+    for _ in range(2):  # asked every day
+        assert apportion(*asked).stdout.endswith(f"wrote {folder / 'certificate.png'}\n")
     assert json.loads((folder / "certificate.json").read_text())["bets"] == 60
     printed = one_object(apportion("report", folder, "--json"))
     assert printed == {"report": str(folder / "report.html")}

@@ -79,7 +79,7 @@ def _backtest(data: Path, out: Path) -> None:
 
 def _certify(data: Path, out: Path) -> None:
     run = ["certify", str(data / "market"), "--data", str(data / "prices.csv")]
-    command(*run, "--against", "lazy-crp", "--out", str(out))
+    command(*run, "--against", "lazy-crp", "--out", str(out), "--force")
 
 
 def _export(data: Path, out: Path) -> None:

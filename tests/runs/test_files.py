@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import save
 
@@ -15,8 +16,11 @@ from apportion.errors import InputError
 from apportion.runs.files import (
     only_writer,
     pack,
+    pack_rows,
     read_arrays,
+    read_rows,
     require_free,
+    require_new,
     require_writable,
     unpack,
     write_arrays,
@@ -53,6 +57,43 @@ def test_a_file_cut_at_any_byte_or_with_any_byte_flipped_is_detected():
         for broken in (RAW[:place], bytes(flipped)):
             with pytest.raises(InputError, match=r"^x: "):
                 unpack(broken, "x")
+
+
+def test_rows_with_any_byte_flipped_are_detected_or_the_same(tmp_path):
+    frame = pd.DataFrame({"cell": ["a", "b"], "value": [1.5, -2.0], "n": [1, 2]})
+    raw, path = pack_rows(frame), tmp_path / "rows.parquet"
+    assert pack_rows(frame) == raw
+    path.write_bytes(raw)
+    pd.testing.assert_frame_equal(pd.read_parquet(path), frame)
+    refused = 0
+    for place in range(len(raw)):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+        try:
+            pd.testing.assert_frame_equal(read_rows(path, "put it back"), frame)
+        except InputError as error:
+            assert str(error).startswith(f"{path}: ")  # noqa: PT017
+            refused += 1
+    # The words before the checksum are all that may be lost.
+    assert len(raw) - refused <= len("apportion-sha256:")
+    path.write_bytes(frame.to_parquet())
+    pd.testing.assert_frame_equal(read_rows(path, "put it back"), frame)
+
+
+@pytest.mark.parametrize("inside", ["run", "study", None])
+def test_files_are_replaced_when_that_is_asked_for_and_never_those_of_a_run(tmp_path, inside):
+    marks = {"run": "settings.toml", "study": "cells.json"}
+    if inside:
+        (tmp_path / marks[inside]).touch()
+    file = tmp_path / "policy.json"
+    require_new(file)
+    file.write_text("{}")
+    with pytest.raises(InputError, match="never replaced" if inside else "or --force to replace"):
+        require_new(file)
+    if inside:
+        with pytest.raises(InputError, match="never replaced"):
+            require_new(file, force=True)
+    else:
+        require_new(file, force=True)
 
 
 def test_a_crash_during_a_write_leaves_the_old_file_whole(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import signal
 import textwrap
 from dataclasses import replace
@@ -125,6 +126,36 @@ def test_a_folder_that_is_none_or_anothers_or_damaged_is_refused(tmp_path):
     (tmp_path / "told" / "study.json").write_text('{"seconds": "long"}')
     with pytest.raises(InputError, match="does not say how the study was computed"):
         perform(toy(), tmp_path / "told")
+
+
+def test_one_flipped_bit_of_the_rows_turns_no_verdict(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "toy")
+    path = tmp_path / "toy" / "rows.parquet"
+    raw = bytearray(path.read_bytes())
+    for place in (10, len(raw) // 2, len(raw) - 40):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :])
+        with pytest.raises(
+            InputError, match=r"rows.parquet: the checksum does not match.*remove it"
+        ):
+            perform(toy(), tmp_path / "toy", draw=True)
+    path.write_bytes(raw)
+    perform(toy(), tmp_path / "toy", draw=True)
+    assert same_files(whole, tmp_path / "toy")
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_study_that_is_refused_leaves_nothing(tmp_path, made):
+    folder, log = tmp_path / "refused", tmp_path / "log"
+    if made:
+        folder.mkdir()
+    with pytest.raises(InputError, match="the data is wrong"):
+        perform(toy(log, trouble={"cell-0": ("refuse", 1)}), folder)
+    assert folder.exists() == made
+    assert not made or not list(folder.iterdir())
+    # What was computed before it stays.
+    with pytest.raises(InputError, match="the data is wrong"):
+        perform(toy(log, trouble={"cell-4": ("refuse", 1)}), folder)
+    assert (folder / "cells" / "cell-0.parquet").exists()
 
 
 def test_a_study_of_several_figures_writes_each_under_its_name(tmp_path):

@@ -23,8 +23,8 @@ from studies.toys import computed, perform, same_files, toy
 
 def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_same(tmp_path):
     log = tmp_path / "log"
-    trouble = {"cell-2": ("die", 1), "cell-1": ("full", 1)}
-    plan = toy(log, trouble=trouble | dict.fromkeys(("cell-4", "cell-5"), ("wait", 9)))
+    waiting = dict.fromkeys(("cell-4", "cell-5"), ("wait", 9))
+    plan = toy(log, trouble={"cell-2": ("die", 1)} | waiting)
 
     def ask(what, fraction):
         if fraction > 0.6 and {"cell-4", "cell-5"} <= set(computed(log)):
@@ -36,7 +36,7 @@ def test_deaths_are_made_good_a_stop_ends_every_process_and_the_rows_are_the_sam
     # What was finished before a death or a stop is not computed again.
     (tmp_path / "go").touch()
     perform(plan, tmp_path / "two")
-    assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 2, 2, 1, 2, 2]
+    assert [computed(log).count(f"cell-{n}") for n in range(6)] == [1, 1, 2, 1, 2, 2]
     perform(toy(), tmp_path / "one")
     assert same_files(tmp_path / "two", tmp_path / "one")
 
@@ -82,6 +82,12 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
     with pytest.raises(error, match=words):
         perform(toy(log, trouble={"cell-0": (what, 9)}), tmp_path / "toy", Processes(1))
     assert computed(log).count("cell-0") == begun
+
+
+def test_where_a_gpu_is_full_fewer_go_on(tmp_path, threads):
+    log = tmp_path / "log"
+    perform(toy(log, trouble={"cell-0": ("full", 2)}), tmp_path / "toy", Processes(3))
+    assert computed(log).count("cell-0") == 3
 
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):

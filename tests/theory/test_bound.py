@@ -139,3 +139,15 @@ def test_a_chain_that_never_mixes_gives_infinity_not_a_crash():
 def test_settings_that_make_no_sense_are_refused(options, says):
     with pytest.raises(InputError, match=says):
         error_bound(FAMILY, **options)
+
+
+def test_why_no_number_of_samples_is_enough_is_said():
+    tasks = random_family(states=4, actions=2, tasks=3, spread=0.1, gamma=0.7)
+    bound = error_bound(tasks, samples=1e6, features=np.ones((4, 2)))
+    assert bound.samples_needed == np.inf
+    assert "the features are linearly dependent" in bound.summary()
+    assert "N T > inf" not in bound.summary()
+    # Every policy stays where it begins.
+    still = MDP(np.broadcast_to(np.eye(4)[:, None], (3, 4, 2, 4)), tasks.reward, 0.7)
+    bound = error_bound(still, samples=1e6)
+    assert "never forgets where it began" in bound.summary()

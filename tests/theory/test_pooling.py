@@ -120,6 +120,20 @@ def test_transitions_that_cannot_be_used_are_refused_in_a_table_and_in_a_file(
         should_pool(frame, gamma=0.7)
 
 
+def test_states_that_never_recur_are_refused_and_binned_ones_are_not():
+    rng = np.random.default_rng(0)
+    rows = draw_transitions(family(0.1), 50)
+    continuous = rows.assign(
+        state=rng.normal(size=len(rows)), next_state=rng.normal(size=len(rows))
+    )
+    with pytest.raises(InputError, match="400 different states in 400 rows, which hardly recur"):
+        should_pool(continuous, gamma=0.7)
+    binned = continuous.assign(
+        state=continuous.state.round(), next_state=continuous.next_state.round()
+    )
+    assert should_pool(binned, gamma=0.7, resamples=20).tasks[0].single_error > 0
+
+
 def test_a_missing_column_row_or_file_and_a_discount_of_1_are_refused(tmp_path):
     rows = draw_transitions(family(0.1), 2)
     with pytest.raises(InputError, match='transitions: column "next_state" is missing'):

@@ -4,6 +4,7 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
+import inspect
 from dataclasses import fields
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
+_PRICES = 0.2
+"""No returns are positive throughout and half of them above this."""
 
 
 class MultiTaskPortfolio(BaseOptimization):
@@ -32,7 +35,8 @@ class MultiTaskPortfolio(BaseOptimization):
     ----------
     policy
         A trained policy (another estimator's `policy_`) to use as it is: `fit` then trains nothing
-        and only decides, which makes daily walk-forwards cheap. With None, `fit` trains.
+        and only decides, which makes daily walk-forwards cheap; settings of training would then do
+        nothing, and are refused. With None, `fit` trains.
     method, tasks, task_size, steps, members, window, batch, hidden, learning_rate
         As in `PortfolioSettings`. Tasks are as large as the assets allow, `task_size` at most, and
         a batch as long as the periods allow, `batch` at most.
@@ -139,6 +143,7 @@ class MultiTaskPortfolio(BaseOptimization):
             given["batch"] = max(1, min(self.batch, days - self.window))
             self.policy_ = train_portfolio(prices, PortfolioSettings(**given)).policy
         else:
+            self._refuse_ignored()
             self.policy_ = self.policy
         self.weights_ = self._decide(prices, held)
         return self
@@ -193,8 +198,35 @@ class MultiTaskPortfolio(BaseOptimization):
         decided = np.maximum(np.asarray(decided, float), 0.0)
         return decided / decided.sum()
 
+    def _refuse_ignored(self) -> None:
+        """Refuse what a trained policy makes meaningless: a search over it finds nothing."""
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(MultiTaskPortfolio.__init__).parameters.items()
+        }
+        known = {field.name for field in fields(PortfolioSettings)} - {"window"}
+        ignored = [
+            name
+            for name, value in self.get_params(deep=False).items()
+            if name in known and value != defaults.get(name, value)
+        ]
+        if ignored:
+            raise InputError(
+                f"MultiTaskPortfolio: {', '.join(ignored)} would do nothing beside policy=, which is used "
+                "as it is trained; leave out what differs from its default, or policy="
+            )
+
     def _prices(self, values: np.ndarray, X: Any) -> Prices:
         """Prices that have these returns and end at 1, which keeps the last ones in float32's range."""
+        if values.shape[1] < 2:
+            raise InputError(
+                "X: 1 feature(s), one asset alone; at least 2 are needed to share anything out"
+            )
+        if len(values) > 1 and values.min() > 0 and np.median(values) > _PRICES:
+            raise InputError(
+                f"X: all values are positive, {np.median(values):.4g} in the middle, as prices are; give "
+                "returns, by skfolio.preprocessing.prices_to_returns(X)"
+            )
         bad = np.argwhere(values <= -1)
         if len(bad):
             row, column = bad[0]

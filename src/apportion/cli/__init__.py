@@ -4,9 +4,10 @@
 `--json` standard output carries one JSON object and nothing else. JAX starts only where it is needed.
 """
 
-import errno
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -48,12 +49,6 @@ examples:
 All options of a command: apportion COMMAND --help
 """
 
-_DISK = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOTDIR", "EISDIR", "EIO")
-    if hasattr(errno, name)
-}
-"""What a disk, or who owns it, refuses; Windows knows fewer of these."""
 _WAY_OUT = (
     "make room or choose a place that can be written to; what was saved before is whole, and a run "
     "goes on with `apportion resume`"
@@ -63,6 +58,9 @@ _WAY_OUT = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     warnings.showwarning = _show_warning
+    if threading.current_thread() is threading.main_thread():
+        # As Ctrl-C: whoever ends a process is told what became of it.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _only_results_on_stdout() as out:
             _run(list(sys.argv[1:] if arguments is None else arguments), out)
@@ -78,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 2
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
+        # Disks that are full, names that are too long, links in a circle, limits on the size of files.
+        if isinstance(error, OSError) and error.errno is not None:
             place = f"{error.filename}: " if error.filename else ""
             print(f"apportion: {place}{error.strerror}; {_WAY_OUT}", file=sys.stderr)
             code = 2
@@ -127,6 +126,14 @@ def _only_results_on_stdout() -> Iterator[TextIO]:
 
     The switch is made on the file descriptor, so that it holds for libraries and child processes.
     """
+    if sys.stderr is None:
+        # Closed: what is said goes nowhere, and no other file takes its number.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if sys.stdout is None:
+        raise InputError(
+            "standard output is closed; leave it open, or send it to a file or /dev/null"
+        )
     sys.stdout.flush()
     results = os.dup(1)
     os.dup2(2, 1)

@@ -36,6 +36,7 @@ from apportion.errors import InputError
 from apportion.runs.files import (
     only_writer,
     require_free,
+    require_new,
     require_writable,
     write_atomic,
     write_figure,
@@ -232,6 +233,7 @@ def make_backtest(arguments: Sequence[str]) -> Command:
         write_backtest,
         PURPOSE="Backtest a trained policy, with everything beside it that people use without it.",
         WRITTEN="A new folder for the results: JSON, a table and a picture.",
+        FORCED="Write to an --out that holds an earlier backtest, and replace it.",
     )
 
 
@@ -246,7 +248,8 @@ def make_allocate(arguments: Sequence[str]) -> Command:
         _check_file,
         _write_file,
         PURPOSE="Compute the next period's allocation of a trained policy.",
-        WRITTEN="Write the result to this file, too.",
+        WRITTEN="Write the result to this new file, too.",
+        FORCED="Replace the file of --out, if there is one; a file of a run never is.",
     )
 
 
@@ -256,8 +259,8 @@ def _ask_of_run(
     example: str,
     answer: Callable[[Domain, Any, Any, Progress], Result],
     place: str,
-    check: Callable[[Path, Any], None],
-    write: Callable[[Any, Path], None],
+    check: Callable[[Path, Any, bool], None],
+    write: Callable[[Any, Path, bool], None],
     **words: str,
 ) -> Command:
     """A command that has a run's domain answer, and shows the result or writes it to a `place`."""
@@ -268,6 +271,7 @@ def _ask_of_run(
         /,
         *,
         out: Annotated[Path | None, Parameter(metavar=place)] = None,
+        force: bool = False,
         json: Json = False,
         quiet: Quiet = False,
         **options: Any,
@@ -284,14 +288,18 @@ def _ask_of_run(
             Folder of a finished run.
         out
             WRITTEN
+        force
+            FORCED
         """
         run, own = finished_run(folder, domain), options.get(domain.name)
+        if force and out is None:
+            raise InputError("--force replaces the file of --out; give both, or neither")
         if out is not None:
-            check(out, own)
+            check(out, own, force)
         with open_progress(quiet=quiet) as progress:
             result = stoppable(lambda: answer(domain, run, own, progress))
         if out is not None:
-            write(result, out)
+            write(result, out, force)
         if json:
             return result.to_json()
         return result.summary() + ("" if out is None else f"\nwrote {out}")
@@ -303,21 +311,21 @@ _HALF_WRITTEN = ("table.csv", "figure.png")
 """What a backtest that was killed may have left: its results come last."""
 
 
-def _check_new_folder(out: Path, options: Any) -> None:
-    """Refuse a folder that holds anything, before any work."""
-    require_free(out, unfinished=_HALF_WRITTEN)
+def _check_new_folder(out: Path, options: Any, force: bool) -> None:
+    """Refuse a folder that holds anything, before any work; with `force`, anything but a backtest."""
+    require_free(out, unfinished=(*_HALF_WRITTEN, *(["results.json"] if force else [])))
 
 
-def write_backtest(result: PlottedResult, out: Path) -> None:
+def write_backtest(result: PlottedResult, out: Path, force: bool = False) -> None:
     """Write the table, the picture and the results of a backtest to a new folder."""
     with only_writer(out):
-        require_free(out, unfinished=_HALF_WRITTEN)
+        _check_new_folder(out, None, force)
         write_atomic(out / "table.csv", result.to_frame().to_csv(index=False).encode())
         write_figure(out / "figure.png", result.plot(), dpi=120)
         write_json(out / "results.json", result.to_json())
 
 
-def _check_file(out: Path, options: Any) -> None:
+def _check_file(out: Path, options: Any, force: bool) -> None:
     """Refuse a file that cannot be written, or is among those that are read, before any work."""
     if out.suffix.lower() not in (".csv", ".json"):
         raise InputError(f"{out}: write to a .csv or a .json file")
@@ -326,10 +334,11 @@ def _check_file(out: Path, options: Any) -> None:
         raise InputError(f"{out}: is read as well; choose another file to write to")
     if out.is_dir():
         raise InputError(f"{out}: is a folder; choose a file")
+    require_new(out, force=force)
     require_writable(out.absolute().parent)
 
 
-def _write_file(result: Result, out: Path) -> None:
+def _write_file(result: Result, out: Path, force: bool) -> None:
     if out.suffix.lower() == ".json":
         write_json(out, result.to_json())
     else:
@@ -372,6 +381,7 @@ def make_certify(arguments: Sequence[str]) -> Command:
         alpha: float = 0.05,
         block: int = 1,
         out: Annotated[Path | None, Parameter(metavar="DIR")] = None,
+        force: bool = False,
         json: Json = False,
         **options: Any,
     ) -> Any:
@@ -395,7 +405,10 @@ def make_certify(arguments: Sequence[str]) -> Command:
         block
             Consecutive periods whose mean is one bet, for gains that are autocorrelated.
         out
-            Folder for the certificate: JSON, a table and a plot; by default the run's.
+            Folder for the certificate: JSON, a table and a plot; by default the run's, whose earlier
+            certificate it replaces.
+        force
+            Replace the certificate that --out holds, if there is one.
         """
         source = folder if folder.is_file() else finished_run(folder, domain)
         if not 0 < alpha < 1:
@@ -406,13 +419,22 @@ def make_certify(arguments: Sequence[str]) -> Command:
         bound = getattr(own, "bound", None)
         if bound is not None and not 0 < bound < float("inf"):
             raise InputError(f"--bound is {bound:g}; it must be above 0")
-        out = out or (folder.parent if folder.is_file() else folder)
+        if out is None:
+            out = folder.parent if folder.is_file() else folder
+        else:
+            for name in _CERTIFICATE:
+                require_new(out / name, force=force)
         require_writable(out)
-        made = domain.gains(source, against, own).certify(alpha=alpha, block=block)
+        made = stoppable(
+            lambda: domain.gains(source, against, own).certify(alpha=alpha, block=block)
+        )
         plot = write_certificate(made, out)
         return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
     return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
+
+
+_CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")
 
 
 def write_certificate(made: Any, out: Path) -> Path:
@@ -437,7 +459,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         scale: Scale = "quick",
         seed: int = 0,
         prices: File = None,
-        allow_jumps: bool = False,
+        allow_jumps: tuple[str, ...] | None = None,
         mnist: File = None,
         draw: bool = False,
         processes: Annotated[int, Parameter(metavar="N")] = 1,
@@ -465,7 +487,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         prices
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps
-            Take prices that move too far in one day, as where a split is not adjusted for.
+            Take these moves of a day as they are, each TICKER:DAY; without any, every one.
         mnist
             The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
         draw
@@ -491,7 +513,9 @@ def make_study(arguments: Sequence[str]) -> Command:
             )
         for folder in [out / study for study in STUDIES] if name == "all" else [out]:
             _check_study_folder(folder)
-        request = Request(scale, seed, prices, mnist, allow_jumps)
+        request = Request(
+            scale, seed, prices, mnist, ("all",) if allow_jumps == () else allow_jumps
+        )
 
         from apportion.report import write_report
         from apportion.studies.executors import Processes, Ray, Serial

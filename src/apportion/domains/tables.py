@@ -1,5 +1,6 @@
 """Tables and days that come from outside, read before anything relies on them; nothing here starts JAX."""
 
+import stat
 from datetime import date
 from pathlib import Path
 
@@ -19,6 +20,26 @@ def as_day(day: str | np.datetime64) -> np.datetime64:
         raise InputError(f"date {str(day)!r} is not a day; write it as 2019-01-02") from None
 
 
+def require_file(path: Path | str, what: str) -> Path:
+    """Refuse what is no file that can be read again and again; `what` says which one is wanted."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; give the path of {what}") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{path}: cannot be read ({reason}); give the path of {what}") from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: is a folder; give the path of {what}")
+    if not stat.S_ISREG(mode):
+        raise InputError(
+            f"{path}: is a pipe or a device, which cannot be read twice; save what it holds to a file, "
+            f"and give the path of {what}"
+        )
+    return path
+
+
 def read_parquet(path: Path) -> pd.DataFrame:
     """A table as pandas reads it, once all of it is what it says it is: pandas looks at no text in it."""
     import pyarrow.parquet
@@ -32,8 +53,7 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
 
     Names such as 000001 or NA are names: nothing is turned into numbers or gaps on the way in.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file; give the path of a CSV or Parquet file of {what}")
+    require_file(path, f"a CSV or Parquet file of {what}")
     with reading(path, "save it as a plain CSV or Parquet table"):
         if path.suffix.lower() in (".parquet", ".pq"):
             return read_parquet(path).reset_index(drop=True)

@@ -4,21 +4,18 @@ Each picture is a `Plot` from a plain data frame; the words' numbers are of all 
 with the same means: `lines`, `numbers`, `times`, `distinct`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 from apportion.report.page import Plot, number
-from apportion.runs.files import read_json
+from apportion.runs.files import read_json, read_rows
+from apportion.runs.folder import Run
 
-_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    ".parquet": pd.read_parquet,
-    ".csv": pd.read_csv,
-}
 COLOURS = 12
 """Series colours of the page's palette, 1 to 12."""
 POINTS = 300
@@ -42,13 +39,17 @@ _WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", "equal-crp")
 
 def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFrame | None:
     """A table of the folder, CSV or Parquet; `indexed` by its first column. None where there is none."""
-    path = next((path for s in _READERS if (path := folder / (name + s)).exists()), None)
+    found = (path for s in (".parquet", ".csv") if (path := folder / (name + s)).exists())
+    path = next(found, None)
     if path is None:
         return None
-    try:
-        frame = _READERS[path.suffix](path)
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path}: cannot be read as a table ({error}); write it again") from error
+    if path.is_dir():
+        frame = Run(folder).table(name)
+    elif path.suffix == ".parquet":
+        frame = read_rows(path, "put it back from a copy")
+    else:
+        with reading(path, "put it back from a copy"):
+            frame = pd.read_csv(path)
     if indexed and isinstance(frame.index, pd.RangeIndex):
         frame = frame.set_index(frame.columns[0])
     return frame

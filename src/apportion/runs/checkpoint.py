@@ -1,9 +1,12 @@
 """A run's state as named arrays: parameters, optimiser, scores, memory, positions, key and step.
 
 Arrays are named by their path in the state. A state is rebuilt in the structure of the run's own
-first state, so a checkpoint holds only numbers, and a checkpoint of another run is refused.
+first state, so a checkpoint holds only numbers, and a checkpoint of another run is refused. `save_state`
+and `load_state` keep a state in a file of its own, outside a run's folder.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +15,37 @@ from jaxtyping import PyTree
 
 from apportion.algorithm import RunState
 from apportion.errors import InputError
+from apportion.runs.files import read_arrays, write_arrays
 
 _FORMAT = "apportion checkpoint 1"
+
+
+def save_state(state: RunState, file: Path | str) -> Path:
+    """Save where a run stands (`TrainingResult.state`, or a chunk's) as one file, and return its path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from apportion import Direct, Recurrent, draw_tasks, train
+    >>> from apportion.domains.probes import ShownBest
+    >>> key = jax.random.key(0)
+    >>> policy = Recurrent(channels=1, hidden=4, key=key)
+    >>> run = ShownBest(), draw_tasks(12, 4, 8), policy, Direct(4)
+    >>> half = train(*run, steps=5, key=key)
+    >>> file = save_state(half.state, Path(tempfile.mkdtemp()) / "half.safetensors")
+    >>> int(train(*run, steps=10, state=load_state(file), key=key).state.step)
+    10
+    """
+    write_arrays(Path(file), *to_arrays(state))
+    return Path(file)
+
+
+def load_state(file: Path | str) -> Callable[[RunState], RunState]:
+    """What `save_state` wrote, for `train(state=...)`: with the same problem, tasks, policy, learner and
+    key the run goes on bit for bit; any other is refused.
+    """
+    arrays, about = read_arrays(Path(file))
+    return lambda first: from_arrays(first, arrays, about, str(file))
 
 
 def to_arrays(state: RunState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -48,8 +80,8 @@ def from_arrays(
     for name in odd or sorted(expected):
         if odd or _signature(expected[name]) != (arrays[name].shape, str(arrays[name].dtype)):
             raise InputError(
-                f"{source}: {name} does not fit this run; its settings or the version of apportion "
-                "have changed since it was saved, so train anew in another folder"
+                f"{source}: {name} does not fit this run; its problem, tasks, policy, learner or settings, "
+                "or the version of apportion, have changed since it was saved, so train anew"
             )
 
     def fill(path: tuple, leaf: Any) -> Any:

@@ -1,9 +1,9 @@
 """Files written atomically, in folders that are free, writable and one process's alone.
 
 A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
-or the new one. Files of arrays carry the SHA-256 of the whole file in their header, so that a
-truncated or changed file is detected when it is read. They are ordinary safetensors; nothing in them
-is ever executed.
+or the new one. Files of arrays and of rows carry the SHA-256 of the whole file in their header, so that
+a truncated or changed file is detected when it is read. They are ordinary safetensors and Parquet;
+nothing in them is ever executed.
 """
 
 import hashlib
@@ -11,6 +11,8 @@ import io
 import json
 import math
 import os
+import re
+import stat
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -23,16 +25,20 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from apportion.errors import InputError
+from apportion.errors import InputError, reading
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 LOCK = ".lock"
 """The file that says who writes in a folder."""
+_OWNS = ("settings.toml", "cells.json", "study.json")
+"""What the folder of a run or a study has."""
 _BLANK = b"0" * 64
 # The description is JSON inside the header's JSON, hence the backslashes.
 _DIGEST = rb"{\"sha256\": \""
+_OF_ROWS = re.compile(rb"apportion-sha256:(.{64})", re.DOTALL)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -76,6 +82,10 @@ def to_json(content: Any, indent: int | None = None) -> str:
 def read_bytes(path: Path | str, missing: str = "put it back from a copy") -> bytes:
     """What a file holds; one sentence says why it cannot be read, and what to do where it is missing."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not Path(path).is_dir():
+            raise InputError(
+                f"{path}: is a pipe or a device, which cannot be read twice; save what it holds to a file"
+            )
         return Path(path).read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; {missing}") from None
@@ -174,6 +184,58 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[st
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read what `write_arrays` wrote; any other content is refused."""
     return unpack(read_bytes(path), str(path))
+
+
+def pack_rows(frame: "pd.DataFrame") -> bytes:
+    """A table as Parquet bytes that carry their own checksum."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    mark = {b"checksum": b"apportion-sha256:" + _BLANK}
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata({**(table.schema.metadata or {}), **mark}),
+        sink,
+        compression="zstd",
+    )
+    raw = sink.getvalue().to_pybytes()
+    digest = hashlib.sha256(raw).hexdigest().encode()
+    return raw.replace(mark[b"checksum"], b"apportion-sha256:" + digest)
+
+
+def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
+    """The table of a file that `pack_rows` made; one that was changed since is refused.
+
+    A file without a checksum, which earlier versions wrote, is read as it is.
+    """
+    import pandas as pd
+
+    raw = read_bytes(path, way_out)
+    marked = _OF_ROWS.search(raw)
+    if marked is not None:
+        blank = raw.replace(marked[1], _BLANK)
+        if hashlib.sha256(blank).hexdigest().encode() != marked[1]:
+            raise InputError(
+                f"{path}: the checksum does not match, the file was cut short or changed; {way_out}"
+            )
+    with reading(path, way_out):
+        return pd.read_parquet(io.BytesIO(raw))
+
+
+def require_new(file: Path, *, force: bool = False) -> None:
+    """Refuse to write over a file; with `force` only one of a run or a study is refused."""
+    if not os.path.lexists(file):
+        return
+    owner = next(
+        (p for p in file.resolve().parents if any((p / name).exists() for name in _OWNS)), None
+    )
+    if owner is not None:
+        raise InputError(f"{file}: is a file of {owner} and never replaced; choose another place")
+    if not force:
+        raise InputError(
+            f"{file}: is there already; choose another place, or --force to replace it"
+        )
 
 
 @contextmanager

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.errors import InputError, first_line
+from apportion.errors import InputError
 from apportion.runs.files import (
+    pack_rows,
     read_arrays,
     read_json,
+    read_rows,
     require_free,
     write_arrays,
     write_atomic,
@@ -128,19 +130,13 @@ class Run:
         import pandas as pd
 
         parts = sorted((self.folder / f"{name}.parquet").glob("step-*.parquet"))
-        try:
-            frames = [pd.read_parquet(part) for part in parts]
-        except (OSError, ValueError, TypeError) as error:
-            reason = first_line(error)
-            raise InputError(
-                f"{self.folder / name}.parquet: cannot be read ({reason}); put it back from a copy"
-            ) from None
+        frames = [read_rows(part, "put it back from a copy") for part in parts]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     def write_rows(self, name: str, step: int, frame: "pd.DataFrame") -> None:
         """Append a chunk's rows to a table; the same chunk again replaces them."""
-        content = frame.to_parquet(index=False)
-        write_atomic(self.folder / f"{name}.parquet" / _part(step, "parquet"), content)
+        path = self.folder / f"{name}.parquet" / _part(step, "parquet")
+        write_atomic(path, pack_rows(frame))
 
     def write_choice(self, choice: dict[str, Any]) -> None:
         """Save what was chosen before training."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pandas as pd
@@ -176,7 +177,11 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:
         progress.stage("compiling")
 
         def resume(first: RunState) -> RunState:
-            return first if saved is None else from_arrays(first, *saved[1:], str(run.folder))
+            if saved is None:
+                return first
+            # Whose run this is, its folder knows: settings, data and versions are looked at there.
+            kept = from_arrays(first, *saved[1:], str(run.folder))
+            return eqx.tree_at(lambda state: state.run, kept, first.run)
 
         choose = prepared.choose
         chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)

@@ -32,7 +32,15 @@ import pandas as pd
 import apportion
 from apportion.errors import InputError, first_line
 from apportion.runs.environment import versions
-from apportion.runs.files import only_writer, read_json, write_atomic, write_json
+from apportion.runs.files import (
+    LOCK,
+    only_writer,
+    pack_rows,
+    read_json,
+    read_rows,
+    write_atomic,
+    write_json,
+)
 from apportion.runs.runner import Stopped, interrupts
 from apportion.studies.study import FigureResult, Study, plain
 
@@ -229,11 +237,25 @@ def perform_plans(
     Stopped
         The user asked to stop; finished cells are saved.
     """
-    named = {store.plan.study: store for store in stores}
     for store in stores:
         store.check()
         if draw:
             store.require_all()
+    before = [store.names() for store in stores]
+    try:
+        yield from _perform(stores, executor, progress)
+    except Stopped:
+        raise
+    except InputError:
+        for store, names in zip(stores, before, strict=True):
+            store.leave_as(names)
+        raise
+
+
+def _perform(
+    stores: "Sequence[CellStore]", executor: Executor, progress: Progress
+) -> Iterator[StudyResult]:
+    named = {store.plan.study: store for store in stores}
     total = sum(len(store.plan.cells) for store in stores)
     with ExitStack() as held, interrupts() as stop:
         for store in stores:
@@ -327,6 +349,19 @@ class CellStore:
         mark = {"study": self.plan.study, "digest": self.plan.digest}
         write_json(self.folder / "cells.json", mark)
 
+    def names(self) -> set[str] | None:
+        """What the folder holds; None where there is none."""
+        return {one.name for one in self.folder.iterdir()} if self.folder.exists() else None
+
+    def leave_as(self, before: set[str] | None) -> None:
+        """Remove what a study that was refused has begun, where no cell of it is there yet."""
+        new = (self.names() or set()) - (before or set())
+        if new <= {"cells.json", LOCK}:
+            for name in new:
+                (self.folder / name).unlink()
+            if before is None and self.folder.exists():
+                self.folder.rmdir()
+
     def missing(self) -> list[Cell]:
         """Cells whose rows are not there yet, in their order."""
         if (self.folder / "rows.parquet").exists():
@@ -360,7 +395,7 @@ class CellStore:
             frames = [_read_rows(self._file(cell), [cell]) for cell in self.plan.cells]
             try:
                 content = self.plan.keep(pd.concat(frames, ignore_index=True))
-                write_atomic(whole, to_parquet(content))
+                write_atomic(whole, pack_rows(content))
             except (ValueError, TypeError) as error:
                 raise InputError(
                     f"{self.folder / 'cells'}: the cells do not fit together ({first_line(error)}); "
@@ -414,24 +449,14 @@ class CellStore:
         return self.folder / "cells" / f"{cell.name}.parquet"
 
 
-def to_parquet(rows: pd.DataFrame) -> bytes:
-    """Rows as a file of a study holds them."""
-    return rows.to_parquet(index=False, compression="zstd")
-
-
 def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
     """The rows of these cells, in their order; a file of anything else is refused."""
-    try:
-        rows = pd.read_parquet(path)
-        names = list(dict.fromkeys(rows["cell"]))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        names, rows, reason = [], pd.DataFrame(), first_line(error)
-    else:
-        reason = "it holds rows of other cells"
+    again = "put it back, or remove it, and the same command computes it again"
+    rows = read_rows(path, again)
+    names = list(dict.fromkeys(rows["cell"])) if "cell" in rows else []
     if names != [cell.name for cell in cells]:
         raise InputError(
-            f"{path}: is not what the study wrote ({reason}); put it back, or remove it, and the same "
-            "command computes it again"
+            f"{path}: is not what the study wrote (it holds rows of other cells); {again}"
         )
     return rows
 

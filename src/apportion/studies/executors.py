@@ -29,6 +29,7 @@ from typing import Any
 import jax
 
 from apportion.errors import InputError, optional_import
+from apportion.runs.files import pack_rows
 from apportion.studies.engine import (
     Cell,
     CellResult,
@@ -36,7 +37,6 @@ from apportion.studies.engine import (
     OnEvent,
     Plan,
     Program,
-    to_parquet,
 )
 
 POLL_SECONDS = 0.5
@@ -66,7 +66,7 @@ def _compute(program: Program, on_event: OnEvent, number: int = 0) -> Generator[
     before = time.monotonic()
     with jax.default_device(device):
         for cell, rows in plan.compute(program.cells, report):
-            content = to_parquet(rows.assign(cell=cell.name))
+            content = pack_rows(rows.assign(cell=cell.name))
             seconds = time.monotonic() - before
             name = f"{device.platform}: {device.device_kind}"
             yielded += 1
@@ -81,7 +81,7 @@ class Processes(Executor):
     """Several processes of this machine: whoever is free takes the next program.
 
     One process seldom fills a GPU, and does not fill several processors. Where there are several GPUs,
-    each process uses one of them.
+    each process uses one of them. A process that finds no room on its GPU ends, and the others go on.
     """
 
     count: int
@@ -142,14 +142,20 @@ class Processes(Executor):
                     if isinstance(answer, CellResult):
                         finished.put(answer)
                         continue
+                    program = Program(worker.plan, worker.left)
+                    worker.left = ()
+                    if _is_full(answer) and len(workers) > 1:
+                        # A process keeps the memory it took: those who are left have room for it.
+                        worker.process.kill()
+                        workers.remove(worker)
+                        waiting.append((program, worker.attempt))
+                        continue
                     died = isinstance(answer, _Died)
                     if worker.attempt == _ATTEMPTS or (not died and isinstance(answer, InputError)):
                         raise answer
-                    # What a GPU's memory has no room for now, it may have later.
-                    waiting.append((Program(worker.plan, worker.left), worker.attempt + 1))
-                    worker.left = ()
+                    waiting.append((program, worker.attempt + 1))
                     if died:
-                        workers[worker.number] = _Worker(worker.number, plans)
+                        workers[workers.index(worker)] = _Worker(worker.number, plans)
         finally:
             for worker in workers:
                 worker.process.kill()
@@ -166,6 +172,11 @@ def _take(waiting: list[tuple[Program, int]], *, beside: bool) -> tuple[Program,
     taken = (liked or waiting)[0]
     waiting.remove(taken)
     return taken
+
+
+def _is_full(answer: Exception) -> bool:
+    """Whether there was no room in a GPU's memory."""
+    return isinstance(answer, MemoryError) or "RESOURCE_EXHAUSTED" in str(answer)
 
 
 class _Died(InputError):

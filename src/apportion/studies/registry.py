@@ -80,7 +80,7 @@ STUDIES = {
 }
 
 LONGEST = (
-    *("fig3-4", "mechanisms", "fig6", "charging", "literal", "fig2", "recipe", "fig5"),
+    *("fig6", "fig3-4", "mechanisms", "charging", "literal", "fig2", "recipe", "fig5"),
     "prioritisation",
     *("corollary2", "crossover", "fig1"),
 )
@@ -96,7 +96,8 @@ class Request:
     seed: int = 0
     prices: Path | None = None
     mnist: Path | None = None
-    allow_jumps: bool = False
+    allow_jumps: tuple[str, ...] | None = None
+    """Moves of prices to take as they are, each TICKER:DAY, or `all`."""
 
 
 def study_names() -> dict[str, str]:
@@ -223,5 +224,5 @@ def command_of(name: str, folder: Path, request: Request) -> str:
         words += ["--mnist", str(request.mnist)]
     words += ["--out", str(folder)]
     if request.allow_jumps and "prices" in known:
-        words.append("--allow-jumps")
+        words += ["--allow-jumps", *(one for one in request.allow_jumps if one != "all")]
     return shlex.join(words)

@@ -104,6 +104,26 @@ def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta:
     return 288 * constants.feature_bound**2 * lam / omega * max(lam / constants.mixing, 1.0)
 
 
+def _unlearnable(constants: LearningConstants) -> str | None:
+    """Why no number of samples N T satisfies Lemma 4, where none does."""
+    if constants.smallest_eigenvalue <= 0:
+        return (
+            "No number of samples N T is enough: under mu the features are linearly dependent, so that "
+            "their smallest eigenvalue is 0; leave some out, or let mu reach every state"
+        )
+    if constants.mixing <= 0:
+        return (
+            "No number of samples N T is enough: under some policies the average MDP never forgets where "
+            "it began (its mixing rate is 0), so that one path tells of one beginning alone"
+        )
+    if not math.isfinite(constants.coverage):
+        return (
+            "No number of samples N T is enough: a policy stays in states that mu does not reach (C is "
+            "infinite); let mu reach every state"
+        )
+    return None
+
+
 def samples_needed(constants: LearningConstants, iterations: int, delta: float) -> float:
     """The shortest path that satisfies Lemma 4; infinite where none does."""
     n = 2.0
@@ -255,7 +275,7 @@ class Bound:
     oracle: tuple[Terms, Terms] | None
     """Both with the measured e, where one was given."""
     reason: str | None
-    """Why the bound is infinite, where mu does not cover sigma's paths."""
+    """Why the bound is infinite however many samples there are, where it is."""
 
     @property
     def lemma_4_holds(self) -> bool:
@@ -376,5 +396,5 @@ def error_bound(
         theorem_1=forms[0][0],
         theorem_1_prime=forms[0][1],
         oracle=forms[1] if oracle_error is not None else None,
-        reason=own.reason or trained.reason,
+        reason=own.reason or trained.reason or _unlearnable(learning),
     )  # fmt: skip

@@ -130,6 +130,17 @@ class Transitions:
         state, next_state = np.split(both, 2)
         return cls(task, state, action, reward, next_state, tuple(map(str, names)))
 
+    def check_recurrence(self) -> None:
+        """Refuse samples that hardly ever meet: where nothing recurs there is no error to measure."""
+        cells = np.stack([self.task, self.state, self.action], 1)
+        states, rows = len(np.unique(self.state)), len(self.task)
+        if states > rows / 2 or len(np.unique(cells, axis=0)) == rows:
+            raise InputError(
+                f"transitions: {states} different states in {rows} rows, which hardly recur, so that no "
+                "error can be measured; bin continuous states, both columns alike, such as by "
+                'frame["state"].round(1), or give more rows'
+            )
+
     def pooled_value(self, gamma: float) -> np.ndarray:
         """V of the best policy in the pool's empirical MDP; an action without a sample stays put."""
         states = int(max(self.state.max(), self.next_state.max())) + 1
@@ -354,6 +365,7 @@ def should_pool(
     if not 0 < gamma < 1:
         raise InputError(f"gamma: {gamma} is outside (0, 1); choose a discount inside it")
     rows = Transitions.of(transitions)
+    rows.check_recurrence()
     value = rows.pooled_value(gamma)
     backups = rows.reward + gamma * value[rows.next_state]
     samples, states, actions = rows.task.size, len(value), int(rows.action.max()) + 1

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from jax.flatten_util import ravel_pytree
 
@@ -352,6 +353,9 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
     kept = second.kept_model["scores"].numpy()
     assert (kept == made).all()
     np.testing.assert_allclose(after(second, kept, rounds[2:]), expected, atol=1e-5)
+    told, whole = second.to_frame(), first.to_frame()
+    assert told["round"].tolist() == np.repeat([1, 2, 3, 4], 4).tolist()
+    pd.testing.assert_frame_equal(told[:8], whole)
     file.write_bytes(b"junk")
     with pytest.raises(InputError, match="memory.safetensors"):
         shipped(checkpoint_path=file)

@@ -187,7 +187,7 @@ def test_a_valid_file_is_described(place):
     assert facts["fingerprint"] in checked.summary()
     assert checked.to_frame().shape == (1100, 6)
     with pytest.raises(InputError, match="give --prices FILE"):
-        DOMAIN.check(PriceOptions(allow_jumps=True))
+        DOMAIN.check(PriceOptions(allow_jumps=("all",)))
 
 
 def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, settings):
@@ -196,7 +196,7 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, set
     assert 0 < cut < len(later) - 1
     later[cut:] *= np.random.default_rng(0).uniform(0.5, 2, later[cut:].shape)
     replace(PRICES, close=later).to_frame().to_csv(place / "later.csv")
-    settings = replace(settings, prices=place / "later.csv", allow_jumps=True)
+    settings = replace(settings, prices=place / "later.csv", allow_jumps=("all",))
     # A stop that is asked for in the last chunk comes before the backtest.
     last = whole[0].results["chosen"]["updates"]
     seen = Watched("training")
@@ -214,7 +214,7 @@ def test_earlier_prices_change_the_choice(whole, place, settings):
     replace(PRICES, close=early).to_frame().to_csv(place / "early.csv")
     with pytest.raises(InputError, match=r"early.csv: prices move too far in one day"):
         DOMAIN.prepare(replace(settings, prices=place / "early.csv"))
-    work = DOMAIN.prepare(replace(settings, prices=place / "early.csv", allow_jumps=True))
+    work = DOMAIN.prepare(replace(settings, prices=place / "early.csv", allow_jumps=("all",)))
     assert work.choose is not None
     other = Choice.from_dict(work.choose(lambda _: None))
     before = Choice.from_dict(load_run(place / "whole").choice or {})

@@ -8,7 +8,13 @@ import pandas as pd
 import pytest
 
 from apportion.domains.portfolio import Prices, SimulatedMarket, embedded_prices, load_prices
-from apportion.domains.portfolio.prices import find_jumps, from_frame, read_prices
+from apportion.domains.portfolio.prices import (
+    check_last_day,
+    find_jumps,
+    from_frame,
+    market_moves,
+    read_prices,
+)
 from apportion.errors import InputError
 
 DAYS = pd.bdate_range("2019-01-01", periods=40)
@@ -59,11 +65,11 @@ def test_long_and_wide_csv_and_parquet_give_the_same_closes_in_any_order(tmp_pat
 @pytest.mark.parametrize(
     "names",
     [
-        ("LOW", "OPEN", "Volume"),
+        ("LOW", "OPEN", "VOLU"),
         ("DATE", "NA", "nan"),
         ("000001", "600000", "1"),
         ("True", "None", "AAA.1"),
-        ("aaa", "AAA", "Aaa"),
+        ("aaa", "BBB", "Ccc"),
     ],
 )
 def test_tickers_are_text_and_stay_what_they_are(names, tmp_path):
@@ -267,4 +273,69 @@ def test_many_jumps_are_counted_and_taken_where_allowed(tmp_path):
     spikes.to_csv(file)
     with pytest.raises(InputError, match=r"and \d+ more;.*--allow-jumps"):
         read_prices(file)
-    assert len(read_prices(file, allow_jumps=True).dates) == 60
+    for everything in (True, ("all",)):
+        assert len(read_prices(file, allow_jumps=everything).dates) == 60
+
+
+def fallen(volume: float | None, path) -> Prices:
+    """As EQIX on 2010-10-06, which fell from 105.09 to 70.34, the ratio of 3:2, when it had warned."""
+    table = moved(70.34 / 105.09).to_frame().rename(columns={STEADY.tickers[1]: "EQIX"})
+    long = table.reset_index().melt("date", var_name="ticker", value_name="close")
+    if volume is not None:
+        that_day = (long["ticker"] == "EQIX") & (long["date"] == str(STEADY.dates[30]))
+        long["volume"] = np.where(that_day, volume, 9e5)
+    long.to_csv(path, index=False)
+    return load_prices(path)
+
+
+def test_a_fall_on_many_times_the_usual_volume_is_the_markets(tmp_path):
+    file = tmp_path / "prices.csv"
+    prices, name = fallen(31.6e6, file), f"EQIX:{STEADY.dates[30]}"
+    assert len(read_prices(file).dates) == 60
+    told = (
+        f"EQIX -33.1% on {STEADY.dates[30]}, and the market's: 24 times as much as usual was traded"
+    )
+    assert market_moves(prices) == [told]
+    # Volume is no price: what the policy reads of the file is the same without it.
+    assert prices.fingerprint == fallen(None, file).fingerprint
+    for volume in (1.35e6, None):
+        assert len(find_jumps(fallen(volume, file))) == 1
+        with pytest.raises(InputError, match=rf"split of 3:2.*--allow-jumps {name} to take"):
+            read_prices(file)
+    assert len(read_prices(file, allow_jumps=[name]).dates) == 60
+    with pytest.raises(
+        InputError, match=rf"--allow-jumps EQIX:2019-01-01: .* in question are {name}"
+    ):
+        read_prices(file, allow_jumps=["EQIX:2019-01-01"])
+
+
+def test_without_volumes_the_days_after_a_move_judge_it():
+    close = moved(70.34 / 105.09).close.copy()
+    usual = np.median(np.abs(np.log(close[1:30, 1] / close[:29, 1])))
+    shaken = close.copy()
+    shaken[31::2, 1] *= np.exp(8 * usual)
+    prices = Prices(STEADY.dates, STEADY.tickers, shaken)
+    assert find_jumps(prices) == []
+    assert "the days after it moved" in market_moves(prices)[0]
+    # A slip is undone the next day, and no volume makes it true.
+    slip = STEADY.close.copy()
+    slip[30, 1] *= 3
+    volume = np.full(slip.shape, 1.0)
+    volume[30, 1] = 100
+    assert len(find_jumps(Prices(STEADY.dates, STEADY.tickers, slip, volume=volume))) == 2
+
+
+@pytest.mark.parametrize("missing", [1, 3])
+def test_an_instrument_without_its_newest_price_is_not_sold_unasked(missing):
+    close = STEADY.close.copy()
+    close[-missing:, 2] = np.nan
+    prices, name = Prices(STEADY.dates, STEADY.tickers, close), STEADY.tickers[2]
+    with pytest.raises(InputError, match=f"{name} has no price on .* or say --delisted {name}"):
+        check_last_day(prices)
+    check_last_day(prices, [name])
+    check_last_day(STEADY)
+    with pytest.raises(InputError, match=f"--delisted {STEADY.tickers[0]}: it has a price"):
+        check_last_day(prices, [name, STEADY.tickers[0]])
+    # One that left long ago left.
+    close[-20:, 2] = np.nan
+    check_last_day(Prices(STEADY.dates, STEADY.tickers, close))

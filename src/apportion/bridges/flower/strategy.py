@@ -177,21 +177,24 @@ class GuardedFedAvg(FedAvg):
 
     def to_frame(self) -> pd.DataFrame:
         """What became of every client asked: kept, failed, misshapen, not finite, huge, not scored or
-        silent, with the accuracy of its model on the server's samples and its share.
+        silent, with the accuracy of its model on the server's samples and its share. Rounds are counted
+        from the first of the run, those before a server died among them.
         """
-        return pd.DataFrame(self._notes, columns=["round", "node", "outcome", "accuracy", "share"])
+        return pd.DataFrame(
+            self._memory.notes, columns=["round", "node", "outcome", "accuracy", "share"]
+        )
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run."""
         self._memory, self._resumed = ClientMemory(self.window), 0
         self._asked: set[int] = set()
         self._norms: deque[list[float]] = deque(maxlen=self.window)
-        self._notes: list[tuple[int, int, str, float, float]] = []
 
     def _note(
         self, n: int, node: int, outcome: str, accuracy: float = np.nan, share: float = 0.0
     ) -> None:
-        self._notes.append((n, node, outcome, accuracy, share))
+        # A server that goes on counts its rounds from 1 again.
+        self._memory.notes.append((self._resumed + n, node, outcome, accuracy, share))
 
     def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> Aggregated:
         shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))

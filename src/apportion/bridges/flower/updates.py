@@ -261,6 +261,8 @@ class ClientMemory:
         self.clients: dict[int, ClientPast] = {}
         self.gains: list[float] = []
         """What the policy gained over FedAvg in each round; not a number where it was not tried."""
+        self.notes: list[tuple[int, int, str, float, float]] = []
+        """Round, node, outcome, accuracy and share of every client that was asked."""
 
     def send(self, model: Model) -> None:
         """Take note of the model sent out, and of how it moved."""
@@ -313,7 +315,12 @@ class ClientMemory:
         arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
         arrays |= {f"start/{name}": own for name, own in (self.start or {}).items()}
         arrays |= {f"made/{name}": own for name, own in made.items()}
+        outcomes = sorted({note[2] for note in self.notes})
+        numbers = [(n, node, outcomes.index(outcome)) for n, node, outcome, *_ in self.notes]
+        arrays["notes"] = np.array(numbers, np.int64).reshape(-1, 3)
+        arrays["measures"] = np.array([note[3:] for note in self.notes]).reshape(-1, 2)
         about = {
+            "outcomes": outcomes,
             "rounds": self.rounds,
             "names": list(made),
             "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
@@ -334,7 +341,12 @@ class ClientMemory:
             # The file sorts arrays; a model goes by their order.
             memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
             made = {name: arrays[f"made/{name}"] for name in about["names"]}
-        except (KeyError, ValueError) as error:
+            numbers, measures = arrays["notes"].tolist(), arrays["measures"].tolist()
+            memory.notes = [
+                (n, node, about["outcomes"][code], accuracy, share)
+                for (n, node, code), (accuracy, share) in zip(numbers, measures, strict=True)
+            ]
+        except (KeyError, ValueError, IndexError) as error:
             raise InputError(
                 f"{path}: is no memory of this strategy ({error}); name another file, or remove it"
             ) from error

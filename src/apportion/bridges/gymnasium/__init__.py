@@ -1,7 +1,8 @@
 """Gymnasium both ways: any problem as its environments, and any simulator of yours as a problem.
 
 Importing this module registers the domains that have a problem of embedded data by their names:
-`apportion/Budget-v0` and `apportion/Charging-v0`.
+`apportion/Budget-v0` and `apportion/Charging-v0`. Without an import of yours,
+`gymnasium.make("apportion.bridges.gymnasium:apportion/Budget-v0")` makes one.
 """
 
 from apportion.errors import optional_import

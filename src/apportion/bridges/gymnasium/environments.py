@@ -138,6 +138,17 @@ def _step_all(interface: Interface, episodes: _Episode, actions: Float[Array, "b
     return jax.vmap(one)(episodes, actions)
 
 
+def _checked(action: np.ndarray, space: spaces.Space) -> Array:
+    """An action's scores; Gymnasium looks at none of them."""
+    scores = np.asarray(action, np.float32)
+    if scores.shape != space.shape or not np.isfinite(scores).all():
+        raise InputError(
+            f"action: {np.count_nonzero(~np.isfinite(scores))} values that are not finite in shape "
+            f"{scores.shape}; give a score from -1 to 1 for each entity, shape {space.shape}"
+        )
+    return jnp.asarray(scores)
+
+
 class ProblemEnv(gymnasium.Env):
     """A problem's task, or several of one width, as an environment.
 
@@ -187,7 +198,7 @@ class ProblemEnv(gymnasium.Env):
         """Apportion by an action's scores."""
         if self._episode is None:
             raise InputError("step before reset: call reset first")
-        scores = jnp.asarray(action, jnp.float32)
+        scores = _checked(action, self.action_space)
         self._episode, shown, step, shares = _step(self.interface, self._episode, scores)
         observation, info = _hand_out(self._episode, shown)
         info |= {"task": int(info["task"]), "allocation": np.asarray(shares)}
@@ -252,7 +263,7 @@ class ProblemVectorEnv(VectorEnv):
         """One period of every episode."""
         if self._episodes is None:
             raise InputError("step before reset: call reset first")
-        scores = jnp.asarray(actions, jnp.float32)
+        scores = _checked(actions, self.action_space)
         episodes, shown, kept = _step_all(self.interface, self._episodes, scores)
         self._episodes = episodes
         observation, info = _hand_out(episodes, shown)

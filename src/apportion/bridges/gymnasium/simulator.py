@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pipe
@@ -24,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from apportion.bridges.gymnasium import episodes
 from apportion.bridges.gymnasium.episodes import Arrays, Episodes, Shape
-from apportion.errors import InputError
+from apportion.errors import InputError, first_line
 from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, equal_shares
 from apportion.tasks import Task
@@ -150,8 +151,7 @@ class Simulated(Problem):
 
     Training with PPO takes several times as long as on the same problem in JAX, simulating about a
     hundred times; a scorer that asks what equal shares would have earned costs as many steps again
-    as an episode has had in every period. Without memory (`Replay(act_periods=0)`) nothing of an
-    episode is kept between updates.
+    as an episode has had in every period.
     """
 
     host: Host = eqx.field(static=True)
@@ -208,12 +208,14 @@ def from_gymnasium(
     *,
     universe: int,
     horizon: int | None = None,
+    task_size: int | None = None,
     workers: int = 0,
 ) -> Simulated:
     """A simulator of yours as a problem that `train` takes, with PPO, under any selection of tasks.
 
     `make_env(entities)` returns a `gymnasium.Env` over these entities, m of them. Its `step` is given
-    their shares: m numbers >= 0 whose sum is 1, or less where limits leave a remainder. It shows an
+    their shares: m numbers >= 0 whose sum is 1, or less where limits leave a remainder; an
+    `action_space`, where it has one, says so: `Box(0, 1, (m,))`. It shows an
     array of (m,), (m, channels) or (m, window, channels), or a dictionary with that as `history` and, if
     there are any, `limits`: the most each can take next, as a share. What happens in it may depend on
     nothing but the seed given to `reset` and the shares given to `step`.
@@ -224,6 +226,8 @@ def from_gymnasium(
         Makes an environment over some entities, given as indices below `universe`.
     horizon
         Longest episode, in periods; by default the environment's own `max_episode_steps`.
+    task_size
+        Entities of an environment, where all are of one size; it is tried with so many, else with three.
     workers
         Processes that step environments at the same time; 0 steps them in this one. An environment that
         itself uses JAX needs at least one.
@@ -247,17 +251,27 @@ def from_gymnasium(
     """
     if universe < 1 or workers < 0:
         raise InputError(f"universe {universe}, workers {workers}: they must be >= 1 and >= 0")
-    shape, horizon = _probe(make_env, universe, horizon)
+    size = min(universe, 3) if task_size is None else task_size
+    if not 1 <= size <= universe:
+        raise InputError(f"task_size is {size}; it must be between 1 and the universe's {universe}")
+    shape, horizon = _probe(make_env, size, horizon)
     host = Host(make_env, shape, workers)
     return Simulated(host=host, shape=shape, universe=universe, horizon=horizon)
 
 
-def _probe(make_env: MakeEnv, universe: int, horizon: int | None) -> tuple[Shape, int]:
+def _probe(make_env: MakeEnv, size: int, horizon: int | None) -> tuple[Shape, int]:
     """Walk the same episode twice: what an entity shows, the horizon, or what does not fit."""
-    entities = list(range(min(universe, 3)))
-    env = make_env(entities)
+    entities = list(range(size))
+    try:
+        env = make_env(entities)
+    except Exception as error:
+        raise InputError(
+            f"make_env({entities}) failed ({type(error).__name__}: {first_line(error)}); it must make an "
+            "environment over any entities, or where all are of one size, give task_size"
+        ) from error
     if not isinstance(env, gymnasium.Env):
         raise InputError(f"make_env returned {type(env).__name__}; return a gymnasium.Env")
+    _check_actions(env, size)
     longest = env.spec.max_episode_steps if env.spec is not None else None
     horizon = longest if horizon is None else horizon
     if horizon is None or horizon < 1:
@@ -275,6 +289,30 @@ def _probe(make_env: MakeEnv, universe: int, horizon: int | None) -> tuple[Shape
     env.close()
     window, channels = first[0]["history"].shape[1:]
     return Shape(window, channels, "limits" in first[0]), horizon
+
+
+def _check_actions(env: gymnasium.Env, m: int) -> None:
+    """Refuse an environment whose actions, by its own word, are no shares of m entities."""
+    space = getattr(env, "action_space", None)
+    if space is None:
+        return
+    meant = f"give it action_space = Box(0, 1, ({m},)) for {m} entities, or none at all"
+    if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise InputError(
+            f"{_name(env)}: its action_space is {space}, but `step` is given shares, numbers from 0 to 1; "
+            f"turn shares into such actions in `step`, and {meant}"
+        )
+    if space.shape != (m,):
+        raise InputError(
+            f"{_name(env)}: its action_space has shape {space.shape}, but `step` is given a share for each "
+            f"entity; {meant}; where all environments are of one size, give task_size"
+        )
+    if (space.low != 0).any() or ((space.high != 1) & ~np.isinf(space.high)).any():
+        raise InputError(
+            f"{_name(env)}: its action_space goes from {space.low.min():g} to {space.high.max():g}, but "
+            "`step` is given shares, numbers from 0 to 1 whose sum is 1 or less; scale them to your budget "
+            f"in `step`, show what an entity can take at most as `limits`, and {meant}"
+        )
 
 
 def _walk(env: gymnasium.Env, m: int, periods: int) -> list[dict[str, np.ndarray]]:
@@ -301,6 +339,13 @@ def _read(env: gymnasium.Env, observation: Any, m: int) -> dict[str, np.ndarray]
         raise InputError(
             f"{_name(env)}: the observation has {sorted(parts)} but no history; show an array, or a "
             "dictionary with `history` and, if there are any, `limits`"
+        )
+    unused = sorted(map(str, parts.keys() - {"history", "limits"}))
+    if unused:
+        warnings.warn(
+            f"{_name(env)}: of the observation {', '.join(unused)} is not used; a policy sees `history` "
+            "and `limits` alone, so make what it needs channels of `history`",
+            stacklevel=4,
         )
     history = np.asarray(parts["history"], np.float32)
     if not 1 <= history.ndim <= 3 or history.shape[0] != m:

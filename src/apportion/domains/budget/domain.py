@@ -64,7 +64,7 @@ class BudgetDomain(Domain):
                 lambda key: Recurrent(channels=2, hidden=settings.hidden, key=key),
                 Direct(settings.batch, settings.learning_rate),
                 settings,
-                replay=Replay(warm_up=problem.horizon),
+                replay=Replay(warm_up=problem.horizon, act_periods=1),
                 chunks=Chunks(settings.chunk, on_chunk=on_chunk),
                 state=resume,
             )

@@ -250,6 +250,8 @@ def train_mixture(
         scorer=shortfall,
         replay=Replay(act_periods=0),
         chunks=chunks,
+        # A federation's episodes take as long as many updates; whoever trains tests it after.
+        measure=0,
         state=state,
         key=run_key,
     )

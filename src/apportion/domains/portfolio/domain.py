@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apportion.domains.domain import Domain
-from apportion.domains.portfolio.settings import PortfolioJob, check_cost
+from apportion.domains.portfolio.settings import PortfolioJob, all_or_named, check_cost
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class PriceOptions:
 
     prices: Path | None = None
     """CSV or Parquet file of daily prices; by default a run's own, which it was trained on."""
-    allow_jumps: bool = False
-    """Take prices that move too far in one day, as where a split is not adjusted for."""
+    allow_jumps: tuple[str, ...] | None = None
+    """Take these moves of a day as they are, each TICKER:DAY; without any, every one."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class PortfolioAllocateOptions(PriceOptions):
     default equal shares. With it come the orders, what they cost and what is left."""
     lot: float | None = None
     """Trade in whole lots of so many units; fractions by default."""
+    delisted: tuple[str, ...] = ()
+    """Instruments that are no longer traded: without it, one that lacks its newest price is refused."""
 
     def __post_init__(self):
         if self.lot is not None and self.holdings is None:
@@ -97,8 +99,8 @@ class PortfolioCertifyOptions:
     bound: float = 0.01
     """What a week's gain counts at most, as log growth: a policy that now and then loses far more in a week
     needs a larger one. Decide on it before you look."""
-    allow_jumps: bool = False
-    """Take prices that move too far in one day, as where a split is not adjusted for."""
+    allow_jumps: tuple[str, ...] | None = None
+    """Take these moves of a day as they are, each TICKER:DAY; without any, every one."""
 
 
 class PortfolioDomain(Domain):
@@ -151,8 +153,10 @@ class PortfolioDomain(Domain):
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
         """The next period's shares, and the orders that lead to them from what is held."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
+        from apportion.domains.portfolio.prices import check_last_day
         from apportion.domains.portfolio.run import allocate_next
 
+        check_last_day(prices, options.delisted)
         return allocate_next(_trained(run), prices, options.holdings, options.lot)
 
     def gains(self, source: "Run | Path", against: str, options: Any) -> "Gains":
@@ -171,7 +175,7 @@ class PortfolioDomain(Domain):
         from apportion.domains.portfolio.prices import read_prices
         from apportion.domains.portfolio.run import CheckedPrices
 
-        prices = read_prices(options.prices, allow_jumps=options.allow_jumps)
+        prices = read_prices(options.prices, allow_jumps=all_or_named(options.allow_jumps))
         return CheckedPrices(options.prices, prices)
 
     def sections(self, folder: Path) -> "list[Section]":
@@ -191,15 +195,16 @@ def _trained(run: "Run") -> "TrainedPolicy":
     return TrainedPolicy.of(run.policy, load_about(run.folder))
 
 
-def _own_prices(run: "Run", given: Path | None, allow_jumps: bool) -> "Prices":
+def _own_prices(run: "Run", given: Path | None, allow_jumps: tuple[str, ...] | None) -> "Prices":
     """The prices the user gave, or those the run was trained on.
 
     They may jump where the user says so now, or said so of these very prices when the run was trained.
     """
     from apportion.domains.portfolio.prices import read_prices
 
+    allow_jumps = all_or_named(allow_jumps)
     if given is not None:
         return read_prices(given, allow_jumps=allow_jumps)
     own = run.settings.get("prices")
-    allowed = allow_jumps or bool(run.settings.get("allow_jumps"))
+    allowed = (*(allow_jumps or ()), *run.settings.get("allow_jumps", ()))
     return read_prices(Path(own) if own else None, allow_jumps=allowed)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.tables import as_day, read_parquet
+from apportion.domains.tables import as_day, read_parquet, require_file
 from apportion.errors import InputError, optional_import, reading
 
 Day = str | np.datetime64 | None
@@ -32,7 +32,18 @@ _FIELDS = {
 """What a file may say of an instrument on a day."""
 _CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
 """What stands above the days where the names have two levels."""
-_READ = ("close", "adj close", "high", "low")
+_NEVER = _FIELDS - {"open", "high", "low", "close"} | {
+    "timestamp",
+    "datetime",
+    "time",
+    "epoch",
+    "unix",
+}
+"""Names that are no instrument's; LOW and OPEN are."""
+_READ = ("close", "adj close", "high", "low", "volume")
+_YEAR = np.timedelta64(366, "D")
+_RECENT = 5
+"""Trading days within which an instrument without a price may be one whose file was cut short."""
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
 _ISO = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{1,2}:\d{2}.*)?"
 
@@ -59,6 +70,9 @@ class Prices:
     """Highest prices of each day, or None."""
     low: np.ndarray | None = None
     """Lowest prices of each day, or None."""
+    volume: np.ndarray | None = None
+    """What was traded of each on each day, NaN where it is not known, or None: a large move is judged by it
+    and by nothing else, so that it is no part of the fingerprint."""
 
     @property
     def channels(self) -> int:
@@ -126,8 +140,9 @@ class Prices:
 
     def _cut(self, rows: slice | np.ndarray, columns: slice | list[int] = slice(None)) -> "Prices":
         names = np.array(self.tickers, dtype=object)[columns]
-        high, low = (s if s is None else s[rows][:, columns] for s in (self.high, self.low))
-        return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], high, low)
+        others = (self.high, self.low, self.volume)
+        others = (s if s is None else s[rows][:, columns] for s in others)
+        return Prices(self.dates[rows], tuple(names), self.close[rows][:, columns], *others)
 
     def with_tomorrow(self, days: int) -> "Prices":
         """The last `days` rows and a day more, on which prices stand still: no decision sees it."""
@@ -159,19 +174,54 @@ def day_after(day: str | np.datetime64) -> np.datetime64:
     return as_day(day) + np.timedelta64(1, "D")
 
 
-def read_prices(path: Path | None, *, allow_jumps: bool = False) -> Prices:
-    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks."""
+def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] | None = None) -> Prices:
+    """A price file, refused where a price jumps unless that is allowed; or the embedded stocks.
+
+    `allow_jumps` names moves to take as they are, each as TICKER:DAY; `all`, or True, takes every one.
+    """
     if path is None:
         return embedded_prices()
     prices = load_prices(path)
-    jumps = [] if allow_jumps else find_jumps(prices)
+    if allow_jumps is True or "all" in (allow_jumps or ()):
+        return prices
+    jumps, allowed = _suspect(prices), set(allow_jumps or ())
+    strange = sorted(allowed - {jump.name for jump in jumps})
+    if strange:
+        known = ", ".join(jump.name for jump in jumps[:4]) or "none"
+        raise InputError(
+            f"--allow-jumps {strange[0]}: {path} has no such move; those in question are {known}"
+        )
+    jumps = [jump for jump in jumps if jump.name not in allowed]
     if jumps:
         more = f" and {len(jumps) - 4} more" if len(jumps) > 4 else ""
+        told = ", ".join(str(jump) for jump in jumps[:4])
         raise InputError(
-            f"{path}: prices move too far in one day: {', '.join(jumps[:4])}{more}; give prices that "
-            "are adjusted for splits and free of slips, or --allow-jumps to take them as they are"
+            f"{path}: prices move too far in one day: {told}{more}; give prices that are adjusted for "
+            f"splits and free of slips, or --allow-jumps {jumps[0].name} to take such a move as it is "
+            "(without a name, every one)"
         )
     return prices
+
+
+def check_last_day(prices: Prices, delisted: Sequence[str] = ()) -> None:
+    """Refuse to decide on a file whose last days lack an instrument, as one that was cut short does.
+
+    An instrument without a price would be sold. `delisted` names those that are in truth.
+    """
+    gone = {prices.tickers[k] for k in np.flatnonzero(np.isnan(prices.close[-1]))}
+    wrong = [name for name in delisted if name not in gone]
+    if wrong:
+        why = "has a price on" if wrong[0] in prices.tickers else "is not among the prices of"
+        raise InputError(f"--delisted {wrong[0]}: it {why} {prices.dates[-1]}; leave it out")
+    recent = ~np.isnan(prices.close[-1 - _RECENT : -1]).all(0)
+    for k in np.flatnonzero(np.isnan(prices.close[-1]) & recent):
+        name = prices.tickers[k]
+        if name not in delisted:
+            last = prices.dates[np.flatnonzero(~np.isnan(prices.close[:, k]))[-1]]
+            raise InputError(
+                f"prices: {name} has no price on {prices.dates[-1]}, the last day, and its last one is of "
+                f"{last}; complete the file, or say --delisted {name}, and what is held of it is sold"
+            )
 
 
 def embedded_prices() -> Prices:
@@ -182,11 +232,36 @@ def embedded_prices() -> Prices:
     return from_frame(load_sp500_dataset(), source="embedded prices")
 
 
+@dataclass(frozen=True)
+class Jump:
+    """A move of an instrument in a day that a split or a slip may have made, and why it was not, if so."""
+
+    ticker: str
+    day: str
+    change: float
+    split: tuple[int, int] | None
+    market: str = ""
+    """What shows that the market made it; nothing where nothing does."""
+
+    @property
+    def name(self) -> str:
+        """As `--allow-jumps` takes it."""
+        return f"{self.ticker}:{self.day}"
+
+    def __str__(self) -> str:
+        looks = f" (looks like a split of {self.split[0]}:{self.split[1]})" if self.split else ""
+        return f"{self.ticker} {self.change:+.1%} on {self.day}" + (
+            f", and the market's: {self.market}" if self.market else looks
+        )
+
+
 def find_jumps(prices: Prices) -> list[str]:
     """Moves that no market explains, day by day: a split that was not adjusted for, or a slip.
 
     A move beyond half is named whatever it is; a smaller one only where it is a usual split's, to within
-    what prices move beside it. Crashes of 20 to 40 % pass.
+    what prices move beside it. Crashes of 20 to 40 % pass. So does a move in which far more was traded than
+    usual, or, where volumes are not known, after which prices move far more than before: a split moves
+    neither. `market_moves` names these.
 
     Examples
     --------
@@ -194,19 +269,59 @@ def find_jumps(prices: Prices) -> list[str]:
     >>> find_jumps(Prices(days, ("AAPL", "KO"), np.array([[499.23, 49.8], [129.04, 49.5]])))
     ['AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)']
     """
+    return [str(jump) for jump in _suspect(prices)]
+
+
+def market_moves(prices: Prices) -> list[str]:
+    """Moves as large as those of `find_jumps` that volumes, or what follows, show to be the market's."""
+    return [str(jump) for jump in _jumps(prices) if jump.market]
+
+
+def _suspect(prices: Prices) -> list[Jump]:
+    return [jump for jump in _jumps(prices) if not jump.market]
+
+
+def _jumps(prices: Prices) -> list[Jump]:
     relatives = prices.relatives()
     ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
     off = np.abs(relatives[..., None] * ratios[:, 0] / ratios[:, 1] - 1)
     # Markets fall by a third now and then, so of 3:2 only the very ratio counts.
     near = off <= np.where(ratios.sum(1) == 5, 0.01, 0.02)
-    described: list[str] = []
+    found: list[Jump] = []
     for row, column in np.argwhere((np.abs(relatives - 1) > 0.5) | near.any(-1)):
         one, other = ratios[off[row, column].argmin()]
         # What moves beside a split that is named anyway may be more.
-        looks = f" (looks like a split of {one}:{other})" if off[row, column].min() <= 0.05 else ""
-        change = relatives[row, column] - 1
-        described.append(f"{prices.tickers[column]} {change:+.1%} on {prices.dates[row]}{looks}")
-    return described
+        split = (int(one), int(other)) if off[row, column].min() <= 0.05 else None
+        change = float(relatives[row, column]) - 1
+        market = _market(prices, relatives, row, column)
+        found.append(Jump(prices.tickers[column], str(prices.dates[row]), change, split, market))
+    return found
+
+
+_TIMES = 4.0
+"""How far beyond the usual volume, or movement after it, shows a move to be the market's."""
+
+
+def _market(prices: Prices, relatives: np.ndarray, row: int, column: int) -> str:
+    """What shows that the market made a move, or nothing: a split or a slip changes numbers alone."""
+    moves = np.abs(np.log(relatives[:, column]))
+    before, after = moves[max(row - 60, 1) : row], moves[row + 1 : row + 6]
+    # A slip is undone the next day, whatever was traded.
+    if not len(after) or len(before) < 20 or abs(after[0] - moves[row]) < 0.5 * moves[row]:
+        return ""
+    if prices.volume is not None:
+        usual = prices.volume[max(row - 60, 0) : row, column]
+        usual = np.median(usual[np.isfinite(usual)]) if np.isfinite(usual).any() else np.nan
+        # A split of 10:1 has ten times as many pieces traded, for the same money.
+        money = float(prices.volume[row, column] * min(relatives[row, column], 1.0))
+        if np.isfinite(usual) and np.isfinite(money):
+            far = money > _TIMES * usual
+            return f"{money / usual:.0f} times as much as usual was traded" if far else ""
+    usual = float(np.median(before))
+    far = usual > 0 and len(after) == 5 and after.mean() > _TIMES * usual
+    return (
+        f"the days after it moved {after.mean() / usual:.0f} times as far as usual" if far else ""
+    )
 
 
 def load_prices(path: str | Path) -> Prices:
@@ -216,8 +331,8 @@ def load_prices(path: str | Path) -> Prices:
     ----------
     path
         CSV or Parquet; wide with a first column of days and a column of closes for each ticker, long
-        with columns date, ticker, close and perhaps high and low (open and volume are ignored), or
-        with two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
+        with columns date, ticker, close and perhaps high, low and volume (open is ignored), or with
+        two levels of names as yfinance has them. Where there are adjusted closes ("adj close")
         they are the closes, and highs and lows are adjusted by as much.
 
     Raises
@@ -225,11 +340,7 @@ def load_prices(path: str | Path) -> Prices:
     InputError
         One sentence naming the file, the place and the way out.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(
-            f"{path}: no such file; give the path of a CSV or Parquet file of daily prices"
-        )
+    path = require_file(path, "a CSV or Parquet file of daily prices")
     with reading(path, "save it as a plain CSV or Parquet table"):
         parquet = path.suffix.lower() in (".parquet", ".pq")
         frame = _with_days(read_parquet(path)) if parquet else _read_csv(path)
@@ -244,6 +355,13 @@ def load_prices(path: str | Path) -> Prices:
         raise InputError(
             f"{path}: {days} days found, {prices.dates[0]} to {prices.dates[-1]}; at least "
             f"{LEAST_DAYS} are needed, so give a longer history"
+        )
+    gaps = np.diff(prices.dates)
+    if gaps.max() > _YEAR:
+        last = int(gaps.argmax())
+        raise InputError(
+            f"{path}: no day between {prices.dates[last]} and {prices.dates[last + 1]}; correct the date "
+            "of the rows beyond the gap, or leave them out"
         )
     priced = ~np.isnan(prices.close)
     if not priced.any(0).all():
@@ -372,6 +490,10 @@ def _from_wide(frame: pd.DataFrame, source: str) -> _Cells:
     for k, name in enumerate(names[1:], 2):
         if re.fullmatch(r"(Unnamed: \d+|__index_level_\d+__|)", name):
             raise InputError(f"{source}: column {k} has no name; name its ticker, or drop it")
+        if _field(name) in _NEVER:
+            raise InputError(
+                f'{source}: column {k} is called "{written[k - 1]}", which is no instrument; drop it'
+            )
         first = names.index(name, 1) + 1
         if first < k:
             raise InputError(
@@ -398,7 +520,8 @@ def _from_levels(frame: pd.DataFrame, source: str) -> _Cells:
     read = [field for field in _READ if field in {field for field, _ in pairs}]
     _refuse_half(read, source)
     names = tuple(dict.fromkeys(ticker for _, ticker in pairs))
-    absent = next(((f, t) for f in read for t in names if (f, t) not in pairs), None)
+    needed = [field for field in read if field != "volume"]
+    absent = next(((f, t) for f in needed for t in names if (f, t) not in pairs), None)
     if absent is not None:
         raise InputError(
             f'{source}: {absent[1]} has no column "{absent[0]}", which others have; add it or drop '
@@ -427,7 +550,7 @@ def _from_columns(frame: pd.DataFrame, pairs: list[tuple[str, str]], source: str
     for place, (field, ticker) in enumerate(pairs, 1):
         if field in values:
             label = f"{field} {ticker}" if isinstance(name, tuple) else ticker
-            numbers = _numbers(frame.iloc[:, place], label, source)
+            numbers = _numbers(frame.iloc[:, place], label, source, known=field != "volume")
             values[field][:, tickers[ticker]] = numbers
     places = np.broadcast_to(frame.index.to_numpy()[:, None], shape)
     return days, tuple(tickers), values, places
@@ -476,7 +599,7 @@ def _from_long(frame: pd.DataFrame, source: str) -> _Cells:
     shape = (len(calendar), len(tickers))
     values = {field: np.full(shape, np.nan) for field in read}
     for field, full in values.items():
-        full[row, column] = _numbers(frame[field], field, source)
+        full[row, column] = _numbers(frame[field], field, source, known=field != "volume")
     places = np.zeros(shape, int)
     places[row, column] = frame.index
     return calendar, tuple(map(str, tickers)), values, places
@@ -519,14 +642,14 @@ def _days(column: Any, name: str, source: str) -> np.ndarray:
     return days.to_numpy().astype("datetime64[D]")
 
 
-def _numbers(column: Any, name: str, source: str) -> np.ndarray:
-    """A column as floats, NaN where a value is missing."""
+def _numbers(column: Any, name: str, source: str, *, known: bool = True) -> np.ndarray:
+    """A column as floats, NaN where a value is missing; what need not be `known` may be anything."""
     if not pd.api.types.is_numeric_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         # True is no price of 1.
         column = column.astype(object).where(~column.isin(_MISSING), None)
         column = column.map(lambda value: str(value) if isinstance(value, bool) else value)
     values = np.asarray(pd.to_numeric(column, errors="coerce"), float)
-    bad = np.isnan(values) & column.notna().to_numpy()
+    bad = np.isnan(values) & column.notna().to_numpy() & known
     if bad.any():
         row = int(bad.argmax())
         example = str(column.iloc[row])
@@ -554,6 +677,16 @@ def _checked(frame: pd.DataFrame, source: str) -> Prices:
         long = "ticker" in map(_field, frame.columns)
         read = _from_long if long else _from_wide
         days, tickers, values, places = read(frame, source)
+
+    volume = values.pop("volume", None)
+    spelt: dict[str, str] = {}
+    for ticker in tickers:
+        other = spelt.setdefault(ticker.casefold(), ticker)
+        if other != ticker:
+            raise InputError(
+                f'{source}: "{other}" and "{ticker}" differ by case only; write one name for one '
+                "instrument, and rename or drop any other"
+            )
 
     def refuse(bad: np.ndarray, what: str, way_out: str) -> None:
         if bad.any():
@@ -585,7 +718,15 @@ def _checked(frame: pd.DataFrame, source: str) -> Prices:
         upside_down = values["high"] < values["low"]
         refuse(upside_down, 'values of "high" below "low"', "swap or fix them")
     close = values["adj close" if "adj close" in values else "close"]
+    for k, ticker in enumerate(tickers):
+        own = close[priced[:, k], k]
+        # Seconds since 1970, or more of them: they rise by the day, and no price is as high.
+        if len(own) > 1 and own.min() > 1e8 and (own % 1 == 0).all() and (np.diff(own) > 0).all():
+            raise InputError(
+                f'{source}: "{ticker}" counts time ({own[0]:.0f}, {own[1]:.0f}, ...) and is no instrument; '
+                "drop it"
+            )
     if "high" not in values:
-        return Prices(days, tickers, close)
+        return Prices(days, tickers, close, volume=volume)
     factor = close / values["close"]
-    return Prices(days, tickers, close, values["high"] * factor, values["low"] * factor)
+    return Prices(days, tickers, close, values["high"] * factor, values["low"] * factor, volume)

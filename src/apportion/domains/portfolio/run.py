@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.orders import Orders, plan_orders, read_holdings
-from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
+from apportion.domains.portfolio.prices import Prices, find_jumps, market_moves, read_prices
 from apportion.domains.portfolio.rules import CASH, Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
@@ -86,7 +86,8 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         "fingerprint": known.fingerprint,
     }
     some = validation.validation_years(known, settings, settings.validation)
-    return PreparedJob(data, train, choose if some else None)
+    notes = [f"moves far: {move}" for move in market_moves(known)]
+    return PreparedJob(data, train, choose if some else None, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +137,7 @@ class CheckedPrices:
             "last": str(prices.dates[-1]),
             "series": ["close"] if prices.high is None else ["close", "high", "low"],
             "jumps": find_jumps(prices),
+            "market_moves": market_moves(prices),
             "fingerprint": prices.fingerprint,
         }
         return {"prices": facts}
@@ -146,7 +148,8 @@ class CheckedPrices:
 
     def summary(self) -> str:
         """What the file holds in a line, and one for each move that was allowed."""
-        moves = [f"moves far: {jump}" for jump in find_jumps(self.prices)]
+        moves = [*find_jumps(self.prices), *market_moves(self.prices)]
+        moves = [f"moves far: {jump}" for jump in moves]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
 
 

@@ -109,8 +109,9 @@ class PortfolioJob(PortfolioSettings):
     """Updates of each policy, at most (see validation)."""
     prices: Path | None = None
     """CSV or Parquet file of daily prices; none takes the 20 embedded stocks."""
-    allow_jumps: bool = False
-    """Take prices that move by more than half in a day, or just as a usual split moves them."""
+    allow_jumps: tuple[str, ...] | None = None
+    """Take these moves of a day as they are, each TICKER:DAY; without any, every one. In question are moves
+    by more than half, or just as a usual split, that volumes or the days after do not explain."""
     until: str | None = None
     """Train on days before this one only; what comes after is backtested."""
     validation: int = 3
@@ -121,8 +122,18 @@ class PortfolioJob(PortfolioSettings):
 
     def __post_init__(self):
         super().__post_init__()
+        object.__setattr__(self, "allow_jumps", all_or_named(self.allow_jumps))
         self.check_at_least(0, "validation")
         self.check_at_least(1, "chunk")
+
+
+def all_or_named(jumps: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """What an option says of jumps: given without any it means all of them.
+
+    >>> all_or_named(()), all_or_named(("EQIX:2010-10-06",)), all_or_named(None)
+    (('all',), ('EQIX:2010-10-06',), None)
+    """
+    return ("all",) if jumps == () else jumps
 
 
 def check_cost(cost: float) -> None:
