@@ -70,6 +70,8 @@ def test_a_trained_garage_is_certified_over_least_laxity_first(tmp_path):
     then = one_object(apportion(*some, *asked))
     assert (then["verdict"], then["decided"]) == ("certified", found["decided"])
     early, table = (pd.read_csv(tmp_path / name / "certificate.csv") for name in ("then", "found"))
+    # A gain is a difference of shares in single precision: near 0 it is known to some units of that, and
+    # days are simulated side by side with others than then.
     pd.testing.assert_frame_equal(early, table[: len(early)], rtol=1e-4, atol=1e-6)
 
 
