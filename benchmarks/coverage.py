@@ -177,7 +177,7 @@ def layouts() -> list[Layout]:
         Layout("mechanisms", "7 years, variances over 10 seeds", variances(7, 10), mean_over, 0.0),
         Layout("fig5, growth", months, crossed(10, 12, 0.1, 0.5), both, 1.0),
         Layout("fig5, deviation", months, crossed(10, 12, 2.5, 0.3), both, 1.0),
-        Layout("fig6", "3 seeds of 4 tasks", nested(3, 4, 1.0), mean_over, 1.0),
+        Layout("fig6", "6 seeds of 4 tasks", nested(6, 4, 1.0), mean_over, 1.0),
         Layout("federations", "8 seeds of 13 kinds", nested(8, 13, 0.5), mean_over, 1.0),
         Layout("federations, one kind", "8 seeds", alone(8), mean_over, 1.0),
         Layout("recipe", years, crossed(10, 7, 0.0, 0.6), both, 1.0),

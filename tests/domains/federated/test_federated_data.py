@@ -126,6 +126,22 @@ def test_tasks_are_eight_and_two_and_unseen_clients_stay_unseen():
         skewed_tasks(partition, 1000, 4, sizes=(14, 8), seen=(14, 8))
 
 
+def test_unlike_tasks_differ_in_their_minority_and_clients_in_their_labels():
+    partition = paper_split(DIGITS, (20, 12), 20, unlike=True)
+    rows = partition.index
+    assert len(np.unique(rows)) == rows.size == 32 * 20
+    assert not DIGITS.server[rows].any()
+    for row, group in zip(rows, partition.groups, strict=True):
+        assert set(LABELS[row]) <= (set(range(6)) if group == 0 else set(range(6, 10)))
+    # The commonest of four digits: 29 % of a client's on average where all hold alike.
+    commonest = [np.bincount(LABELS[row]).max() / 20 for row in rows[partition.groups == 1]]
+    assert np.mean(commonest) > 0.4
+    for tasks in skewed_tasks(partition, 12, 12, seen=(10, 7), unlike=True):
+        groups = partition.groups[np.asarray(tasks.members)]
+        assert set(groups.sum(1)) == {1, 2, 3, 4}
+        assert (np.diff(groups, axis=1) >= 0).all()
+
+
 MADE_UP = made_up_digits()
 PLACES = np.arange(0, 800)
 

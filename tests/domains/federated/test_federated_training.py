@@ -56,6 +56,17 @@ def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
     assert np.isfinite(trained.metrics["reward"]).all()
 
 
+def test_scores_begin_on_the_scale_of_what_they_are(trained):
+    """From 1 the variances of accuracies, which are a hundred times smaller, would never show."""
+    first = float(trained.algorithm.selection.initial[2])
+    scores = np.asarray(trained.state.selection.scores)[2]
+    assert (scores != first).any()
+    assert 0.01 < scores.min() / first <= scores.max() / first < 100
+    # An accuracy that climbs from .55 to .90 in an episode varies by about as much.
+    assert 0.001 < first < 0.02
+    assert float(PPOSettings(scorer="max-deviation").selection().initial) == 1
+
+
 def test_every_seed_deals_the_clients_anew_and_a_task_stays_within_its_deal():
     federation, tasks = paper_world(SETTINGS, DIGITS, [3, 4, 3])
     clients = sum(SETTINGS.clients)

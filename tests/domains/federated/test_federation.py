@@ -160,13 +160,22 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
         federation(replace(SETTINGS, evaluation=250))
 
 
-def test_the_rich_state_shows_the_length_and_the_direction_of_the_update():
+def submitted(correct):
+    """Three clients' models by the part of two classes that each gets right; the third moved the most."""
     updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
-    ones = jnp.ones((3, 2)) / 2
     info = ServerInfo(jnp.ones(3), jnp.zeros(3), jnp.zeros(2), jnp.zeros(()))
-    scores = ClassScores(ones, jnp.ones(2) / 2)
-    submission = Submission(updates, jnp.ones(3, bool), info, scores)
-    norm, cosine = np.asarray(STATES["rich"](submission))[:, -2:].T
+    scores = ClassScores(jnp.asarray(correct), jnp.ones(2) / 2)
+    return Submission(updates, jnp.ones(3, bool), info, scores)
+
+
+def test_the_papers_state_is_the_accuracy_and_ours_is_that_centred_and_scaled():
+    submission = submitted([[0.5, 0.0], [0.5, 0.1], [0.0, 0.4]])
+    np.testing.assert_allclose(STATES["raw"](submission)[:, 0], [0.5, 0.6, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(STATES["accuracy"](submission)[:, 0], [0, 0.5, -0.5], atol=1e-6)
+
+
+def test_the_rich_state_shows_the_length_and_the_direction_of_the_update():
+    norm, cosine = np.asarray(STATES["rich"](submitted(jnp.ones((3, 2)) / 2)))[:, -2:].T
     assert norm[2] > norm[0] == norm[1]
     assert cosine[0] == cosine[1]
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 CLASSES = 10
 MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
+UNLIKE = (1, 2, 3, 4)
+"""Clients of the minority in tasks that are unlike."""
 TRAINING = 0.62
 """The part of the clients' images for training federations."""
 
@@ -202,12 +205,18 @@ class Partition:
 
 
 def paper_split(
-    digits: Digits, clients: tuple[int, int] = (60, 40), samples: int = 600, *, seed: int = 0
+    digits: Digits,
+    clients: tuple[int, int] = (60, 40),
+    samples: int = 600,
+    *,
+    unlike: bool = False,
+    seed: int = 0,
 ) -> Partition:
     """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9.
 
     A group whose digits do not suffice shares them evenly, where that costs a client at most one
-    image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9).
+    image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9). Where clients are `unlike`, each
+    mixes its group's digits in proportions of its own, Dirichlet(1).
     """
     rng = np.random.default_rng(seed)
     rows, groups = [], []
@@ -218,7 +227,14 @@ def paper_split(
                 f"partition: {count} clients of {samples} images need {count * samples} digits "
                 f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; ask for fewer of either"
             )
-        rows += np.array_split(pool[: samples * count], count)
+        if unlike:
+            mixes = np.zeros((count, CLASSES))
+            mixes[:, classes] = rng.dirichlet(np.ones(len(classes)), count)
+            dealt = _hand_out(mixes, digits.labels, pool, min(samples, len(pool) // count), rng)
+            # The last ones get what others left: nobody shall be last for being unseen.
+            rows += [dealt[client] for client in rng.permutation(count)]
+        else:
+            rows += np.array_split(pool[: samples * count], count)
         groups += [group] * count
     return Partition.of(rows, [digits.labels[row] for row in rows], groups)
 
@@ -230,34 +246,40 @@ def skewed_tasks(
     *,
     sizes: tuple[int, int] = (8, 2),
     seen: tuple[int, int] = (40, 25),
+    unlike: bool = False,
     seed: int = 0,
 ) -> tuple["Task", "Task"]:
     """Training tasks over the first `seen` clients of each group, unseen tasks over the others.
 
-    In every task the majority comes first: clients 8 and 9 are the paper's minority.
+    In every task the majority comes first: clients 8 and 9 are the paper's minority. Tasks that are
+    `unlike` have one to four clients of the minority, in as many in all.
     """
     from apportion.tasks import Task
 
     def draw(pools: Sequence[np.ndarray], count: int, seed: int) -> Task:
         rng = np.random.default_rng(seed)
-        groups = list(zip(pools, sizes, strict=True))
-        for pool, size in groups:
-            if size > len(pool):
+        for some, pool in product(choices, range(2)):
+            if some[pool] > len(pools[pool]):
                 raise InputError(
-                    f"tasks: {size} clients were asked for out of a group of {len(pool)}"
+                    f"tasks: {some[pool]} clients were asked for out of a group of {len(pools[pool])}"
                 )
-        available = math.prod(math.comb(len(pool), size) for pool, size in groups)
+        available = sum(
+            math.prod(math.comb(len(pool), size) for pool, size in zip(pools, some, strict=True))
+            for some in choices
+        )
         if count > available:
             raise InputError(
-                f"tasks: {count} distinct tasks of {tuple(sizes)} clients were asked for, but there "
+                f"tasks: {count} distinct tasks of {sum(sizes)} clients were asked for, but there "
                 f"are only {available}; ask for fewer"
             )
         drawn: dict[tuple[int, ...], None] = {}
         while len(drawn) < count:
-            task = [np.sort(rng.choice(pool, size, replace=False)) for pool, size in groups]
+            some = zip(pools, rng.choice(choices), strict=True)
+            task = [np.sort(rng.choice(pool, size, replace=False)) for pool, size in some]
             drawn[tuple(int(i) for i in np.concatenate(task))] = None
         return Task.of(drawn)
 
+    choices = [(sum(sizes) - few, few) for few in UNLIKE] if unlike else [sizes]
     pools = [np.split(np.flatnonzero(partition.groups == group), [seen[group]]) for group in (0, 1)]
     first, rest = zip(*pools, strict=True)
     return draw(first, training, seed), draw(rest, unseen, seed + 1)
@@ -356,7 +378,25 @@ def _deal(
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """The places of each client's images under a skew, nobody's image being another's too."""
-    mixes = _mixes(skew, clients, rng)
+    held = _hand_out(_mixes(skew, clients, rng), labels, places, samples, rng)
+    if skew == "sizes":
+        sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
+        counts = np.clip(sizes, min(10, samples), samples).astype(int)
+        # Images come class by class: the first ones would be of the first classes alone.
+        held = [
+            own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
+        ]
+    return held
+
+
+def _hand_out(
+    mixes: np.ndarray,
+    labels: np.ndarray,
+    places: np.ndarray,
+    samples: int,
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+    """So many of the places to each client, with the classes in its proportions as far as they last."""
     order = rng.permutation(places)
     left = [order[labels[order] == c].tolist() for c in range(CLASSES)]
     held = []
@@ -370,13 +410,6 @@ def _deal(
                 taken += own[:count]
                 del own[:count]
         held.append(np.array(taken))
-    if skew == "sizes":
-        sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
-        counts = np.clip(sizes, min(10, samples), samples).astype(int)
-        # Images come class by class: the first ones would be of the first classes alone.
-        held = [
-            own[rng.permutation(samples)[:count]] for own, count in zip(held, counts, strict=True)
-        ]
     return held
 
 

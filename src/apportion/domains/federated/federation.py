@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from apportion.domains.federated.clients import (
     ClientModel,
@@ -152,16 +152,7 @@ class Federation(Problem):
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         self.factors = jnp.asarray(partition.factors, jnp.float32)
         self.identities = jnp.asarray(partition.identities, jnp.int32)
-        pool = np.random.default_rng(settings.seed).permutation(np.flatnonzero(digits.server))
-        evaluation, test = settings.evaluation, settings.test
-        needed = evaluation + (test if sets == "disjoint" else 0)
-        if needed > len(pool):
-            raise InputError(
-                f"federation: {evaluation} images to score models and {test} to test them were asked "
-                f"for, but the server has {len(pool)}; ask for fewer"
-            )
-        self.evaluation = jnp.asarray(pool[:evaluation], jnp.int32)
-        self.test = jnp.asarray(pool[evaluation:needed] if sets == "disjoint" else pool, jnp.int32)
+        self.evaluation, self.test = server_sets(digits, settings, sets, seed=settings.seed)
         self.learning_rate = jnp.asarray(settings.client_rate, float)
         self.state = STATES[settings.state]
         models = {"convolutional": Convolutional, "perceptron": Perceptron}
@@ -171,8 +162,10 @@ class Federation(Problem):
         self.window, self.block = settings.window, settings.block
         if not 0 < participation <= 1:
             raise InputError(f"federation: participation {participation} must be in (0, 1]")
-        if drawn is not None and not 1 <= drawn[0] <= drawn[1] <= evaluation:
-            raise InputError(f"federation: {drawn} samples cannot be drawn out of {evaluation}")
+        if drawn is not None and not 1 <= drawn[0] <= drawn[1] <= settings.evaluation:
+            raise InputError(
+                f"federation: {drawn} samples cannot be drawn out of {settings.evaluation}"
+            )
         self.participation, self.drawn, self.gate = participation, drawn, gate
 
     @property
@@ -347,6 +340,38 @@ class Federation(Problem):
         return jax.lax.map(judge_block, (padded, real))
 
 
+def server_sets(
+    digits: Digits, settings: FederationSettings, sets: Literal["disjoint", "paper"], *, seed: int
+) -> tuple[Int[Array, " evaluation"], Int[Array, " test"]]:
+    """The server's images that models are scored on, and those that the aggregate is tested on."""
+    pool = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
+    evaluation, test = settings.evaluation, settings.test
+    needed = evaluation + (test if sets == "disjoint" else 0)
+    if needed > len(pool):
+        raise InputError(
+            f"federation: {evaluation} images to score models and {test} to test them were asked "
+            f"for, but the server has {len(pool)}; ask for fewer"
+        )
+    tested = pool[evaluation:needed] if sets == "disjoint" else pool
+    return jnp.asarray(pool[:evaluation], jnp.int32), jnp.asarray(tested, jnp.int32)
+
+
+def sets_of(federation: Federation) -> tuple[PyTree, PyTree]:
+    """The leaves that differ by run where they are `redrawn`."""
+    return federation.evaluation, federation.test
+
+
+def redrawn(
+    federation: Federation, digits: Digits, settings: PPOSettings, seeds: Sequence[int]
+) -> tuple[Federation, PyTree]:
+    """The federation with sets of the server's drawn anew for each of these runs, and its axes."""
+    drawn = [server_sets(digits, settings, settings.sets, seed=seed) for seed in seeds]
+    stacked = tuple(map(jnp.stack, zip(*drawn, strict=True)))
+    shared = jax.tree.map(lambda _: None, federation)
+    axes = eqx.tree_at(sets_of, shared, (0, 0), is_leaf=lambda leaf: leaf is None)
+    return eqx.tree_at(sets_of, federation, stacked), axes
+
+
 def paper_world(
     settings: PPOSettings, digits: Digits, seeds: Sequence[int]
 ) -> tuple[Federation, list[tuple[Task, Task]]]:
@@ -355,13 +380,17 @@ def paper_world(
     """
     digits = digits.pooled(settings.pooling)
     deals = {
-        seed: paper_split(digits, settings.clients, settings.samples, seed=seed)
+        seed: paper_split(
+            digits, settings.clients, settings.samples, unlike=settings.unlike, seed=seed
+        )
         for seed in dict.fromkeys(seeds)
     }
     tasks = {}
     for place, (seed, partition) in enumerate(deals.items()):
-        sizes, counts = settings.task_sizes, (settings.tasks, settings.unseen)
-        own = skewed_tasks(partition, *counts, sizes=sizes, seen=settings.seen, seed=2 * seed)
+        own = skewed_tasks(
+            partition, settings.tasks, settings.unseen, sizes=settings.task_sizes,
+            seen=settings.seen, unlike=settings.unlike, seed=2 * seed,
+        )  # fmt: skip
         first = place * partition.universe
         tasks[seed] = tuple(Task(part.members + first, part.mask) for part in own)
     columns = zip(*(vars(partition).values() for partition in deals.values()), strict=True)

@@ -5,10 +5,16 @@ Nothing here starts JAX.
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.domains.settings import Method, ScorerName, TrainingSettings
 from apportion.errors import InputError
+
+if TYPE_CHECKING:
+    from apportion.priority import Priority
+
+FEDAVG_VARIANCE = 0.005
+"""Of the aggregate's accuracy over an episode of FedAvg, which climbs from .55 to .90 in 50 rounds."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class FederationSettings(TrainingSettings):
     """Images the server scores models on."""
     test: int = 1000
     """Images the aggregate is tested on."""
-    state: Literal["invariant", "blind", "accuracy", "rich"] = "invariant"
+    state: Literal["invariant", "blind", "raw", "accuracy", "rich"] = "invariant"
     """What the policy sees of a client."""
     window: int = 5
     """Rounds of it, H."""
@@ -130,14 +136,17 @@ class PPOSettings(FederationSettings):
     learner: Literal["ppo"] = "ppo"
     """ppo: the paper's policy, on its own split; gradient: direct gradient through the aggregation, over
     federations of all kinds."""
-    state: Literal["accuracy", "rich"] = "accuracy"
-    """What the policy sees of a client: accuracy is the paper's, rich adds the accuracy on each class."""
+    state: Literal["raw", "accuracy", "rich"] = "accuracy"
+    """What the policy sees of a client: raw is the paper's, the accuracy of its models; accuracy is that
+    less the mean over the clients, scaled; rich adds the accuracy on each class."""
     clients: tuple[int, int] = (28, 18)
     """Clients of the universe that see the digits 0-5, and 6-9."""
     seen: tuple[int, int] = (18, 11)
     """Of each, those that training tasks are made of; unseen tasks are made of the others."""
     task_sizes: tuple[int, int] = (8, 2)
     """Clients of each kind in a task."""
+    unlike: bool = False
+    """Whether tasks are unlike: 1 to 4 clients of the second kind, and labels mixed by each client."""
     tasks: int = 10
     """Number of training tasks T."""
     sets: Literal["disjoint", "paper"] = "disjoint"
@@ -146,6 +155,11 @@ class PPOSettings(FederationSettings):
     """Discount."""
     scorer: ScorerName = "reward-variance"
     """What a task is scored by."""
+
+    def selection(self, first_score: float | None = None) -> "Priority":
+        """Scores begin on the scorer's own scale: beside 1, no variance of accuracies would count."""
+        usual = FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
+        return super().selection(usual if first_score is None else first_score)
 
 
 def reduced_size(**changes: Any) -> PPOSettings:

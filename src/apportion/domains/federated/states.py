@@ -1,6 +1,6 @@
 """What the server shows the policy of each client, x_{i,n} = f(v_{i,n}): never the data.
 
-The paper's state is the accuracy of the client's model on the server's evaluation set. `Invariant`
+The paper's state is the accuracy of the client's model on the server's evaluation set (`Raw`). `Invariant`
 is what the default policy sees: it knows samples, not classes, so that calling the classes by other
 names changes nothing, and it serves any number of classes and any score. `Blind` is its part that
 needs no samples. `Rich` is the one that the study of the paper's Figure 6 has beside the paper's.
@@ -85,17 +85,25 @@ class ClientState(eqx.Module):
         """The channels of every client."""
 
 
-class Accuracy(ClientState):
-    """5 (accuracy on the evaluation set - mean over the clients), which learns faster than the accuracy
-    itself, the paper's state.
-    """
+class Raw(ClientState):
+    """The paper's state: the accuracy on the evaluation set, as it is."""
 
     channels = 1
     reads = "classes"
 
     def __call__(self, submission: Submission) -> Channels:
         assert isinstance(submission.scores, ClassScores)
-        return 5 * submission.centred(submission.scores.correct.sum(-1, keepdims=True))
+        return submission.scores.correct.sum(-1, keepdims=True)
+
+
+class Accuracy(ClientState):
+    """5 (accuracy on the evaluation set - mean over the clients): `Raw`, scaled to learn faster."""
+
+    channels = 1
+    reads = "classes"
+
+    def __call__(self, submission: Submission) -> Channels:
+        return 5 * submission.centred(Raw()(submission))
 
 
 class Rich(ClientState):
@@ -228,6 +236,7 @@ class Invariant(ClientState):
 STATES: dict[str, ClientState] = {
     "invariant": Invariant(),
     "blind": Blind(),
+    "raw": Raw(),
     "accuracy": Accuracy(),
     "rich": Rich(),
 }

@@ -189,11 +189,13 @@ def train_paper_policies(
     methods: Sequence[Method],
     seeds: Sequence[int],
     *,
+    axes: PyTree = None,
     on_chunk: OnChunk | None = None,
 ) -> TrainingResult:
     """One run for each (tasks, method, seed) triple, all in one `vmap`.
 
     Single-task learning is a run whose tasks are all the same one, so that methods share a program.
+    `axes` says which leaves of the federation differ by run.
     """
     own = [
         t[np.zeros(len(t), int)] if method == "stl" else t
@@ -216,6 +218,7 @@ def train_paper_policies(
         scorer=settings.scorer_function(),
         replay=Replay(act_periods=0),
         chunks=Chunks(length, on_chunk=on_chunk),
+        problem_axes=axes,
         keys=run_keys,
     )
 
