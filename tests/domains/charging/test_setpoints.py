@@ -1,13 +1,19 @@
 """Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.domains.charging import schedulers, setpoints
 from apportion.domains.charging.days import stations_of
 from apportion.domains.charging.garage import Stations
+from apportion.domains.charging.schedulers import pour, serve_in_order
 from apportion.domains.charging.setpoints import set_points, straight_through
 from apportion.domains.charging.site import Branch, Site, Station
 
@@ -134,3 +140,54 @@ def test_learning_sees_the_wishes():
     slope = jax.grad(lambda wish: straight_through(wish, jnp.floor(wish)).sum())(jnp.array([7.9]))
     assert slope.tolist() == [1.0]
     assert straight_through(jnp.array([7.9]), jnp.array([7.0])).tolist() == [7.0]
+
+
+@settings(max_examples=40)
+@given(garages())
+def test_many_stations_are_put_in_the_same_order_by_sorting(garage):
+    wishes, most, wiring, capacity, on, held = garage
+    seen: Any = SimpleNamespace(
+        arrived=jnp.asarray(most), limit_kw=jnp.asarray(most), capacity_kw=jnp.float32(50)
+    )
+
+    def everything():
+        return (
+            set_points(jnp.asarray(wishes), most, wiring, capacity, on=on, held=held),
+            serve_in_order(seen, jnp.asarray(wishes)),
+            pour(jnp.asarray(wishes), jnp.float32(20)),
+        )
+
+    few = everything()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setpoints, "COMPARED", 0)
+        patch.setattr(schedulers, "COMPARED", 0)
+        many = everything()
+    assert np.asarray(many[0]).tolist() == np.asarray(few[0]).tolist()
+    for one, other in zip(few[1:], many[1:], strict=True):
+        assert np.asarray(one) == pytest.approx(np.asarray(other), abs=1e-3)
+
+
+def largest(program: Any) -> int:
+    """The largest array in a program."""
+    inner = [
+        largest(part.jaxpr if hasattr(part, "jaxpr") else part)
+        for equation in program.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(part, "eqns") or hasattr(part, "jaxpr")
+    ]
+    own = [out.aval.size for equation in program.eqns for out in equation.outvars]
+    return max([*inner, *own], default=0)
+
+
+def test_no_program_compares_all_of_many_stations_with_all():
+    many = 2_000
+    wiring, values = alike(many, 1e6), jnp.ones(many)
+    flags = values > 0
+    seen: Any = SimpleNamespace(arrived=values, limit_kw=values, capacity_kw=jnp.float32(50))
+    for program in (
+        lambda x: set_points(x, x, wiring, jnp.float32(50), on=flags, held=flags),
+        lambda x: serve_in_order(seen, x),
+        lambda x: pour(x, jnp.float32(50)),
+    ):
+        assert largest(jax.make_jaxpr(program)(values).jaxpr) < 10 * many
