@@ -233,7 +233,8 @@ def with_future(frame: pd.DataFrame, seed: int, names: Sequence[str]) -> pd.Data
     """The sessions, and others from the cut on: of any station, site, hour, stay and power."""
     rng = np.random.default_rng(seed)
     number = int(rng.integers(1, 80))
-    arrival = CUT.astype("datetime64[s]") + rng.integers(0, 10 * 86_400, number)
+    # Days are those of standard time: in summer the clock on the wall is an hour ahead.
+    arrival = CUT.astype("datetime64[s]") + rng.integers(3600, 10 * 86_400, number)
     more = pd.DataFrame(
         {
             "site": rng.choice(["jpl", "elsewhere"], number, p=[0.9, 0.1]),
@@ -296,7 +297,8 @@ def test_a_car_that_is_still_there_keeps_its_day_open(garages):
 
 def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, tested):
     new = FRAME[FRAME.site == "jpl"].tail(2).assign(station=["AAA", "ZZZ"])
-    more = inspect_frame(pd.concat([FRAME, new]).astype({"site": str, "station": str}), "s").frame
+    both = pd.concat([FRAME, new], ignore_index=True).astype({"site": str, "station": str})
+    more = inspect_frame(both, "s").frame
     with pytest.warns(
         UserWarning, match=r"jpl: 2 sessions at stations .*\(AAA, ZZZ\) are left out"
     ):
