@@ -200,6 +200,8 @@ def test_the_baseline_may_be_the_users_own_or_another_run(untrained, saved, tmp_
     assert not np.nan_to_num(same.values).any()
     with pytest.raises(InputError, match="no scheduler 'clairvoyant' to certify against"):
         daily_gains(untrained, saved, FRAME, "clairvoyant", **SOME)
+    with pytest.raises(InputError, match="no scheduler 'xxx"):
+        daily_gains(untrained, saved, FRAME, 300 * "x", **SOME)
 
 
 def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_refused_for_another(

@@ -8,6 +8,7 @@ that what garages of one day have in common counts once. Only days after trainin
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -610,7 +611,8 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
     if name in SCHEDULERS and name not in HINDSIGHT:
         return SCHEDULERS[name], {}
-    if not Path(name).is_dir():
+    # Of a name that is too long, os.path says no where Path raises.
+    if not os.path.isdir(name):
         known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
         raise InputError(
             f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "
