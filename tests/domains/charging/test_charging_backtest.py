@@ -304,9 +304,7 @@ def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, te
     with pytest.warns(
         UserWarning, match=r"jpl: 2 sessions at stations .*\(AAA, ZZZ\) are left out"
     ):
-        again = backtest_saved(
-            untrained, saved, more, **SOME, optimum=False, schedulers={"llf": SCHEDULERS["llf"]}
-        )
+        again = backtest_saved(untrained, saved, more, optimum=False, **SOME)
     np.testing.assert_array_equal(again.members, tested.members)
     np.testing.assert_array_equal(again.drawn_kwh["llf"], tested.drawn_kwh["llf"])
     other = inspect_frame(FRAME[FRAME.site == "jpl"].assign(station="elsewhere"), "s").frame
