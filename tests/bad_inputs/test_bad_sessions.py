@@ -43,6 +43,26 @@ def session(**changes: str) -> str:
         session(delivered_kwh="9000").replace(",20,5\n", ",20,5000\n"),
         "if it is in Wh",
     ),
+    (
+        "the year 2081",
+        session(arrival="2081-05-01 08:00", departure="2081-05-01 09:00"),
+        "no session between 2019-05-01 and 2081-05-01",
+    ),
+    ("the year 1018", session(arrival="1018-05-01 08:00"), "not of the years"),
+    ("a stay of years", session(departure="2081-05-01 10:00"), "more than a year after"),
+    ("a weekday", session(arrival="Mon 05/02/2018"), 'column "arrival" is no time'),
+    ("sites by case", session(site="HERE"), 'sites "HERE" and "here" differ by case only'),
+    (
+        "columns by case",
+        session().replace("requested_kwh", "Arrival", 1),
+        'columns "arrival" and "Arrival" differ by case only',
+    ),
+    (
+        "compact with a zone",
+        session().replace("-05-01 ", "0501T").replace(":00", "00-0800"),
+        "times carry a zone",
+        "--timezone",
+    ),
     ("some with a zone", session(arrival="2019-05-01 08:00+00:00"), "some times carry a zone"),
 )
 def test_a_file_of_sessions_that_is_wrong_is_refused(case, tmp_path, monkeypatch, capfd):

@@ -69,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"apportion: {error}", file=sys.stderr)
         code = 2
     except KeyboardInterrupt:
-        print("apportion: stopped at once, nothing more was saved", file=sys.stderr)
+        print("apportion: stopped at once, nothing more was saved", file=sys.stderr, flush=True)
+        if arguments is None:
+            # Compiled work may still run, and would crash in a process that is being taken apart.
+            os._exit(2)
         code = 2
     except BrokenPipeError:
         # The reader of our output has gone, as `| head` does; there is nobody to report to.

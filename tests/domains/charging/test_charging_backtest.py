@@ -1,10 +1,12 @@
 """A policy beside the schedulers: sums, leads, gains by day, and that training pays."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 from apportion.domains.charging.backtest import (
@@ -17,9 +19,11 @@ from apportion.domains.charging.backtest import (
     check_facts,
     daily_gains,
 )
+from apportion.domains.charging.days import Days
+from apportion.domains.charging.forecasts import add_forecasts
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.schedulers import SCHEDULERS, fcfs, simulate_all
-from apportion.domains.charging.sessions import read_sessions
+from apportion.domains.charging.sessions import inspect_frame, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.site import Site, embedded_site
 from apportion.domains.charging.training import Garages, facts_of, train_charging
@@ -196,6 +200,8 @@ def test_the_baseline_may_be_the_users_own_or_another_run(untrained, saved, tmp_
     assert not np.nan_to_num(same.values).any()
     with pytest.raises(InputError, match="no scheduler 'clairvoyant' to certify against"):
         daily_gains(untrained, saved, FRAME, "clairvoyant", **SOME)
+    with pytest.raises(InputError, match="no scheduler 'xxx"):
+        daily_gains(untrained, saved, FRAME, 300 * "x", **SOME)
 
 
 def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_refused_for_another(
@@ -220,3 +226,100 @@ def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_r
     path.write_text("[]")
     with pytest.raises(InputError, match="no certificate"):
         certified_trust(path, site)
+
+
+CUT = np.datetime64("2019-07-11")
+
+
+def with_future(frame: pd.DataFrame, seed: int, names: Sequence[str]) -> pd.DataFrame:
+    """The sessions, and others from the cut on: of any station, site, hour, stay and power."""
+    rng = np.random.default_rng(seed)
+    number = int(rng.integers(1, 80))
+    # Days are those of standard time: in summer the clock on the wall is an hour ahead.
+    arrival = CUT.astype("datetime64[s]") + rng.integers(3600, 10 * 86_400, number)
+    more = pd.DataFrame(
+        {
+            "site": rng.choice(["jpl", "elsewhere"], number, p=[0.9, 0.1]),
+            "station": rng.choice(names, number),
+            "arrival": arrival,
+            "departure": arrival + rng.integers(600, 40 * 3600, number),
+            "stated_departure": arrival + rng.integers(600, 40 * 3600, number),
+            "requested_kwh": rng.uniform(0, 90, number),
+            "delivered_kwh": rng.uniform(0, 60, number),
+        }
+    )
+    return inspect_frame(
+        pd.concat([frame.astype({"site": str, "station": str}), more], ignore_index=True),
+        "sessions",
+    ).frame
+
+
+@pytest.mark.filterwarnings("ignore:jpl. .* at stations that were not there")
+def test_no_bit_of_what_is_said_of_a_day_depends_on_later_ones(saved, untrained, garages):
+    before = FRAME[FRAME.arrival < CUT]
+    known = list(garages.descriptions["jpl"].stations)
+    gains = daily_gains(untrained, saved, before, "llf", **SOME)
+    then = add_forecasts(
+        Days.of(before, "jpl", garages.descriptions["jpl"]), garages.predictor, recall=True
+    )
+    count = int((then.dates <= then.over).sum())
+    assert str(gains.labels()[-1]) == str(then.over)
+    assert count > 30
+    for seed in range(3):
+        later = with_future(before, seed, [*known, "new", "newer"])
+        again = daily_gains(untrained, saved, later, "llf", **SOME)
+        assert len(again.values) > len(gains.values)
+        assert again.labels()[: len(gains.values)].tolist() == gains.labels().tolist()
+        assert again.values[: len(gains.values)].tobytes() == gains.values.tobytes()
+        now = add_forecasts(
+            Days.of(with_future(before, seed, known), "jpl", garages.descriptions["jpl"]),
+            garages.predictor,
+            recall=True,
+        )
+        for old, new in zip(jax.tree.leaves(then.garage), jax.tree.leaves(now.garage), strict=True):
+            own = tuple(slice(size) for size in old[:count].shape)
+            np.testing.assert_array_equal(old[:count], new[own])
+
+
+def test_a_car_that_is_still_there_keeps_its_day_open(garages):
+    description = garages.descriptions["jpl"]
+    name = next(iter(description.stations))
+    rows = [
+        ("2019-07-01 08:00", "2019-07-01 10:00"),
+        ("2019-07-02 20:00", "2019-07-04 10:00"),
+        ("2019-07-05 08:00", "2019-07-05 10:00"),
+        ("2019-07-08 08:00", "2019-07-09 10:00"),
+    ]
+    for count, over in ((1, "2019-07-01"), (2, "2019-07-01"), (3, "2019-07-05"), (4, "2019-07-07")):
+        frame = pd.DataFrame(rows[:count], columns=["arrival", "departure"])
+        frame = frame.assign(site="jpl", station=name, delivered_kwh=5.0)
+        days = Days.of(inspect_frame(frame, "sessions").frame, "jpl", description)
+        assert str(days.over) == over
+
+
+def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, tested):
+    new = FRAME[FRAME.site == "jpl"].tail(2).assign(station=["AAA", "ZZZ"])
+    both = pd.concat([FRAME, new], ignore_index=True).astype({"site": str, "station": str})
+    more = inspect_frame(both, "s").frame
+    with pytest.warns(
+        UserWarning, match=r"jpl: 2 sessions at stations .*\(AAA, ZZZ\) are left out"
+    ):
+        again = backtest_saved(untrained, saved, more, optimum=False, **SOME)
+    np.testing.assert_array_equal(again.members, tested.members)
+    np.testing.assert_array_equal(again.drawn_kwh["llf"], tested.drawn_kwh["llf"])
+    other = inspect_frame(FRAME[FRAME.site == "jpl"].assign(station="elsewhere"), "s").frame
+    with pytest.raises(InputError, match="none of its stations, such as elsewhere, was there"):
+        backtest_saved(untrained, saved, other, **SOME)
+    strange = inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="strange"), "s").frame
+    with pytest.raises(InputError, match='site "strange" was not trained on'):
+        daily_gains(untrained, saved, strange, "llf", tasks=3)
+
+
+def test_a_site_is_the_same_whatever_its_case_and_training_days_are_warned_of(saved, untrained):
+    loud = inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="JPL"), "s").frame
+    quick = {"tasks": 1, "optimum": False, "schedulers": {}}
+    found = backtest_saved(untrained, saved, loud, **quick)
+    assert str(found.dates[0]) > "2019-06-30"
+    assert backtest_saved(untrained, saved, FRAME, site="Jpl", **quick).dates[0] == found.dates[0]
+    with pytest.warns(UserWarning, match="trained on days of jpl up to 2019-06-"):
+        backtest_saved(untrained, saved, FRAME, site="jpl", start="2019-06-24", **quick)

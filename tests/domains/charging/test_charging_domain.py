@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pandas as pd
@@ -17,11 +19,12 @@ from apportion.domains.charging.domain import (
     ChargingBacktestOptions,
     ChargingCertifyOptions,
     ChargingCheckOptions,
+    _read_own,
 )
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.site import embedded_site
+from apportion.domains.charging.site import describe_sites, embedded_site, saved_site
 from apportion.domains.charging.training import Garages, judge_policy
 from apportion.errors import InputError
 from apportion.policy import Pooled
@@ -142,3 +145,35 @@ def test_a_promise_in_whole_kwh_is_one(tmp_path):
 def test_settings_that_cannot_work_are_refused_before_any_work(changes, message):
     with pytest.raises(InputError, match=message):
         DOMAIN.prepare(ChargingSettings(**({"site": ("jpl",)} | changes)))
+
+
+def test_a_run_remembers_its_zone(tmp_path):
+    path, site = tmp_path / "s.csv", tmp_path / "site.toml"
+    path.write_text(
+        "station,arrival,departure,delivered_kwh\na,2019-07-01T15:00Z,2019-07-01T16:00Z,5\n"
+    )
+    site.write_text("feeder_kw = 20\n[stations.a]\n")
+    zone = "America/Los_Angeles"
+    run: Any = SimpleNamespace(settings={"sessions": "other.csv", "timezone": zone})
+    assert _read_own(run, path, ChargingBacktestOptions()).arrival[0].hour == 8
+    told = ChargingBacktestOptions(timezone="Europe/Berlin")
+    assert _read_own(run, path, told).arrival[0].hour == 17
+    # So do its certificates and its controller, which are then of one site.
+    saved = saved_site({"timezone": zone}, str(site))
+    described = describe_sites(_read_own(run, path, told), (str(site),), timezone=zone)
+    assert saved.timezone == zone
+    assert described["garage"].fingerprint == saved.fingerprint
+
+
+def test_ctrl_c_takes_no_process_apart():
+    """Compiled work that still runs would crash in it."""
+    program = (
+        "import atexit, os, signal, apportion.cli as cli; atexit.register(print, 'taken apart'); "
+        "cli._run = lambda *_: os.kill(os.getpid(), signal.SIGINT); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "apportion: stopped at once, nothing more was saved\n"

@@ -468,3 +468,42 @@ def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
     told = [one.allocate(midday) for one in both]
     assert told[0].allocation_a != told[1].allocation_a
     assert np.isfinite(list(told[0].allocation_kw.values())).all()
+
+
+def test_stations_that_nobody_knows_are_named_up_to_twenty_in_letters_that_can_be_written():
+    stations = [{"id": name} for name in ("\ud800", "x" * 300, *(f"no {n}" for n in range(98)))]
+    offers = controller().allocate(NOW | {"stations": [*NOW["stations"], *stations]})
+    assert offers.warnings[-1] == "80 more stations are not of the site"
+    assert len(offers.warnings) == 21
+    assert r"station \ud800 is not one" in offers.warnings[0]
+    assert "\n".join(offers.warnings).encode("utf-8")
+    assert max(map(len, offers.warnings)) < 150
+
+
+@pytest.mark.parametrize("time", ["Mon 05/02/2018", "05/02/2018 09:00", "tomorrow"])
+def test_a_time_that_may_be_another_is_not_read(time):
+    told = controller().allocate(NOW | {"time": time}).warnings
+    assert any("write it as 2021-06-01 09:00" in warning for warning in told)
+
+
+class Name(str):
+    """A name that counts how often it is held against another."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_twice_the_stations_are_twice_the_work():
+    counts = []
+    for many in (100, 200):
+        site = Site({Name(f"S{n}"): Station() for n in range(many)}, feeder_kw=100.0)
+        asked = controller(site)
+        now = [{"id": f"S{n}", "plugged": True, "arrival": "2021-06-01 08:00"} for n in range(many)]
+        Name.compared = 0
+        assert not asked.allocate({"time": "2021-06-01 09:00", "stations": now}).warnings
+        counts.append(Name.compared)
+    assert counts[1] < 2.5 * counts[0]

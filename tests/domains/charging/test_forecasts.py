@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.domains.charging import forecasts
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import (
     EarlierDays,
@@ -292,3 +293,23 @@ def test_a_policy_is_shown_its_own_sites_and_zeros_where_nothing_is_recalled():
     seen = shown(plain, places[0], day, n)
     assert not seen.to_come_kwh.any()
     assert not seen.familiarity.any()
+
+
+def test_requests_are_recalled_where_they_are_asked_for_and_of_the_newest_alone(monkeypatch):
+    some, dates = np.array([3, 8, 20]), DAYS.dates
+    earlier = EarlierDays.of(DAYS, FITTED)
+    garage = earlier.apply(DAYS.garage, dates, some)
+    others = np.setdiff1d(np.arange(len(DAYS.stations)), some)
+    predicted = pair(FITTED.apply(DAYS.garage))
+    for now, everywhere, alone in zip(pair(garage), pair(KNOWN), predicted, strict=True):
+        assert now[:, some] == pytest.approx(everywhere[:, some], rel=1e-5)
+        assert now[:, others] == pytest.approx(alone[:, others], abs=1e-5)
+    only = add_forecasts(DAYS, FITTED, recall=True, only=DAYS.between(dates[20]), stations=some)
+    np.testing.assert_array_equal(pair(only.garage)[0], pair(garage)[0][20:])
+    # However many there are, the work of a day is bounded.
+    monkeypatch.setattr(forecasts, "_RECALLED", 50)
+    names = ("request_day", "requests", "remainders")
+    newest = replace(earlier, **{name: getattr(earlier, name)[-50:] for name in names})
+    tomorrow, asked = earlier.request_day[-1] + 1, earlier.requests[-3:]
+    found = earlier._similar(tomorrow, asked)
+    np.testing.assert_array_equal(found, newest._similar(tomorrow, asked))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.domains.charging.days import Days
 from apportion.domains.charging.sessions import (
     EMBEDDED,
     LAYOUT,
@@ -17,7 +19,7 @@ from apportion.domains.charging.sessions import (
     inspect_sessions,
     read_sessions,
 )
-from apportion.domains.charging.site import describe_sites
+from apportion.domains.charging.site import Site, Station, describe_sites
 from apportion.errors import InputError
 
 HEAD = ",".join(LAYOUT)
@@ -47,7 +49,8 @@ def test_the_embedded_sessions_are_whole_attributed_and_their_oddities_noted():
     said = checked.summary()
     assert "valid: embedded sessions: 23,449 sessions, 2019-05-01 to 2021-08-31" in said
     assert "before the one at its station has left in 1 session, first at row 22280" in said
-    assert len(checked.notes) == 2
+    assert "jpl: 1 pause of more than 14 days without a session, the first after 2019-12-31" in said
+    assert len(checked.notes) == 4
     assert checked.to_json()["sessions"]["fingerprint"] == fingerprint(frame)
     # Whoever reads them has a table of their own.
     own = read_sessions()
@@ -261,3 +264,79 @@ def test_whatever_is_in_a_file_is_used_or_refused_in_words(data):
     except InputError as error:
         said = [str(error)]
     assert all(sentence.startswith("made up: ") for sentence in said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["20190304T085300-0800", "20190304T165300Z", "2019-03-04T08:53-08", "20190304T0853-0800"],
+)
+def test_compact_times_are_read_by_their_zone(text, tmp_path):
+    row = GOOD.replace("2019-05-01 08:00", text)
+    later = "20190304T1200-0800"
+    row = row.replace("2019-05-01 10:00", later).replace("2019-05-01 11:00", later)
+    path = written(tmp_path, row)
+    [told] = refused(path)
+    assert "times carry a zone" in told
+    frame = read_sessions(path, timezone="America/Los_Angeles")
+    assert frame.arrival[0] == pd.Timestamp("2019-03-04 08:53", tz="America/Los_Angeles")
+    # Where the file says nothing of it, what is usual counts, and what is told goes before it.
+    assert read_sessions(path, usual_zone="Europe/Berlin").arrival[0].hour == 17
+    told = read_sessions(path, usual_zone="Europe/Berlin", timezone="America/Los_Angeles")
+    assert told.arrival[0].hour == 8
+
+
+def test_compact_times_without_a_zone_are_the_garages(tmp_path):
+    plain = written(tmp_path, GOOD)
+    sound = fingerprint(read_sessions(plain))
+    path = written(tmp_path, GOOD.replace("-05-01 ", "0501T").replace(":00", "00"))
+    assert fingerprint(read_sessions(path)) == sound
+
+
+def test_days_without_times_and_long_pauses_are_noted(tmp_path):
+    later = GOOD.replace("05-01", "06-01")
+    assert (
+        "1 pause of more than 14 days" in inspect_sessions(written(tmp_path, GOOD, later)).notes[0]
+    )
+    days = "here,a,2019-05-01,2019-05-03,,,5"
+    notes = inspect_sessions(written(tmp_path, days)).notes
+    assert [note.split(";")[0].partition('"')[2] for note in notes] == [
+        f'{name}" is a day without a time of day wherever it is there'
+        for name in ("arrival", "departure")
+    ]
+
+
+def calls_in(work):
+    """Functions that Python calls in this work, of C's, too."""
+    count = 0
+
+    def seen(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_no_call_is_made_for_each_session(tmp_path):
+    """A table of four times the sessions, on the same days, takes as many calls."""
+    counts = []
+    for stations in (500, 2000):
+        rows = [
+            f"here,s{n},2019-05-01 {n % 12:02d}:00,2019-05-01 {n % 12 + 4}:00,,,5"
+            for n in range(stations)
+        ]
+        path = written(tmp_path, *rows)
+        frame = read_sessions(path, timezone="America/Los_Angeles")
+        site = Site(
+            {f"s{n}": Station() for n in range(20)}, feeder_kw=50.0, timezone="Europe/Berlin"
+        )
+        few = frame.assign(station=[f"s{n % 20}" for n in range(stations)])
+        reading = calls_in(lambda path=path: read_sessions(path, timezone="America/Los_Angeles"))
+        counts.append((reading, calls_in(lambda few=few, site=site: Days.of(few, "here", site))))
+    # Each name is looked at, by a call or two.
+    assert counts[1][0] - counts[0][0] < 2.5 * 1500
+    assert counts[1][1] < 1.2 * counts[0][1]

@@ -1,15 +1,21 @@
 """Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apportion.domains.charging import schedulers, setpoints
 from apportion.domains.charging.days import stations_of
-from apportion.domains.charging.garage import Stations
+from apportion.domains.charging.garage import Stations, StationView, see, unknown
+from apportion.domains.charging.schedulers import pour, serve_in_order
 from apportion.domains.charging.setpoints import set_points, straight_through
 from apportion.domains.charging.site import Branch, Site, Station
+from domains.charging.garages import STATIONS, WIRING, random_garage
 
 NAMES = [f"S{place}" for place in range(8)]
 traced = []
@@ -134,3 +140,54 @@ def test_learning_sees_the_wishes():
     slope = jax.grad(lambda wish: straight_through(wish, jnp.floor(wish)).sum())(jnp.array([7.9]))
     assert slope.tolist() == [1.0]
     assert straight_through(jnp.array([7.9]), jnp.array([7.0])).tolist() == [7.0]
+
+
+def view(seed: int, many: int) -> StationView:
+    """So many stations around noon."""
+    stations = jax.tree.map(jnp.asarray, WIRING.at(np.arange(many) % STATIONS))
+    day = random_garage(seed, many)
+    return see(day, stations, unknown(stations), jnp.int32(48), jnp.float32(30.0))
+
+
+def put_in_order(seen: StationView, wishes, on, held):
+    """All that depends on who comes before whom."""
+    told = set_points(wishes, seen.most_a, seen.stations, seen.capacity_kw, on=on, held=on & held)
+    return told, serve_in_order(seen, wishes), pour(wishes, seen.capacity_kw)
+
+
+def test_many_stations_are_put_in_the_same_order_by_sorting(monkeypatch):
+    rng, garages = np.random.default_rng(0), []
+    for seed in range(20):
+        # Many wishes are equal.
+        wishes = jnp.asarray(rng.integers(0, 4, STATIONS) * 3.7, jnp.float32)
+        garages.append(
+            (view(seed, STATIONS), wishes, *jnp.asarray(rng.random((2, STATIONS)) < 0.5))
+        )
+    by_pairs = jax.jit(lambda *garage: put_in_order(*garage))
+    few = [by_pairs(*garage) for garage in garages]
+    monkeypatch.setattr(setpoints, "COMPARED", 0)
+    monkeypatch.setattr(schedulers, "COMPARED", 0)
+    sorting = jax.jit(lambda *garage: put_in_order(*garage))
+    for garage, expected in zip(garages, few, strict=True):
+        for found, own in zip(sorting(*garage), expected, strict=True):
+            assert np.asarray(found) == pytest.approx(np.asarray(own), abs=1e-3)
+
+
+def largest(program: Any) -> int:
+    """The largest array in a program."""
+    inner = [
+        largest(part.jaxpr if hasattr(part, "jaxpr") else part)
+        for equation in program.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(part, "eqns") or hasattr(part, "jaxpr")
+    ]
+    own = [out.aval.size for equation in program.eqns for out in equation.outvars]
+    return max([*inner, *own], default=0)
+
+
+def test_no_program_compares_all_of_many_stations_with_all():
+    many = 2_000
+    flags = jnp.ones(many, bool)
+    program = jax.make_jaxpr(put_in_order)(view(0, many), jnp.ones(many), flags, flags)
+    assert many <= largest(program.jaxpr) < 10 * many

@@ -7,6 +7,9 @@ that what garages of one day have in common counts once. Only days after trainin
 """
 
 import json
+import math
+import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,8 +39,9 @@ from apportion.domains.charging.schedulers import (
     simulate,
     walk_day,
 )
+from apportion.domains.charging.sessions import count
 from apportion.domains.charging.settings import OBJECTIVES
-from apportion.domains.charging.site import Site, describe_sites, saved_site
+from apportion.domains.charging.site import Site, describe_sites, of_site, saved_site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
@@ -282,6 +286,12 @@ def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
     return number * full_kw
 
 
+def draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
+    """So many garages of these stations, or as many as there are, (tasks, entities)."""
+    count = min(tasks, count_tasks(stations, task_size))
+    return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
+
+
 def backtest_schedules(
     policy: Policy,
     days: Days,
@@ -314,8 +324,7 @@ def backtest_schedules(
         What the policy was trained for.
     """
     garage, stations = days.garage, len(days.stations)
-    count = min(tasks, count_tasks(stations, task_size))
-    members = np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
+    members = draw_garages(stations, task_size, tasks, seed)
     full = np.asarray(days.wiring.max_kw)[members].sum(1)
     feeder = feeders(capacity, full)
     drawn: dict[str, Drawn] = {}
@@ -409,11 +418,14 @@ def backtest_saved(
     schedulers: Mapping[str, Schedule] = SCHEDULERS,
     optimum: bool = True,
     mpc: bool = False,
+    past_alone: bool = False,
 ) -> ChargingBacktest:
     """A policy, of which this was saved, beside every scheduler on a file's sessions.
 
     Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
-    that was trained on.
+    that was trained on. Of one that was, the stations are those known in training: garages are drawn
+    among them, and one that appears later is left out with a warning. With `past_alone` nothing that is
+    said of a day changes with sessions of later ones, and what cannot be so is refused.
     """
     check_facts(saved)
     if tasks < 1:
@@ -424,13 +436,19 @@ def backtest_saved(
             f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
         )
     chosen = names[0] if site is None else site
-    described = describe_sites(frame, (chosen,), embedded=embedded, timezone=timezone)
+    described = describe_sites(
+        frame, (chosen,), embedded=embedded, timezone=timezone or saved.get("timezone")
+    )
     [(name, description)] = described.items()
-    if name == chosen and name in saved.get("sites", {}):
-        # As in training: from a few days other cables might be inferred.
-        known, there = saved_site(saved, name), frame.station[frame.site == name].astype(str)
-        description = known if set(there) <= set(known.stations) else description
     whole = site is not None and site.endswith(".toml")
+    if not whole and of_site(saved.get("sites", {}), name) is not None:
+        description = saved_site(saved, name)
+        frame = _at_known_stations(frame, name, description)
+    elif past_alone and not whole and not embedded:
+        raise InputError(
+            f'site "{name}" was not trained on, and what its stations are would be told by later sessions; '
+            "describe it in a TOML file and give that with --site"
+        )
     objective = saved.get("objective", "energy")
     physics = physics_of(
         saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
@@ -438,12 +456,20 @@ def backtest_saved(
     everything = Days.of(
         frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
     )
-    until = saved.get("until", {}).get(everything.site)
-    if start is None and until is not None and not unseen:
+    until = None if unseen else of_site(saved.get("until", {}), name)
+    if until is not None and start is None:
         start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
-    known = set(saved.get("trained_on", {}).get(everything.site, ())) if unseen else set()
-    places = [i for i, name in enumerate(everything.stations) if name not in known]
-    everything.between(start, end)
+    elif until is not None and as_day(str(start)) <= as_day(until):
+        warnings.warn(
+            f"the policy was trained on days of {name} up to {until}; what it serves on them says nothing "
+            "about days to come",
+            stacklevel=2,
+        )
+    known = set(of_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
+    places = [i for i, station in enumerate(everything.stations) if station not in known]
+    if past_alone:
+        end = str(everything.over)
+    tested = everything.between(start, end)
     size = saved.get("task_size", 1) if stations is None else stations
     is_described = whole and stations is None and capacity is None and not unseen
     if whole and stations is None:
@@ -458,10 +484,13 @@ def backtest_saved(
     capacity = 0.15 if capacity is None else capacity
     feeders(capacity, np.ones(1))
     predictor = Predictor.from_dict(saved.get("predictor", {}))
-    days = add_forecasts(everything, predictor, saved.get("recall", False))
+    drawn = np.asarray(places)[np.unique(draw_garages(len(places), size, tasks))]
+    days = add_forecasts(
+        everything, predictor, saved.get("recall", False), only=tested, stations=drawn
+    )
     found = backtest_schedules(
         policy,
-        days.between(start, end).at(places),
+        days.at(places),
         capacity=capacity,
         task_size=size,
         tasks=tasks,
@@ -472,6 +501,27 @@ def backtest_saved(
         promise_kwh=saved.get("promise_kwh"),
     )
     return replace(found, fingerprint=description.fingerprint if is_described else None)
+
+
+def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
+    """The sessions at stations that are described; the others are named in a warning."""
+    here = frame.site == site
+    other = here & ~frame.station.isin(list(description.stations))
+    if not other.any():
+        return frame
+    names = sorted(frame.station[other].astype(str).unique())
+    if other.sum() == here.sum():
+        raise InputError(
+            f'site "{site}": none of its stations, such as {names[0]}, was there in training; if it is '
+            "another garage, call it something else"
+        )
+    warnings.warn(
+        f"{site}: {count(int(other.sum()), 'session')} at stations that were not there in "
+        f"training ({', '.join(names[:3])}{', ...' if names[3:] else ''}) are left out; describe the site "
+        "in a TOML file to test it with them",
+        stacklevel=3,
+    )
+    return frame.loc[~other]
 
 
 def daily_gains(
@@ -502,12 +552,21 @@ def daily_gains(
     if isinstance(schedule, str):
         schedule, until = _scheduler(schedule)
         own = saved.get("until", {})
-        saved["until"] = {s: max(own.get(s, ""), until.get(s, "")) for s in {*own, *until}}
+        saved["until"] = {
+            site.casefold(): max(of_site(own, site) or "", of_site(until, site) or "")
+            for site in {*own, *until}
+        }
     found = backtest_saved(
-        policy, saved, frame, schedulers={name: schedule}, optimum=False, **chosen
+        policy,
+        saved,
+        frame,
+        schedulers={name: schedule},
+        optimum=False,
+        past_alone=True,
+        **chosen,
     )
-    needed = found.by_day().astype(float)
-    more = found.by_day(POLICY).astype(float) - found.by_day(name).astype(float)
+    needed = _sums(found.need_kwh)
+    more = _sums(found.drawn_kwh[POLICY]) - _sums(found.drawn_kwh[name])
     # A day on which nobody needed anything says nothing.
     share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
     return Gains.within(
@@ -519,6 +578,12 @@ def daily_gains(
         unit="the day's need",
         site=found.fingerprint,
     )
+
+
+def _sums(kwh: np.ndarray) -> np.ndarray:
+    """Each day's sum, rounded once: no bit of it depends on what other days have."""
+    days = np.asarray(kwh, float).swapaxes(0, 1)
+    return np.array([math.fsum(day.ravel().tolist()) for day in days])
 
 
 def certified_trust(path: Path, site: Site) -> float:
@@ -546,7 +611,8 @@ def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
     """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
     if name in SCHEDULERS and name not in HINDSIGHT:
         return SCHEDULERS[name], {}
-    if not Path(name).is_dir():
+    # Of a name that is too long, os.path says no where Path raises.
+    if not os.path.isdir(name):
         known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
         raise InputError(
             f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,11 @@ _LONGEST_GAP_HOURS = 24.0
 _NO_ZONE = "a time carries a zone, and the site has none; its clock is taken to be UTC's"
 _FULL_HOURS = 1e3
 """A car that is said to be full counts as idle for so long."""
+_NAMED = 20
+"""Stations that nobody knows are named up to so many."""
+_NEAR = 1000
+"""Among the first so many stations one that was meant is looked for."""
+_LONGEST_NAME = 60
 _SAME_CAR = pd.Timedelta(minutes=5)
 """Clocks that differ by less tell the same arrival."""
 
@@ -176,6 +182,7 @@ class Controller:
             )
         self.site, self.baseline, self.trust = site, baseline, trust
         self._names = list(site.stations)
+        self._places = {name: place for place, name in enumerate(self._names)}
         self._stations = stations_of(site)
         self._physics = physics_of(site.period_minutes, objective=about.get("objective", "energy"))
         self._policy = PolicySchedule(policy, spare=not self._physics.fill)
@@ -438,21 +445,23 @@ class Controller:
             warnings.append("stations is no list; everything stays as it was")
             return time, float(capacity), {}, everyone_silent, fixed
         cars: dict[str, Car] = {}
-        told = set()
+        told, strange = set(), 0
         for number, station in enumerate(stations):
             name = str(station.get("id")) if isinstance(station, Mapping) else None
-            if name is None or name not in self.site.stations:
-                warnings.append(
-                    f"station {name or number} is not one of the site; it is told nothing"
-                    + suggest(name or "", self._names)
-                )
+            if name is None or name not in self._places:
+                strange += 1
+                if strange <= _NAMED:
+                    warnings.append(
+                        f"station {_shown_name(name or str(number))} is not one of the site; it is told "
+                        f"nothing{suggest(name or '', self._names[:_NEAR])}"
+                    )
             elif name in told:
                 warnings.append(f"station {name} is there twice; the first counts")
             else:
                 told.add(name)
                 car = self._car(name, station, time, warnings)
                 if (still := station.get("fixed_a")) is not None:
-                    place = self._names.index(name)
+                    place = self._places[name]
                     if not _is_number(still) or not 0 <= still <= self._stations.max_a[place]:
                         warnings.append(
                             f"station {name}: fixed_a is {_shown(still)}; its cable's limit counts"
@@ -461,6 +470,8 @@ class Controller:
                     fixed[place] = still
                 elif car is not None:
                     cars[name] = car
+        if strange > _NAMED:
+            warnings.append(f"{strange - _NAMED} more stations are not of the site")
         listens = np.array([name in told for name in self._names]) & np.isnan(fixed)
         return time, float(capacity), cars, ~listens, fixed
 
@@ -491,7 +502,7 @@ class Controller:
         for field in _TIMES:
             if station.get(field) is not None:
                 found[field] = self._moment(station[field], f"{what}: {field}", warnings)
-        place = self._names.index(name)
+        place = self._places[name]
         full_kw = float(self._stations.max_kw[place])
         for field, most in (("drawn_kw", 1.2 * full_kw), ("delivered_kwh", 24 * full_kw)):
             if found.get(field, 0.0) > most:
@@ -522,8 +533,9 @@ class Controller:
     ) -> pd.Timestamp | None:
         """A moment in the site's standard time."""
         try:
-            time = pd.Timestamp(value) if isinstance(value, str) else pd.NaT
-            if not isinstance(time, pd.Timestamp) or not 1970 <= time.year < 2200:
+            # Nothing but ISO 8601: of 05/02/2018 nobody knows which is the month.
+            time: Any = pd.Timestamp(datetime.fromisoformat(value.strip()))
+            if not 1970 <= time.year < 2200:
                 raise ValueError
             if time.tzinfo is not None and self.site.timezone is None and _NO_ZONE not in warnings:
                 warnings.append(_NO_ZONE)
@@ -558,7 +570,7 @@ class Controller:
         try:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(State)}
             for name, kept in content["stations"].items():
-                place = self._names.index(name)
+                place = self._places[name]
                 arrival: Any = pd.Timestamp(kept["arrival"])
                 self._arrivals[place] = arrival
                 for field, values in arrays.items():
@@ -600,6 +612,12 @@ def _is_number(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     return repr(value)[:40]
+
+
+def _shown_name(name: str) -> str:
+    """A name as far as it is worth reading, of letters that can be written."""
+    short = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
 
 
 def _single(values: Any) -> np.ndarray:

@@ -155,6 +155,19 @@ class Days:
         follows = np.append(False, np.diff(self.dates).astype(int) == 1)
         return follows & (self.garage.there & (self.garage.arrival < 0)).any((1, 2))
 
+    @property
+    def over(self) -> np.datetime64:
+        """The last day that later sessions cannot change, the one before the first if there is none.
+
+        A car that is still there after the last day on which one came shares the feeder with cars that
+        nobody knows of, and what it draws counts on its first day.
+        """
+        begins = self.garage.begins
+        later = np.where(begins, (self.garage.departure - 1) // self.physics.periods, 0)
+        last = self.dates[begins.any((1, 2))][-1]
+        open_days = self.dates[self.dates + later.max((1, 2)).astype("timedelta64[D]") > last]
+        return min(open_days[0] - 1, last) if len(open_days) else last
+
     def summary(self) -> str:
         """What the days are, in a line."""
         begins = self.garage.begins
@@ -191,11 +204,12 @@ def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.nd
     if times.dt.tz is not None:
         own = ZoneInfo(zone or str(times.dt.tz))
         times = times.dt.tz_convert(own)
-        known = times.dropna()
-        clocks = [time.to_pydatetime(warn=False) for time in known]
+        # Clocks change on a quarter of an hour alone, so that each quarter is asked for once.
+        quarter, quarters = pd.factorize(times.dt.tz_convert("UTC").dt.floor("15min"))
+        clocks = [time.tz_convert(own).to_pydatetime(warn=False) for time in quarters]
         summer = [own.dst(clock) or timedelta(0) for clock in clocks]
-        ahead = pd.Series(summer, known.index, dtype="timedelta64[s]")
-        times = times.dt.tz_localize(None) - ahead.reindex(times.index)
+        ahead = np.array([*summer, timedelta(0)], "timedelta64[s]")[quarter]
+        times = times.dt.tz_localize(None) - ahead
     return times.to_numpy().astype("datetime64[s]")
 
 
@@ -229,9 +243,7 @@ def _table(
     first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
     last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
     # Of two cars at one station in the same period the earlier stays.
-    busy = (
-        pd.Series(last).groupby(station).transform(lambda ends: ends.cummax().shift(fill_value=0))
-    )
+    busy = pd.Series(last).groupby(station).cummax().groupby(station).shift(fill_value=0)
     first = np.maximum(first, busy.to_numpy())
     car_a, car_share = _cars(rows, station, wiring, mixed)
     most_kw = car_a * car_share * wiring.kw_per_a[station]

@@ -35,7 +35,8 @@ class GarageOptions:
     columns: tuple[str, ...] = ()
     """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
     timezone: str | None = None
-    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone."""
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone; by default
+    what the file says, or what the run was trained with."""
     site: str | None = None
     """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
     needed where the sessions are of several."""
@@ -305,11 +306,15 @@ def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.Dat
 
     if (given or run.settings.get("sessions")) is None:
         return read_sessions()
-    own = run.settings.get("timezone") if given is None else None
     sites = run.settings.get("site", ()) if given is None else ()
-    zone = zone_of([options.site] if options.site else sites, options.timezone or own)
+    zone = zone_of([options.site] if options.site else sites, options.timezone)
     columns = options.columns if given is not None else run.settings.get("columns", ())
-    return read_sessions(given or run.settings.get("sessions"), timezone=zone, columns=columns)
+    return read_sessions(
+        given or run.settings.get("sessions"),
+        timezone=zone,
+        usual_zone=run.settings.get("timezone"),
+        columns=columns,
+    )
 
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":

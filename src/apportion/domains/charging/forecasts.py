@@ -24,6 +24,8 @@ _LEAST_KWH = 0.5
 _LEAST_HOURS = 0.25
 _FORGOTTEN_DAYS = 300
 """What is so old counts no more."""
+_RECALLED = 20_000
+"""Nor what is older than so many requests: a garage of hundreds of stations has them within weeks."""
 _LAST_DAYS = 20
 """Days of the same kind whose arrivals count: about a month of weekdays."""
 _NEAR = (0.03, 0.1, 1.0)
@@ -93,10 +95,11 @@ class Predictor:
     def apply(self, garage: Garage) -> Garage:
         """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
         x, there = _features(garage, self.medians), garage.there
-        departure = garage.arrived + np.exp(x @ self.stay)
+        # Not by a matrix product, whose last bit may depend on how many days there are.
+        departure = garage.arrived + np.exp((x * self.stay).sum(-1))
         need, departure = (
             np.where(there, predicted, 0).astype(np.float32)
-            for predicted in (np.exp(x @ self.need), departure)
+            for predicted in (np.exp((x * self.need).sum(-1)), departure)
         )
         usual = garage.arrived + np.float32(self.medians.stay_hours)
         asked = np.logical_or(garage.said_energy, ~there)
@@ -193,10 +196,17 @@ class EarlierDays:
             np.stack([need, stay], -1)[said],
         )
 
-    def apply(self, garage: Garage, dates: np.ndarray) -> Garage:
-        """Sessions (days, stations, sessions) with all that is forecast, by the days before each."""
+    def apply(
+        self, garage: Garage, dates: np.ndarray, stations: np.ndarray | None = None
+    ) -> Garage:
+        """Sessions (days, stations, sessions) with all that is forecast, by the days before each.
+
+        Requests are recalled at all stations, or at these places alone.
+        """
         garage = self.predictor.apply(garage)
         said = garage.there & garage.said_energy & garage.said_departure
+        if stations is not None:
+            said = said & np.isin(np.arange(said.shape[1]), stations)[:, None]
         requests = _requests(garage)
         expected, to_come = np.zeros((*said.shape, 3)), np.zeros((len(dates), QUARTERS), np.float32)
         for row, today in enumerate(dates.astype(int)):
@@ -220,6 +230,7 @@ class EarlierDays:
         rest being the prior's; 0 where there are none.
         """
         past = _past(self.request_day, today)
+        past = slice(max(past.start, past.stop - _RECALLED), past.stop)
         age = (today - self.request_day[past]) / _FADES_DAYS
         apart = np.broadcast_to(age, (len(requests), len(age)))
         for own, theirs in zip(requests.T, self.requests[past].T, strict=True):
@@ -229,11 +240,23 @@ class EarlierDays:
         return np.concatenate([likeness @ self.remainders[past], weight], 1) / (weight + _PRIOR)
 
 
-def add_forecasts(days: Days, predictor: Predictor, recall: bool = False) -> Days:
-    """Days of one site with predictions and, with `recall`, with what the days before each tell."""
+def add_forecasts(
+    days: Days,
+    predictor: Predictor,
+    recall: bool = False,
+    *,
+    only: Days | None = None,
+    stations: np.ndarray | None = None,
+) -> Days:
+    """Days of one site with predictions and, with `recall`, with what the days before each tell.
+
+    Of all these days, or `only` of some of them and at these `stations`, which takes less time.
+    """
+    some = days if only is None else only
     if not recall:
-        return replace(days, garage=predictor.apply(days.garage))
-    return replace(days, garage=EarlierDays.of(days, predictor).apply(days.garage, days.dates))
+        return replace(some, garage=predictor.apply(some.garage))
+    earlier = EarlierDays.of(days, predictor)
+    return replace(some, garage=earlier.apply(some.garage, some.dates, stations))
 
 
 def still_to_come(garage: Garage) -> np.ndarray:

@@ -40,6 +40,7 @@ from apportion.domains.charging.garage import (
     visit,
 )
 from apportion.domains.charging.problem import observation, with_spare
+from apportion.domains.charging.setpoints import COMPARED, unsorted
 from apportion.errors import InputError
 from apportion.policy import Policy
 
@@ -121,7 +122,12 @@ def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
     """
     # With the level at station i's limit this much is poured; the level lies above every limit that
     # pours no more than there is.
-    poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
+    if len(limits) > COMPARED:
+        order = jnp.argsort(limits)
+        rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
+        poured = unsorted(jnp.cumsum(rising) + rising * above, order)
+    else:
+        poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
     below = poured <= capacity
     left = capacity - jnp.where(below, limits, 0.0).sum()
     level = left / jnp.maximum((~below).sum(), 1)
@@ -130,6 +136,11 @@ def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
 
 def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
     """Full rate to the station with the smallest key, then to the next, until nothing is left."""
+    if len(key) > COMPARED:
+        order = jnp.lexsort([seen.arrived, key])
+        served = seen.limit_kw[order]
+        taken = unsorted(jnp.cumsum(served) - served, order)
+        return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
     # Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less. The
     # barrier keeps a key from being computed anew for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
@@ -443,11 +454,13 @@ def best_energies(
     rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
     # Whole stretches between days that join no other, as many together as are worth a call.
     stretch = np.cumsum(~days.joins) // _TOGETHER
-    best = np.zeros((len(tasks), len(days)))
+    best, need = np.zeros((len(tasks), len(days))), garage.need_kwh[where]
     for task, chosen in enumerate(tasks):
-        for number in range(stretch.max() + 1):
-            own = np.isin(station, chosen) & (stretch[day] == number)
-            sessions = (first[own], last[own], garage.need_kwh[where][own], rate[own])
+        here = np.flatnonzero(np.isin(station, chosen))
+        # Days ascend, so that each stretch's sessions stand together.
+        ends = np.searchsorted(stretch[day[here]], np.arange(1, stretch.max() + 1))
+        for own in np.split(here, ends):
+            sessions = (first[own], last[own], need[own], rate[own])
             energy = _solve(capacity[task], days.physics.period_hours, *sessions)
             np.add.at(best[task], day[own], energy)
     return best

@@ -11,9 +11,9 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -47,9 +47,13 @@ _OTHERS = ("max_kw", "userinputs", "timezone")
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
 _TIMES = ("arrival", "departure", "stated_departure")
 _ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
-_ZONED = r":\d\d\S*?\s*(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
+_ZONED = r"(?:T|\s)\d\d\S*?\s*(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
+_YEAR = pd.Timedelta(days=366)
+"""No car stays longer, and no few sessions are so far from all others: one of the dates is wrong."""
+_PAUSE = pd.Timedelta(days=14)
+"""A longer one is told."""
 
 
 def count(number: int, thing: str) -> str:
@@ -66,6 +70,11 @@ class CheckedSessions:
     """The sessions, by site and arrival."""
     notes: list[str]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """The table's hash."""
+        return fingerprint(self.frame)
+
     def describe(self) -> str:
         """What the data is, in a line."""
         frame = self.frame
@@ -76,7 +85,7 @@ class CheckedSessions:
         return (
             f"{self.source}: {count(len(frame), 'session')}, {frame.arrival.min():%Y-%m-%d} to "
             f"{frame.arrival.max():%Y-%m-%d}, {frame.delivered_kwh.sum():,.0f} kWh; {sites}; "
-            f"fingerprint {fingerprint(frame)}"
+            f"fingerprint {self.fingerprint}"
         )
 
     def summary(self) -> str:
@@ -86,7 +95,7 @@ class CheckedSessions:
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""
         facts = {"file": self.source, "summary": self.describe(), "notes": self.notes}
-        return {"sessions": facts | {"fingerprint": fingerprint(self.frame)}}
+        return {"sessions": facts | {"fingerprint": self.fingerprint}}
 
     def to_frame(self) -> pd.DataFrame:
         """The sessions."""
@@ -107,7 +116,11 @@ class CheckedSessions:
 
 
 def read_sessions(
-    path: str | Path | None = None, *, timezone: str | None = None, columns: Sequence[str] = ()
+    path: str | Path | None = None,
+    *,
+    timezone: str | None = None,
+    usual_zone: str | None = None,
+    columns: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Read and check a file of sessions; without one, the embedded sessions.
 
@@ -117,6 +130,8 @@ def read_sessions(
         CSV or Parquet with the columns of `LAYOUT`; site and what drivers stated may be left out.
     timezone
         Where the garage is, such as America/Los_Angeles: all times are then in this zone.
+    usual_zone
+        Where it is if the file itself does not say.
     columns
         What the file calls them, where that is neither ours nor ACN-Data's: `arrival=Start` and so on.
 
@@ -132,7 +147,7 @@ def read_sessions(
     """
     if path is None:
         return _embedded().copy()
-    return inspect_sessions(path, timezone=timezone, columns=columns).frame
+    return inspect_sessions(path, timezone=timezone, usual_zone=usual_zone, columns=columns).frame
 
 
 @cache
@@ -141,12 +156,16 @@ def _embedded() -> pd.DataFrame:
 
 
 def inspect_sessions(
-    path: str | Path | None = None, *, timezone: str | None = None, columns: Sequence[str] = ()
+    path: str | Path | None = None,
+    *,
+    timezone: str | None = None,
+    usual_zone: str | None = None,
+    columns: Sequence[str] = (),
 ) -> CheckedSessions:
     """Read and check a file of sessions as `read_sessions` does, and note what is odd in it."""
     source = "embedded sessions" if path is None else str(path)
     raw = load_table(EMBEDDED if path is None else Path(path), "charging sessions")
-    return inspect_frame(rename(raw, columns, source), source, timezone)
+    return inspect_frame(rename(raw, columns, source), source, timezone, usual_zone)
 
 
 def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFrame:
@@ -172,7 +191,8 @@ def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFra
                 f"found are {', '.join(map(str, raw.columns))}"
             )
         theirs[ours] = name
-    others = raw.drop(columns=[*theirs.values(), *theirs], errors="ignore")
+    named = [*theirs.values(), *(name for name in raw if str(name).strip().lower() in theirs)]
+    others = raw.drop(columns=named, errors="ignore")
     return pd.concat([raw[list(theirs.values())].set_axis(list(theirs), axis=1), others], axis=1)
 
 
@@ -185,7 +205,7 @@ def fingerprint(frame: pd.DataFrame) -> str:
         columns.append(local.to_numpy().astype("datetime64[s]").astype("<i8"))
     for name in ("requested_kwh", "delivered_kwh", *({"max_kw"} & {*frame.columns})):
         columns.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
-    order = np.lexsort([np.unique(x, return_inverse=True)[1] for x in reversed(columns)])
+    order = np.lexsort([pd.factorize(x, sort=True)[0] for x in reversed(columns)])
     digest = hashlib.sha256("\n".join(np.concatenate([x[order] for x in columns[:2]])).encode())
     for x in columns[2:]:
         digest.update(x[order].tobytes())
@@ -225,9 +245,12 @@ class _Found:
         return [f"{self.source}: {what} in {many}, first at {first}{shown}; {then}"]
 
 
-def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -> CheckedSessions:
+def inspect_frame(
+    raw: pd.DataFrame, source: str, timezone: str | None = None, usual_zone: str | None = None
+) -> CheckedSessions:
     """Check a table of sessions, whose columns may be ours or ACN-Data's."""
-    found, columns = _Found(raw, source), _columns(raw)
+    found = _Found(raw, source)
+    columns = _columns(raw, found)
     for name in _NEEDED:
         if name not in columns:
             found.refusals.append(
@@ -241,12 +264,14 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
     frame = pd.DataFrame(index=raw.index)
     for name in ("site", "station"):
         if name in columns:
-            frame[name] = _text(columns[name])
-            found.refuse(frame[name] == "", f'column "{name}" is empty', f"name the {name}")
+            text = _text(columns[name])
+            found.refuse(text == "", f'column "{name}" is empty', f"name the {name}")
+            frame[name] = text.astype("category")
         else:
-            frame[name] = "garage"
+            frame[name] = pd.Categorical(["garage"] * len(frame))
             found.notes.append(f'{source}: no column "{name}"; all sessions count as one {name}')
-    zone = _zone(columns.get("timezone"), timezone, found)
+    _refuse_alike(frame.site.cat.categories, "sites", found)
+    zone = _zone(columns.get("timezone"), timezone, found) or usual_zone
     times = _local_times(columns, zone, found)
     for name in _TIMES:
         nothing = pd.Series(np.full(len(frame), "NaT", "datetime64[s]"), frame.index)
@@ -259,17 +284,23 @@ def inspect_frame(raw: pd.DataFrame, source: str, timezone: str | None = None) -
     found.refuse(
         frame.departure < frame.arrival, '"departure" is before "arrival"', "swap or fix them"
     )
+    found.refuse(
+        frame.departure - frame.arrival > _YEAR,
+        '"departure" is more than a year after "arrival"',
+        "correct the date that is wrong",
+    )
+    _refuse_years_between(frame.arrival, found)
     found.raise_refusals()
     _refuse_wh(frame, found)
     _note_oddities(frame, found)
     _note_unused(raw, found)
     frame = frame.sort_values(by=["site", "arrival", "station"], kind="stable")
-    frame = frame.astype({"site": "category", "station": "category"}).reset_index(drop=True)
-    return CheckedSessions(source, frame, found.notes)
+    return CheckedSessions(source, frame.reset_index(drop=True), found.notes)
 
 
-def _columns(raw: pd.DataFrame) -> dict[str, Any]:
+def _columns(raw: pd.DataFrame, found: _Found) -> dict[str, Any]:
     """The columns by our names; what drivers stated may sit inside ACN's userInputs."""
+    _refuse_alike([str(name).strip() for name in raw.columns], "columns", found)
     there: dict[str, Any] = {}
     for place, column in enumerate(raw.columns):
         there.setdefault(str(column).strip().lower(), raw.iloc[:, place])
@@ -287,6 +318,31 @@ def _columns(raw: pd.DataFrame) -> dict[str, Any]:
     return columns | {name: there[name] for name in ("max_kw", "timezone") if name in there}
 
 
+def _refuse_alike(names: Iterable[str], what: str, found: _Found) -> None:
+    """Refuse names that differ by case only: which one is meant nobody can tell."""
+    spelt: dict[str, str] = {}
+    for name in names:
+        other = spelt.setdefault(name.casefold(), name)
+        if other != name:
+            found.refusals.append(
+                f'{found.source}: {what} "{other}" and "{name}" differ by case only; write one name, '
+                "and rename or drop any other"
+            )
+
+
+def _refuse_years_between(arrivals: Any, found: _Found) -> None:
+    """Refuse a few sessions more than a year from all others: their dates are wrong."""
+    ordered = arrivals.dropna().sort_values()
+    few = max(len(ordered) // 100, 1)
+    for after in np.flatnonzero(ordered.diff() > _YEAR):
+        if min(after, len(ordered) - after) <= few:
+            first, last = ordered.iloc[after - 1], ordered.iloc[after]
+            found.refusals.append(
+                f"{found.source}: no session between {first:%Y-%m-%d} and {last:%Y-%m-%d}; correct the "
+                "date of the few beyond the gap, or leave them out"
+            )
+
+
 def _first_input(value: Any) -> dict[str, Any]:
     """What a driver stated first: later changes were not known when the car came."""
     if isinstance(value, str) and value.strip():
@@ -302,8 +358,10 @@ def _first_input(value: Any) -> dict[str, Any]:
 
 
 def _text(column: Any) -> Any:
-    """A column as text without space around it, "" where nothing is."""
-    return column.astype(object).where(column.notna(), "").map(str).str.strip()
+    """A column as text without space around it, "" where nothing is; each word is looked at once."""
+    codes, words = pd.factorize(column.astype(object).where(column.notna(), "").map(str))
+    stripped = np.array([word.strip() for word in words], object)
+    return pd.Series(stripped[codes], column.index, dtype=object)
 
 
 def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
@@ -368,12 +426,18 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
     text = _text(column)
-    gap, acn = text.str.lower().isin(_MISSING), text.str.endswith(" GMT")
-    times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
+    codes, distinct = pd.factorize(text)
+    words = pd.Series(distinct, dtype=object)
+    acn = words.str.endswith(" GMT")
+    times = pd.to_datetime(words.where(~acn), format="ISO8601", utc=True, errors="coerce")
     if acn.any():
-        theirs = pd.to_datetime(text.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
+        theirs = pd.to_datetime(words.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
         times = times.where(~acn, theirs)
-    zoned = text.str.contains(_ZONED).to_numpy(bool)
+    gap, zoned = (
+        pd.Series(flags.to_numpy(bool)[codes], text.index)
+        for flags in (words.str.lower().isin(_MISSING), words.str.contains(_ZONED))
+    )
+    times = times.take(codes).set_axis(text.index)
     first, last = _YEARS
     what, wrong = f'column "{name}"', times.isna() & ~gap
     found.refuse(
@@ -387,15 +451,22 @@ def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     found.refuse(odd, f"{what} is not of the years {first} to {last}", "fix it", text)
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
-    return times.mask(odd), np.unique(zoned[~gap.to_numpy() & ~wrong.to_numpy()])
+    if not gap.all() and (times.dt.normalize() == times)[~gap].all():
+        found.notes.append(
+            f"{found.source}: {what} is a day without a time of day wherever it is there; midnight is taken"
+        )
+    return times.mask(odd), np.unique(zoned[~gap & ~wrong])
 
 
 def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
     """A column of energies or powers, NaN where there is none."""
     text, what = _text(column), f'column "{name}"'
     kind, unit = ("energy", "kWh") if name.endswith("kwh") else ("power", "kW")
-    gap = text.str.lower().isin(_MISSING).to_numpy()
-    values = np.asarray(pd.to_numeric(text.where(~gap), errors="coerce"), float)
+    codes, distinct = pd.factorize(text)
+    words = pd.Series(distinct, dtype=object)
+    missing = words.str.lower().isin(_MISSING)
+    gap = missing.to_numpy()[codes]
+    values = np.asarray(pd.to_numeric(words.where(~missing), errors="coerce"), float)[codes]
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
     found.refuse(
@@ -440,9 +511,9 @@ def _note_unused(raw: pd.DataFrame, found: _Found) -> None:
 
 def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
     by_arrival = frame.sort_values("arrival", kind="stable")
-    latest = by_arrival.groupby(["site", "station"], observed=True).departure.transform(
-        lambda departures: departures.cummax().shift()
-    )
+    where = [by_arrival.site, by_arrival.station]
+    latest = by_arrival.departure.groupby(where, observed=True).cummax()
+    latest = latest.groupby(where, observed=True).shift()
     found.note(
         (by_arrival.arrival < latest).reindex(frame.index),
         "a car arrives before the one at its station has left",
@@ -466,3 +537,13 @@ def _note_oddities(frame: pd.DataFrame, found: _Found) -> None:
         "a departure is stated and no energy is requested",
         "the usual request stands in",
     )
+    for site, rows in by_arrival.groupby("site", observed=True):
+        pauses = rows.arrival.diff()
+        long = pauses > _PAUSE
+        if long.any():
+            last = rows.arrival.shift()[long].iloc[0]
+            found.notes.append(
+                f"{found.source}: {site}: {count(int(long.sum()), 'pause')} of more than "
+                f"{_PAUSE.days} days without a session, the first after {last:%Y-%m-%d}; nothing is "
+                "learnt or tested there"
+            )

@@ -29,6 +29,9 @@ _ALIKE_A = 1e-2
 _UNROLLED = 16
 """Stations in a step of the loop on a GPU, where kernels are many; on a processor it compiles too long."""
 
+COMPARED = 512
+"""Stations that are put in order by comparing all with all; more are sorted."""
+
 Amperes = Float[Array, " entities"]
 
 
@@ -89,12 +92,23 @@ def set_points(
 
 
 def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
-    """Each station's place in the order of service; of equal ones the first is served first."""
+    """Each station's place in the order of service; of equal ones the first is served first.
+
+    Of few stations each is held against each, which is quicker where many garages are walked.
+    """
+    if len(wish) > COMPARED:
+        order = jnp.lexsort([-key.astype(wish.dtype) for key in (on, wish, held)])
+        return unsorted(jnp.arange(len(wish), dtype=jnp.int32), order)
     ahead = jnp.arange(len(wish))[:, None] < jnp.arange(len(wish))[None, :]
     for key in (on, wish, held):
         mine, other = key[:, None], key[None, :]
         ahead = (mine > other) | ((mine == other) & ahead)
     return ahead.sum(0)
+
+
+def unsorted(values: Array, order: Int[Array, " entities"]) -> Array:
+    """Values that stand in an order, each where it was before."""
+    return jnp.zeros_like(values).at[order].set(values)
 
 
 def straight_through(wished: Array, told: Array) -> Array:

@@ -24,10 +24,10 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -35,6 +35,8 @@ import pandas as pd
 
 from apportion.errors import InputError
 from apportion.runs.settings import read_toml, suggest
+
+T = TypeVar("T")
 
 PHASES = (1, 2, 3)
 LEAST_A = 6.0
@@ -342,17 +344,19 @@ def describe_sites(
         Names of sites, or TOML files of them; a file's name is its site's where there are several. By
         default all.
     """
-    known = sorted(map(str, frame.site.unique()))
+    known = {str(name): str(name) for name in sorted(frame.site.unique())}
     found: dict[str, Site] = {}
     for one in chosen or known:
-        name = one
-        if one.endswith(".toml"):
-            name = known[0] if len(known) == 1 else Path(one).stem
-            found[name] = Site.read(one)
-        if name not in known:
+        by_file = one.endswith(".toml")
+        wanted = Path(one).stem if by_file else one
+        name = next(iter(known)) if by_file and len(known) == 1 else of_site(known, wanted)
+        if name is None:
             raise InputError(
-                f'site "{name}": no session is from there; the sites are {", ".join(known)}'
+                f'site "{wanted}": no session is from there; the sites are {", ".join(known)}'
             )
+        if by_file:
+            described = Site.read(one)
+            found[name] = replace(described, timezone=described.timezone or timezone)
         if name not in found:
             rows = frame.loc[frame.site == name]
             zone = timezone or (str(rows.arrival.dt.tz) if rows.arrival.dt.tz else None)
@@ -360,15 +364,25 @@ def describe_sites(
     return found
 
 
+def of_site(kept: Mapping[str, T], site: str) -> T | None:
+    """What is kept of a site, whose name is the same whatever its case.
+
+    >>> of_site({"north": 1}, "North")
+    1
+    """
+    same = (value for name, value in kept.items() if name.casefold() == site.casefold())
+    return next(same, None)
+
+
 def inferred_rates(sites: Mapping[str, Site], chosen: Iterable[str] = ()) -> list[str]:
     """What was inferred of sites that no file describes, a sentence for each."""
     described = [one for one in chosen if one.endswith(".toml")]
-    stems = [Path(one).stem for one in described]
+    stems = [Path(one).stem.casefold() for one in described]
     return [
         f"{name}: {site.describe()}: the least usual cables that explain the power seen; if that is wrong, "
         "describe the site in a TOML file and give it with --site"
         for name, site in sites.items()
-        if name not in stems and not (described and len(sites) == 1)
+        if name.casefold() not in stems and not (described and len(sites) == 1)
     ]
 
 
@@ -393,7 +407,8 @@ def zone_of(chosen: Iterable[str], timezone: str | None) -> str | None:
 def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
     """The site of a TOML file, or one that a policy was trained on, as saved with it."""
     if chosen is not None and chosen.endswith(".toml"):
-        return Site.read(chosen)
+        described = Site.read(chosen)
+        return replace(described, timezone=described.timezone or about.get("timezone"))
     saved = about.get("sites", {})
     if not isinstance(saved, Mapping) or not saved:
         raise InputError("the policy's own facts describe no site; give a TOML file with --site")
@@ -403,9 +418,10 @@ def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
             f"{', '.join(saved)}"
         )
     name = next(iter(saved)) if chosen is None else chosen
-    if name not in saved:
+    text = of_site(saved, name)
+    if text is None:
         raise InputError(f'there is no site "{name}"{suggest(name, list(saved))}; give a TOML file')
-    return Site.of(tomllib.loads(saved[name]))
+    return Site.of(tomllib.loads(text))
 
 
 def _station(name: str, table: Mapping[str, Any]) -> Station:

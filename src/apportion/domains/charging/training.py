@@ -230,6 +230,7 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
         "predictor": garages.predictor.to_dict(),
         "recall": garages.recall,
         "period_minutes": settings.period_minutes,
+        "timezone": settings.timezone,
         "ideal": settings.ideal,
         "quiet_days": settings.quiet_days,
         "objective": settings.objective,
