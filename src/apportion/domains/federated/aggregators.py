@@ -166,11 +166,34 @@ def passes(gains: Any, kept: Any) -> Any:
     >>> bool(passes(np.array([-0.4, -0.5, -0.6]), np.ones(3, bool)))
     False
     """
+    mean, error = mean_and_error(gains, kept)
+    return mean >= -error
+
+
+def mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
+    """The mean over the kept samples, and its standard error."""
     xp = gains.__array_namespace__()
+    kept = xp.broadcast_to(xp.asarray(kept), gains.shape)
     count = xp.maximum(kept.sum(), 1)
     mean = xp.where(kept, gains, 0.0).sum() / count
     spread = xp.where(kept, (gains - mean) ** 2, 0.0).sum() / xp.maximum(count - 1, 1)
-    return mean >= -xp.sqrt(spread / count)
+    return mean, xp.sqrt(spread / count)
+
+
+HARM = 3.0
+"""Standard errors by which a model must be worse than the last one for the last one to stay."""
+
+
+def harms(gains: Any, real: Any = True) -> Any:
+    """Whether a model is clearly worse than the one that the clients started from, by its gains over it.
+
+    Arrays of JAX's or of NumPy's.
+
+    >>> bool(harms(np.array([-2.0, -3.0, -2.5]))), bool(harms(np.array([-2.0, 1.0, 0.5])))
+    (True, False)
+    """
+    mean, error = mean_and_error(gains, real)
+    return mean < -HARM * error
 
 
 class TrimmedMean(Memoryless):
