@@ -45,7 +45,7 @@ from apportion.domains.federated.data import (
     Digits,
     embedded_digits,
     halves,
-    load_mnist,
+    load_images,
     mixture,
 )
 from apportion.domains.federated.federation import Federation, training_world, unseen_world
@@ -308,7 +308,7 @@ def main() -> None:
         assert policy is not None
         said = json.loads(THETA.read_text())
         if asked.what == "calibrate":
-            theta = search(load_mnist(asked.mnist), bounded(policy, LEAST_STEP))
+            theta = search(load_images(asked.mnist), bounded(policy, LEAST_STEP))
             found = round(float(least_step(jnp.asarray(theta))), 2)
             said = said | {"theta": theta.tolist(), "least_step_found": found}
             (asked.out / "theta.json").write_text(json.dumps(said, indent=1) + "\n")

@@ -438,7 +438,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         seed: int = 0,
         prices: File = None,
         allow_jumps: bool = False,
-        mnist: File = None,
+        images: File = None,
         draw: bool = False,
         processes: Annotated[int, Parameter(metavar="N")] = 1,
         on: Literal["local", "ray"] = "local",
@@ -466,8 +466,8 @@ def make_study(arguments: Sequence[str]) -> Command:
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps
             Take prices that move too far in one day, as where a split is not adjusted for.
-        mnist
-            The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
+        images
+            A file such as the usual mnist.npz for the studies of federations; else 5,000 digits.
         draw
             Compute nothing: table, picture and verdicts from the cells in the folder.
         processes
@@ -491,7 +491,7 @@ def make_study(arguments: Sequence[str]) -> Command:
             )
         for folder in [out / study for study in STUDIES] if name == "all" else [out]:
             _check_study_folder(folder)
-        request = Request(scale, seed, prices, mnist, allow_jumps)
+        request = Request(scale, seed, prices, images, allow_jumps)
 
         from apportion.report import write_report
         from apportion.studies.executors import Processes, Ray, Serial

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 from scipy.special import softmax
 
 from apportion.bridges.flower.updates import Model, write_model
-from apportion.domains.federated.aggregators import WRONG
+from apportion.domains.federated.aggregators import WRONG, bears_out, harms, passes, passes_gate
 from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
@@ -39,10 +39,34 @@ class Judged:
         """The logarithm of each chance, as the gate takes it."""
         return np.log(self.chances + WRONG)
 
+    def better(self, other: "Judged") -> bool:
+        """Whether it does better by more than the standard error."""
+        return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
+
+    def bears_out(self, careful: "Judged") -> bool:
+        """Whether it does as well as a more careful model on the samples that the policy sees."""
+        shown = ~kept_samples(len(self.logs))
+        return bool(bears_out(self.logs - careful.logs, self.right * 1.0 - careful.right, shown))
+
+    def passes_gate(self, fedavg: "Judged") -> bool:
+        """Whether it is taken and not FedAvg's."""
+        kept, real = kept_samples(len(self.logs)), np.ones(len(self.logs), bool)
+        gains = self.logs - fedavg.logs, self.right * 1.0 - fedavg.right
+        return bool(passes_gate(*gains, kept, real))
+
+    def harms(self, last: "Judged") -> bool:
+        """Whether it is clearly worse than the last model."""
+        return bool(harms(self.logs - last.logs))
+
     @property
     def accuracy(self) -> float:
         """The part of the samples that it gets right; NaN without samples."""
         return float(self.right.mean()) if len(self.right) else float("nan")
+
+
+def kept_samples(count: int) -> np.ndarray:
+    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
+    return np.arange(count) % 4 == 3
 
 
 class ServerData:

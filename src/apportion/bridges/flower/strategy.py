@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
-from apportion.domains.federated.aggregators import descend_shares, harms, passes
+from apportion.domains.federated.aggregators import descend_shares
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -51,7 +51,7 @@ with optional_import("LearnedAggregation needs Flower", "federated"):
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 
-from apportion.bridges.flower.server_data import Answers, Judged, ServerData
+from apportion.bridges.flower.server_data import Answers, Judged, ServerData, kept_samples
 from apportion.bridges.flower.updates import (
     ClientMemory,
     ClientUpdate,
@@ -91,6 +91,16 @@ class Aggregated:
     """Of the model on the server's samples."""
     gain: float = float("nan")
     """What the policy's model gained over FedAvg's on the gate's samples, whichever was taken."""
+
+
+class ClientNote(NamedTuple):
+    """What became of a client in a round."""
+
+    round: int
+    node: int
+    outcome: str
+    accuracy: float
+    share: float
 
 
 class RoundNote(NamedTuple):
@@ -143,7 +153,7 @@ class GuardedFedAvg(FedAvg):
             super().summary()
         elif not self._rounds:
             self._refuse_wrapper()
-        return told(self._rounds, self.to_frame())
+        return told(self._rounds, self._notes)
 
     def _refuse_wrapper(self) -> None:
         raise InputError(
@@ -231,19 +241,19 @@ class GuardedFedAvg(FedAvg):
         """What became of every client asked: kept, failed, misshapen, not finite, huge, harmful, not scored
         or silent, with the accuracy of its model on the server's samples and its share.
         """
-        return pd.DataFrame(self._notes, columns=["round", "node", "outcome", "accuracy", "share"])
+        return pd.DataFrame(self._notes, columns=pd.Index(ClientNote._fields))
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run."""
         self._memory, self._resumed = ClientMemory(self.window), 0
         self._asked: set[int] = set()
         self._rounds: list[RoundNote] = []
-        self._notes: list[tuple[int, int, str, float, float]] = []
+        self._notes: list[ClientNote] = []
 
     def _note(
         self, n: int, node: int, outcome: str, accuracy: float = np.nan, share: float = 0.0
     ) -> None:
-        self._notes.append((n, node, outcome, accuracy, share))
+        self._notes.append(ClientNote(n, node, outcome, accuracy, share))
 
     def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> Aggregated:
         shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))
@@ -251,12 +261,11 @@ class GuardedFedAvg(FedAvg):
         return Aggregated(model, updates, shares, accuracies, by=FEDAVGS)
 
 
-def told(rounds: list[RoundNote], clients: pd.DataFrame) -> str:
+def told(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
     """The rounds and the clients of a run in words.
 
-    >>> notes = [(1, 7, "kept", 0.5, 1.0), (1, 8, "not finite", np.nan, 0.0)]
-    >>> clients = pd.DataFrame(notes, columns=["round", "node", "outcome", "accuracy", "share"])
-    >>> print(told([RoundNote(1, "FedAvg's", 0.5)], clients))
+    >>> notes = [ClientNote(1, 7, "kept", 0.5, 1.0), ClientNote(1, 8, "not finite", np.nan, 0.0)]
+    >>> print(told([RoundNote(1, "FedAvg's", 0.5)], notes))
     1 rounds, 2 clients; the model was FedAvg's in 1
     accuracy on the server's samples: 0.500 after round 1
     mean shares: node 7 1.000
@@ -266,21 +275,26 @@ def told(rounds: list[RoundNote], clients: pd.DataFrame) -> str:
         return "no round yet"
     whose = Counter(note.by for note in rounds)
     by = ", ".join(f"{name} in {count}" for name, count in whose.most_common())
-    lines = [f"{len(rounds)} rounds, {clients['node'].nunique()} clients; the model was {by}"]
+    lines = [
+        f"{len(rounds)} rounds, {len({own.node for own in notes})} clients; the model was {by}"
+    ]
     tried = [note for note in rounds if np.isfinite(note.accuracy)]
     if tried:
         ends = dict.fromkeys([tried[0], tried[-1]])
         words = ", ".join(f"{note.accuracy:.3f} after round {note.n}" for note in ends)
         lines.append(f"accuracy on the server's samples: {words}")
-    kept = clients["outcome"] == "kept"
-    if kept.any():
-        shares = clients[kept].groupby("node")["share"].mean().sort_values(ascending=False)
-        some = ", ".join(f"node {node} {share:.3f}" for node, share in shares[:5].items())
-        rest = f", and {len(shares) - 5} more" if len(shares) > 5 else ""
+    shares: dict[int, list[float]] = {}
+    for own in notes:
+        if own.outcome == "kept":
+            shares.setdefault(own.node, []).append(own.share)
+    means = sorted(((float(np.mean(own)), node) for node, own in shares.items()), reverse=True)
+    if means:
+        some = ", ".join(f"node {node} {share:.3f}" for share, node in means[:5])
+        rest = f", and {len(means) - 5} more" if len(means) > 5 else ""
         lines.append(f"mean shares: {some}{rest}")
-    out = clients[~kept].groupby(["node", "outcome"]).size()
-    if len(out):
-        words = "; ".join(f"node {node} {why} {n} times" for (node, why), n in out.items())
+    out = Counter((own.node, own.outcome) for own in notes if own.outcome != "kept")
+    if out:
+        words = "; ".join(f"node {node} {why} {n} times" for (node, why), n in sorted(out.items()))
         lines.append(f"left out: {words}")
     return "\n".join(lines)
 
@@ -455,8 +469,7 @@ class LearnedAggregation(GuardedFedAvg):
         without, with_it = self.server.judged(base), self.server.judged(near)
         if without is None or with_it is None:
             return False
-        losses = without.logs - with_it.logs
-        return not passes(losses, np.ones(len(losses), bool))
+        return with_it.better(without)
 
     def _decide(self, scored: list[tuple[ClientUpdate, Judged]], start: Model) -> Aggregated | None:
         """The policy's model of the scored replies, or FedAvg's where the gate says so, or the last one
@@ -476,14 +489,18 @@ class LearnedAggregation(GuardedFedAvg):
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
         way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
         model = moved(models, start, move, *way)
-        ours = self.server.judged(model)
-        passed, gain = True, np.nan
+        ours, passed, gain = self.server.judged(model), True, np.nan
         if self.gate:
+            # The policy's shares alone are more careful than with its step and momentum.
+            careful = moved(models, start, None, way[0], 1.0, 0.0)
+            alone = self.server.judged(careful)
+            if alone is not None and (ours is None or not ours.bears_out(alone)):
+                model, ours, way = careful, alone, (way[0], 1.0, 0.0)
             # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
             passed = ours is not None
             if ours is not None and theirs is not None:
-                kept = _kept_samples(len(ours.chances))
-                passed = bool(passes(ours.logs - theirs.logs, kept))
+                passed = ours.passes_gate(theirs)
+                kept = kept_samples(len(ours.chances))
                 if kept.any():
                     gain = float((ours.chances - theirs.chances)[kept].mean())
         if not passed or trust == 0:
@@ -498,12 +515,7 @@ class LearnedAggregation(GuardedFedAvg):
                 Aggregated(model, updates, shares, fedavg.accuracies, step, momentum),
                 ours,
             )
-        if (
-            self.gate
-            and found is not None
-            and before is not None
-            and harms(found.logs - before.logs)
-        ):
+        if self.gate and found is not None and before is not None and found.harms(before):
             made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
         self._memory.keep(nodes, shown, made.shares)
         return replace(made, gain=gain, accuracy=np.nan if found is None else found.accuracy)
@@ -531,7 +543,7 @@ class LearnedAggregation(GuardedFedAvg):
                 _padded(np.stack(towards)),
                 _array(ahead.chances),
                 _array(before.chances),
-                jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gate)),
+                jax.device_put(~(kept_samples(len(ahead.chances)) & self.gate)),
             )
         m = len(models)
         rows = geometry(models, start, self._memory.move)
@@ -581,11 +593,6 @@ def partly(
     reach = 1 + trust * (step - 1)
     mixed = ((1 - trust) * usual + trust * step * shares) / reach
     return mixed, reach, trust * momentum
-
-
-def _kept_samples(count: int) -> np.ndarray:
-    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
-    return np.arange(count) % 4 == 3
 
 
 # In one program each: operation by operation, every number of clients compiles dozens of them.

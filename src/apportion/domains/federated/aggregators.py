@@ -132,13 +132,14 @@ class Fixed(Memoryless):
 
 
 class Learned(Memoryless):
-    """Shares, step and momentum by a policy; with `gated`, FedAvg's where it does worse.
+    """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
 
-    The aggregate that the policy decides on is compared with FedAvg's on samples that the policy has not
-    seen, and FedAvg's is taken where the policy's is worse by more than the standard error. Worse is by the
-    logarithm of the chance given to the right answer: by the chance itself, a model that is rash and mostly
-    wrong can pass for one that is right and not yet sure. The gate needs a federation that keeps samples
-    for it (`Federation(gate=True)`).
+    There are four models to choose from. The policy's shares alone make a more careful one than its shares
+    with its step and momentum, which is taken where it does at least as well on the samples that the policy
+    has seen: a step too far costs nothing in its own round where labels are noisy, and much in later ones.
+    The one taken must not do worse than FedAvg's (`passes_gate`), or FedAvg's is; and where that clearly
+    does worse than the last one, on all samples, the last one stays (`harms`). The gate needs a federation
+    that keeps samples for it (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy
@@ -146,22 +147,49 @@ class Learned(Memoryless):
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         decision = self.policy.decide(received.observation, received.mask)
-        model = decision.model(received.models, received.start, received.move)
+        ways = [decision, Decision(decision.shares, jnp.ones(()), jnp.zeros(()))]
+        ways.append(fedavg(received.counts.astype(jnp.float32), received.mask))
+        models = [way.model(received.models, received.start, received.move) for way in ways]
         if not self.gated:
-            return model, decision.shares
-        federation, samples = received.federation, received.samples
-        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
-        other = plain.model(received.models, received.start, received.move)
-        chances = federation.chances(jnp.stack([model, other]), samples.places)
-        ours, theirs = jnp.log(chances + WRONG)
-        passed = passes(ours - theirs, samples.kept)
-        return jnp.where(passed, model, other), jnp.where(passed, decision.shares, plain.shares)
+            return models[0], decision.shares
+        models = jnp.stack([*models, received.start])
+        samples = received.samples
+        chances, right = received.federation.answers(models, samples.places)
+        logs = jnp.log(chances + WRONG)
+        best = jnp.where(bears_out(logs[0] - logs[1], right[0] - right[1], samples.shown), 0, 1)
+        real = samples.shown | samples.kept
+        gains = logs[best] - logs[2], right[best] - right[2]
+        best = jnp.where(passes_gate(*gains, samples.kept, real), best, 2)
+        best = jnp.where(harms(logs[best] - logs[3], real), 3, best)
+        shares = jnp.stack([decision.shares, decision.shares, ways[2].shares, ways[2].shares])
+        return models[best], shares[best]
+
+
+def bears_out(gains: Any, more_right: Any, real: Any) -> Any:
+    """Whether these samples bear a model out beside a more careful one: as many right answers at least, and
+    no less sure of them, by the mean of the logarithm of the chance given to the right answer.
+
+    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+
+    >>> both = np.array([0.2, 0.1, -0.1]), np.array([1, 0, -1])
+    >>> bool(bears_out(*both, np.ones(3, bool)))
+    True
+    """
+    return (mean_and_error(gains, real)[0] >= 0) & (mean_and_error(more_right, real)[0] >= 0)
+
+
+def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
+    """Whether the policy's model is taken and not FedAvg's: by the gains in the logarithm of the chance it
+    `passes` on the samples kept from the policy, and on all of them it has as many right answers at least.
+    """
+    return passes(gains, kept) & (mean_and_error(more_right, real)[0] >= 0)
 
 
 def passes(gains: Any, kept: Any) -> Any:
     """Whether the mean gain over the kept samples is no further below 0 than its standard error.
 
-    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+    Gains are in the logarithm of the chance given to the right answer: by the chance itself, a model that
+    is rash and mostly wrong can pass for one that is right and not yet sure.
 
     >>> bool(passes(np.array([-0.4, -0.5, -0.6]), np.ones(3, bool)))
     False
