@@ -44,7 +44,7 @@ class Judged:
         return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
 
     def bears_out(self, careful: "Judged") -> bool:
-        """Whether it does as well as a more careful model on the samples that the policy sees."""
+        """Whether it clearly does better than a more careful model on the samples that the policy sees."""
         shown = ~kept_samples(len(self.logs))
         return bool(bears_out(self.logs - careful.logs, self.right * 1.0 - careful.right, shown))
 

@@ -135,11 +135,11 @@ class Learned(Memoryless):
     """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
 
     There are four models to choose from. The policy's shares alone make a more careful one than its shares
-    with its step and momentum, which is taken where it does at least as well on the samples that the policy
-    has seen: a step too far costs nothing in its own round where labels are noisy, and much in later ones.
-    The one taken must not do worse than FedAvg's (`passes_gate`), or FedAvg's is; and where that clearly
-    does worse than the last one, on all samples, the last one stays (`harms`). The gate needs a federation
-    that keeps samples for it (`Federation(gate=True)`).
+    with its step and momentum, which is taken where it clearly does better on the samples that the policy
+    has seen (`bears_out`): where labels are noisy, a step too far costs nothing in its own round, and much
+    in later ones. The one taken must not do worse than FedAvg's (`passes_gate`), or FedAvg's is; and where
+    that clearly does worse than the last one, on all samples, the last one stays (`harms`). The gate needs a
+    federation that keeps samples for it (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy
@@ -166,16 +166,18 @@ class Learned(Memoryless):
 
 
 def bears_out(gains: Any, more_right: Any, real: Any) -> Any:
-    """Whether these samples bear a model out beside a more careful one: as many right answers at least, and
-    no less sure of them, by the mean of the logarithm of the chance given to the right answer.
+    """Whether these samples bear a model out beside a more careful one: more right answers, and surer of
+    them by the mean of the logarithm of the chance given to the right answer, each by a standard error.
 
     Arrays of JAX's or of NumPy's, for the simulator and for a real server.
 
-    >>> both = np.array([0.2, 0.1, -0.1]), np.array([1, 0, -1])
-    >>> bool(bears_out(*both, np.ones(3, bool)))
-    True
+    >>> surer, real = np.array([0.2, 0.3, 0.1, 0.2]), np.ones(4, bool)
+    >>> [bool(bears_out(surer, np.array(right), real)) for right in ([1, 1, 0, 1], [1, 0, -1, 0])]
+    [True, False]
     """
-    return (mean_and_error(gains, real)[0] >= 0) & (mean_and_error(more_right, real)[0] >= 0)
+    tried = [mean_and_error(more, real) for more in (gains, more_right)]
+    first, second = ((mean > 0) & (mean >= error) for mean, error in tried)
+    return first & second
 
 
 def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
