@@ -138,8 +138,8 @@ class Learned(Memoryless):
     with its step and momentum, which is taken where it clearly does better on the samples that the policy
     has seen (`bears_out`): where labels are noisy, a step too far costs nothing in its own round, and much
     in later ones. The one taken must not do worse than FedAvg's (`passes_gate`), or FedAvg's is; and where
-    that clearly does worse than the last one, on all samples, the last one stays (`harms`). The gate needs a
-    federation that keeps samples for it (`Federation(gate=True)`).
+    that clearly does worse than the last one, on all samples, the last one stays (`harms`). The gate needs
+    a federation that keeps samples for it (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy

@@ -285,7 +285,8 @@ class Federation(Problem):
         """Who takes part in round n, as a mask and as places; as many places as the largest task needs."""
         here = task.mask
         if not self.whole:
-            lived = (n / self.horizon - self.comes[task.members]) % 1.0
+            # In the middle of the round, where rounding decides nothing.
+            lived = ((n + 0.5) / self.horizon - self.comes[task.members]) % 1.0
             here = here & (lived < self.stays[task.members])
         if self.participation == 1:
             return here, jnp.arange(task.width)
