@@ -10,11 +10,12 @@
 policy to start from it goes on with skews and faults combined, at half the rate. Its gradient sees one
 round ahead: `calibrate` therefore goes on by an evolution strategy, for the accuracy of the last rounds,
 over how strongly the policy's log step, momentum and scores count, by how much step and momentum are
-shifted, and how short steps may be. Its federations are dealt out of images of MNIST (the usual mnist.npz) that the
-study `federations` never deals out. `apply` makes the policy that the package ships, by the numbers in docs/results/aggregator_training/theta.json:
-those six, and how far clients' sample counts are discounted. `blind` tries the shipped policy for servers
-without samples, which no gate guards, on every kind of federation against FedAvg, FedAvgM and the defences
-that need no samples either; it writes docs/results/blind.
+shifted, and how short steps may be. Its federations are dealt out of images of MNIST (the usual
+mnist.npz) that the study `federations` never deals out. `apply` makes the policy that the package ships,
+by the numbers in docs/results/aggregator_training/theta.json: those six, and how far clients' sample
+counts are discounted. `blind` tries the shipped policy for servers without samples, which no gate guards,
+on every kind of federation against FedAvg, FedAvgM and the defences that need no samples either; it
+writes docs/results/blind.
 """
 
 import argparse
