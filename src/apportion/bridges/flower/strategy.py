@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
-from apportion.domains.federated.aggregators import descend_shares
+from apportion.domains.federated.aggregators import descend_shares, held_back
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -487,7 +487,9 @@ class LearnedAggregation(GuardedFedAvg):
         if not np.isfinite(shares).all():
             return None
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
-        way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
+        reach = (decision.step, decision.momentum)
+        step, momentum = held_back(*reach) if self.gate else reach
+        way = (shares / shares.sum(), float(step), float(momentum))
         model = moved(models, start, move, *way)
         ours, passed, gain = self.server.judged(model), True, np.nan
         if self.gate:

@@ -134,12 +134,13 @@ class Fixed(Memoryless):
 class Learned(Memoryless):
     """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
 
-    There are four models to choose from. The policy's shares alone make a more careful one than its shares
-    with its step and momentum, which is taken where it clearly does better on the samples that the policy
-    has seen (`bears_out`): where labels are noisy, a step too far costs nothing in its own round, and much
-    in later ones. The one taken must not do worse than FedAvg's (`passes_gate`), or FedAvg's is; and where
-    that clearly does worse than the last one, on all samples, the last one stays (`harms`). The gate needs
-    a federation that keeps samples for it (`Federation(gate=True)`).
+    There are four models to choose from. The policy's shares alone make a more careful one than its
+    shares with its step and momentum, at most `FURTHEST`, which is taken where it clearly does better on
+    the samples that the policy has seen (`bears_out`): where labels are noisy, a step too far costs
+    nothing in its own round, and much in later ones. The one taken must not do worse than FedAvg's
+    (`passes_gate`), or FedAvg's is; and where that clearly does worse than the last one, on all samples,
+    the last one stays (`harms`). The gate needs a federation that keeps samples for it
+    (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy
@@ -147,11 +148,16 @@ class Learned(Memoryless):
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         decision = self.policy.decide(received.observation, received.mask)
-        ways = [decision, Decision(decision.shares, jnp.ones(()), jnp.zeros(()))]
-        ways.append(fedavg(received.counts.astype(jnp.float32), received.mask))
-        models = [way.model(received.models, received.start, received.move) for way in ways]
         if not self.gated:
-            return models[0], decision.shares
+            model = decision.model(received.models, received.start, received.move)
+            return model, decision.shares
+        step, momentum = held_back(decision.step, decision.momentum)
+        ways = [
+            Decision(decision.shares, step, momentum),
+            Decision(decision.shares, jnp.ones(()), jnp.zeros(())),
+            fedavg(received.counts.astype(jnp.float32), received.mask),
+        ]
+        models = [way.model(received.models, received.start, received.move) for way in ways]
         models = jnp.stack([*models, received.start])
         samples = received.samples
         chances, right = received.federation.answers(models, samples.places)
@@ -163,6 +169,16 @@ class Learned(Memoryless):
         best = jnp.where(harms(logs[best] - logs[3], real), 3, best)
         shares = jnp.stack([decision.shares, decision.shares, ways[2].shares, ways[2].shares])
         return models[best], shares[best]
+
+
+FURTHEST = (2.0, 0.5)
+"""The longest step and the largest momentum behind a gate, which sees one round: more won no accuracy on
+the whole, and lost some where labels are noisy."""
+
+
+def held_back(step: Any, momentum: Any) -> tuple[Any, Any]:
+    """A step and a momentum of at most `FURTHEST`."""
+    return jnp.minimum(step, FURTHEST[0]), jnp.minimum(momentum, FURTHEST[1])
 
 
 def bears_out(gains: Any, more_right: Any, real: Any) -> Any:
