@@ -231,15 +231,18 @@ HARM = 3.0
 
 
 def harms(gains: Any, real: Any = True) -> Any:
-    """Whether a model is clearly worse than the one that the clients started from, by its gains over it.
+    """Whether a model is clearly worse than the one that the clients started from, by its gains over it: in
+    the mean, and on most samples.
 
-    Arrays of JAX's or of NumPy's.
+    One that forgets the few classes that its clients do not hold is worse in the mean alone: it is needed,
+    or a federation with few clients a round would never learn. Arrays of JAX's or of NumPy's.
 
     >>> bool(harms(np.array([-2.0, -3.0, -2.5]))), bool(harms(np.array([-2.0, 1.0, 0.5])))
     (True, False)
     """
     mean, error = mean_and_error(gains, real)
-    return mean < -HARM * error
+    better, _ = mean_and_error((gains > 0) * 1.0, real)
+    return (mean < -HARM * error) & (better < 0.5)
 
 
 class TrimmedMean(Memoryless):
