@@ -133,7 +133,7 @@ bench-env: .peers/acnportal/.installed .peers/torch/.installed
 JAX_GPU ?= jax[cuda12]
 bench-gpu: .peers/gpu/.installed
 	.peers/gpu/bin/python benchmarks/gradient_step.py gpu
-	$(if $(MNIST),.peers/gpu/bin/python benchmarks/federated.py --mnist $(MNIST))
+	$(if $(MNIST),.peers/gpu/bin/python benchmarks/federated.py --images $(MNIST))
 
 .peers/gpu/.installed: pyproject.toml constraints.txt
 	test -x .peers/gpu/bin/python || $(PYTHON) -m venv .peers/gpu

@@ -1,7 +1,7 @@
 """What a round of federated learning costs: ours against Flower's simulator, and on a graphics card.
 
     python benchmarks/federated.py
-    python benchmarks/federated.py --mnist mnist.npz    (on a graphics card)
+    python benchmarks/federated.py --images mnist.npz    (on a graphics card)
 
 On a processor ten clients train the same model on the same images for the same steps, and the server scores
 every submitted model and the aggregate on its evaluation set; Flower's clients run the simulator's own
@@ -242,7 +242,7 @@ def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, floa
 
 
 def on_gpu(asked: argparse.Namespace) -> None:
-    settings = paper_size(asked.mnist, rounds=50, precision="bfloat16")
+    settings = paper_size(asked.images, rounds=50, precision="bfloat16")
     digits = read_digits(settings)
     found = {
         "device": jax.devices()[0].device_kind,
@@ -258,10 +258,10 @@ def on_gpu(asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--mnist", type=Path, help="the paper's episodes, on a graphics card")
+    parser.add_argument("--images", type=Path, help="the paper's episodes, on a graphics card")
     parser.add_argument("--rounds", type=int, default=10)
     asked = parser.parse_args()
-    on_gpu(asked) if asked.mnist else against_flower(asked)
+    on_gpu(asked) if asked.images else against_flower(asked)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ import numpy as np
 HIDDEN, CLASSES = 32, 10
 
 
-def start(pixels, seed=0):
+def start(pixels, seed=0, classes=CLASSES):
     """First parameters, as a list of arrays."""
     rng = np.random.default_rng(seed)
-    shapes = [(pixels, HIDDEN), (HIDDEN, CLASSES)]
+    shapes = [(pixels, HIDDEN), (HIDDEN, classes)]
     bounds = [(6 / pixels) ** 0.5, (3 / HIDDEN) ** 0.5]
     first, second = (rng.uniform(-b, b, s) for b, s in zip(bounds, shapes, strict=True))
-    arrays = [first, np.zeros(HIDDEN), second, np.zeros(CLASSES)]
+    arrays = [first, np.zeros(HIDDEN), second, np.zeros(classes)]
     return [array.astype(np.float32) for array in arrays]
 
 

@@ -91,7 +91,7 @@ def settings(job: str, *rows: tuple):
         ("--learner ppo --clients 3", "--clients needs 2 values"),
         ("--learner gradient --clients 3 4", "no option --clients"),
         ("--samples 0", "samples is 0"),
-        ("--mnist none.npz", "none.npz: no such file"),
+        ("--images none.npz", "none.npz: no such file"),
         ("--learner dqn", "choose gradient, ppo"),
     ),
     *settings(

@@ -40,7 +40,7 @@ clients = [30, 40]
 task-sizes = [1, 2]
 gamma = 1
 learning_rate = 0.003
-mnist = "/a folder/x=y.npz"
+images = "/a folder/x=y.npz"
 seed = 5
 """
 
@@ -59,7 +59,7 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(
         assert isinstance(settings, find_domain("federated").variants["ppo"])
         assert (settings.seed, settings.clients) == (6, (31, -1))
         assert (settings.task_sizes, settings.gamma, settings.learning_rate) == ((1, 2), 1, 0.003)
-        assert settings.mnist == Path("/a folder/x=y.npz")
+        assert settings.images == Path("/a folder/x=y.npz")
         assert settings.rounds == type(settings)().rounds
     _, settings = settings_given("budget", "--out", "x", "--beta", "-2.5", "--alpha=-1e-3")
     assert (settings.beta, settings.alpha) == (-2.5, -0.001)

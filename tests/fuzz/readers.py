@@ -31,7 +31,7 @@ from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import fingerprint, inspect_sessions
 from apportion.domains.charging.site import Site, Station
 from apportion.domains.domain import domain_names, find_domain
-from apportion.domains.federated.data import load_mnist
+from apportion.domains.federated.data import load_images
 from apportion.domains.portfolio.backtest import TrainedPolicy
 from apportion.domains.portfolio.orders import read_holdings
 from apportion.domains.portfolio.prices import find_jumps, load_prices
@@ -438,7 +438,7 @@ READERS: dict[str, Reader] = {
         share=QUICK,
     ),
     "mnist.npz": Reader(
-        cache(_mnist_file), lambda folder: load_mnist(folder / "mnist.npz"), share=QUICK
+        cache(_mnist_file), lambda folder: load_images(folder / "mnist.npz"), share=QUICK
     ),
     "a study's page": Reader(_study_page, write_report, share=SLOW),
     "a run's page": Reader(_run_page, write_report, share=SLOW),

@@ -314,7 +314,7 @@ def test_data_that_a_study_does_not_read_is_refused_and_left_out_of_all(
     tmp_path, monkeypatch, toys
 ):
     monkeypatch.setattr(registry, "read_data", lambda request: {"digits": None})
-    with pytest.raises(InputError, match="study bound reads no digits; leave --mnist out"):
+    with pytest.raises(InputError, match="study bound reads no digits; leave --images out"):
         list(registry.perform("bound", tmp_path / "no", registry.Request()))
     assert not (tmp_path / "no").exists()
     assert len(list(registry.perform("all", tmp_path / "all", registry.Request()))) == 2

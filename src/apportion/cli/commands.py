@@ -460,7 +460,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         seed: int = 0,
         prices: File = None,
         allow_jumps: tuple[str, ...] | None = None,
-        mnist: File = None,
+        images: File = None,
         draw: bool = False,
         processes: Annotated[int, Parameter(metavar="N")] = 1,
         on: Literal["local", "ray"] = "local",
@@ -488,8 +488,8 @@ def make_study(arguments: Sequence[str]) -> Command:
             Daily prices for the studies of the market; without it, the 20 embedded stocks.
         allow_jumps
             Take these moves of a day as they are, each TICKER:DAY; without any, every one.
-        mnist
-            The usual mnist.npz for the studies of federations; without it, 5,000 embedded digits.
+        images
+            A file such as the usual mnist.npz for the studies of federations; else 5,000 digits.
         draw
             Compute nothing: table, picture and verdicts from the cells in the folder.
         processes
@@ -514,7 +514,7 @@ def make_study(arguments: Sequence[str]) -> Command:
         for folder in [out / study for study in STUDIES] if name == "all" else [out]:
             _check_study_folder(folder)
         request = Request(
-            scale, seed, prices, mnist, ("all",) if allow_jumps == () else allow_jumps
+            scale, seed, prices, images, ("all",) if allow_jumps == () else allow_jumps
         )
 
         from apportion.report import write_report

@@ -95,7 +95,7 @@ class Request:
     scale: Scale = "quick"
     seed: int = 0
     prices: Path | None = None
-    mnist: Path | None = None
+    images: Path | None = None
     allow_jumps: tuple[str, ...] | None = None
     """Moves of prices to take as they are, each TICKER:DAY, or `all`."""
 
@@ -190,7 +190,7 @@ def perform(
     yield from perform_plans(stores, executor or Serial(), draw=draw, progress=progress)
 
 
-_OPTIONS = {"prices": "--prices", "digits": "--mnist"}
+_OPTIONS = {"prices": "--prices", "digits": "--images"}
 """The option that gives each kind of data."""
 
 
@@ -201,10 +201,10 @@ def read_data(request: Request) -> dict[str, Any]:
         from apportion.domains.portfolio.prices import read_prices
 
         data["prices"] = read_prices(request.prices, allow_jumps=request.allow_jumps)
-    if request.mnist is not None:
-        from apportion.domains.federated.data import load_mnist
+    if request.images is not None:
+        from apportion.domains.federated.data import load_images
 
-        data["digits"] = load_mnist(request.mnist)
+        data["digits"] = load_images(request.images)
     return data
 
 
@@ -220,8 +220,8 @@ def command_of(name: str, folder: Path, request: Request) -> str:
     words = ["apportion", "study", name, "--scale", request.scale, "--seed", str(request.seed)]
     if request.prices is not None and "prices" in known:
         words += ["--prices", str(request.prices)]
-    if request.mnist is not None and "digits" in known:
-        words += ["--mnist", str(request.mnist)]
+    if request.images is not None and "digits" in known:
+        words += ["--images", str(request.images)]
     words += ["--out", str(folder)]
     if request.allow_jumps and "prices" in known:
         words += ["--allow-jumps", *(one for one in request.allow_jumps if one != "all")]

@@ -183,14 +183,41 @@ def superlink(tmp_path):
             server.terminate()
 
 
+def printed_by(app, superlink, nodes, **settings):
+    """The lines that an app prints under `flwr run`."""
+    config = " ".join(f"{name}={value}" for name, value in settings.items())
+    federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
+    command = ["flwr", "run", str(app), "--stream", "--run-config", config]
+    command += ["--federation-config", federation]
+    done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
+    return done.stdout + done.stderr
+
+
+def table_in(output):
+    """The accuracies of FedAvg and of learned shares by round."""
+    rows = [line.split() for line in output.splitlines()]
+    assert ["round", "FedAvg", "learned"] in rows, output
+    rows = rows[rows.index(["round", "FedAvg", "learned"]) + 1 :]
+    found = [row for row in rows if len(row) == 3 and row[0].isdigit()]
+    return {int(n): (float(plain), float(learned)) for n, plain, learned in found}
+
+
+EXAMPLES = Path(server_app.__file__).parents[1]
+
+
 @pytest.mark.slow
 def test_flwr_run_runs_the_example(superlink):
-    app = Path(server_app.__file__).parent
-    settings = ["--run-config", "rounds=2"]
-    federation = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1"]
-    command = ["flwr", "run", str(app), "--stream", *settings, *federation]
-    done = subprocess.run(command, env=superlink, capture_output=True, text=True, timeout=300)
-    output = done.stdout + done.stderr
-    rows = [line.split() for line in output.splitlines()[-12:]]
-    assert ["round", "FedAvg", "learned"] in rows, output
-    assert [row[0] for row in rows if len(row) == 3 and row[0].isdigit()] == ["1", "2"]
+    found = table_in(printed_by(EXAMPLES / "flower_app", superlink, 10, rounds=2))
+    assert list(found) == [1, 2]
+
+
+@pytest.mark.slow
+def test_flwr_run_hears_hospitals_that_join_late_with_the_second_of_two_classes(superlink):
+    output = printed_by(EXAMPLES / "flower_table", superlink, 7, rounds=16, joins=8)
+    found = table_in(output)
+    before, (plain, learned) = found[7], found[16]
+    assert learned > max(before) + 0.02
+    assert learned > plain - 0.02
+    assert "16 rounds, 7 clients; the model was" in output
+    assert "failed 7 times" in output
+    assert "huge" not in output

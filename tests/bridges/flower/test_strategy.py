@@ -30,6 +30,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
+from apportion.bridges.flower.strategy import RoundNote
 from apportion.bridges.flower.updates import moved
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
@@ -53,6 +54,9 @@ class NoNodes:
     """A grid that sends nothing: the strategy only takes note of the model."""
 
     def get_node_ids(self):
+        return []
+
+    def send_and_receive(self, messages, *, timeout=None):
         return []
 
 
@@ -256,17 +260,27 @@ def broken(arrays):
     raise RuntimeError("the test set is gone")
 
 
-@pytest.mark.parametrize("predict", [broken, lambda arrays: [1, 2, 3]], ids=["raises", "too few"])
-def test_a_server_that_cannot_score_falls_back_to_fedavg_with_a_warning(predict, warnings):
+def only_at_first(later):
+    """Answers to the model of all zeros that a federation begins with, and then something else."""
+
+    def predict(arrays):
+        scores = arrays["scores"].numpy()
+        return later(arrays) if scores.any() else scores
+
+    return predict
+
+
+@pytest.mark.parametrize("later", [broken, lambda arrays: [1, 2, 3]], ids=["raises", "too few"])
+def test_a_server_that_cannot_score_falls_back_to_fedavg_with_a_warning(later, warnings):
     tables = models(3)
-    strategy = begin(strategy_of(predict=predict))
+    strategy = begin(strategy_of(predict=only_at_first(later)))
     made = scores_of(strategy, unequal(tables))
     np.testing.assert_allclose(made, by_samples(tables), atol=1e-6)
     assert "FedAvg instead of learned shares" in warnings.text
 
 
 def test_in_the_fallback_nobody_takes_over_by_claiming_samples():
-    strategy, tables = begin(strategy_of(predict=broken)), models(4)
+    strategy, tables = begin(strategy_of(predict=only_at_first(broken))), models(4)
     strategy.aggregate_train(
         1, [reply(i, tables[i], 10) for i in range(3)] + [reply(3, tables[3], 10**15)]
     )
@@ -335,6 +349,8 @@ def test_a_server_without_samples_aggregates_by_geometry_and_counts():
     assert strategy.to_frame()["accuracy"].isna().all()
     with pytest.raises(InputError, match="it reads the server's samples"):
         LearnedAggregation(policy=opinionated())
+    with pytest.raises(InputError, match="labels without predict"):
+        LearnedAggregation(labels=LABELS)
 
 
 def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
@@ -363,6 +379,66 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
 
 def shipped(**options):
     return LearnedAggregation(lambda arrays: arrays["scores"].numpy(), LABELS, **(NOBODY | options))
+
+
+@pytest.mark.parametrize(
+    ("answers", "labels", "words"),
+    [
+        (
+            lambda scores: scores,
+            LABELS + 1,
+            "labels start at 1 and go up to 3; classes count from 0",
+        ),
+        (lambda scores: scores, LABELS[:59], r"\(60, 3\) for 59 labels; return a row"),
+        (lambda scores: scores[:, :2], LABELS, "2 classes, and labels go up to 2"),
+        (lambda scores: scores[:, :1], LABELS % 2, r"np.stack\(\[1 - p, p\], axis=1\)"),
+        (lambda scores: scores[:, 0], LABELS % 2, r"one float32 a sample, \(60,\)"),
+        (lambda scores: scores + np.nan, LABELS, "not finite"),
+        (lambda scores: broken(scores), LABELS, "RuntimeError: the test set is gone"),
+    ],
+    ids=["from 1", "too few labels", "too few classes", "column", "sigmoid", "nan", "raises"],
+)
+def test_a_predict_that_does_not_do_is_refused_before_anybody_is_asked(answers, labels, words):
+    strategy = strategy_of(predict=lambda arrays: answers(arrays["scores"].numpy()), labels=labels)
+    with pytest.raises(InputError, match=words) as caught:
+        begin(strategy)
+    assert "\n" not in str(caught.value)
+    assert len(strategy.to_frame()) == 0
+    begin(strategy_of(predict=lambda arrays: arrays["scores"].numpy().argmax(1)))
+
+
+def test_a_score_that_does_not_do_is_refused_before_anybody_is_asked():
+    for losses in (-TRUTH[:, 0] - 1, TRUTH, 1.0):
+        strategy = LearnedAggregation(score=lambda arrays, losses=losses: losses, **NOBODY)
+        with pytest.raises(InputError, match="return a loss of at least 0 for each sample"):
+            begin(strategy)
+
+
+def test_the_memory_of_another_federation_is_refused(tmp_path):
+    file = tmp_path / "memory.safetensors"
+    begin(shipped(checkpoint_path=file)).aggregate_train(1, replies_of(models(3)))
+    begin(shipped(checkpoint_path=file))
+    predict = lambda arrays: arrays["scores"].numpy()  # noqa: E731
+    with pytest.raises(InputError, match="whose server has other samples"):
+        LearnedAggregation(predict, LABELS[::-1], checkpoint_path=file, **NOBODY)
+    wider = {"scores": Array(TRUTH * 0), "more": Array(TRUTH)}
+    with pytest.raises(InputError, match="whose model has other arrays"):
+        begin(shipped(checkpoint_path=file), ArrayRecord(wider))
+
+
+def test_the_summary_says_what_happened():
+    strategy, tables = begin(strategy_of(gate=False)), models(4)
+    strategy.aggregate_train(1, [*replies_of(tables), nan(tables[0])])
+    strategy.aggregate_train(2, [nan(tables[0])])
+    begin(strategy, scores_of(strategy, replies_of(tables), 3), 4)
+    told = strategy.summary()
+    words = "3 rounds, 5 clients; the model was the policy's in 2, the last one, for want of replies in 1"
+    assert told.startswith(words)
+    accuracies = [note.accuracy for note in strategy._rounds]
+    assert f"{accuracies[0]:.3f} after round 1, {accuracies[2]:.3f} after round 3" in told
+    share = strategy.to_frame().query("outcome == 'kept' and node == 3")["share"].mean()
+    assert f"mean shares: node 3 {share:.3f}, " in told
+    assert told.endswith("left out: node 9 not finite 2 times")
 
 
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):
@@ -403,6 +479,10 @@ def test_noise_for_equal_weights_is_refused():
     record = ArrayRecord({"scores": Array(np.zeros_like(TRUTH))})
     # Also after it has run by itself.
     strategy.start(NoNodes(), record, num_rounds=0)
+    with pytest.raises(InputError, match="noise protects an average of equal"):
+        wrapped.start(NoNodes(), record, num_rounds=1)
+    strategy._memory.told.append(RoundNote(1, "FedAvg's", 0.5))
+    assert strategy.summary().startswith("1 rounds")
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
 

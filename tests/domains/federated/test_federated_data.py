@@ -9,11 +9,12 @@ import pytest
 
 from apportion.domains.federated.data import (
     COMBINED,
+    HELD_BACK,
     KINDS,
     Digits,
     embedded_digits,
     kinds_of,
-    load_mnist,
+    load_images,
     mixture,
     paper_split,
     skewed_tasks,
@@ -27,7 +28,7 @@ def write(path, **changes):
         "x_train": np.zeros((6, 4, 4), np.uint8),
         "y_train": np.arange(6, dtype=np.uint8),
         "x_test": np.full((3, 4, 4), 255, np.uint8),
-        "y_test": np.array([7, 8, 9], np.uint8),
+        "y_test": np.array([6, 7, 8], np.uint8),
     }
     arrays.update(changes)
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
@@ -35,10 +36,10 @@ def write(path, **changes):
 
 
 def test_the_test_set_becomes_the_servers(tmp_path):
-    digits = load_mnist(write(tmp_path / "mnist.npz"))
+    digits = load_images(write(tmp_path / "mnist.npz"))
     assert digits.server.tolist() == [False] * 6 + [True] * 3
     assert digits.images.max() == 1.0
-    assert digits.labels.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    assert digits.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
@@ -47,19 +48,20 @@ def test_the_test_set_becomes_the_servers(tmp_path):
         ({"x_test": None}, "no array 'x_test'"),
         ({"y_train": np.arange(5, dtype=np.uint8)}, "one label for each of the 6"),
         ({"x_train": np.zeros((6, 4, 5), np.uint8)}, "square images"),
-        ({"y_test": np.array([7, 8, 10])}, "from 7 to 10"),
+        ({"y_test": np.array([7, 8, 10**6])}, "from 7 to 1000000"),
         ({"x_test": np.zeros((3, 4, 4), np.float32)}, "whole numbers"),
         ({"y_train": np.array([{}] * 6, object)}, "not a readable npz"),
+        ({"y_train": np.zeros(6, int), "y_test": np.zeros(3, int)}, "all images are of one class"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, changes, words):
     with pytest.raises(InputError, match=words):
-        load_mnist(write(tmp_path / "mnist.npz", **changes))
+        load_images(write(tmp_path / "mnist.npz", **changes))
     with pytest.raises(InputError, match="no such file"):
-        load_mnist(tmp_path / "other.npz")
+        load_images(tmp_path / "other.npz")
     (tmp_path / "other.npz").write_text("digits")
     with pytest.raises(InputError, match="not a readable npz"):
-        load_mnist(tmp_path / "other.npz")
+        load_images(tmp_path / "other.npz")
 
 
 def test_pooling_averages_squares_and_a_fingerprint_tells_other_images_apart():
@@ -208,6 +210,56 @@ def test_as_many_clients_attack_as_the_kind_says(kind, malicious, factor):
     assert np.isin(factors, (1, factor)).all()
 
 
+@pytest.mark.parametrize("kind", ["symmetric-noise", "pairwise-noise", "noise-by-client"])
+def test_everybody_mistakes_labels_as_the_kind_says(kind):
+    found = dealt(kind)
+    wrong = [own_labels(found, c) != true_labels(found, c) for c in range(10)]
+    parts = np.array([own.mean() for own in wrong])
+    # Of labels drawn at random, a tenth is right.
+    assert parts.mean() == pytest.approx(0.3 if kind == "pairwise-noise" else 0.27, abs=0.08)
+    assert (np.ptp(parts) > 0.4) == (kind == "noise-by-client")
+    if kind == "pairwise-noise":
+        for client, hit in enumerate(wrong):
+            assert (
+                own_labels(found, client)[hit] == (true_labels(found, client)[hit] + 1) % 10
+            ).all()
+
+
+def test_clients_come_and_go_as_the_kind_says():
+    def there(kind, rounds=30):
+        partition, lived = dealt(kind).partition, (np.arange(rounds)[:, None] + 0.5) / rounds
+        return (lived - partition.comes) % 1.0 < partition.stays
+
+    late, returning, rolling = (
+        there(kind) for kind in ("paper+late", "paper+returning", "dirichlet-0.3+newcomers")
+    )
+    assert late[:, :8].all()
+    assert returning[:, :8].all()
+    assert late[:, 8:].sum(0).tolist() == [20, 20]
+    assert not late[:10, 8:].any()
+    assert not returning[10:20, 8:].any()
+    assert returning[[0, 9, 20, 29], 8:].all()
+    assert (rolling.sum(1) == 5).all()
+    assert (rolling.sum(0) == 15).all()
+    assert there("paper").all()
+    held_alone = set(own_labels(dealt("paper+late"), 9)) - set(own_labels(dealt("paper+late"), 0))
+    assert len(held_alone) == 4
+
+
+@pytest.mark.parametrize("classes", [2, 3, 26])
+def test_images_of_any_number_of_classes_are_dealt_out(classes):
+    labels = (np.arange(1200) % classes).astype(np.int32)
+    images = Digits(np.zeros((1200, 4, 4), np.float32), labels, np.arange(1200) >= 900)
+    assert images.classes == classes
+    for kind in KINDS:
+        found = mixture(images, [(kind, 5, 0)], np.arange(900), samples=30)
+        assert found.partition.labels.max() < classes
+        assert found.partition.labels.min() >= 0
+    groups = paper_split(images, (2, 2), 30)
+    assert len(np.unique(labels[groups.index[0]])) <= max(1, round(0.6 * classes))
+    assert not set(labels[groups.index[0]]) & set(labels[groups.index[2]])
+
+
 def test_a_combined_kind_has_the_skew_and_the_fault_of_its_parts_and_clients_of_its_own():
     deals = {dealt("paper").partition.index.tobytes()}
     for kind in (*COMBINED, "dirichlet-1+flipped-1"):
@@ -259,5 +311,6 @@ def test_what_cannot_be_dealt_is_refused():
     ):
         with pytest.raises(InputError, match="a skew and a fault such as"):
             kinds_of(wrong)
-    assert kinds_of("all") == KINDS + COMBINED
+    assert set(kinds_of("all")) == {*KINDS, *COMBINED} - set(HELD_BACK)
+    assert kinds_of("two-labels+late") == ("two-labels+late",)
     assert kinds_of("sizes+noisy-labels") == ("sizes+noisy-labels",)

@@ -62,7 +62,7 @@ def test_settings_that_mean_nothing_are_refused(kind, wrong, words):
     ("wrong", "words"),
     [
         ({"kinds": "equall"}, "did you mean equal"),
-        ({"mnist": "nowhere.npz"}, "no such file"),
+        ({"images": "nowhere.npz"}, "no such file"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_training(wrong, words):

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from apportion.domains.federated.aggregators import Fixed, run_episodes
 from apportion.domains.federated.clients import Convolutional, Perceptron
-from apportion.domains.federated.data import paper_split, skewed_tasks
+from apportion.domains.federated.data import mixture, paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.federated.states import STATES, ClassScores, ServerInfo, Submission
@@ -192,6 +192,20 @@ def test_only_part_of_the_clients_takes_part_and_the_others_keep_their_past():
     assert (np.asarray(following.absent)[away] >= 1).all()
     with pytest.raises(InputError, match="participation"):
         federation(participation=0.0)
+
+
+def test_clients_that_come_late_take_no_part_before_and_have_no_past():
+    dealt = mixture(DIGITS, [("paper+late", 5, 0)], np.arange(800), samples=20)
+    small = replace(SAMPLES, model="perceptron", width=16, state="blind", rounds=6)
+    problem, task = Federation(dealt.digits, dealt.partition, small), dealt.tasks[0]
+    state, there = reset(problem, task), []
+    for _ in range(6):
+        there.append(np.asarray(state.present).tolist())
+        late = state
+        state = step(problem, task, state).state
+        if not late.present[4]:
+            assert (np.asarray(late.history[4]) == 0).all()
+    assert there == [[True] * 4 + [False]] * 2 + [[True] * 5] * 4
 
 
 def test_the_servers_samples_of_an_episode_are_drawn_and_a_quarter_is_kept_from_the_policy():

@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from apportion.domains.federated import policy
+from apportion.domains.federated.data import HELD_BACK, KINDS, Digits
 from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
 from apportion.studies.federated import federations
@@ -13,7 +14,11 @@ SMALL = GradientSettings(
     pooling=1, samples=20, width=8, rounds=3, epochs=1, batch=10, client_rate=0.3, evaluation=60,
     test=100, block=60,
 )  # fmt: skip
-PLAN = federations.federations(scale="paper", digits=DIGITS)
+MANY = Digits(
+    np.zeros((70_000, 1, 1), np.float32), np.arange(70_000) % 10, np.arange(70_000) >= 60_000
+)
+"""As many images as MNIST has."""
+PLAN = federations.federations(scale="paper", digits=MANY)
 
 
 def computed(cells):
@@ -98,6 +103,15 @@ def test_a_verdict_holds_only_where_it_does(equal, flipped, held):
     assert study.plot() is not None
 
 
+def test_kinds_held_back_from_training_have_a_verdict_of_their_own():
+    study = study_of(equal=0.7, pairwise_noise=0.59)
+    held = {verdict.claim: verdict.holds for verdict in study.verdicts}
+    [apart] = [claim for claim in held if "held back from training" in claim]
+    assert not held[apart]
+    study = study_of(equal=0.59, pairwise_noise=0.7)
+    assert [verdict.holds for verdict in study.verdicts[:2]] == [False, True]
+
+
 def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
     values = {("equal", name): value for name, value in (RIVALS | {"learned": 0.6}).items()}
     rows = made_up_rows(values)
@@ -111,12 +125,14 @@ def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
 def test_paper_size_asks_for_all_of_mnist_and_another_policy_is_another_study(
     tmp_path, monkeypatch
 ):
-    with pytest.raises(InputError, match="--mnist"):
+    with pytest.raises(InputError, match="--images"):
         federations.federations(scale="paper")
+    with pytest.raises(InputError, match="needs 2000 images for clients, .* 342 and 300; give a"):
+        federations.federations(scale="paper", digits=DIGITS)
     before = PLAN.digest
     monkeypatch.setattr(policy, "FOLDER", tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"another")
-    assert federations.federations(scale="paper", digits=DIGITS).digest != before
+    assert federations.federations(scale="paper", digits=MANY).digest != before
 
 
 def test_every_seed_meets_every_method_in_every_kind():
@@ -128,7 +144,7 @@ def test_every_seed_meets_every_method_in_every_kind():
         key = (cell["circumstance"], cell["kind"], cell["method"])
         seeds.setdefault(key, set()).add(cell["seed"])
     programs = 2 * 14 + 2 * 7 + 4 * 4
-    assert len(seeds) == 13 * programs
+    assert len(seeds) == len(KINDS) * programs
     assert all(own == set(range(8)) for own in seeds.values())
     assert len({cell.program for cell in PLAN.cells}) == programs
-    assert np.unique([cell["kind"] for cell in PLAN.cells]).size == 13
+    assert {cell["kind"] for cell in PLAN.cells} == set(KINDS) > set(HELD_BACK)

@@ -162,7 +162,7 @@ def test_variety_is_said_to_help_only_where_many_tasks_add_more(more, outcome):
 
 
 def test_every_seed_has_every_method_and_every_fixed_share():
-    with pytest.raises(InputError, match="--mnist"):
+    with pytest.raises(InputError, match="--images"):
         fig6.fig6(scale="paper")
     plan = fig6.fig6(scale="paper", seed=5, digits=DIGITS)
     assert len({cell.name for cell in plan.cells}) == len(plan.cells) == 6 * (6 + 1 + 8)

@@ -5,6 +5,7 @@ loss for each sample stands for them. A model is judged sample by sample, so tha
 nor the names of classes matter.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from flwr.app import ArrayRecord
 from scipy.special import softmax
 
 from apportion.bridges.flower.updates import Model, write_model
+from apportion.domains.federated.aggregators import WRONG, bears_out, harms, passes, passes_gate
 from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
@@ -33,9 +35,38 @@ class Judged:
     """Whether the most likely answer is right."""
 
     @property
+    def logs(self) -> np.ndarray:
+        """The logarithm of each chance, as the gate takes it."""
+        return np.log(self.chances + WRONG)
+
+    def better(self, other: "Judged") -> bool:
+        """Whether it does better by more than the standard error."""
+        return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
+
+    def bears_out(self, careful: "Judged") -> bool:
+        """Whether it clearly does better than a more careful model on the samples that the policy sees."""
+        shown = ~kept_samples(len(self.logs))
+        return bool(bears_out(self.logs - careful.logs, self.right * 1.0 - careful.right, shown))
+
+    def passes_gate(self, fedavg: "Judged") -> bool:
+        """Whether it is taken and not FedAvg's."""
+        kept, real = kept_samples(len(self.logs)), np.ones(len(self.logs), bool)
+        gains = self.logs - fedavg.logs, self.right * 1.0 - fedavg.right
+        return bool(passes_gate(*gains, kept, real))
+
+    def harms(self, last: "Judged") -> bool:
+        """Whether it is clearly worse than the last model."""
+        return bool(harms(self.logs - last.logs))
+
+    @property
     def accuracy(self) -> float:
         """The part of the samples that it gets right; NaN without samples."""
         return float(self.right.mean()) if len(self.right) else float("nan")
+
+
+def kept_samples(count: int) -> np.ndarray:
+    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
+    return np.arange(count) % 4 == 3
 
 
 class ServerData:
@@ -47,6 +78,10 @@ class ServerData:
     def __init__(self, predict: Answers | None, labels: Any, score: Answers | None = None):
         if predict is not None and score is not None:
             raise InputError("give either predict with labels, or score: a loss for each sample")
+        if predict is None and labels is not None:
+            raise InputError(
+                "labels without predict: give predict, a model's answers to the samples, too"
+            )
         self.predict, self.score = predict, score
         self.labels = None if predict is None else _classes(labels)
         self.scale = 1.0
@@ -55,6 +90,26 @@ class ServerData:
     def empty(self) -> bool:
         """Whether the server has no samples at all."""
         return self.predict is None and self.score is None
+
+    @property
+    def fingerprint(self) -> str:
+        """A short digest of what is known of the samples themselves: their labels."""
+        known = b"" if self.labels is None else self.labels.tobytes()
+        return hashlib.sha256(known).hexdigest()[:16]
+
+    def try_out(self, model: Model) -> None:
+        """Refuse, with what to return, a `predict` or `score` that does not do for this model."""
+        if self.empty:
+            return
+        name, judge = (
+            ("predict", self._by_answers) if self.score is None else ("score", self._losses)
+        )
+        try:
+            judge(model)
+        except Exception as error:
+            raise InputError(
+                f"{name}: tried on the first model, it fails ({type(error).__name__}: {error})"
+            ) from error
 
     def begin_round(self, start: Model) -> None:
         """Losses are taken in units of the mean loss of the model that was sent out."""
@@ -82,8 +137,7 @@ class ServerData:
         assert self.predict is not None
         assert self.labels is not None
         answers, labels = np.asarray(self.predict(write_model(model))), self.labels
-        if answers.shape[:1] != labels.shape or answers.ndim > 2:
-            raise ValueError(f"{answers.shape} answers to {labels.shape} samples")
+        _check_answers(answers, labels)
         if answers.ndim == 1:
             right = answers == labels
             return Judged(right.astype(float), right)
@@ -104,8 +158,28 @@ class ServerData:
         assert self.score is not None
         losses = np.asarray(self.score(write_model(model)), np.float64)
         if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():
-            raise ValueError(f"{losses.shape}: a loss >= 0 for each sample is needed")
+            raise ValueError(f"{losses.shape}; return a loss of at least 0 for each sample, (n,)")
         return losses
+
+
+def _check_answers(answers: np.ndarray, labels: np.ndarray) -> None:
+    """Refuse answers that are not classes, or rows of scores, for these labels."""
+    shape, n = answers.shape, len(labels)
+    rows = f"return a row of scores or probabilities for each sample, ({n}, classes)"
+    if shape[:1] != (n,) or answers.ndim > 2:
+        raise ValueError(f"it returns {shape} for {n} labels; {rows}")
+    single = answers.ndim == 2 and shape[1] == 1
+    if single or (answers.ndim == 1 and answers.dtype.kind not in "iub"):
+        raise ValueError(
+            f"it returns one {answers.dtype} a sample, {shape}; {rows}: of the chance p that it is "
+            "class 1, np.stack([1 - p, p], axis=1)"
+        )
+    if answers.ndim == 2 and labels.max() >= shape[1]:
+        from_one = " start at 1 and" if labels.min() == 1 and labels.max() == shape[1] else ""
+        raise ValueError(
+            f"it returns {shape[1]} classes, and labels{from_one} go up to {labels.max()}; classes "
+            f"count from 0: give labels of 0 to {shape[1] - 1}, or {rows}"
+        )
 
 
 def _classes(labels: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ tried one at a time, so that memory holds the replies and two models more, howev
 
 import logging
 from abc import abstractmethod
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
-from apportion.domains.federated.aggregators import WRONG, descend_shares, passes
+from apportion.domains.federated.aggregators import descend_shares, held_back
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -51,22 +51,28 @@ with optional_import("LearnedAggregation needs Flower", "federated"):
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import FedAvg, Result
 
-from apportion.bridges.flower.server_data import Answers, Judged, ServerData
+from apportion.bridges.flower.server_data import Answers, Judged, ServerData, kept_samples
 from apportion.bridges.flower.updates import (
     ClientMemory,
+    ClientNote,
     ClientUpdate,
     Model,
+    RoundNote,
     fedavg_shares,
     geometry,
     moved,
+    padded_width,
     read_model,
     sample_counts,
+    shapes_of,
     usable,
     weighted_sum,
     write_model,
 )
 
 _log = logging.getLogger("flwr")
+FEDAVGS, LAST = "FedAvg's", "the last one, all replies being harmful"
+"""Whose model was taken, where not the policy's."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,10 @@ class Aggregated:
     """Of their models on the server's samples; not a number where they were not tried."""
     step: float = 1.0
     momentum: float = 0.0
-    learned: bool = True
-    """Whether it is the policy's model, not FedAvg's."""
+    by: str = "the policy's"
+    """Whose model it is: the policy's, FedAvg's, or the last one, which stays."""
+    accuracy: float = float("nan")
+    """Of the model on the server's samples."""
     gain: float = float("nan")
     """What the policy's model gained over FedAvg's on the gate's samples, whichever was taken."""
 
@@ -90,7 +98,8 @@ class Aggregated:
 class GuardedFedAvg(FedAvg):
     """FedAvg with guards at the door: replies that failed, are misshapen, not finite or huge are left out.
 
-    A round without any usable reply keeps the model.
+    Huge is out of proportion to what updates usually were, in these rounds or in the first ones. A round
+    without any usable reply keeps the model.
     """
 
     def __init__(self, window: int, max_update_ratio: float, options: dict[str, Any]):
@@ -101,7 +110,8 @@ class GuardedFedAvg(FedAvg):
                 f"{type(self).__name__}: max_update_ratio {max_update_ratio} must be over 1 and window "
                 f"{window} at least 1"
             )
-        self.window, self.max_update_ratio, self._started = window, max_update_ratio, False
+        self.window, self.max_update_ratio = window, max_update_ratio
+        self._started = self._ran = False
 
     @abstractmethod
     def make_model(
@@ -111,32 +121,53 @@ class GuardedFedAvg(FedAvg):
 
     def start(self, *args: Any, **options: Any) -> Result:
         """As in FedAvg."""
-        self._started = True
+        self._started = self._ran = True
         try:
             return super().start(*args, **options)
         finally:
             self._started = False
 
-    def summary(self) -> None:
-        """As in FedAvg; inside a wrapper, whose own `start` it is that asks for this, refuse to run."""
-        if not self._started:
-            raise InputError(
-                f"{type(self).__name__} inside another strategy: differential privacy's noise protects an "
-                "average of equal weights, and learned shares, step and momentum would void that; use "
-                "FedAvg inside it"
-            )
-        super().summary()
+    def summary(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What happened: rounds, whose models were taken, accuracy, shares, and who was left out, and why.
+
+        Flower asks for it as a run begins, and gets FedAvg's options in its log. Inside a wrapper it is the
+        wrapper's `start` that asks: refuse to run.
+        """
+        if self._started:
+            super().summary()
+        elif not self._memory.told:
+            self._refuse_wrapper()
+        return told(self._memory.told, self._memory.notes)
+
+    def _refuse_wrapper(self) -> None:
+        raise InputError(
+            f"{type(self).__name__} inside another strategy: differential privacy's noise protects an "
+            "average of equal weights, and learned shares, step and momentum would void that; use "
+            "FedAvg inside it"
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As in FedAvg, remembering the model sent out, which replies are compared with, and to whom."""
+        if self._ran and not self._started:
+            self._refuse_wrapper()
         if server_round == 1 and self._memory.rounds > self._resumed:
             self._begin()
-        self._memory.send(read_model(arrays))
+        model = read_model(arrays)
+        if self._memory.rounds == self._resumed:
+            self.try_out(model)
+        self._memory.send(model)
         messages = list(super().configure_train(server_round, arrays, config, grid))
         self._asked = {message.metadata.dst_node_id for message in messages}
         return messages
+
+    def try_out(self, model: Model) -> None:
+        """Refuse, before anybody is asked, what cannot go well with the first model."""
+
+    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: Model) -> bool:
+        """Whether a huge update is let in after all."""
+        return False
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -145,8 +176,8 @@ class GuardedFedAvg(FedAvg):
         replies, start = list(replies), self._memory.start
         if start is None:
             raise InputError(f"{type(self).__name__}: configure_train comes before aggregate_train")
-        usual = [norm for norms in self._norms for norm in norms]
-        updates, refused = usable(replies, start, usual, self.max_update_ratio)
+        updates, refused = usable(replies, start)
+        updates = self._without_huge(updates, refused, start)
         for node, why in refused.items():
             self._note(server_round, node, why.partition(":")[0])
             _log.warning("round %d: node %d is left out (%s)", server_round, node, why)
@@ -154,14 +185,18 @@ class GuardedFedAvg(FedAvg):
             self._note(server_round, node, "silent")
         if not updates:
             self._memory.end_round()
+            self._memory.told.append(
+                RoundNote(self._resumed + server_round, "the last one, for want of replies", np.nan)
+            )
             why = next(iter(refused.values()), "nobody replied")
             text = "round %d: no usable reply (%d refused; %s); the model stays"
             _log.error(text, server_round, len(refused), why)
             return None, None
-        self._norms.append([update.norm for update in updates])
         made = self.make_model(server_round, updates, start)
+        outcome = "harmful" if made.by == LAST else "kept"
         for update, share, right in zip(made.updates, made.shares, made.accuracies, strict=True):
-            self._note(server_round, update.node, "kept", right, float(share))
+            self._note(server_round, update.node, outcome, right, float(share))
+        self._memory.told.append(RoundNote(self._resumed + server_round, made.by, made.accuracy))
         self._memory.end_round(made.gain)
         try:
             contents = [update.content for update in made.updates]
@@ -175,31 +210,78 @@ class GuardedFedAvg(FedAvg):
         metrics["server-step"], metrics["server-momentum"] = made.step, made.momentum
         return write_model(made.model), metrics
 
+    def _without_huge(
+        self, updates: list[ClientUpdate], refused: dict[int, str], start: Model
+    ) -> list[ClientUpdate]:
+        """The updates that are not huge, or welcome nevertheless; the others are refused."""
+        limit = self.max_update_ratio * self._memory.usual_norm([own.norm for own in updates])
+        others = [own for own in updates if own.norm <= limit]
+        for own in updates:
+            if own.norm > limit and not self.welcome(own, others, start):
+                refused[own.node] = f"huge: its update has norm {own.norm:.3g}, over {limit:.3g}"
+        return [own for own in updates if own.node not in refused]
+
     def to_frame(self) -> pd.DataFrame:
-        """What became of every client asked: kept, failed, misshapen, not finite, huge, not scored or
-        silent, with the accuracy of its model on the server's samples and its share. Rounds are counted
+        """What became of every client asked: kept, failed, misshapen, not finite, huge, harmful, not scored
+        or silent, with the accuracy of its model on the server's samples and its share. Rounds are counted
         from the first of the run, those before a server died among them.
         """
-        return pd.DataFrame(
-            self._memory.notes, columns=["round", "node", "outcome", "accuracy", "share"]
-        )
+        return pd.DataFrame(self._memory.notes, columns=pd.Index(ClientNote._fields))
 
     def _begin(self) -> None:
         """Forget the clients of an earlier run."""
         self._memory, self._resumed = ClientMemory(self.window), 0
         self._asked: set[int] = set()
-        self._norms: deque[list[float]] = deque(maxlen=self.window)
 
     def _note(
         self, n: int, node: int, outcome: str, accuracy: float = np.nan, share: float = 0.0
     ) -> None:
         # A server that goes on counts its rounds from 1 again.
-        self._memory.notes.append((self._resumed + n, node, outcome, accuracy, share))
+        note = ClientNote(self._resumed + n, node, outcome, accuracy, share)
+        self._memory.notes.append(note)
 
     def _fedavg(self, updates: list[ClientUpdate], accuracies: list[float]) -> Aggregated:
         shares = fedavg_shares(sample_counts(updates, self.weighted_by_key))
         model = weighted_sum(shares, [update.model for update in updates])
-        return Aggregated(model, updates, shares, accuracies, learned=False)
+        return Aggregated(model, updates, shares, accuracies, by=FEDAVGS)
+
+
+def told(rounds: list[RoundNote], notes: list[ClientNote]) -> str:
+    """The rounds and the clients of a run in words.
+
+    >>> notes = [ClientNote(1, 7, "kept", 0.5, 1.0), ClientNote(1, 8, "not finite", np.nan, 0.0)]
+    >>> print(told([RoundNote(1, "FedAvg's", 0.5)], notes))
+    1 rounds, 2 clients; the model was FedAvg's in 1
+    accuracy on the server's samples: 0.500 after round 1
+    mean shares: node 7 1.000
+    left out: node 8 not finite 1 times
+    """
+    if not rounds:
+        return "no round yet"
+    whose = Counter(note.by for note in rounds)
+    by = ", ".join(f"{name} in {count}" for name, count in whose.most_common())
+    lines = [
+        f"{len(rounds)} rounds, {len({own.node for own in notes})} clients; the model was {by}"
+    ]
+    tried = [note for note in rounds if np.isfinite(note.accuracy)]
+    if tried:
+        ends = dict.fromkeys([tried[0], tried[-1]])
+        words = ", ".join(f"{note.accuracy:.3f} after round {note.n}" for note in ends)
+        lines.append(f"accuracy on the server's samples: {words}")
+    shares: dict[int, list[float]] = {}
+    for own in notes:
+        if own.outcome == "kept":
+            shares.setdefault(own.node, []).append(own.share)
+    means = sorted(((float(np.mean(own)), node) for node, own in shares.items()), reverse=True)
+    if means:
+        some = ", ".join(f"node {node} {share:.3f}" for share, node in means[:5])
+        rest = f", and {len(means) - 5} more" if len(means) > 5 else ""
+        lines.append(f"mean shares: {some}{rest}")
+    out = Counter((own.node, own.outcome) for own in notes if own.outcome != "kept")
+    if out:
+        words = "; ".join(f"node {node} {why} {n} times" for (node, why), n in sorted(out.items()))
+        lines.append(f"left out: {words}")
+    return "\n".join(lines)
 
 
 class LearnedAggregation(GuardedFedAvg):
@@ -320,6 +402,8 @@ class LearnedAggregation(GuardedFedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The replies' models to one; (None, None), which keeps the old one, if none is usable."""
+        if self._memory.start is not None:
+            self.server.begin_round(self._memory.start)
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
             metrics["gate-passed"], metrics["trust"] = int(self._learned), self.trust
@@ -331,7 +415,6 @@ class LearnedAggregation(GuardedFedAvg):
         self, server_round: int, updates: list[ClientUpdate], start: Model
     ) -> Aggregated:
         """The round's model by the policy, behind the gate; FedAvg's where the samples fail it."""
-        self.server.begin_round(start)
         judged = [(update, self.server.judged(update.model)) for update in updates]
         scored = [(update, own) for update, own in judged if own is not None]
         made = self._decide(scored, start) if scored else None
@@ -344,19 +427,43 @@ class LearnedAggregation(GuardedFedAvg):
             for update, own in judged:
                 if own is None:
                     self._note(server_round, update.node, "not scored")
-            if not made.learned:
+            if made.by == LAST:
+                _log.error("round %d: all replies harm the model, which stays", server_round)
+            elif made.by == FEDAVGS:
                 _log.info("round %d: FedAvg's model, not the policy's", server_round)
-        self._made, self._learned = made.model, made.learned
+        self._made, self._learned = made.model, made.by not in (FEDAVGS, LAST)
         return made
 
+    def try_out(self, model: Model) -> None:
+        """Refuse a `predict` that fails on the first model, and the memory of another federation."""
+        self.server.try_out(model)
+        if self._made is not None and shapes_of(self._made) != shapes_of(model):
+            raise InputError(
+                f"{self.checkpoint_path}: is the memory of a federation whose model has other arrays, or "
+                "other shapes of them; name another file"
+            )
+
+    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: Model) -> bool:
+        """With samples they decide: a quarter of the way from FedAvg's model of the others towards a huge
+        update must make it better, by more than the standard error.
+        """
+        if self.server.empty:
+            return False
+        base = self._fedavg(others, []).model if others else start
+        near = weighted_sum(np.array([1 - QUARTER, QUARTER]), [base, huge.model])
+        without, with_it = self.server.judged(base), self.server.judged(near)
+        if without is None or with_it is None:
+            return False
+        return with_it.better(without)
+
     def _decide(self, scored: list[tuple[ClientUpdate, Judged]], start: Model) -> Aggregated | None:
-        """The policy's model of the scored replies, or FedAvg's where the gate says so; None where the
-        server's samples fail it, or it decides on no number.
+        """The policy's model of the scored replies, or FedAvg's where the gate says so, or the last one
+        where both are harmful; None where the server's samples fail it, or it decides on no number.
         """
         updates, judged = [update for update, _ in scored], [own for _, own in scored]
         fedavg = self._fedavg(updates, [own.accuracy for own in judged])
-        theirs = self.server.judged(fedavg.model)
-        shown = self._shown(fedavg, theirs, judged, start)
+        before, theirs = self.server.judged(start), self.server.judged(fedavg.model)
+        shown = self._shown(fedavg, before, theirs, judged, start)
         if shown is None:
             return None
         nodes = [update.node for update in updates]
@@ -365,38 +472,53 @@ class LearnedAggregation(GuardedFedAvg):
         if not np.isfinite(shares).all():
             return None
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
-        way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
+        reach = (decision.step, decision.momentum)
+        step, momentum = held_back(*reach) if self.gate else reach
+        way = (shares / shares.sum(), float(step), float(momentum))
         model = moved(models, start, move, *way)
-        passed, gain = True, np.nan
+        ours, passed, gain = self.server.judged(model), True, np.nan
         if self.gate:
+            # The policy's shares alone are more careful than with its step and momentum.
+            careful = moved(models, start, None, way[0], 1.0, 0.0)
+            alone = self.server.judged(careful)
+            if alone is not None and (ours is None or not ours.bears_out(alone)):
+                model, ours, way = careful, alone, (way[0], 1.0, 0.0)
             # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
-            ours = self.server.judged(model)
             passed = ours is not None
             if ours is not None and theirs is not None:
-                kept = _kept_samples(len(ours.chances))
-                gains = np.log(ours.chances + WRONG) - np.log(theirs.chances + WRONG)
-                passed = bool(passes(gains, kept))
+                passed = ours.passes_gate(theirs)
+                kept = kept_samples(len(ours.chances))
                 if kept.any():
                     gain = float((ours.chances - theirs.chances)[kept].mean())
         if not passed or trust == 0:
-            made = replace(fedavg, gain=gain)
+            made, found = fedavg, theirs
         else:
             if trust < 1:
                 way = partly(trust, fedavg.shares, *way)
                 model = moved(models, start, move, *way)
+                ours = self.server.judged(model)
             shares, step, momentum = way
-            made = Aggregated(model, updates, shares, fedavg.accuracies, step, momentum, gain=gain)
+            made, found = (
+                Aggregated(model, updates, shares, fedavg.accuracies, step, momentum),
+                ours,
+            )
+        if self.gate and found is not None and before is not None and found.harms(before):
+            made, found = replace(fedavg, model=start, shares=0 * shares, by=LAST), before
         self._memory.keep(nodes, shown, made.shares)
-        return made
+        return replace(made, gain=gain, accuracy=np.nan if found is None else found.accuracy)
 
     def _shown(
-        self, fedavg: Aggregated, ahead: Judged | None, judged: list[Judged], start: Model
+        self,
+        fedavg: Aggregated,
+        before: Judged | None,
+        ahead: Judged | None,
+        judged: list[Judged],
+        start: Model,
     ) -> np.ndarray | None:
         """What the policy sees of each client; None where it reads samples and they fail it."""
         models = [update.model for update in fedavg.updates]
         scores = None
         if self.state.reads == "samples":
-            before = self.server.judged(start)
             if before is None or ahead is None:
                 return None
             towards = []
@@ -404,23 +526,24 @@ class LearnedAggregation(GuardedFedAvg):
                 part = weighted_sum(np.array([1 - QUARTER, QUARTER]), [fedavg.model, model])
                 towards.append((self.server.judged(part) or own).chances)
             scores = SampleScores(
-                _array(np.stack([own.chances for own in judged])),
-                _array(np.stack(towards)),
+                _padded(np.stack([own.chances for own in judged])),
+                _padded(np.stack(towards)),
                 _array(ahead.chances),
                 _array(before.chances),
-                jax.device_put(~(_kept_samples(len(ahead.chances)) & self.gate)),
+                jax.device_put(~(kept_samples(len(ahead.chances)) & self.gate)),
             )
+        m = len(models)
         rows = geometry(models, start, self._memory.move)
+        rows = np.pad(rows, ((0, 0), (0, padded_width(m) - m)))
         info = ServerInfo(
-            _array(sample_counts(fedavg.updates, self.weighted_by_key)),
-            _array([self._memory.absence(update.node) for update in fedavg.updates]),
+            _padded(sample_counts(fedavg.updates, self.weighted_by_key)),
+            _padded(np.array([self._memory.absence(own.node) for own in fedavg.updates])),
             _array(rows[-1]),
             _array(float(self._memory.rounds)),
         )
-        present = jax.device_put(np.ones(len(models), bool))
-        return np.asarray(
-            _channels(self.state, Submission(_array(rows[:-1]), present, info, scores))
-        )
+        present = jax.device_put(np.arange(padded_width(m)) < m)
+        submission = Submission(_padded(rows[:-1]), present, info, scores)
+        return np.asarray(_channels(self.state, submission))[:m]
 
     def gains(self) -> Gains:
         """What the policy's model gained over FedAvg's in each round, in the chance of the right answer
@@ -437,9 +560,12 @@ class LearnedAggregation(GuardedFedAvg):
     def _begin(self) -> None:
         """Forget the clients of an earlier run; go on from a file that is there."""
         super()._begin()
+        self._memory.samples = self.server.fingerprint
         self._made: Model | None = None
         if self.checkpoint_path is not None and self.checkpoint_path.exists():
-            self._memory, self._made = ClientMemory.restored(self.checkpoint_path, self.window)
+            self._memory, self._made = ClientMemory.restored(
+                self.checkpoint_path, self.window, self.server.fingerprint
+            )
             self._resumed = self._memory.rounds
 
 
@@ -456,11 +582,6 @@ def partly(
     return mixed, reach, trust * momentum
 
 
-def _kept_samples(count: int) -> np.ndarray:
-    """The samples that the gate keeps from the policy: every fourth, as in the simulator."""
-    return np.arange(count) % 4 == 3
-
-
 # In one program each: operation by operation, every number of clients compiles dozens of them.
 _channels = eqx.filter_jit(lambda state, submission: state(submission))
 
@@ -468,6 +589,12 @@ _channels = eqx.filter_jit(lambda state, submission: state(submission))
 @eqx.filter_jit
 def _decision(policy: AggregationPolicy, observation: Observation, mask: Mask) -> Decision:
     return policy.decide(observation, mask)
+
+
+def _padded(rows: np.ndarray) -> Array:
+    """Rows for clients with some for nobody, as many as the policy gets."""
+    more = padded_width(len(rows)) - len(rows)
+    return _array(np.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)]))
 
 
 def _array(values: np.ndarray | list[int] | float) -> Array:
@@ -537,7 +664,8 @@ class ShareGradient(GuardedFedAvg):
             shares = plain
         shares = shares / shares.sum()
         made = moved(models, start, self._memory.move, shares, 1.0, self.momentum)
-        return Aggregated(made, updates, shares, [np.nan] * len(updates), 1.0, self.momentum)
+        accuracies, by = [np.nan] * len(updates), "that of shares by gradient"
+        return Aggregated(made, updates, shares, accuracies, 1.0, self.momentum, by)
 
 
 @eqx.filter_jit

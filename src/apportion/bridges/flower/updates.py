@@ -1,12 +1,12 @@
 """What came back in a Flower round: the models v_{i,n}, and why the others cannot be averaged.
 
 A reply is usable if it holds one record of arrays with the names and shapes of the model v_n that
-was sent out, all of them finite, and an update v_{i,n} - v_n that is not out of all proportion to
-the others'. Nothing a client sends can raise an error here. `ClientMemory` is what the server remembers of
-its clients, by node id, and how that outlives the server.
+was sent out, all of them finite. Nothing a client sends can raise an error here. `ClientMemory` is what
+the server remembers of its clients, by node id, and how that outlives the server.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -52,6 +52,11 @@ def _viewed(array: Array) -> np.ndarray:
         return array.numpy()
     flat = np.frombuffer(array.data, kind, math.prod(shape), head.tell())
     return flat.reshape(shape, order="F" if by_columns else "C")
+
+
+def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+    """Of a model's arrays, by name."""
+    return {name: array.shape for name, array in model.items()}
 
 
 def write_model(model: Model) -> ArrayRecord:
@@ -153,13 +158,8 @@ def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-def usable(
-    replies: Iterable[Message], start: Model, usual: Sequence[float], max_ratio: float
-) -> tuple[list[ClientUpdate], dict[int, str]]:
-    """The usable replies by node, and why each other one is not.
-
-    Huge is over `max_ratio` times the median norm of this round and of the last ones (`usual`).
-    """
+def usable(replies: Iterable[Message], start: Model) -> tuple[list[ClientUpdate], dict[int, str]]:
+    """The usable replies by node, and why each other one is not."""
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
     for message in sorted(replies, key=lambda message: message.metadata.src_node_id):
@@ -172,11 +172,7 @@ def usable(
             refused[node] = model
             continue
         updates.append(ClientUpdate(node, model, _distance(model, start), message.content))
-    limit = max_ratio * _lower_median([*usual, *(update.norm for update in updates)])
-    for update in updates:
-        if update.norm > limit:
-            refused[update.node] = f"huge: its update has norm {update.norm:.3g}, over {limit:.3g}"
-    return [update for update in updates if update.node not in refused], refused
+    return updates, refused
 
 
 def sample_counts(updates: Sequence[ClientUpdate], key: str) -> np.ndarray:
@@ -234,10 +230,15 @@ def _distance(model: Model, start: Model) -> float:
     return float(np.sqrt(total))
 
 
-def _lower_median(values: Sequence[float] | np.ndarray) -> float:
+def lower_median(values: Sequence[float] | np.ndarray) -> float:
     """The middle one of the positive values, the lower of two; infinite where there is none."""
     positive = np.sort([value for value in values if value > 0])
     return float(positive[(len(positive) - 1) // 2]) if len(positive) else float("inf")
+
+
+def padded_width(count: int) -> int:
+    """A power of two that so many clients fit in, so that those who come and go compile nothing anew."""
+    return max(8, 1 << (count - 1).bit_length())
 
 
 class ClientPast(NamedTuple):
@@ -250,40 +251,70 @@ class ClientPast(NamedTuple):
     seen: int
 
 
-class ClientMemory:
-    """Every client's past, the model sent out and its last move: all that the next round needs."""
+class ClientNote(NamedTuple):
+    """What became of a client in a round."""
 
-    def __init__(self, window: int):
-        self.window = window
+    round: int
+    node: int
+    outcome: str
+    accuracy: float
+    share: float
+
+
+class RoundNote(NamedTuple):
+    """What became of a round, for `summary`."""
+
+    n: int
+    by: str
+    accuracy: float
+
+
+class ClientMemory:
+    """Every client's past, the model sent out and its last move: all that the next round needs.
+
+    `samples` is the fingerprint of the server's own.
+    """
+
+    def __init__(self, window: int, samples: str = ""):
+        self.window, self.samples = window, samples
         self.rounds = 0
+        self.norms: deque[list[float]] = deque(maxlen=window)
+        """Of all updates in the last rounds."""
+        self.usual = 0.0
+        """Their median, where it was largest."""
         self.start: Model | None = None
         self.move: Model | None = None
         self.clients: dict[int, ClientPast] = {}
         self.gains: list[float] = []
         """What the policy gained over FedAvg in each round; not a number where it was not tried."""
-        self.notes: list[tuple[int, int, str, float, float]] = []
-        """Round, node, outcome, accuracy and share of every client that was asked."""
+        self.notes: list[ClientNote] = []
+        self.told: list[RoundNote] = []
 
     def send(self, model: Model) -> None:
         """Take note of the model sent out, and of how it moved."""
         before, self.move = self.start, None
-        if before is not None and {n: a.shape for n, a in before.items()} == {
-            n: a.shape for n, a in model.items()
-        }:
+        if before is not None and shapes_of(before) == shapes_of(model):
             self.move = {name: model[name] - before[name] for name in _floats(model)}
         self.start = model
+
+    def usual_norm(self, norms: list[float]) -> float:
+        """The median norm over this round and the last ones, or what it was where it was largest: clients
+        that come late go as far as all did at first.
+        """
+        self.norms.append(norms)
+        middle = lower_median([norm for some in self.norms for norm in some])
+        if math.isfinite(middle):
+            self.usual = max(self.usual, middle)
+        return self.usual or math.inf
 
     def absence(self, node: int) -> int:
         """Rounds that have gone by without a client since it was last seen."""
         return self.rounds - (self.clients[node].seen if node in self.clients else 0)
 
     def observation(self, nodes: Sequence[int], shown: np.ndarray) -> tuple[Observation, Mask]:
-        """What the policy sees of these clients; a newcomer has no past and holds an equal share.
-
-        It is padded to a power of two, so that clients who come and go compile nothing anew.
-        """
+        """What the policy sees of these clients, padded; a newcomer has no past and an equal share."""
         m = len(nodes)
-        width = max(8, 1 << (m - 1).bit_length())
+        width = padded_width(m)
         mask = np.arange(width) < m
         history = np.zeros((width, self.window, shown.shape[1]), np.float32)
         held = np.zeros(width, np.float32)
@@ -322,6 +353,13 @@ class ClientMemory:
         about = {
             "outcomes": outcomes,
             "rounds": self.rounds,
+            "samples": self.samples,
+            "told": [
+                [note.n, note.by, note.accuracy if np.isfinite(note.accuracy) else None]
+                for note in self.told
+            ],
+            "norms": list(self.norms),
+            "usual": self.usual,
             "names": list(made),
             "gains": [gain if np.isfinite(gain) else None for gain in self.gains],
             "clients": [[node, own.share, own.seen] for node, own in self.clients.items()],
@@ -329,12 +367,14 @@ class ClientMemory:
         write_arrays(path, arrays, about)
 
     @classmethod
-    def restored(cls, path: Path, window: int) -> "tuple[ClientMemory, Model]":
-        """The memory of a file, and the model that was made last."""
+    def restored(cls, path: Path, window: int, samples: str) -> "tuple[ClientMemory, Model]":
+        """The memory of a file, and the model that was made last; refuse one of another federation."""
         arrays, about = read_arrays(path)
-        memory = cls(window)
+        memory = cls(window, samples)
         try:
-            memory.rounds = about["rounds"]
+            memory.rounds, memory.usual = about["rounds"], about["usual"]
+            memory.norms.extend(about["norms"])
+            known = about["samples"]
             memory.gains = [np.nan if gain is None else gain for gain in about["gains"]]
             for node, share, seen in about["clients"]:
                 memory.clients[node] = ClientPast(arrays[f"history/{node}"], share, seen)
@@ -343,8 +383,12 @@ class ClientMemory:
             made = {name: arrays[f"made/{name}"] for name in about["names"]}
             numbers, measures = arrays["notes"].tolist(), arrays["measures"].tolist()
             memory.notes = [
-                (n, node, about["outcomes"][code], accuracy, share)
+                ClientNote(n, node, about["outcomes"][code], accuracy, share)
                 for (n, node, code), (accuracy, share) in zip(numbers, measures, strict=True)
+            ]
+            memory.told = [
+                RoundNote(n, by, np.nan if accuracy is None else accuracy)
+                for n, by, accuracy in about["told"]
             ]
         except (KeyError, ValueError, IndexError) as error:
             raise InputError(
@@ -352,4 +396,9 @@ class ClientMemory:
             ) from error
         if any(own.history.shape[0] != window for own in memory.clients.values()):
             raise InputError(f"{path}: its clients' histories are of another length than {window}")
+        if known != samples:
+            raise InputError(
+                f"{path}: is the memory of a federation whose server has other samples (labels of "
+                f"fingerprint {known}, here {samples}); name another file"
+            )
         return memory, made

@@ -21,7 +21,7 @@ from .data import KINDS as KINDS
 from .data import Digits as Digits
 from .data import Partition as Partition
 from .data import embedded_digits as embedded_digits
-from .data import load_mnist as load_mnist
+from .data import load_images as load_images
 from .data import mixture as mixture
 from .data import paper_split as paper_split
 from .data import read_digits as read_digits

@@ -132,13 +132,15 @@ class Fixed(Memoryless):
 
 
 class Learned(Memoryless):
-    """Shares, step and momentum by a policy; with `gated`, FedAvg's where it does worse.
+    """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
 
-    The aggregate that the policy decides on is compared with FedAvg's on samples that the policy has not
-    seen, and FedAvg's is taken where the policy's is worse by more than the standard error. Worse is by the
-    logarithm of the chance given to the right answer: by the chance itself, a model that is rash and mostly
-    wrong can pass for one that is right and not yet sure. The gate needs a federation that keeps samples
-    for it (`Federation(gate=True)`).
+    There are four models to choose from. The policy's shares alone make a more careful one than its
+    shares with its step and momentum, at most `FURTHEST`, which is taken where it clearly does better on
+    the samples that the policy has seen (`bears_out`): where labels are noisy, a step too far costs
+    nothing in its own round, and much in later ones. The one taken must not do worse than FedAvg's
+    (`passes_gate`), or FedAvg's is; and where that clearly does worse than the last one, on all samples,
+    the last one stays (`harms`). The gate needs a federation that keeps samples for it
+    (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy
@@ -146,31 +148,101 @@ class Learned(Memoryless):
 
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         decision = self.policy.decide(received.observation, received.mask)
-        model = decision.model(received.models, received.start, received.move)
         if not self.gated:
+            model = decision.model(received.models, received.start, received.move)
             return model, decision.shares
-        federation, samples = received.federation, received.samples
-        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
-        other = plain.model(received.models, received.start, received.move)
-        chances = federation.chances(jnp.stack([model, other]), samples.places)
-        ours, theirs = jnp.log(chances + WRONG)
-        passed = passes(ours - theirs, samples.kept)
-        return jnp.where(passed, model, other), jnp.where(passed, decision.shares, plain.shares)
+        step, momentum = held_back(decision.step, decision.momentum)
+        ways = [
+            Decision(decision.shares, step, momentum),
+            Decision(decision.shares, jnp.ones(()), jnp.zeros(())),
+            fedavg(received.counts.astype(jnp.float32), received.mask),
+        ]
+        models = [way.model(received.models, received.start, received.move) for way in ways]
+        models = jnp.stack([*models, received.start])
+        samples = received.samples
+        chances, right = received.federation.answers(models, samples.places)
+        logs = jnp.log(chances + WRONG)
+        best = jnp.where(bears_out(logs[0] - logs[1], right[0] - right[1], samples.shown), 0, 1)
+        real = samples.shown | samples.kept
+        gains = logs[best] - logs[2], right[best] - right[2]
+        best = jnp.where(passes_gate(*gains, samples.kept, real), best, 2)
+        best = jnp.where(harms(logs[best] - logs[3], real), 3, best)
+        shares = jnp.stack([decision.shares, decision.shares, ways[2].shares, ways[2].shares])
+        return models[best], shares[best]
+
+
+FURTHEST = (2.0, 0.5)
+"""The longest step and the largest momentum behind a gate, which sees one round: more won no accuracy on
+the whole, and lost some where labels are noisy."""
+
+
+def held_back(step: Any, momentum: Any) -> tuple[Any, Any]:
+    """A step and a momentum of at most `FURTHEST`."""
+    return jnp.minimum(step, FURTHEST[0]), jnp.minimum(momentum, FURTHEST[1])
+
+
+def bears_out(gains: Any, more_right: Any, real: Any) -> Any:
+    """Whether these samples bear a model out beside a more careful one: more right answers, and surer of
+    them by the mean of the logarithm of the chance given to the right answer, each by a standard error.
+
+    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+
+    >>> surer, real = np.array([0.2, 0.3, 0.1, 0.2]), np.ones(4, bool)
+    >>> [bool(bears_out(surer, np.array(right), real)) for right in ([1, 1, 0, 1], [1, 0, -1, 0])]
+    [True, False]
+    """
+    tried = [mean_and_error(more, real) for more in (gains, more_right)]
+    first, second = ((mean > 0) & (mean >= error) for mean, error in tried)
+    return first & second
+
+
+def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
+    """Whether the policy's model is taken and not FedAvg's: by the gains in the logarithm of the chance it
+    `passes` on the samples kept from the policy, and on all of them it has as many right answers at least.
+    """
+    return passes(gains, kept) & (mean_and_error(more_right, real)[0] >= 0)
 
 
 def passes(gains: Any, kept: Any) -> Any:
     """Whether the mean gain over the kept samples is no further below 0 than its standard error.
 
-    Arrays of JAX's or of NumPy's, for the simulator and for a real server.
+    Gains are in the logarithm of the chance given to the right answer: by the chance itself, a model that
+    is rash and mostly wrong can pass for one that is right and not yet sure.
 
     >>> bool(passes(np.array([-0.4, -0.5, -0.6]), np.ones(3, bool)))
     False
     """
+    mean, error = mean_and_error(gains, kept)
+    return mean >= -error
+
+
+def mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
+    """The mean over the kept samples, and its standard error."""
     xp = gains.__array_namespace__()
+    kept = xp.broadcast_to(xp.asarray(kept), gains.shape)
     count = xp.maximum(kept.sum(), 1)
     mean = xp.where(kept, gains, 0.0).sum() / count
     spread = xp.where(kept, (gains - mean) ** 2, 0.0).sum() / xp.maximum(count - 1, 1)
-    return mean >= -xp.sqrt(spread / count)
+    return mean, xp.sqrt(spread / count)
+
+
+HARM = 3.0
+"""Standard errors by which a model must be worse than the last one for the last one to stay."""
+
+
+def harms(gains: Any, real: Any = True) -> Any:
+    """Whether a model is clearly worse than the one that the clients started from, by its gains over it: in
+    the mean, and on most samples.
+
+    One that forgets the few classes that its clients do not hold is worse in the mean alone: it is needed,
+    or a federation with few clients a round would never learn. Arrays of JAX's or of NumPy's.
+
+    >>> bool(harms(np.array([-2.0, -3.0, -2.5]))), bool(harms(np.array([-2.0, 1.0, 0.5])))
+    (True, False)
+    """
+    mean, error = mean_and_error(gains, real)
+    better, _ = mean_and_error((gains > 0) * 1.0, real)
+    return (mean < -HARM * error) & (better < 0.5)
 
 
 class TrimmedMean(Memoryless):

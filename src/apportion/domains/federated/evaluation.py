@@ -117,7 +117,7 @@ def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
 
 
 def _about_data(settings: FederationSettings, digits: Digits) -> dict[str, Any]:
-    source = "embedded digits" if settings.mnist is None else str(settings.mnist)
+    source = "embedded digits" if settings.images is None else str(settings.images)
     return {"source": source, "fingerprint": digits.fingerprint}
 
 

@@ -119,6 +119,8 @@ class Federation(Problem):
     counts: Int[Array, " universe"]
     factors: Float[Array, " universe"]
     identities: Int[Array, " universe"]
+    comes: Float[Array, " universe"]
+    stays: Float[Array, " universe"]
     evaluation: Int[Array, " evaluation"]
     test: Int[Array, " test"]
     learning_rate: Float[Array, "*runs"]
@@ -131,6 +133,9 @@ class Federation(Problem):
     window: int = eqx.field(static=True)
     block: int = eqx.field(static=True)
     participation: float = eqx.field(static=True)
+    whole: bool = eqx.field(static=True)
+    """Whether everybody takes part in every round."""
+    classes: int = eqx.field(static=True)
     drawn: tuple[int, int] | None = eqx.field(static=True)
     gate: bool = eqx.field(static=True)
 
@@ -152,11 +157,19 @@ class Federation(Problem):
         self.counts = jnp.asarray(partition.counts, jnp.int32)
         self.factors = jnp.asarray(partition.factors, jnp.float32)
         self.identities = jnp.asarray(partition.identities, jnp.int32)
+        self.comes = jnp.asarray(partition.comes, jnp.float32)
+        self.stays = jnp.asarray(partition.stays, jnp.float32)
         self.evaluation, self.test = server_sets(digits, settings, sets, seed=settings.seed)
         self.learning_rate = jnp.asarray(settings.client_rate, float)
         self.state = STATES[settings.state]
         models = {"convolutional": Convolutional, "perceptron": Perceptron}
-        self.model = models[settings.model](digits.images.shape[1], settings.width)
+        self.classes = digits.classes
+        if settings.state == "rich" and self.classes != CLASSES:
+            raise InputError(
+                f"state rich is for {CLASSES} classes, and the images have {self.classes}; choose another"
+            )
+        side = digits.images.shape[1]
+        self.model = models[settings.model](side, settings.width, classes=self.classes)
         self.universe, self.horizon = partition.universe, settings.rounds
         self.epochs, self.batch = settings.epochs, settings.batch
         self.window, self.block = settings.window, settings.block
@@ -167,6 +180,7 @@ class Federation(Problem):
                 f"federation: {drawn} samples cannot be drawn out of {settings.evaluation}"
             )
         self.participation, self.drawn, self.gate = participation, drawn, gate
+        self.whole = participation == 1 and bool((partition.stays >= 1).all())
 
     @property
     def channels(self) -> int:
@@ -214,7 +228,7 @@ class Federation(Problem):
     ) -> Step:
         # Of the clients that the policy apportioned among, those of the round divide what the absent had.
         shares = jnp.where(state.present, allocation, 0.0)
-        shares = shares / jnp.maximum(shares.sum(), 1e-12) if self.participation < 1 else shares
+        shares = shares if self.whole else shares / jnp.maximum(shares.sum(), 1e-12)
         aggregate = average(shares, state.models)
         return self.continue_from(task, state, aggregate, allocation, key=key)
 
@@ -237,20 +251,20 @@ class Federation(Problem):
         return self.correct(model[None, :], self.test).sum()
 
     def _round(self, task, last, aggregate, held, key) -> FederationState:
-        present, slots = self._participants(task, key)
+        move, n = aggregate - last.aggregate, last.n + 1
+        present, slots = self._participants(task, n, key)
         # A client's batches depend on who it is, not on its place in the task.
         members = task.members[slots]
         keys = jax.vmap(lambda name: jax.random.fold_in(key, name))(self.identities[members])
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
-        move, n = aggregate - last.aggregate, last.n + 1
         info = ServerInfo(
             self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
         )
         scores = None
         if self.state.reads == "classes":
-            frequency = jax.nn.one_hot(self.labels[self.evaluation], CLASSES).mean(0)
+            frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
         elif self.state.reads == "samples":
             fedavg = average(shares_by_samples(info.counts, present), models)
@@ -262,19 +276,24 @@ class Federation(Problem):
         submission = Submission(models - aggregate[None, :], present, info, scores)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
         history = jnp.where(present[:, None, None], latest, last.history)
-        held = jnp.where(present, held, last.held) if self.participation < 1 else held
+        held = held if self.whole else jnp.where(present, held, last.held)
         return FederationState(
             n, aggregate, models, history, held, present, absent, move, last.server
         )
 
-    def _participants(self, task: Task, key: PRNGKeyArray):
-        """Who takes part, as a mask and as places; as many places as the largest task needs."""
+    def _participants(self, task: Task, n: Int[Array, ""], key: PRNGKeyArray):
+        """Who takes part in round n, as a mask and as places; as many places as the largest task needs."""
+        here = task.mask
+        if not self.whole:
+            # In the middle of the round, where rounding decides nothing.
+            lived = ((n + 0.5) / self.horizon - self.comes[task.members]) % 1.0
+            here = here & (lived < self.stays[task.members])
         if self.participation == 1:
-            return task.mask, jnp.arange(task.width)
+            return here, jnp.arange(task.width)
         # No client has this number, so that nobody's batches decide who takes part.
         chance = jax.random.uniform(jax.random.fold_in(key, 2**31 - 1), (task.width,))
-        order = jnp.argsort(jnp.where(task.mask, chance, 2.0))
-        count = jnp.ceil(self.participation * task.mask.sum())
+        order = jnp.argsort(jnp.where(here, chance, 2.0))
+        count = jnp.ceil(self.participation * here.sum())
         present = jnp.argsort(order) < count
         return present, order[: math.ceil(self.participation * task.width)]
 
@@ -295,13 +314,19 @@ class Federation(Problem):
         self, models: Models, chosen: Int[Array, " chosen"]
     ) -> Float[Array, "entities chosen"]:
         """The chance that each model gives to the right class of each of the chosen images."""
+        return self.answers(models, chosen)[0]
 
-        def chance(logits, labels, real):
+    def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
+        """The `chances`, and whether the likeliest class is the right one, 1 or 0."""
+
+        def judge(logits, labels, real):
             own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-            return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1))
+            right = (logits.argmax(-1) == labels).astype(jnp.float32)
+            return jnp.stack([jnp.exp(own - jax.nn.logsumexp(logits, axis=-1)), right], -1)
 
-        found = self._by_block(models, chosen, chance)
-        return jnp.moveaxis(found, 0, 1).reshape(len(models), -1)[:, : len(chosen)]
+        found = self._by_block(models, chosen, judge)
+        flat = jnp.moveaxis(found, 0, 1).reshape(len(models), -1, 2)[:, : len(chosen)]
+        return flat[..., 0], flat[..., 1]
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
         """Cross-entropy on the chosen images."""
@@ -311,14 +336,14 @@ class Federation(Problem):
         """The part of the chosen images that is of a class and that each model gets right."""
 
         def right(logits, labels, real):
-            classes = jax.nn.one_hot(labels, CLASSES) * real[:, None]
+            classes = jax.nn.one_hot(labels, self.classes) * real[:, None]
             return (logits.argmax(-1) == labels).astype(jnp.float32) @ classes
 
         return self._by_block(models, chosen, right).sum(0) / chosen.shape[0]
 
     def _by_block(
         self, models: Models, chosen: Int[Array, " chosen"], judge: Judge
-    ) -> Float[Array, "blocks entities _"]:
+    ) -> Float[Array, "blocks entities ..."]:
         """What `judge` says of each model and block of the chosen images: memory is bounded by a block,
         however many models there are.
         """

@@ -24,8 +24,8 @@ class FederationSettings(TrainingSettings):
     The defaults suit two cores and small digits.
     """
 
-    mnist: Path | None = None
-    """The usual mnist.npz; the embedded 5,000 digits where there is none."""
+    images: Path | None = None
+    """A file such as the usual mnist.npz; the embedded 5,000 digits where there is none."""
     method: Method = "mtl"
     """mtl draws kinds uniformly, pmtl those more often that gain least over FedAvg, stl learns from the
     first task alone."""
@@ -77,7 +77,7 @@ class FederationSettings(TrainingSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"mnist": None if self.mnist is None else self.mnist.name}
+        return asdict(self) | {"images": None if self.images is None else self.images.name}
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ def reduced_size(**changes: Any) -> PPOSettings:
     return PPOSettings(**(sizes | changes))
 
 
-def paper_size(mnist: Path | None, **changes: Any) -> PPOSettings:
+def paper_size(images: Path | None, **changes: Any) -> PPOSettings:
     """The paper's own sizes, for a GPU: 28 x 28 pixels, 600 images a client, 50 rounds."""
     sizes = {
-        "mnist": mnist, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,
+        "images": images, "pooling": 1, "clients": (60, 40), "seen": (40, 25), "samples": 600,
         "unseen": 4, "width": 32, "rounds": 50, "epochs": 1, "batch": 50, "client_rate": 0.05,
         "evaluation": 1000, "test": 9000, "steps": 24, "precision": "bfloat16", "state": "accuracy",
         "block": 512,

@@ -78,7 +78,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
     if scale == "paper":
         if digits is None:
-            raise InputError("figure 6 at paper size needs the whole of MNIST: give --mnist FILE")
+            raise InputError("figure 6 at paper size needs the whole of MNIST: give --images FILE")
         settings = paper_size(None, state=PAPER, seed=seed)
         seeds, totals = range(seed, seed + 6), TOTALS
     else:
