@@ -74,9 +74,9 @@ baselines-env: .peers/baselines/.installed
 # A peer that is not installed is skipped, and the summary says which; PEERS=required fails instead.
 BASELINES := .peers/baselines/bin/python
 test-peers: install
-	PEERS=$(PEERS) $(PYTEST) -m peer --ignore tests/bridges/test_gymnasium.py
 	PEERS=$(PEERS) $(if $(wildcard $(BASELINES)),$(BASELINES),$(BIN)/python) \
 		-m pytest -m peer tests/bridges/test_gymnasium.py
+	PEERS=$(PEERS) $(PYTEST) -m peer --ignore tests/bridges/test_gymnasium.py
 
 # Deliberate faults, and whether the tests notice them: ten minutes; not part of CI.
 mutants: install
