@@ -49,7 +49,9 @@ STUDIES = {
         ("generalisation", "stability"),
     ),
     "charging": Entry(
-        "charging", "one policy for every garage beside every scheduler, on real charging sessions"
+        "charging",
+        "one policy for every garage beside every scheduler, on real charging sessions",
+        ("garages", "objectives"),
     ),
     "fig6": Entry("federated", "learned aggregation in a federation"),
     "federations": Entry(

@@ -41,7 +41,7 @@ from apportion.domains.charging.schedulers import (
 )
 from apportion.domains.charging.sessions import count
 from apportion.domains.charging.settings import OBJECTIVES
-from apportion.domains.charging.site import Site, describe_sites, of_site, saved_site
+from apportion.domains.charging.site import Prices, Site, describe_sites, of_site, saved_site
 from apportion.domains.tables import as_day
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
@@ -125,18 +125,21 @@ class ChargingBacktest:
         For energy in shares of the need, for fairness in Jain's index, for promises in shares of the cars,
         for cost in money a kWh of need.
         """
-        if self.objective == "energy":
-            mine, others, unit = self.by_day(POLICY), self.by_day(other), self.by_day()
-        elif self.objective == "fair":
-            mine, others = self._jain(POLICY).sum(0), self._jain(other).sum(0)
-            unit = (self.need_kwh > 0).any((2, 3)).sum(0)
-        elif self.objective == "promise":
-            mine, others = self._kept(POLICY).sum((0, 2, 3)), self._kept(other).sum((0, 2, 3))
-            unit = (self.need_kwh > 0).sum((0, 2, 3))
-        else:
-            mine, others = self._net(POLICY), self._net(other)
-            unit = self.by_day()
+        (mine, unit), (others, _) = (self.daily(name, self.objective) for name in (POLICY, other))
         return clustered_ratio((mine - others, unit))
+
+    def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
+        """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
+        needed; Jain's index and garages; cars that left with what they were promised and all; money and
+        kWh needed.
+        """
+        if objective == "energy":
+            return self.by_day(name), self.by_day()
+        if objective == "fair":
+            return self._jain(name).sum(0), (self.need_kwh > 0).any((2, 3)).sum(0)
+        if objective == "promise":
+            return self._kept(name).sum((0, 2, 3)), (self.need_kwh > 0).sum((0, 2, 3))
+        return self._net(name), self.by_day()
 
     def _net(self, name: str) -> np.ndarray:
         """What the energy of each day was worth, less what it cost."""
@@ -349,12 +352,7 @@ def backtest_schedules(
     energy = {name: each.energy_kwh[0] for name, each in drawn.items()}
     cost = {}
     if prices is not None:
-        hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
-        clock = hours + np.asarray(garage.clock_hours).max(1, keepdims=True)
-        cost = {
-            name: prices.cost(each.by_period_kwh[0], clock, days.physics.period_hours)
-            for name, each in drawn.items()
-        }
+        cost = {name: costs(days, prices, each) for name, each in drawn.items()}
     return ChargingBacktest(
         *(days.site, days.dates, members, stations, feeder, share, need, energy, best),
         cost=cost,
@@ -362,6 +360,13 @@ def backtest_schedules(
         objective=objective,
         promise_kwh=promise_kwh,
     )
+
+
+def costs(days: Days, prices: Prices, drawn: Drawn) -> np.ndarray:
+    """What was drawn by a single schedule cost, (tasks, days)."""
+    hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
+    clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
+    return prices.cost(drawn.by_period_kwh[0], clock, days.physics.period_hours)
 
 
 def check_facts(saved: Mapping[str, Any]) -> None:

@@ -12,8 +12,9 @@ working days alone, for comparison with what was published before.
 
 Model-predictive control, which plans every period by a linear programme from the forecasts that the policy
 sees, is too slow for all garages: it is held against the policy in the first few garages of each test, real
-and mixed. One policy more is trained for promises, 80 % of each car's need, and should leave fewer cars
-short than least laxity first.
+and mixed. Policies are also trained for what else an operator may want: even shares, promises (80 % of each
+car's need), and energy that is worth more than it costs, at a made-up tariff; each is held against the
+baseline of its own objective, and measured by all others.
 
 A cell is a way to train, or the schedulers of a garage, site and year; a row is the kWh of a schedule on a
 day or at a station. Points are of the need:
@@ -42,7 +43,7 @@ from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import CLAIRVOYANT, HINDSIGHT, OPTIMUM
 from apportion.domains.charging.sessions import fingerprint, read_sessions
 from apportion.domains.charging.settings import ChargingSettings
-from apportion.domains.charging.site import PHASES, Site, Station, embedded_site
+from apportion.domains.charging.site import PHASES, Prices, Site, Station, embedded_site
 from apportion.domains.charging.training import Garages
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
@@ -84,6 +85,7 @@ TRAINED_UNTIL, TESTED_FROM = "2019-12-31", "2021-01-01"
 CAPACITIES = (0.1, 0.15, 0.2)
 SIZES, _SIZED_CAPACITY = (5, 20, 50), 0.15
 RECALLED = "llf-recalled"
+MPC_FOR_COST, _PLANNED_COST = "mpc, for cost", "planned cost"
 QUIET = 0.3
 """Sessions a station on a working day, as the earlier study had it."""
 CABLES = ((16.0, 1), (16.0, 3), (32.0, 3))
@@ -96,11 +98,26 @@ LEARNED = {
     "only-caltech": "Caltech only",
     "only-jpl": "JPL only",
     "plain": "MTL without recall",
+    "fair": "MTL for even shares",
     "promise": "MTL for promises",
+    "cost": "MTL for cost",
     "mixed": "MTL, mixed garage",
     "ideal": "MTL, ideal garage",
 }
 """Every way to train, and its name in the table."""
+OBJECTIVES = {
+    "energy": "energy, % of the need",
+    "fair": "even shares, % (Jain)",
+    "promise": "promises kept, % of cars",
+    "cost": "worth less cost, cents a kWh",
+}
+"""What each policy may be trained for, and measured by."""
+TARIFF = Prices(
+    per_kwh=(0.12,) * 8 + (0.18,) * 8 + (0.34,) * 5 + (0.12,) * 3,
+    worth_per_kwh=0.40,
+    peak_per_kw=0.5,
+)
+"""Made up: dear from 16 to 21 o'clock, with a charge for the day's highest power."""
 GARAGES = {"real": "mtl", "mixed": "mixed", "ideal": "ideal"}
 """The garages of the tests, and the cell of the policy there."""
 TESTS = {"2019": "2019, new stations", "2021": "2021"}
@@ -114,8 +131,9 @@ _TEST = ["garage", "site", "test", "capacity"]
 Name = tuple[str, str]
 """A schedule by the cell that computed it and its name there."""
 Kwh = dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]]
-"""Of each cell, schedule and unit: what was drawn and needed, (places, policies); `planned` is a day in the
-garages with model-predictive control, and `cars` those that left short on a day, and all."""
+"""Of each cell, schedule and unit: what was drawn and needed, (places, policies). Units are days and
+stations; other objectives than energy have their own worth of a day, and `planned` is a day in the garages
+with model-predictive control."""
 
 
 def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
@@ -125,6 +143,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
         **SCALES[scale],
         "ppo_steps": PPO_STEPS[scale],
+        "tariff": asdict(TARIFF),
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
     # What takes longest first: whoever is free then takes the schedulers.
@@ -157,12 +176,19 @@ def mixed_sites(seed: int) -> dict[str, Site]:
 
 @cache
 def _garages(kind: str, settings: ChargingSettings) -> Garages:
-    """The garages that a cell is tested in, and most are trained in: those of `GARAGES`, or plain."""
+    """The garages that a cell is tested in, and most are trained in: those of `GARAGES`, plain ones, or
+    real ones where what nobody wishes for is not drawn (cost).
+    """
     if kind == "mixed":
         return Garages.of(read_sessions(), settings, mixed_sites(settings.seed), settings.seed)
     if kind == "ideal":
-        settings = replace(settings, ideal=True, quiet_days=QUIET)
-    return Garages.of(read_sessions(), replace(settings, recall=kind != "plain"))
+        ideal = replace(settings, recall=True, ideal=True, quiet_days=QUIET)
+        return Garages.of(read_sessions(), ideal)
+    settings = replace(
+        settings, recall=kind != "plain", objective="cost" if kind == "cost" else "energy"
+    )
+    sites = {name: replace(embedded_site(name), prices=TARIFF) for name in SITE_NAMES}
+    return Garages.of(read_sessions(), settings, sites)
 
 
 def _compute(
@@ -174,7 +200,8 @@ def _compute(
             yield cell, _schedule(cell, settings, about, progress).assign(trained=kind, policy=0)
             continue
         progress(f"{kind}: reading sessions", 0.0)
-        garages = _garages(kind if kind in ("mixed", "ideal", "plain") else "real", settings)
+        own = kind if kind in ("mixed", "ideal", "plain", "cost") else "real"
+        garages = _garages(own, settings)
         policies = _train(kind, garages, settings, about, progress)
         tests = _tests(kind, garages, about)
         tables = []
@@ -204,27 +231,64 @@ def _schedule(
         progress(f"{cell.name}: every scheduler, {_named(where)}", place / len(tests))
         result = backtest.backtest_schedules(nobody, days, **test, optimum=where["stations"] == 10)
         drawn = {name: kwh for name, kwh in result.drawn_kwh.items() if name != POLICY}
-        result = replace(result, drawn_kwh=drawn)
+        cost = {name: money for name, money in result.cost.items() if name != POLICY}
+        result = replace(result, drawn_kwh=drawn, cost=cost)
         tables.append(_rows(result, about).assign(**where))
         if garage != "ideal" and where["stations"] == 10:
             planned.append((where, days, result))
     if planned:
         progress(f"{cell.name}: {MPC}, all feeders", _TESTED)
         tables.append(_plan(planned, about["planned_garages"]))
+    if garage == "real":
+        progress(f"{cell.name}: {MPC_FOR_COST}, all feeders", _TESTED)
+        priced = _tests(
+            SCHEDULED, _garages("cost", settings), about, garage, cell["site"], cell["year"]
+        )
+        own = [(where, priced[0][1], found) for where, _, found in planned]
+        tables.append(_plan(own, about["planned_garages"], TARIFF))
     return pd.concat(tables, ignore_index=True)
 
 
-def _plan(planned: Sequence[tuple[Any, ...]], count: int) -> pd.DataFrame:
-    """Model-predictive control in the first garages of these tests, of the same days and garages."""
+def _plan(
+    planned: Sequence[tuple[Any, ...]], count: int, tariff: Prices | None = None
+) -> pd.DataFrame:
+    """Model-predictive control in the first garages of these tests, of the same days and garages; for the
+    least cost where there is a tariff.
+    """
+    name, units = (MPC, ("planned", "all")) if tariff is None else (MPC_FOR_COST, (_PLANNED_COST,))
     _, days, result = planned[0]
     members = np.tile(result.members[:count], (len(planned), 1))
     feeders = np.concatenate([found.capacity_kw[:count] for _, _, found in planned])
-    drawn = simulate_mpc(days, feeders, members).energy_kwh[0]
+    drawn = simulate_mpc(days, feeders, members, tariff)
+    energies = np.split(drawn.energy_kwh[0], len(planned))
+    money = [{}] * len(planned)
+    if tariff is not None:
+        money = np.split(backtest.costs(days, tariff, drawn), len(planned))
     tables = []
-    for (where, _, found), kwh in zip(planned, np.split(drawn, len(planned)), strict=True):
-        few = replace(found, need_kwh=found.need_kwh[:count], drawn_kwh={MPC: kwh})
-        tables.append(_rows(few, {"planned_garages": count}, only="planned").assign(**where))
+    for (where, _, found), kwh, cost in zip(planned, energies, money, strict=True):
+        few = replace(
+            _first_garages(found, count),
+            drawn_kwh={name: kwh},
+            cost={} if tariff is None else {name: cost},
+        )
+        rows = _rows(few, {"planned_garages": count})
+        tables.append(rows[rows.unit.isin(units)].assign(**where))
     return pd.concat(tables, ignore_index=True)
+
+
+def _first_garages(result: backtest.ChargingBacktest, count: int) -> backtest.ChargingBacktest:
+    """The same of the first garages alone."""
+    drawn = {name: kwh[:count] for name, kwh in result.drawn_kwh.items()}
+    cost = {name: money[:count] for name, money in result.cost.items()}
+    return replace(
+        result,
+        members=result.members[:count],
+        capacity_kw=result.capacity_kw[:count],
+        need_kwh=result.need_kwh[:count],
+        drawn_kwh=drawn,
+        cost=cost,
+        optimum_kwh=None,
+    )
 
 
 def _train(
@@ -244,8 +308,8 @@ def _train(
     chunks = Chunks(max(settings.steps // 20, 1), on_chunk=on_chunk)
     if kind not in ("stl", "ppo"):
         own = replace(settings, method="pmtl" if kind == "pmtl" else "mtl")
-        if kind == "promise":
-            own = replace(own, objective="promise")
+        if kind in OBJECTIVES:
+            own = replace(own, objective=kind)
         if kind.startswith("only-"):
             own = replace(own, site=(kind.removeprefix("only-"),))
             garages = Garages.of(read_sessions(), own)
@@ -321,37 +385,34 @@ def _named(where: dict[str, Any]) -> str:
     return f"{site}, {test}, feeder {capacity:.0%}, {where['stations']} stations"
 
 
-def _rows(
-    result: backtest.ChargingBacktest, about: dict[str, Any], only: str | None = None
-) -> pd.DataFrame:
-    """KWh by day and by station, and how the cars left, of each schedule; of the optimum, by day alone.
-
-    Model-predictive control is known in the planned garages alone (`only`).
-    """
+def _rows(result: backtest.ChargingBacktest, about: dict[str, Any]) -> pd.DataFrame:
+    """What each schedule drew by day and by station, and how cars left; of the optimum, by day alone."""
     tables = []
     dates = [str(day) for day in result.dates]
-    first, there = slice(about["planned_garages"]), result.need_kwh > 0
     stations = [str(one) for one in range(result.stations)]
+    few = _first_garages(result, about["planned_garages"])
+    objectives = [name for name in OBJECTIVES if name != "cost" or result.cost]
     for name in result.served:
-        kwh = {"drawn_kwh": result.by_day(name), "need_kwh": result.by_day()}
-        parts: list[dict[str, Any]] = [{"unit": "day", "place": dates} | kwh]
+        units = {"day": result.daily(name, "energy")}
+        parts: list[dict[str, Any]] = []
         if name != OPTIMUM:
-            drawn = result.drawn_kwh[name]
-            short = there & (drawn < backtest.SHORT * result.need_kwh)
-            units = {
-                "planned": (drawn[first].sum((0, 2, 3)), result.need_kwh[first].sum((0, 2, 3))),
-                "cars": (short.sum((0, 2, 3)), there.sum((0, 2, 3))),
-            }
-            for unit, (one, whole) in units.items():
-                parts.append({"unit": unit, "place": dates, "drawn_kwh": one, "need_kwh": whole})
-            if only is None:
-                kwh = {"drawn_kwh": result.by_station(name), "need_kwh": result.by_station()}
-                parts.append({"unit": "station", "place": stations} | kwh)
-            left = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
-            parts.append({"unit": "all", "place": ""} | left)
-        kept = [part for part in parts if only is None or part["unit"] in (only, "all")]
-        tables += [pd.DataFrame(part).assign(schedule=name) for part in kept]
+            units |= {other: result.daily(name, other) for other in objectives if other != "energy"}
+            units["planned"] = few.daily(name, "energy")
+            if result.cost:
+                units[_PLANNED_COST] = few.daily(name, "cost")
+            kwh = {"drawn_kwh": result.by_station(name), "need_kwh": result.by_station()}
+            parts.append({"unit": "station", "place": stations} | kwh)
+            parts.append({"unit": "all", "place": ""} | _measures(result, name))
+        for unit, (one, whole) in units.items():
+            parts.append({"unit": unit, "place": dates, "drawn_kwh": one, "need_kwh": whole})
+        tables += [pd.DataFrame(part).assign(schedule=name) for part in parts]
     return pd.concat(tables, ignore_index=True)
+
+
+def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
+    """How the cars left, and what a kWh cost."""
+    found = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
+    return found | ({"cost_per_kwh": result.cost_per_kwh(name)} if result.cost else {})
 
 
 def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
@@ -367,7 +428,59 @@ def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
         "for other seeds and other splits of the stations.",
     ]
     found = (table, _verdicts(rows, table), lambda: _plot(table), tuple(notes))
-    return [FigureResult("charging", title, *found)]
+    return [FigureResult("garages", title, *found), _by_objective(rows)]
+
+
+def _by_objective(rows: Any) -> FigureResult:
+    """Each policy by what it was trained for, beside the baseline of that, and by all other objectives."""
+    records, verdicts, leads = [], [], {said: {} for said in OBJECTIVES.values()}
+    llf, equal = (SCHEDULED, "llf"), (SCHEDULED, "equal")
+    trained = {"energy": "mtl", **{name: name for name in OBJECTIVES if name != "energy"}}
+    for site, kwh in _whole_sites(rows):
+        at = SITE_NAMES[site]
+        for one in [*((kind, POLICY) for kind in trained.values()), llf, equal]:
+            name = LEARNED[one[0]] if one[1] == POLICY else one[1]
+            record: dict[str, Any] = {"site": site, "schedule": name}
+            for objective, said in OBJECTIVES.items():
+                unit = "day" if objective == "energy" else objective
+                worth, whole = kwh[(*one, unit)]
+                record[said] = 100 * float(worth.sum() / whole.sum())
+                if one != llf:
+                    leads[said][f"{at}: {name}"] = lead(kwh, one, llf, unit=unit)
+            records.append(record)
+        for claim, first, second, unit in (
+            ("for even shares it shares more evenly than equal", "fair", equal, "fair"),
+            ("for promises it keeps more of them than llf", "promise", llf, "promise"),
+            ("for cost it nets more than llf", "cost", llf, "cost"),
+            (
+                f"for cost it nets more than {MPC_FOR_COST}",
+                "cost",
+                (SCHEDULED, MPC_FOR_COST),
+                _PLANNED_COST,
+            ),
+        ):
+            ahead = lead(kwh, (first, POLICY), second, unit=unit)
+            verdicts.append(Verdict.of(f"Trained {claim} ({at})", ahead, paper=False))
+    notes = [
+        "All tests of ten stations in the real garage together. The tariff is made up: dear from 16 to "
+        "21 o'clock, with a charge for the day's highest power; a kWh in a car is worth .40.",
+        f"Model-predictive control that plans for cost ({MPC_FOR_COST}) is computed in the first few "
+        "garages of each test.",
+    ]
+    title = "What an operator wants served: each objective, and what it costs in the others"
+    draw = partial(forest, leads, "lead over least laxity first", width=2.4)
+    return FigureResult("objectives", title, pd.DataFrame(records), verdicts, draw, notes)
+
+
+def _whole_sites(rows: Any) -> Iterator[tuple[str, Kwh]]:
+    """Each site's tests of ten stations in the real garage together: a day's tests at several feeders are
+    one cluster, and 2019 and 2021 share no day.
+    """
+    of_ten = rows[(rows.stations == 10) & (rows.garage == "real")]
+    keys = ["trained", "schedule", "unit", "policy", "place"]
+    for site, test in of_ten.groupby("site", sort=False):
+        sums = test.groupby(keys, sort=False)[["drawn_kwh", "need_kwh"]].sum()
+        yield str(site), kwh_of(sums.reset_index())
 
 
 def _note(garage: str, table: pd.DataFrame) -> str:
@@ -415,7 +528,7 @@ def kwh_of(rows: Any) -> Kwh:
 def lead(kwh: Kwh, first: Name, second: Name, *, unit: str = "day", both: bool = False) -> Estimate:
     """What one schedule serves more than another in one test, in points of the need.
 
-    The unit may be that of the planned garages, or count cars that left short, in points of all cars.
+    The unit may be that of the planned garages, or a day by another objective, in points of that.
 
     Where one side has several policies, their mean is meant, and the policies are a clustering of their
     own.
@@ -440,6 +553,8 @@ def _summarise(rows: Any) -> pd.DataFrame:
         kwh, whole = kwh_of(test), test[test.unit == "all"]
         mtl = (GARAGES[key[0]], POLICY)
         for trained, schedule in dict.fromkeys(name[:2] for name in kwh):
+            if schedule == MPC_FOR_COST:
+                continue
             unit = "planned" if schedule == MPC else "day"
             drawn, need = kwh[trained, schedule, unit]
             some = select(whole, trained=trained, schedule=schedule)
@@ -448,6 +563,7 @@ def _summarise(rows: Any) -> pd.DataFrame:
                 "served": float(drawn.sum() / need.sum()),
                 "left_short": some.left_short.mean(),
                 "fairness": some.fairness.mean(),
+                "cost_per_kwh": some.cost_per_kwh.mean(),
                 "days": len(drawn),
             }
             if (trained, schedule) != mtl:
@@ -480,12 +596,7 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
             ahead = lead(kwh, (GARAGES[garage], POLICY), (SCHEDULED, other), unit=unit)
             named = f"{other}, the best scheduler there" if other == best else other
             yield Verdict.of(f"MTL serves more than {named} ({where})", ahead, paper=False)
-    of_ten = of_ten[of_ten.garage == "real"]
-    for site, test in of_ten.groupby("site", sort=False):
-        # A day's tests at several feeders are one cluster; 2019 and 2021 share no day.
-        keys = ["trained", "schedule", "unit", "policy", "place"]
-        sums = test.groupby(keys, sort=False)[["drawn_kwh", "need_kwh"]].sum()
-        kwh = kwh_of(sums.reset_index())
+    for site, kwh in _whole_sites(rows):
         other_site = next(f"only-{one}" for one in SITE_NAMES if one != site)
         policy = {kind: (kind, POLICY) for kind in LEARNED if kind not in GARAGES}
         llf = (SCHEDULED, "llf")
@@ -498,9 +609,6 @@ def _verdicts(rows: Any, table: pd.DataFrame) -> Iterator[Verdict]:
         ):
             claim = f"{claim} ({SITE_NAMES[site]})"
             yield Verdict.of(claim, lead(kwh, one, other), paper=False)
-        fewer = lead(kwh, llf, policy["promise"], unit="cars")
-        claim = f"Trained for promises it leaves fewer cars short than llf ({SITE_NAMES[site]})"
-        yield Verdict.of(claim, fewer, paper=False)
     sized = rows[rows.stations != 10]
     for (site, stations), test in sized.groupby(["site", "stations"], sort=False):
         ahead = lead(kwh_of(test), ("mtl", POLICY), (SCHEDULED, "llf"))
