@@ -75,7 +75,7 @@ def threads(monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "error", "words", "begun"),
-    [("full", MemoryError, "the GPU is full", 2), ("refuse", InputError, "the data is wrong", 1)],
+    [("full", MemoryError, "the GPU is full", 3), ("refuse", InputError, "the data is wrong", 1)],
 )
 def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, error, words, begun):
     log = tmp_path / "log"
@@ -85,9 +85,13 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
 
 
 def test_where_a_gpu_is_full_fewer_go_on(tmp_path, threads):
-    log = tmp_path / "log"
+    log, begun = tmp_path / "log", []
+    worker = executors._Worker
+    threads.setattr(executors, "_Worker", lambda *args: begun.append(worker(*args)) or begun[-1])
     perform(toy(log, trouble={"cell-0": ("full", 2)}), tmp_path / "toy", Processes(3))
     assert computed(log).count("cell-0") == 3
+    # The first has had no other program: it ends. The second makes place for a third.
+    assert len(begun) == 3
 
 
 def test_a_worker_that_always_dies_is_given_up_in_a_sentence(tmp_path, threads):

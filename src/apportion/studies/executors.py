@@ -81,7 +81,8 @@ class Processes(Executor):
     """Several processes of this machine: whoever is free takes the next program.
 
     One process seldom fills a GPU, and does not fill several processors. Where there are several GPUs,
-    each process uses one of them. A process that finds no room on its GPU ends, and the others go on.
+    each process uses one of them. A process that finds no room on its GPU makes place for a new one, which
+    keeps nothing of earlier programs; where that finds none either, it ends, and the others go on.
     """
 
     count: int
@@ -144,11 +145,13 @@ class Processes(Executor):
                         continue
                     program = Program(worker.plan, worker.left)
                     worker.left = ()
-                    if _is_full(answer) and len(workers) > 1:
-                        # A process keeps the memory it took: those who are left have room for it.
+                    if _is_full(answer) and (worker.programs > 1 or len(workers) > 1):
+                        # A process keeps the memory it took: a new one has room, or those who are left.
                         worker.process.kill()
-                        workers.remove(worker)
-                        waiting.append((program, worker.attempt))
+                        again = [] if worker.programs == 1 else [_Worker(worker.number, plans)]
+                        place = workers.index(worker)
+                        workers[place : place + 1] = again
+                        waiting.insert(0, (program, worker.attempt))
                         continue
                     died = isinstance(answer, _Died)
                     if worker.attempt == _ATTEMPTS or (not died and isinstance(answer, InputError)):
@@ -192,11 +195,12 @@ class _Worker:
         self.process = context.Process(target=_work, args=(theirs, number, plans), daemon=True)
         self.process.start()
         theirs.close()
-        self.number, self.left, self.attempt = number, (), 1
+        self.number, self.left, self.attempt, self.programs = number, (), 1, 0
 
     def begin(self, program: Program, attempt: int) -> None:
         """Have it compute a program."""
         self.plan, self.left, self.attempt = program.plan, program.cells, attempt
+        self.programs += 1
         # That it has died meanwhile is noticed by whoever receives.
         with suppress(OSError):
             self.connection.send((self.plan.study, self.left))
