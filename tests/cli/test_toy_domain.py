@@ -202,3 +202,20 @@ def test_a_demo_is_shown_continued_and_never_replaced(tmp_path, toy, monkeypatch
     assert (folder / "policy.safetensors").read_bytes() == policy
     assert apportion(*given).stdout == f"wrote {folder / 'report.html'}\n"
     assert_refused(apportion(*given, "--seed", 1), "holds another run")
+
+
+def test_one_flipped_bit_of_any_file_of_a_run_is_seen(trained, tmp_path):
+    folder = tmp_path / "toy"
+    shutil.copytree(trained[0], folder)
+    one_object(apportion("certify", folder, "--against", "chance", "--weeks", 60, "--json"))
+    sums = [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    assert {"certificate.json", "environment.json", "headline.json", "results.json"} < set(sums)
+    read = ("certificate.json", "environment.json", "headline.json", "settings.toml")
+    for name in (*read, "policy.json", "policy.safetensors"):
+        raw = (folder / name).read_bytes()
+        middle = len(raw) // 2
+        (folder / name).write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
+        command = ("backtest",) if name.startswith("policy") else ("report",)
+        assert_refused(apportion(*command, folder), name, "changed")
+        (folder / name).write_bytes(raw)
+    assert apportion("report", folder).stdout

@@ -25,6 +25,7 @@ from apportion.report.page import (
     Words,
     page,
 )
+from apportion.runs.files import SUMS
 from apportion.studies.study import FigureResult, Study, Verdict
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -270,7 +271,7 @@ def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
 
 def test_a_study_of_several_figures_shows_each_with_its_own_verdicts(study_folder, tmp_path):
     verdicts = json.loads((study_folder / "verdict.json").read_text())
-    shutil.copytree(study_folder, tmp_path / "both")
+    shutil.copytree(study_folder, tmp_path / "both", ignore=shutil.ignore_patterns(SUMS))
     figures = []
     for name, verdict in zip(("fig3", "fig4"), verdicts, strict=True):
         verdict["figure"] = name
@@ -290,7 +291,7 @@ def test_a_study_of_several_figures_shows_each_with_its_own_verdicts(study_folde
 
 def test_half_a_character_makes_no_page(study_folder, tmp_path):
     content = (study_folder / "verdict.json").read_text().replace("regret falls", r"\ud800 falls")
-    shutil.copytree(study_folder, tmp_path / "study")
+    shutil.copytree(study_folder, tmp_path / "study", ignore=shutil.ignore_patterns(SUMS))
     (tmp_path / "study" / "verdict.json").write_text(content)
     before = (tmp_path / "study" / "report.html").read_bytes()
     with pytest.raises(InputError, match="makes no page"):

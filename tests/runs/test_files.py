@@ -14,10 +14,13 @@ from safetensors.numpy import save
 
 from apportion.errors import InputError
 from apportion.runs.files import (
+    SUMS,
+    checksummed,
     only_writer,
     pack,
     pack_rows,
     read_arrays,
+    read_json,
     read_rows,
     require_free,
     require_new,
@@ -75,8 +78,56 @@ def test_rows_with_any_byte_flipped_are_detected_or_the_same(tmp_path):
             refused += 1
     # The words before the checksum are all that may be lost.
     assert len(raw) - refused <= len("apportion-sha256:")
-    path.write_bytes(frame.to_parquet())
+    # Of an earlier version, without one: whatever its bytes say, it is a table or a sentence.
+    raw, refused = frame.to_parquet(), 0
+    path.write_bytes(raw)
     pd.testing.assert_frame_equal(read_rows(path, "put it back"), frame)
+    for place in range(0, len(raw), 5):
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :])
+        try:
+            read_rows(path, "put it back")
+        except InputError as error:
+            assert str(error).startswith(f"{path}: cannot be read")  # noqa: PT017
+            refused += 1
+    assert refused
+
+
+def test_any_byte_flipped_of_a_file_or_of_its_checksum_is_detected_or_changes_nothing(tmp_path):
+    content, sums = tmp_path / "results.json", tmp_path / SUMS
+    with checksummed(tmp_path, "results.json", "not-there.csv"):
+        write_json(content, {"served": 0.5})
+    with checksummed(tmp_path, "other.json"):
+        write_json(tmp_path / "other.json", {})
+    assert [line.split("  ")[1] for line in sums.read_text().splitlines()] == [
+        "other.json",
+        "results.json",
+    ]
+    for file in (content, sums):
+        raw, refused = file.read_bytes(), 0
+        for place in range(len(raw)):
+            file.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << place % 7]) + raw[place + 1 :])
+            try:
+                assert read_json(content) == {"served": 0.5}
+            except InputError as error:
+                assert str(error).startswith(f"{content}: the checksum")  # noqa: PT017
+                refused += 1
+        file.write_bytes(raw)
+        assert refused == len(raw) if file == content else refused >= 64
+
+
+def test_whoever_dies_while_writing_leaves_no_checksum_of_another_content(tmp_path):
+    for content in (1, 2):
+        with checksummed(tmp_path, "a.json"):
+            write_json(tmp_path / "a.json", content)
+
+    def die():
+        with checksummed(tmp_path, "a.json"):
+            write_json(tmp_path / "a.json", 3)
+            raise OSError("power cut")
+
+    with pytest.raises(OSError, match="power cut"):
+        die()
+    assert read_json(tmp_path / "a.json") == 3
 
 
 @pytest.mark.parametrize("inside", ["run", "study", None])

@@ -14,6 +14,7 @@ import pytest
 import apportion.cli.commands  # noqa: F401, before the registry holds toys
 from apportion.cli import main
 from apportion.errors import InputError
+from apportion.report import write_report
 from apportion.runs.files import only_writer
 from apportion.runs.runner import Stopped
 from apportion.studies import registry
@@ -143,6 +144,19 @@ def test_one_flipped_bit_of_the_rows_turns_no_verdict(whole, tmp_path):
     assert same_files(whole, tmp_path / "toy")
 
 
+def test_one_flipped_bit_of_any_file_is_seen_by_the_report(whole, tmp_path):
+    folder = tmp_path / "toy"
+    shutil.copytree(whole, folder)
+    for name in ("figure.png", "study.json", "table.csv", "verdict.json"):
+        raw = (folder / name).read_bytes()
+        middle = len(raw) // 2
+        (folder / name).write_bytes(raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :])
+        with pytest.raises(InputError, match=rf"{name}: the checksum in SHA256SUMS does not match"):
+            write_report(folder)
+        (folder / name).write_bytes(raw)
+    assert write_report(folder).exists()
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_a_study_that_is_refused_leaves_nothing(tmp_path, made):
     folder, log = tmp_path / "refused", tmp_path / "log"
@@ -163,7 +177,7 @@ def test_a_study_of_several_figures_writes_each_under_its_name(tmp_path):
     names = {file.name for file in tmp_path.iterdir() if not file.name.startswith(".")}
     assert names == {
         *("one.csv", "one.png", "two.csv", "two.png"),
-        *("cells.json", "rows.parquet", "study.json", "verdict.json"),
+        *("cells.json", "rows.parquet", "study.json", "verdict.json", "SHA256SUMS"),
     }
     verdicts = json.loads((tmp_path / "verdict.json").read_text())
     assert [verdict["figure"] for verdict in verdicts] == ["one", "two"]

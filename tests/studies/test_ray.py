@@ -82,4 +82,5 @@ def test_a_cells_error_is_raised_here_and_a_stop_is_heard_while_the_workers_are_
 
 def test_where_no_cluster_answers_the_address_is_named(tmp_path):
     with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:9"):
-        perform(toy(), tmp_path, Ray("127.0.0.1:9"))
+        perform(toy(), tmp_path / "toy", Ray("127.0.0.1:9"))
+    assert not (tmp_path / "toy").exists()

@@ -34,6 +34,7 @@ from apportion.domains.domain import Domain, PlottedResult, Result, find_domain
 from apportion.domains.settings import check_seed
 from apportion.errors import InputError
 from apportion.runs.files import (
+    checksummed,
     only_writer,
     require_free,
     require_new,
@@ -439,9 +440,10 @@ _CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")
 
 def write_certificate(made: Any, out: Path) -> Path:
     """Write a certificate to a folder: JSON, table, and last its plot, whose path is returned."""
-    write_json(out / "certificate.json", made.to_json())
-    write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
-    write_figure(out / "certificate.png", made.plot(), dpi=130)
+    with checksummed(out, *_CERTIFICATE):
+        write_json(out / "certificate.json", made.to_json())
+        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+        write_figure(out / "certificate.png", made.plot(), dpi=130)
     return out / "certificate.png"
 
 

@@ -4,6 +4,7 @@ Each picture is a `Plot` from a plain data frame; the words' numbers are of all 
 with the same means: `lines`, `numbers`, `times`, `distinct`.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 
 from apportion.errors import InputError, reading
 from apportion.report.page import Plot, number
-from apportion.runs.files import read_json, read_rows
+from apportion.runs.files import read_bytes, read_json, read_rows
 from apportion.runs.folder import Run
 
 COLOURS = 12
@@ -49,7 +50,7 @@ def read_table(folder: Path, name: str, *, indexed: bool = False) -> pd.DataFram
         frame = read_rows(path, "put it back from a copy")
     else:
         with reading(path, "put it back from a copy"):
-            frame = pd.read_csv(path)
+            frame = pd.read_csv(io.BytesIO(read_bytes(path)))
     if indexed and isinstance(frame.index, pd.RangeIndex):
         frame = frame.set_index(frame.columns[0])
     return frame

@@ -16,6 +16,7 @@ from apportion.report.page import (
 )
 from apportion.report.plots import read_if_there, read_table
 from apportion.report.run import provenance
+from apportion.runs.files import read_bytes
 from apportion.statistics import in_words
 
 _COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
@@ -51,7 +52,7 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     if picture.exists():
         said = (f"{one['claim']}: {_said(one)}" for one in verdicts)
         words = f"{figure['title']}: {'; '.join(said)}"
-        parts.append(Picture(figure["title"], picture.read_bytes(), words))
+        parts.append(Picture(figure["title"], read_bytes(picture), words))
     table = read_table(folder, Path(figure["table"]).stem)
     if table is not None:
         parts.append(Table(f"All numbers, {len(table)} rows", table))

@@ -1,9 +1,9 @@
 """Files written atomically, in folders that are free, writable and one process's alone.
 
 A file is written under a temporary name, synced, then renamed, so that a crash leaves the old file
-or the new one. Files of arrays and of rows carry the SHA-256 of the whole file in their header, so that
-a truncated or changed file is detected when it is read. They are ordinary safetensors and Parquet;
-nothing in them is ever executed.
+or the new one. Files of arrays and of rows carry the SHA-256 of the whole file in their header, others
+have it in the `SHA256SUMS` beside them, so that a truncated or changed file is detected when it is read.
+They are ordinary safetensors and Parquet; nothing in them is ever executed.
 """
 
 import hashlib
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+SUMS = "SHA256SUMS"
+"""The file of checksums beside others; `sha256sum -c SHA256SUMS` reads it too."""
 LOCK = ".lock"
 """The file that says who writes in a folder."""
 _OWNS = ("settings.toml", "cells.json", "study.json")
@@ -63,6 +65,41 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
+@contextmanager
+def checksummed(folder: Path, *names: str) -> Iterator[None]:
+    """Files of these names that are there at the block's end are from then on held against their sum.
+
+    While they are written they have none: whoever dies in between leaves no sum of another content.
+    """
+    others = {name: digest for name, digest in _sums(folder).items() if name not in names}
+    if _sums(folder) != others:
+        _write_sums(folder, others)
+    yield
+    own = {
+        name: _sha256((folder / name).read_bytes()) for name in names if (folder / name).exists()
+    }
+    _write_sums(folder, others | own)
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    """Names and checksums, as far as the folder has them."""
+    try:
+        lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition("  ") for line in lines)
+    return {name: digest for digest, _, name in pairs if name}
+
+
+def _write_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+    write_atomic(folder / SUMS, "".join(lines).encode())
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
 def write_figure(path: Path, figure: "Figure", **options: Any) -> None:
     """Write a figure as PNG, atomically; options as for `savefig`."""
     picture = io.BytesIO()
@@ -80,17 +117,27 @@ def to_json(content: Any, indent: int | None = None) -> str:
 
 
 def read_bytes(path: Path | str, missing: str = "put it back from a copy") -> bytes:
-    """What a file holds; one sentence says why it cannot be read, and what to do where it is missing."""
+    """What a file holds; one sentence says why it cannot be read, and what to do where it is missing.
+
+    One that has a checksum beside it and does not match it is refused.
+    """
+    path = Path(path)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode) and not Path(path).is_dir():
+        if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():
             raise InputError(
                 f"{path}: is a pipe or a device, which cannot be read twice; save what it holds to a file"
             )
-        return Path(path).read_bytes()
+        raw = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; {missing}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    if _sums(path.parent).get(path.name, digest := _sha256(raw)) != digest:
+        raise InputError(
+            f"{path}: the checksum in {SUMS} does not match, the file was cut short or changed; "
+            "put it back from a copy"
+        )
+    return raw
 
 
 def read_json(path: Path, *, missing: str = "put it back from a copy") -> Any:

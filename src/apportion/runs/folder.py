@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from apportion.errors import InputError
 from apportion.runs.files import (
+    checksummed,
     pack_rows,
     read_arrays,
     read_json,
@@ -140,9 +141,10 @@ class Run:
 
     def write_choice(self, choice: dict[str, Any]) -> None:
         """Save what was chosen before training."""
-        write_json(
-            self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
-        )
+        with checksummed(self.folder, "choice.json"):
+            write_json(
+                self.folder / "choice.json", {"settings": self._settings_digest(), "choice": choice}
+            )
 
     @property
     def choice(self) -> dict[str, Any] | None:

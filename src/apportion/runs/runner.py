@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.environment import environment, versions
-from apportion.runs.files import LOCK, only_writer, require_free, write_json
+from apportion.runs.files import LOCK, checksummed, only_writer, require_free, write_json
 from apportion.runs.folder import UNFINISHED, Run, load_run
 from apportion.runs.policy_file import save_policy
 from apportion.runs.progress import Progress, TrainingStatus
@@ -158,11 +158,15 @@ def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> Outco
 
 def finish(run: Run, outcome: Outcome) -> None:
     """Write the outcome; `results.json` comes last, because it marks the run as finished."""
+    tables = {f"{name}.csv": table for name, table in outcome.tables.items()}
     save_policy(outcome.policy, run.folder, outcome.about)
-    for name, table in outcome.tables.items():
-        table.to_csv(run.folder / f"{name}.csv", index=False)
-    write_json(run.folder / "headline.json", outcome.headline)
-    write_json(run.folder / "results.json", outcome.results)
+    with checksummed(
+        run.folder, *("settings.toml", "environment.json", "headline.json", "results.json"), *tables
+    ):
+        for name, table in tables.items():
+            table.to_csv(run.folder / name, index=False)
+        write_json(run.folder / "headline.json", outcome.headline)
+        write_json(run.folder / "results.json", outcome.results)
 
 
 def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:

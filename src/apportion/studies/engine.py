@@ -34,6 +34,7 @@ from apportion.errors import InputError, first_line
 from apportion.runs.environment import versions
 from apportion.runs.files import (
     LOCK,
+    checksummed,
     only_writer,
     pack_rows,
     read_json,
@@ -429,7 +430,8 @@ class CellStore:
         """Write to `study.json` how the cells that are there were computed, if that is not known yet."""
         if self._changed:
             about = {"name": self.plan.study, "settings": self.plan.settings}
-            write_json(self.folder / "study.json", plain(about | self._facts()))
+            with checksummed(self.folder, "study.json"):
+                write_json(self.folder / "study.json", plain(about | self._facts()))
             self._changed, self._recorded = False, time.monotonic()
 
     def _facts(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from apportion.errors import InputError
-from apportion.runs.files import write_atomic, write_figure, write_json
+from apportion.runs.files import checksummed, write_atomic, write_figure, write_json
 from apportion.statistics import (
     CONFIDENCE,
     Estimate,
@@ -213,24 +213,26 @@ class Study:
         """
         folder = Path(folder)
         several = len(self.figures) > 1
-        about = []
-        for figure in self.figures:
-            table = f"{figure.name}.csv" if several else "table.csv"
-            picture = f"{figure.name}.png" if several else "figure.png"
-            write_atomic(folder / table, figure.table.to_csv(index=False).encode())
-            write_figure(folder / picture, figure.plot(), dpi=144, bbox_inches="tight")
-            about.append(
-                {
-                    "name": figure.name,
-                    "title": figure.title,
-                    "notes": figure.notes,
-                    "table": table,
-                    "picture": picture,
-                }
-            )
+        about = [
+            {
+                "name": figure.name,
+                "title": figure.title,
+                "notes": figure.notes,
+                "table": f"{figure.name}.csv" if several else "table.csv",
+                "picture": f"{figure.name}.png" if several else "figure.png",
+            }
+            for figure in self.figures
+        ]
         whole = {"name": self.name, "figures": about, "settings": self.settings, **(facts or {})}
-        write_json(folder / "study.json", plain(whole))
-        write_json(folder / "verdict.json", self.verdicts())
+        drawn = [str(one[kind]) for one in about for kind in ("table", "picture")]
+        with checksummed(folder, *drawn, "study.json", "verdict.json"):
+            for figure, one in zip(self.figures, about, strict=True):
+                content = figure.table.to_csv(index=False).encode()
+                write_atomic(folder / str(one["table"]), content)
+                picture = folder / str(one["picture"])
+                write_figure(picture, figure.plot(), dpi=144, bbox_inches="tight")
+            write_json(folder / "study.json", plain(whole))
+            write_json(folder / "verdict.json", self.verdicts())
 
 
 def select(rows: Any, **values: Any) -> Any:

@@ -45,6 +45,7 @@ from apportion.domains.charging.site import Prices, Site, describe_sites, of_sit
 from apportion.domains.tables import as_day
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
+from apportion.runs.files import read_bytes
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.settings import suggest
 from apportion.statistics import Estimate, clustered_ratio
@@ -600,7 +601,7 @@ def certified_trust(path: Path, site: Site) -> float:
         Where it is of another site, of garages drawn among stations, or no certificate.
     """
     with reading(path, "certify the policy for this site first"):
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = json.loads(read_bytes(path))
     trust = saved.get("trust") if isinstance(saved, dict) else None
     if not isinstance(trust, int | float) or not 0 <= trust <= 1:
         raise InputError(f"{path}: no certificate; apportion certify writes one")

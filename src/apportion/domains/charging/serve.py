@@ -31,6 +31,7 @@ from apportion.domains.charging.controller import Controller, PowerOffers
 from apportion.domains.charging.ocpp import ChargePoints, choose_subprotocol
 from apportion.errors import InputError, first_line
 from apportion.report.page import Part, Section, page
+from apportion.runs.files import read_bytes
 from apportion.runs.signals import listening
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class CertificateGate:
         if not there:
             return self.told, "no certificate; as --trust says", logging.INFO
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = json.loads(read_bytes(self.path))
             against, trust, verdict = found["against"], float(found["trust"]), found["verdict"]
             if not 0 <= trust <= 1:
                 raise ValueError(f"trust is {trust}")

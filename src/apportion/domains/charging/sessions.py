@@ -47,7 +47,7 @@ _OTHERS = ("max_kw", "userinputs", "timezone")
 _NEEDED = ("station", "arrival", "departure", "delivered_kwh")
 _TIMES = ("arrival", "departure", "stated_departure")
 _ACN_TIME = "%a, %d %b %Y %H:%M:%S GMT"
-_ZONED = r"(?:T|\s)\d\d\S*?\s*(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
+_ZONED = r"[T ]\d\d[^ ]*? *(?:Z|GMT|[+-]\d\d(?::?\d\d)?)$"
 _MISSING = ("", "nan", "na", "n/a", "none", "null", "nat", "<na>")
 _YEARS = (1970, 2200)
 _YEAR = pd.Timedelta(days=366)
@@ -199,15 +199,17 @@ def rename(raw: pd.DataFrame, columns: Sequence[str], source: str) -> pd.DataFra
 def fingerprint(frame: pd.DataFrame) -> str:
     """A hash of the whole table: the same sessions give the same 16 digits on every machine."""
     # The order of ties, the bits of a missing number and the last ones of a parsed one may differ.
-    columns = [frame[name].astype(str).to_numpy() for name in ("site", "station")]
+    texts = [pd.factorize(frame[name].astype(str), sort=True) for name in ("site", "station")]
+    numbers = []
     for name in _TIMES:
         local = frame[name].dt.tz_localize(None)
-        columns.append(local.to_numpy().astype("datetime64[s]").astype("<i8"))
+        numbers.append(local.to_numpy().astype("datetime64[s]").astype("<i8"))
     for name in ("requested_kwh", "delivered_kwh", *({"max_kw"} & {*frame.columns})):
-        columns.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
-    order = np.lexsort([pd.factorize(x, sort=True)[0] for x in reversed(columns)])
-    digest = hashlib.sha256("\n".join(np.concatenate([x[order] for x in columns[:2]])).encode())
-    for x in columns[2:]:
+        numbers.append(np.nan_to_num(frame[name].to_numpy().astype("<f4"), nan=-1.0))
+    order = np.lexsort([*reversed(numbers), *(codes for codes, _ in reversed(texts))])
+    names = [np.asarray(words, object)[codes[order]] for codes, words in texts]
+    digest = hashlib.sha256("\n".join(np.concatenate(names)).encode())
+    for x in numbers:
         digest.update(x[order].tobytes())
     return digest.hexdigest()[:16]
 
@@ -358,10 +360,10 @@ def _first_input(value: Any) -> dict[str, Any]:
 
 
 def _text(column: Any) -> Any:
-    """A column as text without space around it, "" where nothing is; each word is looked at once."""
-    codes, words = pd.factorize(column.astype(object).where(column.notna(), "").map(str))
-    stripped = np.array([word.strip() for word in words], object)
-    return pd.Series(stripped[codes], column.index, dtype=object)
+    """A column as text without space around it, "" where nothing is."""
+    if column.dtype != "str":
+        column = column.astype(object).where(column.notna(), "").map(str)
+    return column.fillna("").str.strip()
 
 
 def _zone(column: Any, timezone: str | None, found: _Found) -> str | None:
@@ -426,18 +428,12 @@ def _local_times(columns: dict[str, Any], zone: str | None, found: _Found) -> di
 def _parse(column: Any, name: str, found: _Found) -> tuple[Any, np.ndarray]:
     """A column's times, those without a zone as if in UTC, and whether those there are carry one."""
     text = _text(column)
-    codes, distinct = pd.factorize(text)
-    words = pd.Series(distinct, dtype=object)
-    acn = words.str.endswith(" GMT")
-    times = pd.to_datetime(words.where(~acn), format="ISO8601", utc=True, errors="coerce")
+    acn = text.str.endswith(" GMT")
+    times = pd.to_datetime(text.where(~acn), format="ISO8601", utc=True, errors="coerce")
     if acn.any():
-        theirs = pd.to_datetime(words.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
+        theirs = pd.to_datetime(text.where(acn), format=_ACN_TIME, utc=True, errors="coerce")
         times = times.where(~acn, theirs)
-    gap, zoned = (
-        pd.Series(flags.to_numpy(bool)[codes], text.index)
-        for flags in (words.str.lower().isin(_MISSING), words.str.contains(_ZONED))
-    )
-    times = times.take(codes).set_axis(text.index)
+    gap, zoned = text.str.lower().isin(_MISSING), text.str.contains(_ZONED)
     first, last = _YEARS
     what, wrong = f'column "{name}"', times.isna() & ~gap
     found.refuse(
@@ -462,11 +458,8 @@ def _numbers(column: Any, name: str, found: _Found) -> np.ndarray:
     """A column of energies or powers, NaN where there is none."""
     text, what = _text(column), f'column "{name}"'
     kind, unit = ("energy", "kWh") if name.endswith("kwh") else ("power", "kW")
-    codes, distinct = pd.factorize(text)
-    words = pd.Series(distinct, dtype=object)
-    missing = words.str.lower().isin(_MISSING)
-    gap = missing.to_numpy()[codes]
-    values = np.asarray(pd.to_numeric(words.where(~missing), errors="coerce"), float)[codes]
+    gap = text.str.lower().isin(_MISSING)
+    values = np.asarray(pd.to_numeric(text.where(~gap), errors="coerce"), float)
     if name in _NEEDED:
         found.refuse(gap, f"{what} is missing", "fill it in, or drop the session")
     found.refuse(
