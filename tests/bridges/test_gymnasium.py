@@ -342,6 +342,7 @@ def test_a_horizon_is_asked_for():
         from_gymnasium(Lottery, universe=8)
 
 
+@pytest.mark.slow
 @optimised()
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     """Over 20 tasks; that it trains as a problem in JAX does is asked above."""
