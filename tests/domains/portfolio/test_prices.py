@@ -160,14 +160,6 @@ def test_iso_days_are_read_with_times_and_offsets_and_by_their_type(tmp_path):
         np.testing.assert_array_equal(load_prices(tmp_path / "p.parquet").dates, DAYS.to_numpy())
 
 
-@pytest.mark.parametrize("form", ["%d/%m/%Y", "%Y%m%d", "%d-%b-%Y", "%y-%m-%d"])
-def test_days_that_are_not_iso_are_refused_with_the_line_that_converts_them(form, tmp_path):
-    days = DAYS.strftime(form)
-    text = refusal(dated(days), tmp_path / "p.csv", index=True)
-    assert f'values that are not dates, first "{days[0]}" at line 2' in text
-    assert 'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)' in text
-
-
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_separators_are_refused_with_the_line_that_converts_them(mark, tmp_path):
     path = tmp_path / "p.csv"
