@@ -1,8 +1,5 @@
 """Price files: what has one of the three layouts is read, what is wrong is said in one sentence."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -224,15 +221,6 @@ def test_rows_are_found_by_day_and_columns_by_name():
     np.testing.assert_array_equal(prices.select(["KO", "AMD"]).close, CLOSES[["KO", "AMD"]])
     with pytest.raises(InputError, match="PEP is not among the 3"):
         prices.select(["PEP"])
-
-
-def test_checking_a_file_starts_no_compiler():
-    code = (
-        "import sys; from apportion.domains.portfolio import load_prices; "
-        "from apportion.domains.portfolio.domain import DOMAIN; "
-        "assert 'jax' not in sys.modules and 'skfolio' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def moved(relative: float, row: int = 30, column: int = 1) -> Prices:
