@@ -1,16 +1,16 @@
 """The certificates of docs/certificates.md, and how often certificates deceive.
 
-    python benchmarks/certificates.py [--runs DIR] [--paths 10000]
+    python benchmarks/certificates.py [--paths 10000]
 
-Trains a charging, a portfolio and a federated policy as the page says (a run that is in DIR already is
-taken as it is), and certifies them; simulates gains of known mean besides. Writes table.csv, simulated.csv
-and certificate.json to docs/results/certificates, and docs/assets/certificate.png. Tests take their gains
-from here.
+Trains a charging, a portfolio and a federated policy as the page says, and certifies them; simulates gains
+of known mean besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates,
+and docs/assets/certificate.png. Tests take their gains from here.
 """
 
 import argparse
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,23 +39,10 @@ CERTIFIED = {
     "portfolio": ("market", "--against lazy-crp"),
     "aggregation": ("federation", "--against fedavg"),
 }
-FIRST = "charging, JPL"
-COLUMNS = (
-    *(
-        "verdict",
-        "decided",
-        "start",
-        "end",
-        "period",
-        "block",
-        "bets",
-        "bound",
-        "mean",
-        "lower",
-        "upper",
-    ),
-    *("clipped", "trust"),
-)
+COLUMNS = [
+    *("verdict", "decided", "start", "end", "period", "block"),
+    *("bets", "bound", "mean", "lower", "upper", "clipped", "trust"),
+]
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -111,12 +98,14 @@ NULLS: dict[str, tuple[Draw, int]] = {
     "reacting": (reacting, 1),
 }
 """Gains without a mean, or with one below 0, and the block that they are bet on in."""
-UNBLOCKED = {
-    f"autocorrelated {persistence:.1g}, without blocks".replace("0.", "."): persistence
-    for persistence in (0.3, 0.7, 0.9)
+UNBLOCKED: dict[str, tuple[Draw, int]] = {
+    f"autocorrelated .{tenths}, without blocks": (
+        partial(autocorrelated, persistence=tenths / 10, deviation=0.4),
+        1,
+    )
+    for tenths in (3, 7, 9)
 }
 """To be bet on one by one, as they should not be."""
-GAINED = "mean 0.1, deviation 0.3"
 
 
 def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
@@ -126,11 +115,9 @@ def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
 def simulated(paths: int) -> pd.DataFrame:
     """How many paths of each kind are certified at their best moment, and when half of them are."""
     rows = []
-    loose: dict[str, tuple[Draw, int]] = {
-        kind: (partial(autocorrelated, persistence=persistence, deviation=0.4), 1)
-        for kind, persistence in UNBLOCKED.items()
-    }
-    for kind, (draw, block) in (NULLS | loose | {GAINED: (gained, 1)}).items():
+    for kind, (draw, block) in (
+        NULLS | UNBLOCKED | {"mean 0.1, deviation 0.3": (gained, 1)}
+    ).items():
         when = []
         for own in draw(np.random.default_rng(7), paths):
             made = Gains(own, -1.0, 1.0).certify(block=block)
@@ -154,16 +141,14 @@ def certified(runs: Path) -> pd.DataFrame:
     """A row for each certificate; the first is also kept as it was printed."""
     rows = []
     for name, (run, options) in CERTIFIED.items():
-        if not (runs / run / "results.json").exists():
+        if not (runs / run).exists():
             apportion(TRAINED[run], "--quiet", "--out", runs / run)
         out = runs / "certified" / name
-        apportion("certify", runs / run, *options.split(), "--out", out, "--force")
+        apportion("certify", runs / run, *options.split(), "--out", out)
         found = json.loads((out / "certificate.json").read_text())
         bets = pd.read_csv(out / "certificate.csv", dtype={"period": str})
-        if name == FIRST:
-            (DOCS / "assets" / "certificate.png").write_bytes(
-                (out / "certificate.png").read_bytes()
-            )
+        if not rows:
+            shutil.copy(out / "certificate.png", DOCS / "assets" / "certificate.png")
             (RESULTS / "certificate.json").write_text(json.dumps(found, indent=1) + "\n")
         row = {"name": name, "trained": f"apportion {TRAINED[run]}", "certified": options}
         row |= {key: found[key] for key in COLUMNS}
@@ -175,15 +160,10 @@ def certified(runs: Path) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, help="a folder for the runs; one that goes by default")
     parser.add_argument("--paths", type=int, default=10_000)
-    asked = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    simulated(asked.paths).to_csv(RESULTS / "simulated.csv", index=False)
-    with tempfile.TemporaryDirectory() as made:
-        runs = asked.runs or Path(made)
-        runs.mkdir(parents=True, exist_ok=True)
-        certified(runs).to_csv(RESULTS / "table.csv", index=False)
+    simulated(parser.parse_args().paths).to_csv(RESULTS / "simulated.csv", index=False)
+    with tempfile.TemporaryDirectory() as runs:
+        certified(Path(runs)).to_csv(RESULTS / "table.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ with acnportal (`make peers-env`), least laxity first is timed against its simul
 
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from table import ROOT, alternate, facts, options, ratio, spread, version_in, write
+from table import ROOT, alternate, facts, options, per_second, ratio, spread, version_in, write
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
@@ -39,24 +38,18 @@ def whole_site(days: Days, turns: int) -> list[dict]:
         "equal": SCHEDULERS["equal"],
     }
 
-    def side(schedule: Callable) -> Callable[[], float]:
-        def turn() -> float:
-            start = time.perf_counter()
-            simulate_all(days, [schedule], capacity)
-            return len(days) / (time.perf_counter() - start)
-
-        turn()  # compiles
-        return turn
-
-    found = alternate({name: side(schedule) for name, schedule in schedules.items()}, turns)
-    goals = {"policy, 48 hidden units": "1,000 a second"}
+    sides = {
+        name: per_second(len(days), partial(simulate_all, days, [schedule], capacity))
+        for name, schedule in schedules.items()
+    }
+    found = alternate(sides, turns)
     return [
         {
             "schedule": f"{name}; {len(days.stations)} stations",
             "site-days a second": spread(rates),
             "acnportal": None,
             "ratio": None,
-            "to reach": goals.get(name),
+            "to reach": "1,000 a second" if name.startswith("policy") else None,
         }
         for name, rates in found.items()
     ]
@@ -82,16 +75,12 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
             capacity=capacity,
         )
 
-        def ours() -> float:
-            start = time.perf_counter()
-            simulate_all(some, [SCHEDULERS["llf"]], capacity, garages)
-            return COPIES * DAYS / (time.perf_counter() - start)
-
         def theirs() -> float:
             subprocess.run([python, str(PROGRAM), str(source), str(target)], check=True)
             return DAYS / float(np.load(target)["llf/seconds"])
 
-        ours()
+        work = partial(simulate_all, some, [SCHEDULERS["llf"]], capacity, garages)
+        ours = per_second(COPIES * DAYS, work)
         found = alternate({"ours": ours, "acnportal": theirs}, turns)
     return {
         "schedule": f"llf; {STATIONS} stations",

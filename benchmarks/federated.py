@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -47,55 +48,46 @@ BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
 
 @cache
 def setting():
-    """The federation for two cores, and the clients of its first unseen task."""
+    """The federation for two cores, the clients of its first unseen task, and how one trains."""
     settings = reduced_size(state="accuracy")
     federation, [(_, unseen)] = paper_world(settings, read_digits(settings), [0])
-    return federation, unseen[0]
+    trained = jax.jit(lambda model, client, key: federation.train(model, client, key=key))
+    return federation, unseen[0], trained
 
 
-class Ours:
-    """One episode under equal shares, stepped as in training, its clients spread over the cores."""
+def ours(rounds: int) -> tuple[Callable[[], float], float]:
+    """One episode under equal shares, stepped as in training, its clients spread over the cores: what
+    times seconds a round, and the accuracy in the end."""
+    federation, task, _ = setting()
+    devices = jax.devices()[: math.gcd(task.width, CORES)]
+    axis = {"axis_types": (AxisType.Auto,), "devices": devices}
+    mesh = jax.make_mesh((len(devices),), ("entities",), **axis)
+    task = jax.device_put(task, NamedSharding(mesh, PartitionSpec("entities")))
+    shares = task.mask / task.mask.sum()
+    held, form = eqx.partition(federation, eqx.is_array)
+    keys = jax.random.split(jax.random.key(1), rounds)
+    held, keys = jax.device_put((held, keys), NamedSharding(mesh, PartitionSpec()))
 
-    def __init__(self, rounds: int):
-        federation, task = setting()
-        devices = jax.devices()[: math.gcd(task.width, CORES)]
-        mesh = jax.make_mesh(
-            (len(devices),), ("entities",), axis_types=(AxisType.Auto,), devices=devices
-        )
-        self.rounds = rounds
-        task = jax.device_put(task, NamedSharding(mesh, PartitionSpec("entities")))
-        shares = task.mask / task.mask.sum()
-        held, form = eqx.partition(federation, eqx.is_array)
-        keys = jax.random.split(jax.random.key(1), rounds)
-        held, keys = jax.device_put((held, keys), NamedSharding(mesh, PartitionSpec()))
+    @jax.jit
+    def start(held, task):
+        return eqx.combine(held, form).reset(task, key=jax.random.key(0))
 
-        @jax.jit
-        def start(held, task):
-            return eqx.combine(held, form).reset(task, key=jax.random.key(0))
+    @jax.jit
+    def several(held, task, shares, state, keys):
+        def one(state, key):
+            step = eqx.combine(held, form).step(task, state, shares, key=key)
+            return step.state, step.reward
 
-        @jax.jit
-        def several(held, task, shares, state, keys):
-            def one(state, key):
-                step = eqx.combine(held, form).step(task, state, shares, key=key)
-                return step.state, step.reward
+        return jax.lax.scan(one, state, keys)
 
-            return jax.lax.scan(one, state, keys)
+    begin, rewards = several(held, task, shares, start(held, task), keys)
 
-        self.run = lambda state: jax.block_until_ready(several(held, task, shares, state, keys))
-        self.state, rewards = self.run(start(held, task))
-        self.accuracy = float(rewards[-1])
-
-    def seconds(self) -> float:
-        """Seconds a round."""
+    def seconds() -> float:
         begun = time.perf_counter()
-        self.run(self.state)
-        return (time.perf_counter() - begun) / self.rounds
+        jax.block_until_ready(several(held, task, shares, begin, keys))
+        return (time.perf_counter() - begun) / rounds
 
-
-@cache
-def trainer():
-    federation, _ = setting()
-    return jax.jit(lambda model, client, key: federation.train(model, client, key=key))
+    return seconds, float(rewards[-1])
 
 
 def client_app():
@@ -114,14 +106,15 @@ def client_app():
 def train(message, context):
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-    client = setting()[1].members[int(context.node_config["partition-id"])]
+    _, task, trained = setting()
+    client = task.members[int(context.node_config["partition-id"])]
     model = jnp.asarray(message.content["arrays"].to_numpy_ndarrays()[0])
     key = jax.random.key(message.content["config"]["server-round"])
     begun = time.perf_counter()
-    trained = jax.device_get(trainer()(model, client, key))
+    arrays = ArrayRecord([jax.device_get(trained(model, client, key))])
     seconds = time.perf_counter() - begun
     metrics = MetricRecord({"num-examples": 1, "seconds": seconds})
-    content = RecordDict({"arrays": ArrayRecord([trained]), "metrics": metrics})
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
     return Message(content, reply_to=message)
 
 
@@ -134,7 +127,7 @@ def flowers(rounds: int) -> dict[str, Any]:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    federation, task = setting()
+    federation, task, _ = setting()
     correct = jax.jit(lambda models: federation.correct(models, federation.evaluation).sum(1))
     tested, times, trained, scored, server = [], [], [], [], ServerApp()
 
@@ -190,11 +183,11 @@ def flowers(rounds: int) -> dict[str, Any]:
 def against_flower(asked: argparse.Namespace) -> None:
     jax.config.update("jax_num_cpu_devices", CORES)
     about = facts("flwr")
-    ours = Ours(asked.rounds)
+    seconds, accuracy = ours(asked.rounds)
     # Before and after Flower's run, lest the machine's other work count for one side alone.
-    seconds = [ours.seconds() for _ in range(3)]
+    before = [seconds() for _ in range(3)]
     there = flowers(asked.rounds)
-    here, flower = spread([*seconds, *(ours.seconds() for _ in range(3))]), spread(there["seconds"])
+    here, flower = spread([*before, *(seconds() for _ in range(3))]), spread(there["seconds"])
     row = {
         "seconds a round, ours": here,
         "Flower": flower,
@@ -205,7 +198,7 @@ def against_flower(asked: argparse.Namespace) -> None:
             "least": flower["least"] / here["most"],
             "most": flower["most"] / here["least"],
         },
-        "accuracy, ours": ours.accuracy,
+        "accuracy, ours": accuracy,
         "accuracy, Flower": there["accuracy"],
     }
     text = (

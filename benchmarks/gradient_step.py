@@ -1,13 +1,13 @@
 """Gradient steps of the portfolio's policy a second, ours and PyTorch's, as ratios.
 
     python benchmarks/gradient_step.py cpu --peer PYTHON
-    python benchmarks/gradient_step.py gpu [--out DIR] [--tiny]
+    python benchmarks/gradient_step.py gpu [--out DIR]
 
 On a processor PyTorch lives in an environment of its own, whose interpreter is PYTHON; ours and its eager
 mode learn at the same sizes by turns. On a graphics card ours trains 1, 10, 90 and 900 learners at once at
 the paper's size, and PyTorch, in the same environment and process, does the same step: eager, by
-torch.nn.RNN (cuDNN), and eager with all learners in one batched product. `--tiny` tries every path at small
-sizes, on a processor too. A turn's rate is that of its median step.
+torch.nn.RNN (cuDNN), and eager with all learners in one batched product. A turn's rate is that of
+its median step.
 """
 
 import argparse
@@ -26,9 +26,6 @@ CHANNELS, HIDDEN, DAYS, UNIVERSE, TASKS, COST, RATE = 3, 25, 1000, 50, 30, 0.002
 LEARNERS = {1: (2500, 50), 10: (2500, 50), 90: (1000, 20), 900: (500, 5)}
 """On a card, learners at once, and the steps of a turn: ours, in five calls of up to 500 steps as training
 makes them, and those of PyTorch with all in one product."""
-TINY = {1: (5, 5), 3: (5, 5)}
-ALONE = 50
-"""Steps of a turn of one learner in PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -185,46 +182,27 @@ def as_peer(window: int, batch: int, entities: int, steps: int, threads: int) ->
     print(1 / median_seconds(theirs(window, batch, entities), steps))
 
 
-def on_cpu(row: Row, python: str, turns: int) -> dict:
-    """The peer with one thread and with all: the better of the two is what we are compared with."""
-    sides = {"ours": ours(row)}
-    for threads in sorted({1, len(os.sched_getaffinity(0))}):
-        sides[f"{threads} threads"] = partial(in_other_process, python, row, threads)
-    rates = alternate(sides, turns)
-    own = rates.pop("ours")
-    return {
-        "size": row.name,
-        "ours": spread(own),
-        "PyTorch, eager": spread(best(rates)),
-        "ratio": ratio(own, best(rates)),
-        "to reach": row.target,
-        "_peer by threads": {name: spread(each) for name, each in rates.items()},
-    }
-
-
-def on_gpu(row: Row, batched_steps: int, turns: int, device: str) -> dict:
+def on_card(row: Row, batched_steps: int, turns: int) -> dict:
     """One number of learners: those of PyTorch that take one learner run them one after another."""
     import torch
 
-    def turn_of(step: Callable[[], None], steps: int, learners: int = 1) -> Callable[[], float]:
+    def turn_of(
+        learners: int = 1, steps: int = 50, *, library: bool = False
+    ) -> Callable[[], float]:
+        step = theirs(*row.sizes, learners, device="cuda", library=library)
         length = max(steps // 5, 1)
 
         def several() -> None:
             for _ in range(length):
                 step()
-            if device == "cuda":
-                torch.cuda.synchronize()
+            torch.cuda.synchronize()
 
         return lambda: learners * length / median_seconds(several, 5)
 
-    sides = {
-        "ours": ours(row),
-        "eager": turn_of(theirs(*row.sizes, device=device), ALONE),
-        "torch.nn.RNN": turn_of(theirs(*row.sizes, device=device, library=True), ALONE),
-    }
+    sides = {"ours": ours(row), "eager": turn_of()}
+    sides["torch.nn.RNN"] = turn_of(library=True)
     if row.learners > 1:
-        many = theirs(*row.sizes, row.learners, device=device)
-        sides["eager, batched"] = turn_of(many, batched_steps, row.learners)
+        sides["eager, batched"] = turn_of(row.learners, batched_steps)
     rates = alternate(sides, turns)
     own = rates.pop("ours")
     return {
@@ -238,44 +216,48 @@ def on_gpu(row: Row, batched_steps: int, turns: int, device: str) -> dict:
     }
 
 
-def measure_cpu(asked: argparse.Namespace) -> None:
+def on_cpu(asked: argparse.Namespace) -> None:
     about, rows = facts(torch=version_in(asked.peer, "torch")), []
     text = (
         "Medians over turns taken alternately, with the least and the most. The peer is eager "
         "PyTorch with one thread or one for each core, whichever was faster in that turn."
     )
     for row in ROWS:
-        rows.append(on_cpu(row, asked.peer, asked.turns))
-        # Written after each, so that a run cut short leaves what it had.
-        write(
-            "gradient_step", "Gradient steps a second against PyTorch", text, rows, about, asked.out
+        sides = {"ours": ours(row)}
+        for threads in sorted({1, len(os.sched_getaffinity(0))}):
+            sides[f"{threads} threads"] = partial(in_other_process, asked.peer, row, threads)
+        rates = alternate(sides, asked.turns)
+        own = rates.pop("ours")
+        rows.append(
+            {
+                "size": row.name,
+                "ours": spread(own),
+                "PyTorch, eager": spread(best(rates)),
+                "ratio": ratio(own, best(rates)),
+                "to reach": row.target,
+            }
         )
+        # Written after each, so that a run cut short leaves what it had.
+        title = "Gradient steps a second against PyTorch"
+        write("gradient_step", title, text, rows, about, asked.out)
 
 
-def measure_gpu(asked: argparse.Namespace) -> None:
+def on_gpu(asked: argparse.Namespace) -> None:
     import torch
 
     # JAX would take most of the card's memory at once; PyTorch needs its part.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = facts(torch=torch.__version__, device_of_torch=device)
-    window, batch, entities = (4, 8, 3) if asked.tiny else (31, 109, 10)
+    about = facts(torch=torch.__version__)
     text = (
-        f"All learners together, H{window} B{batch} m{entities}; medians over turns taken alternately, "
-        "with the least and the most. `eager` and `torch.nn.RNN` (cuDNN) train one learner after another."
+        "All learners together, H31 B109 m10; medians over turns taken alternately, with the least "
+        "and the most. `eager` and `torch.nn.RNN` (cuDNN) train one learner after another."
     )
     rows = []
-    for learners, (steps, batched_steps) in (TINY if asked.tiny else LEARNERS).items():
-        row = Row(f"{learners} learners", window, batch, entities, learners, steps)
-        rows.append(on_gpu(row, batched_steps, asked.turns, device))
-        write(
-            "gradient_step_gpu",
-            "Gradient steps a second on a graphics card",
-            text,
-            rows,
-            about,
-            asked.out,
-        )
+    for learners, (steps, batched_steps) in LEARNERS.items():
+        row = Row(f"{learners} learners", 31, 109, 10, learners, steps)
+        rows.append(on_card(row, batched_steps, asked.turns))
+        title = "Gradient steps a second on a graphics card"
+        write("gradient_step_gpu", title, text, rows, about, asked.out)
 
 
 def main() -> None:
@@ -283,9 +265,8 @@ def main() -> None:
         return as_peer(*map(int, sys.argv[2:]))
     parser = options(__doc__, turns=9, peer="PyTorch, for cpu")
     parser.add_argument("where", choices=["cpu", "gpu"])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the command")
     asked = parser.parse_args()
-    measure_cpu(asked) if asked.where == "cpu" else measure_gpu(asked)
+    on_cpu(asked) if asked.where == "cpu" else on_gpu(asked)
 
 
 if __name__ == "__main__":

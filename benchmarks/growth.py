@@ -93,7 +93,6 @@ def along(axis: str, sizes: tuple[int, ...], steps: int, turns: int) -> list[dic
 def main() -> None:
     parser = options(__doc__, turns=7)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--small", action="store_true", help="the two smallest sizes of each axis")
     asked = parser.parse_args()
     about = facts()
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
@@ -103,7 +102,7 @@ def main() -> None:
     )
     rows: list[dict] = []
     for axis, sizes in AXES.items():
-        rows += along(axis, sizes[:2] if asked.small else sizes, asked.steps, asked.turns)
+        rows += along(axis, sizes, asked.steps, asked.turns)
         # Written after each, so that a run cut short leaves what it had.
         write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
 

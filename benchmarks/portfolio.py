@@ -8,23 +8,20 @@ interface, and by one compiled scan over the year; NumPy's is a Gymnasium vector
 the same work with arrays over all environments.
 """
 
-import time
 from collections.abc import Callable
 
 import equinox as eqx
 import gymnasium
 import jax
 import numpy as np
-from table import alternate, facts, options, ratio, spread, write
+from table import alternate, facts, options, per_second, ratio, spread, write
 
 from apportion.bridges.gymnasium import ProblemVectorEnv
 from apportion.domains.portfolio import Market, SimulatedMarket
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
 
-WINDOW, ENTITIES, UNIVERSE, COST, REACH = 31, 10, 50, 0.0025, 5.0
-DAYS = 250
-"""Days of a turn."""
+WINDOW, ENTITIES, UNIVERSE, COST, REACH, DAYS = 31, 10, 50, 0.0025, 5.0, 250
 
 
 class NumpyMarket(gymnasium.vector.VectorEnv):
@@ -64,14 +61,11 @@ def stepped(env: gymnasium.vector.VectorEnv, actions: np.ndarray) -> Callable[[]
     """Days a second, all environments together, by one call a day."""
     env.reset(seed=0)
 
-    def turn() -> float:
-        start = time.perf_counter()
+    def year() -> None:
         for action in actions:
             env.step(action)
-        return env.num_envs * len(actions) / (time.perf_counter() - start)
 
-    turn()
-    return turn
+    return per_second(env.num_envs * len(actions), year)
 
 
 def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
@@ -92,13 +86,8 @@ def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
 
         return jax.vmap(episode, in_axes=(0, 1))(tasks, actions)
 
-    def turn() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(run(market, tasks, actions))
-        return actions.shape[0] * actions.shape[1] / (time.perf_counter() - start)
-
-    turn()
-    return turn
+    days = actions.shape[0] * actions.shape[1]
+    return per_second(days, lambda: jax.block_until_ready(run(market, tasks, actions)))
 
 
 def measure(count: int, turns: int) -> dict:
@@ -109,19 +98,14 @@ def measure(count: int, turns: int) -> dict:
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (DAYS, count, ENTITIES)).astype(np.float32)
     sides = {
-        "scan": scanned(market, tasks, actions),
-        "ours": stepped(ProblemVectorEnv(count, market, tasks, reach=REACH), actions),
+        "ours, one scan": scanned(market, tasks, actions),
+        "ours, by Gymnasium": stepped(ProblemVectorEnv(count, market, tasks), actions),
         "NumPy": stepped(NumpyMarket(count, values, members), actions),
     }
     found = alternate(sides, turns)
-    return {
-        "environments": count,
-        "ours, one scan": spread(found["scan"]),
-        "ours, by Gymnasium": spread(found["ours"]),
-        "NumPy": spread(found["NumPy"]),
-        "scan to NumPy": ratio(found["scan"], found["NumPy"]),
-        "by Gymnasium to NumPy": ratio(found["ours"], found["NumPy"]),
-    }
+    scan, gym, numpy = found.values()
+    ratios = {"scan to NumPy": ratio(scan, numpy), "by Gymnasium to NumPy": ratio(gym, numpy)}
+    return {"environments": count} | {name: spread(own) for name, own in found.items()} | ratios
 
 
 def main() -> None:

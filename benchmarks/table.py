@@ -12,6 +12,7 @@ import os
 import platform
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,24 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 Spread = dict[str, float]
-Rates = Mapping[str, Sequence[float]]
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
     """What each side measures in each turn."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(turns):
-        for name, side in sides.items():
-            found[name].append(side())
-    return found
+    found = [{name: side() for name, side in sides.items()} for _ in range(turns)]
+    return {name: [turn[name] for turn in found] for name in sides}
+
+
+def per_second(amount: float, work: Callable[[], object]) -> Callable[[], float]:
+    """A side: how much is done a second by a call; the first, which compiles, is made here."""
+
+    def turn() -> float:
+        begun = time.perf_counter()
+        work()
+        return amount / (time.perf_counter() - begun)
+
+    turn()
+    return turn
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -40,7 +49,7 @@ def ratio(ours: Sequence[float], peer: Sequence[float]) -> Spread:
     return spread([one / other for one, other in zip(ours, peer, strict=True)])
 
 
-def best(rates: Rates) -> list[float]:
+def best(rates: Mapping[str, Sequence[float]]) -> list[float]:
     """The fastest of several peers in each turn."""
     return [max(turn) for turn in zip(*rates.values(), strict=True)]
 
@@ -90,17 +99,10 @@ def cell(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    if value == 0:
-        return "0"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return (
-        f"{value:.3g}"
-        if abs(value) < 0.01
-        else f"{value:.2g}"
-        if abs(value) < 1
-        else f"{value:.1f}"
-    )
+    size = abs(value)
+    if size >= 1:
+        return f"{value:,.0f}" if size >= 100 else f"{value:.1f}"
+    return f"{value:.2g}" if size >= 0.01 else f"{value:.3g}"
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

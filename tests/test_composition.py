@@ -65,29 +65,6 @@ def test_partial_trading_runs_from_holding_to_the_target():
         np.testing.assert_allclose(shares, expected, atol=1e-6)
 
 
-@given(st.integers(0, 2**31))
-def test_every_piece_keeps_to_limits(seed):
-    rng = np.random.default_rng(seed)
-    held = jnp.asarray(rng.dirichlet(np.ones(4)), jnp.float32)
-    limits = jnp.asarray(0.35 + rng.random(4) * (rng.random(4) < 0.7), jnp.float32)
-    for shares in _pieces(policies(), Observation(OBSERVATION.history, held, limits)):
-        shares = np.asarray(shares, np.float64)
-        assert (shares <= np.asarray(limits) + 1e-6).all()
-        assert shares.sum() == pytest.approx(1, abs=2e-6)
-
-
-@eqx.filter_jit
-def _pieces(members, observation):
-    inside = (
-        PartialTrading(members[0], 0.3),
-        ShrunkToEqual(members[0], 0.4),
-        Ensemble.of(members),
-        LimitedTurnover(Ensemble.of(members), 0.1),
-        EqualShares(),
-    )
-    return [policy(observation, MASK) for policy in inside]
-
-
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 0.05, 0.5, 2.0]))
 def test_turnover_stays_below_its_limit_and_reaches_the_target_where_that_is_near(seed, most):
     held = jnp.asarray(np.random.default_rng(seed).dirichlet(np.ones(4)), jnp.float32)

@@ -5,8 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from apportion.betting import log_wealth, trust
 from apportion.certificate import Gains
@@ -23,11 +21,6 @@ def gate(**options) -> Gate:
     return Gate(
         policy, PartialTrading(EqualShares(), 0.1), **({"low": -1.0, "high": 1.0} | options)
     )
-
-
-@eqx.filter_jit
-def after(first: Gate, gain: jax.Array) -> Gate:
-    return first.after(gain)
 
 
 @eqx.filter_jit
@@ -106,22 +99,6 @@ def test_trust_comes_with_gains_and_goes_with_losses():
     long = many(np.concatenate([better, np.full((200, 60), -0.2)], axis=1))[:, 200:]
     assert (long > 0.5).sum(1).mean() <= 12
     assert (short > 0.5).sum(1).mean() <= 12
-
-
-@given(st.lists(st.floats(-2, 2, width=32), max_size=30))
-def test_trust_stays_between_0_and_1_and_the_shares_on_the_simplex(gains):
-    found = gate()
-    for gain in gains:
-        found = after(found, jnp.asarray(gain, jnp.float32))
-    assert 0 <= float(found.trust) <= 1
-    seen = Observation(
-        jax.random.normal(jax.random.key(2), (4, 3, 2)),
-        jnp.full(4, 0.25),
-        limits=jnp.array([0.2, 0.5, 0.0, 0.9]),
-    )
-    shares = np.asarray(shares_of(found, seen, jnp.ones(4, bool)))
-    assert shares.sum() == pytest.approx(1, abs=1e-5)
-    assert (shares <= np.array([0.2, 0.5, 0.0, 0.9]) + 1e-6).all()
 
 
 def test_it_is_saved_with_its_evidence_and_goes_on_from_there(tmp_path):

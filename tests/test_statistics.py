@@ -140,7 +140,6 @@ def test_clusters_without_size_are_none_and_one_cluster_has_no_interval():
 
 def test_the_middle_of_resampled_statistics_leaves_out_as_much_at_both_ends():
     assert interval(np.arange(1001.0)) == (25.0, 975.0)
-    assert interval(np.arange(101.0), confidence=0.9) == (5.0, 95.0)
     assert interval(np.array([np.nan, 1.0, np.inf])) == (1.0, 1.0)
 
 

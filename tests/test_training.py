@@ -222,25 +222,20 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("part", [None, *OTHERS])
-def test_a_state_goes_on_with_its_own_run_and_no_other(part, tmp_path):
+def test_a_state_goes_on_with_its_own_run_and_no_other(tmp_path):
     own = {"problem": ShownBest(), "tasks": TASKS, "policy": policy(), "learner": Direct(4)}
 
     def go(steps, **others):
         return train(**({**own, "key": KEY} | others), steps=steps, measure=0)
 
-    half = go(2)
-    file = save_state(half.state, tmp_path / "half.safetensors")
-    for state in (half.state, load_state(file)):
-        if part is None:
-            assert bool(eqx.tree_equal(go(4, state=state).state, go(4).state))
-            continue
-        with pytest.raises(InputError, match=f"another {part}|does not fit this run"):
-            go(4, state=state, **OTHERS[part])
-    if part is None:
-        other = Recurrent(channels=1, hidden=9, key=KEY)
-        with pytest.raises(InputError, match="of other shapes .* give the policy"):
-            go(4, state=half.state, policy=other)
+    half, whole = go(2), go(4)
+    for state in (half.state, load_state(save_state(half.state, tmp_path / "half.safetensors"))):
+        assert bool(eqx.tree_equal(go(4, state=state).state, whole.state))
+        for part, other in OTHERS.items():
+            with pytest.raises(InputError, match=f"another {part}|does not fit this run"):
+                go(4, state=state, **other)
+    with pytest.raises(InputError, match="of other shapes .* give the policy"):
+        go(4, state=half.state, policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():

@@ -240,8 +240,6 @@ def assert_equivariant(
     *,
     window: int,
     channels: int,
-    entities: int = 7,
-    tolerance: float = 1e-5,
 ) -> None:
     """Check that permuting the entities permutes the allocation, and that padding takes no part.
 
@@ -251,16 +249,13 @@ def assert_equivariant(
         Any callable of (observation, mask), such as a `Policy`.
     window, channels
         The shape of the histories the policy reads.
-    entities
-        Entities to try with.
-    tolerance
-        Largest difference accepted in any share.
 
     Raises
     ------
     InputError
         Says by how much, for which permutation or padding.
     """
+    entities, tolerance = 7, 1e-5
     for trial_key in jax.random.split(jax.random.key(0), 8):
         history_key, held_key, order_key, pad_key = jax.random.split(trial_key, 4)
         history = jax.random.normal(history_key, (entities, window, channels))

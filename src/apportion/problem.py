@@ -155,7 +155,7 @@ def evaluate(
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(tasks, keys)
 
 
-def check_problem(problem: Problem, tasks: Task, *, key: PRNGKeyArray | None = None) -> None:
+def check_problem(problem: Problem, tasks: Task) -> None:
     """Walk one period of the first and the last task, and say what breaks the interface, if anything.
 
     Raises
@@ -179,13 +179,12 @@ def check_problem(problem: Problem, tasks: Task, *, key: PRNGKeyArray | None = N
         raise InputError(
             f"tasks: entity {highest} is outside {name}'s universe of {problem.universe} entities"
         )
-    key = jax.random.key(0) if key is None else key
     for task in (tasks[0], tasks[len(tasks) - 1]):
-        _check_period(problem, task, name, key)
+        _check_period(problem, task, name)
 
 
-def _check_period(problem: Problem, task: Task, name: str, key: PRNGKeyArray) -> None:
-    m, failures = task.width, {}
+def _check_period(problem: Problem, task: Task, name: str) -> None:
+    m, failures, key = task.width, {}, jax.random.key(0)
     state = _compiled(failures, problem.reset, task, key=key)
     _check_finite(state, f"{name}.reset", "state", task)
     observation = _compiled(failures, problem.observe, task, state)

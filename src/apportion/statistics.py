@@ -266,11 +266,11 @@ def over_blocks(statistic: Callable[..., Any], *records: np.ndarray, block: int 
     return t_estimate(value, error, count - 1, count)
 
 
-def interval(drawn: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(drawn: np.ndarray) -> tuple[float, float]:
     """Both ends of the middle part of resampled statistics; what is not finite is left out."""
     finite = drawn[np.isfinite(drawn)]
     if not len(finite):
         return float("nan"), float("nan")
-    outside = round((1 - confidence) / 2, 12)
+    outside = round((1 - CONFIDENCE) / 2, 12)
     low, high = np.quantile(finite, [outside, 1 - outside])
     return float(low), float(high)

@@ -103,9 +103,9 @@ class TrainingResult:
         return lines
 
 
-def _few(steps: list[Any], most: int = 6) -> list[Any]:
-    """Some of the steps, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))
+def _few(steps: list[Any]) -> list[Any]:
+    """Six of the steps at most, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(steps) - 1, 6).round().astype(int))
     return [steps[place] for place in places]
 
 

@@ -186,16 +186,24 @@ def _mean_reward(model, env, episodes=8):
     return float(np.mean(rewards))
 
 
-def test_training_on_a_simulator_is_training_on_the_same_problem_in_jax():
-    """With a scorer that asks what equal shares would have earned: nothing disturbs an episode."""
-    problem = numpy_budget()
+def test_training_on_a_simulator_is_that_on_the_same_problem_in_jax_and_goes_on_bit_for_bit():
+    """With a scorer that asks what equal shares would have earned: nothing disturbs an episode. With
+    memory too: what it holds of an episode is enough to lead a new environment there.
+    """
+    problem, states = numpy_budget(), []
     assert (problem.horizon, *problem.shape) == (BUDGET.horizon, 8, 2, False)
-    theirs = train_shortly(problem, MIXED, scorer=realised_gain).metrics
-    ours = train_shortly(BUDGET, MIXED, scorer=realised_gain).metrics
+    options = {"scorer": realised_gain, "replay": Replay(act_periods=2)}
+    keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
+    whole = train_shortly(problem, MIXED, chunks=keep, **options)
+    theirs, ours = whole.metrics, train_shortly(BUDGET, MIXED, **options).metrics
     assert theirs["task"].tolist() == ours["task"].tolist()
     np.testing.assert_allclose(theirs["reward"], ours["reward"], rtol=1e-3)
     np.testing.assert_allclose(theirs["score"], ours["score"], atol=1e-4)
     assert problem.host.episodes.replayed > 0
+    problem.close()
+    resumed = train_shortly(problem, MIXED, state=states[0], **options)
+    assert resumed.metrics["loss"].tolist() == theirs["loss"].tolist()[2:]
+    assert eqx.tree_equal(resumed.policy, whole.policy)
 
 
 def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
@@ -215,21 +223,6 @@ def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
         jax.grad(lambda shares: first.step(task, state, shares, key=KEY).reward)(a)
 
 
-def test_a_run_goes_on_from_a_saved_state_bit_for_bit_with_other_environments():
-    """With memory too: what it holds of an episode is enough to lead a new environment there."""
-    tasks, replay, states = draw_tasks(8, 3, 1), Replay(act_periods=2), []
-    keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
-    problem = from_gymnasium(Endless, universe=8, horizon=6)
-    whole = train_shortly(problem, tasks, replay=replay, chunks=keep)
-    # Where no scorer asks for equal shares nothing is simulated twice.
-    assert problem.host.episodes.replayed == 0
-    problem.close()
-    resumed = train_shortly(problem, tasks, replay=replay, state=states[0])
-    assert problem.host.episodes.replayed > 0
-    assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
-    assert eqx.tree_equal(resumed.policy, whole.policy)
-
-
 def test_processes_give_the_same_episodes_and_tell_of_failures():
     class Broken(Lottery):
         def step(self, shares):
@@ -237,11 +230,11 @@ def test_processes_give_the_same_episodes_and_tell_of_failures():
                 raise ValueError("the belt is torn")
             return super().step(shares)
 
-    problem = from_gymnasium(Broken, universe=8, horizon=6, workers=2)
-    here, there = (
-        evaluate(p, EqualShares(), draw_tasks(8, 3, 4), key=KEY) for p in (lottery(), problem)
-    )
+    own, problem = lottery(), from_gymnasium(Broken, universe=8, horizon=6, workers=2)
+    here, there = (evaluate(p, EqualShares(), draw_tasks(8, 3, 4), key=KEY) for p in (own, problem))
     np.testing.assert_array_equal(here.rewards, there.rewards)
+    # Where nobody asks for another step from the same place, nothing is simulated twice.
+    assert own.host.episodes.replayed == 0
     with pytest.raises(Exception, match="the belt is torn"):
         evaluate(problem, EqualShares(), draw_tasks(8, 4, 2), key=KEY)
     problem.close()
@@ -342,6 +335,7 @@ def test_a_horizon_is_asked_for():
         from_gymnasium(Lottery, universe=8)
 
 
+@pytest.mark.slow
 @optimised()
 def test_the_example_s_simulator_trains_and_gains_on_desks_never_seen():
     """Over 20 tasks; that it trains as a problem in JAX does is asked above."""

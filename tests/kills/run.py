@@ -1,10 +1,10 @@
 """Jobs of every kind killed with SIGKILL at random moments; the same command must then end as undisturbed.
 
-    python tests/kills/run.py [--kills N] [--only NAME ...] [--seed S]
+    python tests/kills/run.py [--kills N] [--only NAME ...] [--seed S] [--table FILE]
 
 A third of the kills strike inside a save, just before or after a file gets its name; the others at any
 moment. After each kill every file must be whole; after a few the job is let end, and must leave to the bit
-what a job leaves that nobody disturbed. Writes docs/results/kills/table.csv.
+what a job leaves that nobody disturbed. Writes docs/results/kills/table.csv, or FILE.
 """
 
 import argparse
@@ -160,21 +160,22 @@ def torment(name: str, kills: int, data: Path, rng: random.Random) -> Tally:
                 tally.fault([stage], f"damaged: {damaged[0]}")
         tally.kills.update(stages)
         to_the_end(job, data, out, log)
-        if digest(out, job.same) == wanted and (out / job.done).exists():
+        left = [path.name for path in out.rglob(".*.part")]
+        if digest(out, job.same) == wanted and (out / job.done).exists() and not left:
             tally.resumed.update(stages)
         else:
-            tally.fault(stages, f"other files: {log.read_text().splitlines()[-1:]}")
+            tally.fault(stages, f"other files: {left or log.read_text().splitlines()[-1:]}")
         if digest(data / "market", ("policy.safetensors", "results.json")) != untouched:
             tally.fault(stages, "the run that was read has changed")
     print(f"{name}: {span:.1f} s undisturbed, {tally.kills.total()} kills", flush=True)
     return tally
 
 
-def save(name: str, tally: Tally) -> None:
+def save(name: str, tally: Tally, table: Path) -> None:
     """Add a job's kills to those in the table; without the table counting begins anew."""
     known: dict[tuple[str, str], list[Any]] = {}
-    if TABLE.exists():
-        with TABLE.open(newline="") as file:
+    if table.exists():
+        with table.open(newline="") as file:
             for job, stage, *counts, what in list(csv.reader(file))[1:]:
                 known[job, stage] = [*map(int, counts), what]
     for stage, kills in tally.kills.items():
@@ -183,8 +184,7 @@ def save(name: str, tally: Tally) -> None:
         added = [one + other for one, other in zip(before, counts, strict=False)]
         known[name, stage] = [*added, tally.what.get(stage, before[3])]
     order = list(JOBS)
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    with TABLE.open("w", newline="") as file:
+    with table.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for key in sorted(known, key=lambda key: (order.index(key[0]), key[1])):
@@ -196,6 +196,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="over all jobs together")
     parser.add_argument("--only", nargs="+", default=[""], help="jobs whose name has one of these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
     faults = 0
     with tempfile.TemporaryDirectory() as made:
@@ -208,7 +209,7 @@ def main() -> None:
         for name in chosen:
             rng = random.Random(f"{options.seed} {name}")
             tally = torment(name, -(-options.kills * JOBS[name].kills // 200), data, rng)
-            save(name, tally)
+            save(name, tally, options.table)
             faults += tally.faults.total()
             for stage, what in tally.what.items():
                 print(f"  fault, {stage}: {what}", flush=True)

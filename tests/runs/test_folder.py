@@ -18,7 +18,7 @@ from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.runs.checkpoint import from_arrays, to_arrays
 from apportion.runs.folder import KEPT, Run
-from apportion.runs.settings import from_mapping, read_settings, to_toml
+from apportion.runs.settings import read_settings, to_toml
 from apportion.tasks import draw_tasks
 
 KEY = jax.random.key(7)
@@ -133,18 +133,3 @@ def test_settings_survive_their_file(job, settings, tmp_path):
     kind = type(settings)
     assert kind(**read_settings(file, job, kind)) == settings
     assert "# Decides" in file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"taks": 3}, r"no setting is called 'taks'; did you mean tasks\?"),
-        ({"method": "pmlt"}, r"method is 'pmlt'; it is one of pmtl, mtl, stl; did you mean pmtl\?"),
-        ({"tasks": True}, "tasks is True; it must be of type int"),
-        ({"noise": "loud"}, "noise is 'loud'; it must be of type float"),
-        ({"tasks": 0}, "tasks is 0; it must be at least 1"),
-    ],
-)
-def test_wrong_settings_are_described_in_one_sentence(content, message):
-    with pytest.raises(InputError, match=message):
-        from_mapping(content, BudgetSettings, "x.toml")

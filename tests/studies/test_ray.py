@@ -39,6 +39,7 @@ def cluster():
         cluster.shutdown()
 
 
+@pytest.mark.slow
 def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
     log = tmp_path / "log"
     plan = toy(log, trouble={f"cell-{n}": ("wait", 9) for n in range(6)})
@@ -60,6 +61,7 @@ def test_all_cells_arrive_though_a_worker_is_killed_midway(cluster, tmp_path):
     assert len(computed(log)) > 6
 
 
+@pytest.mark.slow
 def test_a_cells_error_is_raised_here_and_a_stop_is_heard_while_the_workers_are_busy(
     cluster, tmp_path
 ):

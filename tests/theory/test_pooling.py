@@ -58,12 +58,6 @@ def test_the_estimation_errors_are_those_of_the_samples():
     assert abs(many.single_error / many.pool_error - np.sqrt(8)) < 0.1
 
 
-def test_more_samples_turn_the_answer_from_pooling_to_learning_alone():
-    tasks = family(0.1, 3)
-    answers = [should_pool(draw_transitions(tasks, n), gamma=0.7).answer for n in (60, 3000)]
-    assert answers == ["pool", "do not pool"]
-
-
 def test_cells_without_samples_are_no_trouble_and_the_answer_shows_itself():
     result = should_pool(draw_transitions(family(0.1), 12), gamma=0.7)
     assert result.covered < 0.5

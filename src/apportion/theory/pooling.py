@@ -62,17 +62,18 @@ def draw_counts(mdp: MDP, samples: int, *, noise: float = 0.1, rng: np.random.Ge
     return Counts(visits.astype(float), moves.astype(float), visits * mdp.reward + shocks)
 
 
-def draw_transitions(
-    family: MDP, samples: int, *, noise: float = 0.1, seed: int = 0
-) -> pd.DataFrame:
-    """`samples` independent transitions of each task of a family: a table that `should_pool` takes."""
+def draw_transitions(family: MDP, samples: int, *, seed: int = 0) -> pd.DataFrame:
+    """`samples` independent transitions of each task of a family: a table that `should_pool` takes.
+
+    Rewards have noise of deviation 0.1.
+    """
     rng = np.random.default_rng(seed)
     task = np.repeat(np.arange(len(family)), samples)
     state = rng.integers(0, family.states, task.size)
     action = rng.integers(0, family.actions, task.size)
     reached = family.kernel[task, state, action].cumsum(-1)
     following = (rng.uniform(size=(task.size, 1)) > reached[:, :-1]).sum(-1)
-    reward = family.reward[task, state, action] + noise * rng.standard_normal(task.size)
+    reward = family.reward[task, state, action] + 0.1 * rng.standard_normal(task.size)
     return pd.DataFrame(dict(zip(COLUMNS, (task, state, action, reward, following), strict=True)))
 
 
@@ -343,7 +344,7 @@ class Pooling:
 
 
 def should_pool(
-    transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400, seed: int = 0
+    transitions: pd.DataFrame | str | Path, *, gamma: float, resamples: int = 400
 ) -> Pooling:
     """Estimate the tasks' distances from their pool, and say whether pooling is expected to help.
 
@@ -376,7 +377,7 @@ def should_pool(
     )
     cells = Cells.of(np.ones((1, samples)), member, backups, shape)
     counts = cells.counts[0]
-    rng, again = np.random.default_rng(seed), []
+    rng, again = np.random.default_rng(0), []
     # A few resamples at a time: their weights are as many as the samples.
     at_once = max(int(4e6) // samples, 1)
     for done in range(0, resamples, at_once):

@@ -117,17 +117,6 @@ def test_earlier_rows_serve_as_history_only(policy, result):
     np.testing.assert_allclose(again.net["policy"], result.net["policy"], atol=1e-6)
 
 
-def test_permuting_columns_permutes_shares_and_leaves_wealth(policy, result):
-    order = [3, 1, 4, 0, 2]
-    moved = backtest_strategies(
-        PRICES.select([PRICES.tickers[i] for i in order]), {"policy": policy}, start=START, window=8
-    )
-    np.testing.assert_allclose(
-        moved.allocations["policy"], result.allocations["policy"][:, order], atol=1e-6
-    )
-    np.testing.assert_allclose(moved.net["policy"], result.net["policy"], atol=1e-6)
-
-
 def test_the_result_shows_itself_and_json_is_the_contract(result):
     told = json.loads(json.dumps(result.to_json()))
     about = {"start", "end", "periods", "trained_until", "in_sample_periods", "hindsight"}

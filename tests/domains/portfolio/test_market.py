@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.errors import InputError
-from apportion.policy import Recurrent
 from apportion.problem import rollout
 from apportion.tasks import draw_tasks
 
@@ -90,20 +89,6 @@ def test_an_episode_may_be_shorter_than_the_horizon():
     market = Market.of(TRUTH.prices, window=8)
     short = eqx.tree_at(lambda m: m.length, market, jnp.array(3, jnp.int32))
     assert int(rollout(short, EqualShares(), TASKS[0], key=KEY).alive.sum()) == 3
-
-
-def test_decisions_never_depend_on_later_prices():
-    prices = TRUTH.prices
-    later = prices.close.copy()
-    later[30:] *= np.random.default_rng(0).uniform(0.5, 2, later[30:].shape)
-    touched = type(prices)(prices.dates, prices.tickers, later, prices.high, prices.low)
-    policy = Recurrent(3, 6, key=KEY)
-    policy = eqx.tree_at(lambda p: p.score.of_features, policy, jnp.ones(6))
-    paths = [rollout(Market.of(p, window=8), policy, TASKS[0], key=KEY) for p in (prices, touched)]
-    # Period n closes on row 8 + n and was decided at row 7 + n, so row 30 moves period 23 first.
-    same = np.asarray(paths[0].allocations == paths[1].allocations).all(-1)
-    assert same[:23].all()
-    assert not same[23]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Price files: what has one of the three layouts is read, what is wrong is said in one sentence."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -160,14 +157,6 @@ def test_iso_days_are_read_with_times_and_offsets_and_by_their_type(tmp_path):
         np.testing.assert_array_equal(load_prices(tmp_path / "p.parquet").dates, DAYS.to_numpy())
 
 
-@pytest.mark.parametrize("form", ["%d/%m/%Y", "%Y%m%d", "%d-%b-%Y", "%y-%m-%d"])
-def test_days_that_are_not_iso_are_refused_with_the_line_that_converts_them(form, tmp_path):
-    days = DAYS.strftime(form)
-    text = refusal(dated(days), tmp_path / "p.csv", index=True)
-    assert f'values that are not dates, first "{days[0]}" at line 2' in text
-    assert 'frame["date"] = pd.to_datetime(frame["date"], dayfirst=True)' in text
-
-
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_other_separators_are_refused_with_the_line_that_converts_them(mark, tmp_path):
     path = tmp_path / "p.csv"
@@ -232,15 +221,6 @@ def test_rows_are_found_by_day_and_columns_by_name():
     np.testing.assert_array_equal(prices.select(["KO", "AMD"]).close, CLOSES[["KO", "AMD"]])
     with pytest.raises(InputError, match="PEP is not among the 3"):
         prices.select(["PEP"])
-
-
-def test_checking_a_file_starts_no_compiler():
-    code = (
-        "import sys; from apportion.domains.portfolio import load_prices; "
-        "from apportion.domains.portfolio.domain import DOMAIN; "
-        "assert 'jax' not in sys.modules and 'skfolio' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def moved(relative: float, row: int = 30, column: int = 1) -> Prices:

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,29 +15,41 @@ from apportion.studies.portfolio.mechanisms import METHODS, Plain
 
 
 @pytest.fixture(scope="module")
-def rows(prices, tiny, sized, compute):
+def plan(prices, tiny, sized):
     size = mechanisms.Size(tiny, 2, 3, (2001, 2002), held_out=4, plain=4)
-    plan = sized(mechanisms, size, prices=prices)
-    found = compute(plan)
-    assert list(found) == [cell.name for cell in plan.cells]
-    return pd.concat(found.values(), ignore_index=True)
+    return sized(mechanisms, size, prices=prices)
 
 
-def test_every_method_is_tested_before_and_in_its_year(rows):
-    first, second = mechanisms._conclude(rows, {})
-    assert len(first.table) == 3 * 2 * 2
-    assert np.isfinite(first.table.gap).all()
-    assert len(first.verdicts) == 4
-    assert second.table.year.tolist() == ["2001", "2002"] * 2
-    assert len(first.plot().axes) == len(second.plot().axes) == 2
+def test_policies_are_tested_before_and_in_their_year(plan, compute):
+    """The plain network, and those that spread over seeds: a program each."""
+    programs = ("generalisation-plain", "stability")
+    found = compute(plan, [cell for cell in plan.cells if cell.program in programs])
+    rows = pd.concat(found.values(), ignore_index=True)
+    plain, spread = (rows[rows.figure == name] for name in ("generalisation", "stability"))
+    assert len(plain) == 2 * 2
+    assert np.isfinite(plain[["in_sample", "out_of_sample"]]).all(axis=None)
+    figure = mechanisms.conclude_stability(spread)
+    assert figure.table.year.tolist() == ["2001", "2002"] * 2
+    assert len(figure.plot().axes) == 2
 
 
-def test_methods_begin_alike_and_differ_by_what_they_learn_from(rows):
-    """Single-task learning of the first task, all four tasks, and the plain network."""
-    own = rows[rows.figure == "generalisation"]
-    gains = own.pivot(index=["experiment", "year"], columns="method", values="in_sample")
-    assert (gains.stl != gains.mtl).all()
-    assert (gains.stl != gains.plain).all()
+def test_methods_begin_alike_and_differ_by_what_they_learn_from(plan, monkeypatch):
+    """Single-task learning from the first of the four tasks, with the same parameters and draws."""
+    given = []
+
+    def take_down(problem, tasks, policies, learner, *, keys, **_):
+        given.append((tasks.members, policies, keys))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mechanisms, "train_runs", take_down)
+    for method in ("stl", "mtl"):
+        cells = [cell for cell in plan.cells if cell.program == f"generalisation-{method}"]
+        with pytest.raises(KeyboardInterrupt):
+            list(plan.compute(cells, lambda what, fraction: None))
+    (single, *begun), (several, *alike) = given
+    assert several.shape == (4, 4, 3)
+    np.testing.assert_array_equal(single, several[:, :1])
+    assert bool(eqx.tree_equal(begun, alike))
 
 
 def test_a_plain_network_starts_equal_and_knows_who_stands_where():
@@ -67,6 +80,8 @@ def test_a_gap_is_what_is_lost_after_the_days_learned_from():
     figure = mechanisms.conclude_generalisation(gains_of({"stl": 0, "mtl": 8, "plain": 0}))
     outcomes = [verdict.outcome for verdict in figure.verdicts]
     assert outcomes == ["holds", "holds", "not-established", "not-established"]
+    assert len(figure.table) == 3 * 10 * 5
+    assert len(figure.plot().axes) == 2
     assert figure.verdicts[0].estimate == pytest.approx(8, abs=0.6)
     assert figure.verdicts[0].n == 5
 

@@ -34,9 +34,9 @@ from apportion.runs.settings import suggest
 from apportion.simplex import on_simplex
 
 
-def lazy_rebalancing(eta: float = 0.1) -> Policy:
-    """Equal shares that learn nothing and trade little: each day the fraction `eta` of the way back."""
-    return PartialTrading(EqualShares(), eta)
+def lazy_rebalancing() -> Policy:
+    """Equal shares that learn nothing and trade little: each day a tenth of the way back."""
+    return PartialTrading(EqualShares(), 0.1)
 
 
 def backtest_strategies(
