@@ -414,8 +414,7 @@ class ChargePoints:
         car, link = point.car, point.link
         if car is None or link is None:
             return False
-        begun, before = time.time(), point.bound_a()
-        until = begun + (VALID_PERIODS + 1) * self.every
+        until = time.time() + (VALID_PERIODS + 1) * self.every
         period = self.every * self._speed
         schedule = {
             "start_schedule": stamp(self.clock() - timedelta(seconds=period)),
@@ -426,13 +425,15 @@ class ChargePoints:
         if point.car is not car:
             return True
         if taken:
+            if [before for before, _ in point.profiles] != [amperes]:
+                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
             point.profiles, point.again = [(amperes, until)], False
             link.asked = link.asked and point.has_default
-            if amperes != before:
-                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
         elif taken is None:
-            # In force or not; and once it is over, the default, where there is one.
+            # In force or not; and once it is over, the default, where there is one. Of a car whose offer
+            # nobody knows the meter tells nothing.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
+            point.settled, point.meter = math.inf, Meter()
         wrong = None if taken else "no answer" if taken is None else "refused"
         self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
         return bool(taken)
