@@ -6,7 +6,7 @@ came or left, its meter spoke, it takes nothing; and what a station is told into
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ocpp.routing import on
 from ocpp.v16 import ChargePoint as ChargePoint16
@@ -15,11 +15,7 @@ from ocpp.v16 import call_result as result16
 from ocpp.v201 import ChargePoint as ChargePoint201
 from ocpp.v201 import call as call201
 from ocpp.v201 import call_result as result201
-
-if TYPE_CHECKING:
-    from websockets.asyncio.server import ServerConnection
-
-    from apportion.domains.charging.ocpp import ChargePoints, Point
+from websockets.asyncio.server import ServerConnection
 
 _DEFAULT, _OWN = 1, 2
 """Numbers of profiles: the default, and the transaction's."""
@@ -41,7 +37,8 @@ class Link:
     place: str
     """What a connector's number is called."""
 
-    def __init__(self, owner: "ChargePoints", point_id: str, connection: "ServerConnection"):
+    def __init__(self, owner: Any, point_id: str, connection: ServerConnection):
+        """Its owner, the `ChargePoints` of the site, hears what happened and says what is told."""
         super().__init__(point_id, connection, owner.patience, _library)  # pyright: ignore
         self.owner, self.connection = owner, connection
         self.ready = self.asked = False
@@ -69,7 +66,7 @@ class Link:
         """What the version says of a profile in its own words."""
         raise NotImplementedError
 
-    def point(self, said: dict[str, Any]) -> "Point | None":
+    def point(self, said: dict[str, Any]) -> Any:
         """The station that is spoken of."""
         return self.owner.at(self.id, said.get(self.place))
 
