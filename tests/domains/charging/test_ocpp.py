@@ -35,7 +35,7 @@ from apportion.domains.charging.site import Branch, Site, Station
 from apportion.errors import InputError
 from apportion.policy import Pooled
 
-EVERY, SPEED = 0.8, 375.0
+EVERY, SPEED = 1.6, 187.5
 """A period of five minutes takes as many seconds."""
 BEGIN = datetime(2026, 3, 2, 7, 0, tzinfo=UTC)
 NAMES = [f"P{i:02d}" for i in range(30)]
@@ -227,7 +227,7 @@ def version(name):
     return (Point16, "ocpp1.6") if int(name[1:]) < 15 else (Point201, "ocpp2.0.1")
 
 
-async def until(condition, seconds=30.0):
+async def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to what was waited for"
