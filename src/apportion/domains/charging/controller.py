@@ -503,7 +503,7 @@ class Controller:
             if station.get(field) is not None:
                 found[field] = self._moment(station[field], f"{what}: {field}", warnings)
         place = self._places[name]
-        full_kw = float(self._stations.max_kw[place])
+        full_kw = float(self._stations.max_a[place] * self._stations.kw_per_a[place])
         for field, most in (("drawn_kw", 1.2 * full_kw), ("delivered_kwh", 24 * full_kw)):
             if found.get(field, 0.0) > most:
                 unit = "kWh" if field == "delivered_kwh" else "kW"

@@ -4,7 +4,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apportion.domains.charging.settings import ChargingSettings
+from apportion.domains.charging.settings import (
+    ChargingServeOptions,
+    ChargingSettings,
+    ControllerOptions,
+)
 from apportion.domains.domain import Domain
 from apportion.errors import InputError, optional_import
 
@@ -76,49 +80,11 @@ class ChargingCertifyOptions(GarageOptions):
 
 
 @dataclass(frozen=True)
-class ControllerOptions:
-    """A garage's controller."""
-
-    site: str | None = None
-    """The TOML file that describes the garage; without it the site that was trained on, by name where
-    there were several."""
-    state: Path | None = None
-    """A JSON file that keeps what is known of the cars, so that call after call is one controller."""
-    baseline: str = "llf"
-    """The scheduler that decides where the policy cannot, or is not trusted in full."""
-    trust: float = 1.0
-    """The policy's part in the decision, as `certify` says; the rest is the baseline's."""
-    certificate: Path | None = None
-    """The certificate.json whose trust is used; one that is not of this very site is refused."""
-    earlier: Path | None = None
-    """Sessions of the garage's earlier days, CSV or Parquet: drivers who come again ask for the same."""
-    columns: tuple[str, ...] = ()
-    """What that file calls its columns, where that is something else: arrival=Start departure=End."""
-
-
-@dataclass(frozen=True)
 class ChargingAllocateOptions(ControllerOptions):
     """Charging: the power to offer each car until the next question."""
 
     now: Path | None = None
     """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
-
-
-@dataclass(frozen=True)
-class ChargingServeOptions(ControllerOptions):
-    """Charging: a live controller, asked by HTTP or connected to the charge points.
-
-    The run's certificate, where there is one of this site against the baseline, decides on the trust.
-    """
-
-    host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 to be reached from other machines."""
-    port: int = 8080
-    """Port of HTTP: the page, /allocate, /state, /health and /metrics."""
-    ocpp: int | None = None
-    """Port for charge points, OCPP 1.6 and 2.0.1: ws://HOST:PORT/ocpp/ID."""
-    every: float | None = None
-    """Seconds between two decisions; by default the site's period."""
 
 
 @dataclass(frozen=True)

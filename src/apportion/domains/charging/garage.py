@@ -9,7 +9,7 @@ days and tasks by `vmap`; `learn` is what a live controller does with its meters
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from apportion.domains.charging.setpoints import set_points, straight_through
+from apportion.domains.charging.setpoints import (
+    Numbers,
+    PerStation,
+    Stations,
+    set_points,
+    straight_through,
+)
 
 QUARTERS = 96
 """Quarters of an hour in a day: how finely it is told what is still to come."""
@@ -36,13 +42,7 @@ _MOMENT = 1e-3
 TAPERS_FROM, LAST_A = 0.8, 2.0
 """From this share of its need on a car's current falls, to this at the end."""
 
-if TYPE_CHECKING:
-    Numbers = Any
-else:
-    # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
-    Numbers = Array | np.ndarray
 PerSession = Float[Numbers, "*stack entities sessions"]
-PerStation = Float[Numbers, "*stack entities"]
 Flags = Bool[Numbers, "*stack entities"]
 Counts = Int[Numbers, "*stack entities"]
 
@@ -80,36 +80,6 @@ def physics_of(
     if ideal:
         return Physics(hours, set_points=False, taper=False, gaps=0.0, fill=fill)
     return Physics(hours, fill=fill)
-
-
-class Stations(eqx.Module):
-    """Cables and the limits above them, as a program reads a site's wiring."""
-
-    max_a: PerStation
-    min_a: PerStation
-    phases: PerStation
-    """How many a station has."""
-    kw_per_a: PerStation
-    """What an ampere on all its phases is in kW."""
-    load: Float[Numbers, "limits entities"]
-    """What an ampere at a station takes of each limit but the feeder's power."""
-    limit_a: Float[Numbers, " limits"]
-
-    @property
-    def max_kw(self) -> PerStation:
-        """The most each station gives."""
-        return self.max_a * self.kw_per_a
-
-    def at(self, members: Int[Numbers, " entities"]) -> "Stations":
-        """Some of the stations, behind a feeder of their own."""
-        return Stations(
-            self.max_a[members],
-            self.min_a[members],
-            self.phases[members],
-            self.kw_per_a[members],
-            self.load[:, members],
-            self.limit_a,
-        )
 
 
 class Garage(eqx.Module):

@@ -23,18 +23,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from ocpp.routing import on
-from ocpp.v16 import ChargePoint as ChargePoint16
-from ocpp.v16 import call as call16
-from ocpp.v16 import call_result as result16
-from ocpp.v201 import ChargePoint as ChargePoint201
-from ocpp.v201 import call as call201
-from ocpp.v201 import call_result as result201
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from apportion.domains.charging.controller import PowerOffers
+from apportion.domains.charging.ocpp_versions import LINKS, Link, stamp
 from apportion.domains.charging.site import Site, Station
 from apportion.errors import InputError, reading
 from apportion.runs.files import write_json
@@ -46,13 +40,8 @@ _PATIENCE_S = 10.0
 _ATTEMPTS = 4
 """To find others who give what somebody does not."""
 _MOST_UNKNOWN = 100
-_DEFAULT, _OWN = 1, 2
-"""Numbers of profiles: the default, and the transaction's."""
 
 _log = logging.getLogger("apportion.charging")
-_library = logging.getLogger("apportion.ocpp")
-# What is no OCPP is answered by the library as the standard says, and told by us in a sentence.
-_library.setLevel(logging.CRITICAL)
 
 
 @dataclass
@@ -70,19 +59,19 @@ class Transaction:
 class Meter:
     """What a meter has shown since the last decision, once the newest offer had settled."""
 
-    first: tuple[datetime, float] | None = None
-    """Time and register, Wh."""
-    last: tuple[datetime, float] | None = None
+    wh: list[tuple[datetime, float]] = field(default_factory=list)
+    """Times and registers."""
     kw: list[float] = field(default_factory=list)
 
     def drawn_kw(self) -> float | None:
         """The mean power; None where too little was shown."""
         if self.kw:
             return sum(self.kw) / len(self.kw)
-        if self.first is None or self.last is None:
+        if len(self.wh) < 2:
             return None
-        hours = (self.last[0] - self.first[0]).total_seconds() / 3600
-        return (self.last[1] - self.first[1]) / 1000 / hours if hours > 0 else None
+        (begun, before), (now, wh) = self.wh[0], self.wh[-1]
+        hours = (now - begun).total_seconds() / 3600
+        return (wh - before) / 1000 / hours if hours > 0 else None
 
 
 @dataclass(eq=False)
@@ -92,7 +81,7 @@ class Point:
     name: str
     station: Station
     connector: int = 1
-    link: "Link16 | Link201 | None" = None
+    link: Link | None = None
     heard: bool = False
     """Whether its charge point ever spoke."""
     has_default: bool = False
@@ -129,26 +118,22 @@ class Point:
             return 0.0
         return self.bound_a()
 
-    def begin(self, car: Transaction) -> None:
-        """A car has come."""
+    def begin(self, car: Transaction | None) -> None:
+        """A car has come, or it has left."""
         self.car, self.profiles, self.full, self.shown_kw = car, [], None, None
-        self.meter, self.register_wh, self.statements = Meter(), car.start_wh, {}
-
-    def end(self) -> None:
-        """It has left."""
-        self.car, self.profiles, self.full, self.shown_kw, self.statements = (
-            None,
-            [],
-            None,
-            None,
-            {},
-        )
+        self.meter, self.register_wh, self.statements = Meter(), car and car.start_wh, {}
 
     def delivered_kwh(self) -> float | None:
         """By the register; None where it has not spoken."""
         if self.car is None or self.car.start_wh is None or self.register_wh is None:
             return None
         return (self.register_wh - self.car.start_wh) / 1000
+
+    def read_out(self) -> None:
+        """Begin the meter's next period."""
+        drawn = self.meter.drawn_kw()
+        self.shown_kw = self.shown_kw if drawn is None else drawn
+        self.meter = Meter(self.meter.wh[-1:])
 
 
 class ChargePoints:
@@ -231,11 +216,11 @@ class ChargePoints:
             return
         link = kind(self, point_id, connection)
         mine = self._of[point_id].values()
-        before = {id(point.link): point.link for point in mine if point.link is not None}
+        before = {point.link for point in mine if point.link is not None}
         for point in mine:
             point.link, point.again = link, True
-        for old in before.values():
-            await old._connection.close(1000, "connected anew")
+        for old in before:
+            await old.connection.close(1000, "connected anew")
         try:
             async for raw in connection:
                 try:
@@ -243,7 +228,7 @@ class ChargePoints:
                 except ConnectionClosed:
                     break
                 except Exception as error:
-                    self._trouble(point_id, "message", f"cannot be used ({error!s:.80})")
+                    self._note(point_id, "message", f"cannot be used ({error!s:.80})")
                 if not link.ready:
                     link.ready = True
                     for point in mine:
@@ -258,7 +243,7 @@ class ChargePoints:
                     point.link = None
             self.changed.set()
 
-    def booted(self, link: "Link16 | Link201") -> None:
+    def booted(self, link: Link) -> None:
         """Of one that has started anew, nobody knows what it has kept."""
         link.asked = False
         for point in self._of[link.id].values():
@@ -276,23 +261,23 @@ class ChargePoints:
             self._number = max(self._number + 1, int(time.time()))
             number = str(self._number)
         car = Transaction(number, self._moment(arrival), _number(wh), start)
-        point.begin(car)
-        self._save()
-        self.changed.set()
+        self._plug(point, car)
         return car
 
-    def end(self, point: Point) -> None:
+    def end(self, point: Point | None) -> None:
         """Its car has left."""
-        point.end()
+        if point is not None:
+            self._plug(point, None)
+
+    def _plug(self, point: Point, car: Transaction | None) -> None:
+        point.begin(car)
         self._save()
         self.changed.set()
 
     def find(self, point_id: str, number: str) -> Point | None:
         """Where a transaction is."""
-        for point in self._of[point_id].values():
-            if point.car is not None and point.car.number == number:
-                return point
-        return None
+        mine = self._of[point_id].values()
+        return next((point for point in mine if point.car and point.car.number == number), None)
 
     def at(self, point_id: str, connector: int | None) -> Point | None:
         """The station of a connector; a charge point of one has it whatever its number."""
@@ -301,15 +286,25 @@ class ChargePoints:
             return None
         return next(iter(mine.values())) if len(mine) == 1 else mine.get(connector or 1)
 
-    def suspended(self, point: Point, by_car: bool) -> None:
-        """Whether the car takes nothing of what it is offered; while nothing is, that says nothing."""
-        full = True if by_car and point.bound_a() >= point.station.min_a else None
-        if full != point.full:
-            point.full = full
+    def became(self, point: Point | None, status: str) -> None:
+        """What its connector or its car is now: free, or one that takes nothing of what it is offered."""
+        if point is None:
+            return
+        point.status = status
+        if point.car is not None and status == "Available":
+            self.end(point)
+        # While nothing is offered, nobody knows whether it would take it; nor by who is only there.
+        full = status == "SuspendedEV" and point.bound_a() >= point.station.min_a
+        if status != "Occupied" and (full or None) != point.full:
+            point.full = full or None
             self.changed.set()
 
-    def metered(self, point: Point | None, values: Iterable[Mapping[str, Any]]) -> None:
-        """Meter values; what cannot be is set aside."""
+    def metered(
+        self, point: Point | None, values: Iterable[Mapping[str, Any]], number: Any = None
+    ) -> None:
+        """Meter values, perhaps of a transaction that nobody knew; what cannot be is set aside."""
+        if point is not None and point.car is None and number:
+            self.begin(point, str(number), "", None)
         if point is None or point.car is None:
             return
         volts, phases = self.site.volts, len(point.station.phases)
@@ -326,30 +321,22 @@ class ChargePoints:
                 if point.car.start_wh is None:
                     point.car.start_wh = wh
                 if settled:
-                    point.meter.first = point.meter.first or (moment, wh)
-                    point.meter.last = (moment, wh)
+                    point.meter.wh.append((moment, wh))
             if kw is not None and kw > most:
                 bad, kw = f"a power of {kw:g} kW", None
             if kw is not None:
                 point.shown_kw = kw
                 if settled:
                     point.meter.kw.append(kw)
-        if bad:
-            self._trouble(point.name, "meter", f"a value was set aside: {bad}")
-        else:
-            self._fine(point.name, "meter")
+        self._note(point.name, "meter", bad and f"a value was set aside: {bad}")
 
-    def say(self, told: Any) -> None:
+    def say(self, told: Mapping[str, Any]) -> None:
         """What charge points cannot say: the feeder's power now, and the drivers' statements."""
-        if not isinstance(told, Mapping):
-            return
-        if "capacity_kw" in told:
-            self.capacity_kw = told["capacity_kw"]
+        self.capacity_kw = told.get("capacity_kw", self.capacity_kw)
         stations = told.get("stations")
         for station in stations if isinstance(stations, list) else []:
-            point = (
-                self.points.get(str(station.get("id"))) if isinstance(station, Mapping) else None
-            )
+            name = str(station.get("id")) if isinstance(station, Mapping) else ""
+            point = self.points.get(name)
             if point is not None and point.car is not None:
                 names = ("requested_kwh", "stated_departure", "max_kw")
                 point.statements |= {name: station[name] for name in names if name in station}
@@ -385,7 +372,7 @@ class ChargePoints:
                 offers = self._decide(self._now())
                 if attempt == 0:
                     for point in self.points.values():
-                        self._read_out(point)
+                        point.read_out()
                 told = {
                     point: float(offers.allocation_a[point.name])
                     for point in self.points.values()
@@ -409,11 +396,11 @@ class ChargePoints:
             and amperes >= (bound := point.bound_a())
             and (periodic or point.again or amperes > bound or not point.profiles)
         }
-        flow = [max(point.may_flow_a(), new.get(point, 0.0)) for point in self.points.values()]
+        now = np.array([point.may_flow_a() for point in self.points.values()])
+        then = np.maximum(now, [new.get(point, 0.0) for point in self.points.values()])
         limit, load = self._wiring.limit, self._wiring.load
-        now = load @ np.array([point.may_flow_a() for point in self.points.values()])
         # What is above a limit already, by a station that takes what it likes, is raised no further.
-        if (load @ np.array(flow) > np.maximum(limit, now) + 1e-6).any():
+        if (load @ then > np.maximum(limit, load @ now) + 1e-6).any():
             _log.warning("nobody gets more in this period: what may flow leaves no room")
             return
         self._deaf |= await self._tell(new)
@@ -427,12 +414,10 @@ class ChargePoints:
         car, link = point.car, point.link
         if car is None or link is None:
             return False
-        begun, before = time.time(), point.bound_a()
-        until = begun + (VALID_PERIODS + 1) * self.every
+        until = time.time() + (VALID_PERIODS + 1) * self.every
         period = self.every * self._speed
-        start = (self.clock() - timedelta(seconds=period)).astimezone(UTC)
         schedule = {
-            "start_schedule": start.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "start_schedule": stamp(self.clock() - timedelta(seconds=period)),
             "duration": math.ceil((VALID_PERIODS + 1) * period),
             **_one_period(amperes, point.station),
         }
@@ -440,44 +425,40 @@ class ChargePoints:
         if point.car is not car:
             return True
         if taken:
+            if [before for before, _ in point.profiles] != [amperes]:
+                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
             point.profiles, point.again = [(amperes, until)], False
             link.asked = link.asked and point.has_default
-            if amperes != before:
-                point.settled, point.meter = time.time() + min(10.0, self.every / 10), Meter()
-            self._fine(point.name, "profile")
         elif taken is None:
-            # In force or not; and once it is over, the default, where there is one.
+            # In force or not; and once it is over, the default, where there is one. Of a car whose offer
+            # nobody knows the meter tells nothing.
             point.profiles.append((amperes if point.has_default else point.station.max_a, until))
-            self._trouble(point.name, "profile", f"no answer; {point.bound_a():g} A count")
-        else:
-            self._trouble(point.name, "profile", f"refused; {point.bound_a():g} A count")
+            point.settled, point.meter = math.inf, Meter()
+        wrong = None if taken else "no answer" if taken is None else "refused"
+        self._note(point.name, "profile", wrong and f"{wrong}; {point.bound_a():g} A count")
         return bool(taken)
 
     async def _tell_defaults(self, periodic: bool) -> None:
         """See that a car gets nothing where nobody is told anything."""
-        waiting: dict[Any, list[Point]] = {}
+        waiting: dict[Link, list[Point]] = {}
         for point in self.points.values():
-            if point.connected and not point.has_default:
+            if point.link is not None and point.connected and not point.has_default:
                 waiting.setdefault(point.link, []).append(point)
         # One with a car is asked by its own profile, and again for this once it listens.
-        links = [
-            link
+        asked = [
+            self._tell_default(link, points)
             for link, points in waiting.items()
             if not link.asked or (periodic and not any(point.car for point in points))
         ]
+        await asyncio.gather(*asked)
 
-        async def ask(link: Any) -> None:
-            link.asked = True
-            taken = await link.set_profile(0, _one_period(0.0, waiting[link][0].station), None)
-            for point in waiting[link]:
-                point.has_default = bool(taken)
-                if taken:
-                    self._fine(point.name, "default")
-                else:
-                    kept = f"not taken; {point.station.max_a:g} A are kept for it"
-                    self._trouble(point.name, "default", kept)
-
-        await asyncio.gather(*map(ask, links))
+    async def _tell_default(self, link: Link, points: list[Point]) -> None:
+        link.asked = True
+        taken = await link.set_profile(0, _one_period(0.0, points[0].station), None)
+        for point in points:
+            point.has_default = bool(taken)
+            kept = f"not taken; {point.station.max_a:g} A are kept for it"
+            self._note(point.name, "default", None if taken else kept)
 
     def _now(self) -> dict[str, Any]:
         """What the controller is told."""
@@ -503,12 +484,6 @@ class ChargePoints:
         now = {"time": self._told(self.clock()), "stations": stations}
         return now if self.capacity_kw is None else now | {"capacity_kw": self.capacity_kw}
 
-    def _read_out(self, point: Point) -> None:
-        """Begin a meter's next period."""
-        drawn = point.meter.drawn_kw()
-        point.shown_kw = point.shown_kw if drawn is None else drawn
-        point.meter = Meter(point.meter.last, point.meter.last)
-
     def _told(self, moment: datetime) -> str:
         """A time for the controller: with its zone, or of the wall where the site has none."""
         if self.site.timezone is None:
@@ -525,13 +500,14 @@ class ChargePoints:
         found = found if found.tzinfo else found.replace(tzinfo=UTC)
         return found if now - timedelta(days=30) < found <= now else now
 
-    def _trouble(self, name: str, topic: str, what: str) -> None:
-        if self.troubles.get((name, topic)) != what:
-            self.troubles[name, topic] = what
-            _log.warning("station %s: %s: %s", name, topic, what)
-
-    def _fine(self, name: str, topic: str) -> None:
-        if self.troubles.pop((name, topic), None) is not None:
+    def _note(self, name: str, topic: str, wrong: str | None) -> None:
+        """What is wrong there now, or that nothing is; said once."""
+        before = self.troubles.pop((name, topic), None)
+        if wrong is not None:
+            self.troubles[name, topic] = wrong
+            if wrong != before:
+                _log.warning("station %s: %s: %s", name, topic, wrong)
+        elif before is not None:
             _log.info("station %s: %s: in order again", name, topic)
 
     # What is kept.
@@ -539,20 +515,20 @@ class ChargePoints:
     def _save(self) -> None:
         if self._path is None:
             return
-        kept = {}
-        for name, point in self.points.items():
-            if point.heard:
-                car = None if point.car is None else asdict(point.car)
-                kept[name] = {
-                    "has_default": point.has_default,
-                    "profiles": point.profiles,
-                    "register_wh": point.register_wh,
-                    "car": car and car | {"arrival": car["arrival"].isoformat()},
-                }
+        kept = {
+            name: {
+                "has_default": point.has_default,
+                "profiles": point.profiles,
+                "register_wh": point.register_wh,
+                "car": point.car and asdict(point.car) | {"arrival": str(point.car.arrival)},
+            }
+            for name, point in self.points.items()
+            if point.heard
+        }
         try:
             write_json(self._path, {"site": self.site.fingerprint, "points": kept})
         except OSError as error:
-            self._trouble("all", "state", f"{self._path} was not saved ({error})")
+            self._note("all", "state", f"{self._path} was not saved ({error})")
 
     def _restore(self, path: Path) -> None:
         with reading(path, "remove it to begin anew"):
@@ -563,9 +539,8 @@ class ChargePoints:
                 point, car = self.points[name], kept["car"]
                 point.heard, point.has_default = True, bool(kept["has_default"])
                 if car is not None:
-                    point.begin(
-                        Transaction(**car | {"arrival": datetime.fromisoformat(car["arrival"])})
-                    )
+                    car["arrival"] = datetime.fromisoformat(car["arrival"])
+                    point.begin(Transaction(**car))
                 point.register_wh = kept["register_wh"]
                 point.profiles = [(float(a), float(until)) for a, until in kept["profiles"]]
 
@@ -628,192 +603,6 @@ def _one_period(amperes: float, station: Station) -> dict[str, Any]:
     return {"charging_rate_unit": "A", "charging_schedule_period": [period]}
 
 
-def _profile(number: str | None) -> dict[str, Any]:
-    """What both versions say of a profile: a transaction's, or the default."""
-    return {
-        "stack_level": 0,
-        "charging_profile_purpose": "TxDefaultProfile" if number is None else "TxProfile",
-        "charging_profile_kind": "Relative" if number is None else "Absolute",
-    }
-
-
-async def _taken(link: Any, payload: Any) -> bool | None:
-    """Whether a charge point took it over; None where nobody knows."""
-    try:
-        answer = await link.call(payload)
-    except Exception:
-        # Too late, gone, or no answer that can be read.
-        return None
-    return answer is not None and answer.status == "Accepted"
-
-
-class Link16(ChargePoint16):
-    """A connection by OCPP 1.6."""
-
-    def __init__(self, owner: ChargePoints, point_id: str, connection: Any):
-        super().__init__(point_id, connection, owner.patience, _library)  # pyright: ignore
-        self.owner, self.ready, self.asked = owner, False, False
-
-    async def set_profile(
-        self, connector: int, schedule: dict[str, Any], number: str | None
-    ) -> bool | None:
-        """Tell it a limit; of no transaction it is the default."""
-        profile = {
-            "charging_profile_id": _DEFAULT if number is None else _OWN + connector,
-            "charging_schedule": schedule,
-            **_profile(number),
-        }
-        if number is not None:
-            profile["transaction_id"] = int(number)
-        return await _taken(self, call16.SetChargingProfile(connector, profile))
-
-    @on("BootNotification")
-    def on_boot(self, **_: Any) -> Any:
-        self.owner.booted(self)
-        interval = round(max(1.0, min(self.owner.every, 300.0)))
-        return result16.BootNotification(_stamp(self.owner), interval, "Accepted")  # pyright: ignore
-
-    @on("Heartbeat")
-    def on_heartbeat(self) -> Any:
-        return result16.Heartbeat(_stamp(self.owner))
-
-    @on("Authorize")
-    def on_authorize(self, **_: Any) -> Any:
-        return result16.Authorize({"status": "Accepted"})  # pyright: ignore
-
-    @on("StatusNotification")
-    def on_status(self, connector_id: int, status: str, **_: Any) -> Any:
-        point = self.owner.at(self.id, connector_id)
-        if point is not None:
-            point.status = status
-            if point.car is not None and status == "Available":
-                self.owner.end(point)
-            self.owner.suspended(point, status == "SuspendedEV")
-        return result16.StatusNotification()
-
-    @on("StartTransaction")
-    def on_start(self, connector_id: int, timestamp: str, meter_start: int, **_: Any) -> Any:
-        point = self.owner.at(self.id, connector_id)
-        info = {"status": "Accepted"}
-        if point is None:
-            return result16.StartTransaction(0, {"status": "Invalid"})  # pyright: ignore
-        start = f"{connector_id} {timestamp} {meter_start}"
-        car = self.owner.begin(point, None, timestamp, meter_start, start)
-        return result16.StartTransaction(int(car.number), info)  # pyright: ignore
-
-    @on("MeterValues")
-    def on_meter(
-        self,
-        connector_id: int,
-        meter_value: list[Any],
-        transaction_id: int | None = None,
-        **_: Any,
-    ) -> Any:
-        point = self.owner.at(self.id, connector_id)
-        if point is not None and point.car is None and transaction_id:
-            self.owner.begin(point, str(transaction_id), "", None)
-        self.owner.metered(point, meter_value)
-        return result16.MeterValues()
-
-    @on("StopTransaction")
-    def on_stop(self, transaction_id: int, **_: Any) -> Any:
-        point = self.owner.find(self.id, str(transaction_id))
-        if point is not None:
-            self.owner.end(point)
-        return result16.StopTransaction({"status": "Accepted"})  # pyright: ignore
-
-    @on("DataTransfer")
-    def on_data(self, **_: Any) -> Any:
-        return result16.DataTransfer("UnknownVendorId")  # pyright: ignore
-
-
-class Link201(ChargePoint201):
-    """A connection by OCPP 2.0.1."""
-
-    def __init__(self, owner: ChargePoints, point_id: str, connection: Any):
-        super().__init__(point_id, connection, owner.patience, _library)  # pyright: ignore
-        self.owner, self.ready, self.asked = owner, False, False
-
-    async def set_profile(
-        self, connector: int, schedule: dict[str, Any], number: str | None
-    ) -> bool | None:
-        """Tell it a limit; of no transaction it is the default."""
-        own = _DEFAULT if number is None else _OWN + connector
-        profile = {"id": own, "charging_schedule": [{"id": own, **schedule}], **_profile(number)}
-        if number is not None:
-            profile["transaction_id"] = number
-        return await _taken(self, call201.SetChargingProfile(connector, profile))  # pyright: ignore
-
-    @on("BootNotification")
-    def on_boot(self, **_: Any) -> Any:
-        self.owner.booted(self)
-        interval = round(max(1.0, min(self.owner.every, 300.0)))
-        return result201.BootNotification(_stamp(self.owner), interval, "Accepted")  # pyright: ignore
-
-    @on("Heartbeat")
-    def on_heartbeat(self, **_: Any) -> Any:
-        return result201.Heartbeat(_stamp(self.owner))
-
-    @on("Authorize")
-    def on_authorize(self, **_: Any) -> Any:
-        return result201.Authorize({"status": "Accepted"})  # pyright: ignore
-
-    @on("StatusNotification")
-    def on_status(self, evse_id: int, connector_status: str, **_: Any) -> Any:
-        point = self.owner.at(self.id, evse_id)
-        if point is not None:
-            point.status = connector_status
-            if point.car is not None and connector_status == "Available":
-                self.owner.end(point)
-        return result201.StatusNotification()
-
-    @on("TransactionEvent")
-    def on_event(
-        self,
-        event_type: str,
-        timestamp: str,
-        transaction_info: dict[str, Any],
-        evse: dict[str, Any] | None = None,
-        meter_value: list[Any] | None = None,
-        **_: Any,
-    ) -> Any:
-        number = str(transaction_info["transaction_id"])
-        point = self.owner.find(self.id, number)
-        if event_type == "Ended":
-            if point is not None:
-                self.owner.end(point)
-            return result201.TransactionEvent()
-        if point is None:
-            point = self.owner.at(self.id, (evse or {}).get("id"))
-            if point is not None:
-                since = timestamp if event_type == "Started" else ""
-                self.owner.begin(point, number, since, None)
-        if point is not None:
-            state = transaction_info.get("charging_state")
-            point.status = state or point.status
-            self.owner.metered(point, meter_value or [])
-            if state is not None:
-                self.owner.suspended(point, state == "SuspendedEV")
-        return result201.TransactionEvent()
-
-    @on("MeterValues")
-    def on_meter(self, evse_id: int, meter_value: list[Any], **_: Any) -> Any:
-        self.owner.metered(self.owner.at(self.id, evse_id), meter_value)
-        return result201.MeterValues()
-
-    @on("NotifyReport")
-    def on_report(self, **_: Any) -> Any:
-        return result201.NotifyReport()
-
-
-LINKS = {"ocpp2.0.1": Link201, "ocpp1.6": Link16}
-"""By the subprotocol that a charge point asks for; the first that it offers too is taken."""
-
-
 def choose_subprotocol(connection: ServerConnection, offered: Any) -> Any:
     """The newest of what is offered that is spoken here; None where none is, and it is closed then."""
     return next((name for name in LINKS if name in offered), None)
-
-
-def _stamp(owner: ChargePoints) -> str:
-    return owner.clock().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import uvicorn
@@ -29,13 +29,11 @@ from websockets.asyncio.server import serve as listen
 
 from apportion.domains.charging.controller import Controller, PowerOffers
 from apportion.domains.charging.ocpp import ChargePoints, choose_subprotocol
+from apportion.domains.charging.settings import ChargingServeOptions
 from apportion.errors import InputError, first_line
 from apportion.report.page import Part, Section, page
 from apportion.runs.files import read_bytes
 from apportion.runs.signals import listening
-
-if TYPE_CHECKING:
-    from apportion.domains.charging.domain import ChargingServeOptions
 
 _BARS = "A bar is what is offered of the cable's current; the mark in it, what is drawn."
 _HISTORY = 600
@@ -393,7 +391,7 @@ def _quiet() -> logging.Logger:
     return logger
 
 
-def serve(make: Callable[[], Controller], folder: Path, options: "ChargingServeOptions") -> str:
+def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOptions) -> str:
     """Run a controller until Ctrl-C or SIGTERM; what to say then."""
     if options.every is not None and not 0 < options.every <= 3600:
         raise InputError(
@@ -413,7 +411,7 @@ def serve(make: Callable[[], Controller], folder: Path, options: "ChargingServeO
 def _serve(
     controller: Controller,
     folder: Path,
-    options: "ChargingServeOptions",
+    options: ChargingServeOptions,
     http: socket.socket,
     ocpp: socket.socket | None,
 ) -> str:

@@ -13,14 +13,13 @@ take. A schedule that serves cars one after another stays what it is. The roundi
 sees through it (`straight_through`).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-
-if TYPE_CHECKING:
-    from apportion.domains.charging.garage import Stations
 
 _SLACK_A = 1e-3
 """What single precision may lose of an ampere."""
@@ -32,13 +31,49 @@ _UNROLLED = 16
 COMPARED = 512
 """Stations that are put in order by comparing all with all; more are sorted."""
 
+if TYPE_CHECKING:
+    Numbers = Any
+else:
+    # NumPy's where sessions are read and forecast, JAX's in a program: checked when the tests run.
+    Numbers = Array | np.ndarray
+PerStation = Float[Numbers, "*stack entities"]
 Amperes = Float[Array, " entities"]
+
+
+class Stations(eqx.Module):
+    """Cables and the limits above them, as a program reads a site's wiring."""
+
+    max_a: PerStation
+    min_a: PerStation
+    phases: PerStation
+    """How many a station has."""
+    kw_per_a: PerStation
+    """What an ampere on all its phases is in kW."""
+    load: Float[Numbers, "limits entities"]
+    """What an ampere at a station takes of each limit but the feeder's power."""
+    limit_a: Float[Numbers, " limits"]
+
+    @property
+    def max_kw(self) -> PerStation:
+        """The most each station gives."""
+        return self.max_a * self.kw_per_a
+
+    def at(self, members: Int[Numbers, " entities"]) -> "Stations":
+        """Some of the stations, behind a feeder of their own."""
+        return Stations(
+            self.max_a[members],
+            self.min_a[members],
+            self.phases[members],
+            self.kw_per_a[members],
+            self.load[:, members],
+            self.limit_a,
+        )
 
 
 def set_points(
     wishes_kw: Float[Array, " entities"],
     most_a: Amperes,
-    stations: "Stations",
+    stations: Stations,
     capacity_kw: Float[Array, ""],
     *,
     on: Bool[Array, " entities"],

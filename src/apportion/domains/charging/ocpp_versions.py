@@ -1,0 +1,168 @@
+"""What OCPP 1.6 and 2.0.1 have in common, and in which words they differ.
+
+A link is the connection of one charge point. It turns what is said into what happened at a station: a car
+came or left, its meter spoke, it takes nothing; and what a station is told into a charging profile.
+"""
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from ocpp.routing import on
+from ocpp.v16 import ChargePoint as ChargePoint16
+from ocpp.v16 import call as call16
+from ocpp.v16 import call_result as result16
+from ocpp.v201 import ChargePoint as ChargePoint201
+from ocpp.v201 import call as call201
+from ocpp.v201 import call_result as result201
+from websockets.asyncio.server import ServerConnection
+
+_DEFAULT, _OWN = 1, 2
+"""Numbers of profiles: the default, and the transaction's."""
+
+_library = logging.getLogger("apportion.ocpp")
+# What is no OCPP is answered by the library as the standard says, and told by us in a sentence.
+_library.setLevel(logging.CRITICAL)
+
+
+class Link:
+    """A connection by either version; the library's class of the version is the other parent."""
+
+    id: str
+    call: Any
+    route_message: Any
+    calls: Any
+    results: Any
+    """The library's messages and answers."""
+    place: str
+    """What a connector's number is called."""
+
+    def __init__(self, owner: Any, point_id: str, connection: ServerConnection):
+        """Its owner, the `ChargePoints` of the site, hears what happened and says what is told."""
+        super().__init__(point_id, connection, owner.patience, _library)  # pyright: ignore
+        self.owner, self.connection = owner, connection
+        self.ready = self.asked = False
+        """Whether it has spoken, and whether it was told the default."""
+
+    async def set_profile(
+        self, connector: int, schedule: dict[str, Any], transaction: str | None
+    ) -> bool | None:
+        """Whether it takes over a limit, the default where no transaction is named; None: nobody knows."""
+        default = transaction is None
+        profile = {
+            "stack_level": 0,
+            "charging_profile_purpose": "TxDefaultProfile" if default else "TxProfile",
+            "charging_profile_kind": "Relative" if default else "Absolute",
+            **self.worded(_DEFAULT if default else _OWN + connector, schedule, transaction),
+        }
+        try:
+            answer = await self.call(self.calls.SetChargingProfile(connector, profile))
+        except Exception:
+            # Too late, gone, or no answer that can be read.
+            return None
+        return answer is not None and answer.status == "Accepted"
+
+    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """What the version says of a profile in its own words."""
+        raise NotImplementedError
+
+    def point(self, said: dict[str, Any]) -> Any:
+        """The station that is spoken of."""
+        return self.owner.at(self.id, said.get(self.place))
+
+    @on("BootNotification")
+    def on_boot(self, **_: Any) -> Any:
+        self.owner.booted(self)
+        interval = round(max(1.0, min(self.owner.every, 300.0)))
+        return self.results.BootNotification(stamp(self.owner.clock()), interval, "Accepted")
+
+    @on("Heartbeat")
+    def on_heartbeat(self, **_: Any) -> Any:
+        return self.results.Heartbeat(stamp(self.owner.clock()))
+
+    @on("Authorize")
+    def on_authorize(self, **_: Any) -> Any:
+        return self.results.Authorize({"status": "Accepted"})
+
+    @on("StatusNotification")
+    def on_status(self, **said: Any) -> Any:
+        self.owner.became(self.point(said), said.get("status") or said["connector_status"])
+        return self.results.StatusNotification()
+
+    @on("MeterValues")
+    def on_meter(self, **said: Any) -> Any:
+        self.owner.metered(self.point(said), said["meter_value"], said.get("transaction_id"))
+        return self.results.MeterValues()
+
+    @on("DataTransfer")
+    def on_data(self, **_: Any) -> Any:
+        return self.results.DataTransfer("UnknownVendorId")
+
+
+class Link16(Link, ChargePoint16):
+    """A connection by OCPP 1.6: the server numbers the transactions."""
+
+    calls, results, place = call16, result16, "connector_id"
+
+    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """Its transactions have whole numbers."""
+        own = transaction and int(transaction)
+        words = {"charging_profile_id": number, "charging_schedule": schedule}
+        return words | {"transaction_id": own}
+
+    @on("StartTransaction")
+    def on_start(self, **said: Any) -> Any:
+        point = self.point(said)
+        if point is None:
+            return result16.StartTransaction(0, {"status": "Invalid"})  # pyright: ignore
+        since, wh = said["timestamp"], said["meter_start"]
+        car = self.owner.begin(point, None, since, wh, f"{said['connector_id']} {since} {wh}")
+        return result16.StartTransaction(int(car.number), {"status": "Accepted"})  # pyright: ignore
+
+    @on("StopTransaction")
+    def on_stop(self, transaction_id: int, **_: Any) -> Any:
+        self.owner.end(self.owner.find(self.id, str(transaction_id)))
+        return result16.StopTransaction({"status": "Accepted"})  # pyright: ignore
+
+
+class Link201(Link, ChargePoint201):
+    """A connection by OCPP 2.0.1: all that happens in a transaction is an event."""
+
+    calls, results, place = call201, result201, "evse_id"
+
+    def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
+        """A schedule has a number too, and there may be several."""
+        schedules = [{"id": number, **schedule}]
+        return {"id": number, "charging_schedule": schedules, "transaction_id": transaction}
+
+    @on("TransactionEvent")
+    def on_event(
+        self, event_type: str, timestamp: str, transaction_info: dict[str, Any], **said: Any
+    ) -> Any:
+        number, state = transaction_info["transaction_id"], transaction_info.get("charging_state")
+        point = self.owner.find(self.id, number)
+        if event_type == "Ended":
+            self.owner.end(point)
+            return result201.TransactionEvent()
+        if point is None:
+            point = self.owner.at(self.id, said.get("evse", {}).get("id"))
+            if point is not None:
+                since = timestamp if event_type == "Started" else ""
+                self.owner.begin(point, number, since, None)
+        self.owner.metered(point, said.get("meter_value", []))
+        if state is not None:
+            self.owner.became(point, state)
+        return result201.TransactionEvent()
+
+    @on("NotifyReport")
+    def on_report(self, **_: Any) -> Any:
+        return result201.NotifyReport()
+
+
+LINKS = {"ocpp2.0.1": Link201, "ocpp1.6": Link16}
+"""By the subprotocol that a charge point asks for; the first that it offers too is taken."""
+
+
+def stamp(moment: datetime) -> str:
+    """A time as both versions write it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
