@@ -30,8 +30,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
-from apportion.bridges.flower.strategy import RoundNote
-from apportion.bridges.flower.updates import moved
+from apportion.bridges.flower.updates import RoundNote, moved
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
@@ -372,6 +371,9 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
     told, whole = second.to_frame(), first.to_frame()
     assert told["round"].tolist() == np.repeat([1, 2, 3, 4], 4).tolist()
     pd.testing.assert_frame_equal(told[:8], whole)
+    assert second.summary().startswith("4 rounds, 4 clients; ")
+    ends = [first._memory.told[0].accuracy, second._memory.told[-1].accuracy]
+    assert f": {ends[0]:.3f} after round 1, {ends[1]:.3f} after round 4" in second.summary()
     file.write_bytes(b"junk")
     with pytest.raises(InputError, match="memory.safetensors"):
         shipped(checkpoint_path=file)
@@ -434,7 +436,7 @@ def test_the_summary_says_what_happened():
     told = strategy.summary()
     words = "3 rounds, 5 clients; the model was the policy's in 2, the last one, for want of replies in 1"
     assert told.startswith(words)
-    accuracies = [note.accuracy for note in strategy._rounds]
+    accuracies = [note.accuracy for note in strategy._memory.told]
     assert f"{accuracies[0]:.3f} after round 1, {accuracies[2]:.3f} after round 3" in told
     share = strategy.to_frame().query("outcome == 'kept' and node == 3")["share"].mean()
     assert f"mean shares: node 3 {share:.3f}, " in told
@@ -471,7 +473,7 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
         ShareGradient(loss, momentum=1.0)
 
 
-def test_noise_for_equal_weights_is_refused():
+def test_noise_for_equal_weights_is_refused(tmp_path):
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
     strategy = strategy_of()
@@ -482,7 +484,14 @@ def test_noise_for_equal_weights_is_refused():
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
     strategy._memory.told.append(RoundNote(1, "FedAvg's", 0.5))
+    strategy._memory.end_round()
     assert strategy.summary().startswith("1 rounds")
+    with pytest.raises(InputError, match="noise protects an average of equal"):
+        wrapped.start(NoNodes(), record, num_rounds=1)
+    # And where it goes on from a file.
+    file = tmp_path / "memory.safetensors"
+    begin(shipped(checkpoint_path=file)).aggregate_train(1, replies_of(models(3)))
+    wrapped.strategy = shipped(checkpoint_path=file)
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
 

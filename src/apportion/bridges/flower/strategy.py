@@ -135,7 +135,7 @@ class GuardedFedAvg(FedAvg):
         """
         if self._started:
             super().summary()
-        elif not self._memory.told:
+        elif self._memory.rounds == self._resumed:
             self._refuse_wrapper()
         return told(self._memory.told, self._memory.notes)
 
