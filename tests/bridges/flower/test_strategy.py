@@ -443,6 +443,25 @@ def test_the_summary_says_what_happened():
     assert told.endswith("left out: node 9 not finite 2 times")
 
 
+def farthest(tables, **options):
+    """The longest step and the largest momentum of three rounds with these models."""
+    strategy, model, made = shipped(**options), TRUTH * 0, []
+    for n in (1, 2, 3):
+        arrays, metrics = begin(strategy, model, n).aggregate_train(n, replies_of(tables))
+        model = arrays["scores"].numpy()
+        made.append((metrics["server-step"], metrics["server-momentum"]))
+    return tuple(map(max, zip(*made, strict=True)))
+
+
+def test_step_and_momentum_are_taken_where_clients_know_different_things_alone():
+    rng = np.random.default_rng(0)
+    apart = [np.where(LABELS[:, None] == label, TRUTH, TRUTH * 0.1) for label in range(3)]
+    same = [apart[0] + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(3)]
+    assert farthest(same) == (1.0, 0.0)
+    assert farthest(same, gate=False) > (1.0, 0.0)
+    assert farthest(apart) > (1.0, 0.0)
+
+
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):
     def addressed(strategy, record, nodes, kind):
         facts = [Metadata(1, "", 0, node, "", "", 0.0, 60.0, kind) for node in nodes]
