@@ -168,8 +168,9 @@ class Learned(Memoryless):
 
 
 ALIKE = 0.5
-"""How closely two clients' answers go together, on average, where clients are alike. With the same labels,
-mistaken or not, it is .75 and more after some rounds, with others .3 to .6."""
+"""How closely two clients' answers go together, on average, where clients are alike. With five clients who
+hold the same classes, rightly named or not, it was .75 and more from the seventh round on; with skewed
+ones .3 to .6, and where each holds two classes up to .75 in the end."""
 
 
 def alike(logs: Any, shares: Any, real: Any = True) -> Any:
