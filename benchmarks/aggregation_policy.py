@@ -73,7 +73,6 @@ IMAGES, SERVERS, LAST, COPIES = 12000, 2600, 5, 12
 """To calibrate on, those of them for the server, the rounds that count, and federations of each kind."""
 FIRST = np.array([0.0, np.log(1.2), 0.0, 0.0, 0.0, np.log(0.65 / 0.75)])
 SPREAD = np.array([0.15, 0.25, 0.1, 0.15, 0.08, 0.2])
-GENERATIONS, PAIRS = 8, 16
 CIRCUMSTANCES = {
     "10 clients, as in training": (10, {"samples": 80}, 4),
     "20 clients of 60 images": (20, {"samples": 60}, 2),
@@ -88,8 +87,12 @@ PEERS: dict[str, Aggregator] = {
 }
 
 
-def trained(updates: int, seed: int, start: AggregationPolicy | None) -> AggregationPolicy:
-    """The first stage, or the second from where the first ended; every draw is the seed's."""
+def trained(
+    updates: int, seed: int, start: AggregationPolicy | None
+) -> tuple[AggregationPolicy, dict]:
+    """The first stage, or the second from where the first ended, with what is said of it; every draw is the
+    seed's.
+    """
     kinds = TRAINED if start is None else (*TRAINED, *CROSSED)
     settings = GradientSettings(
         kinds=",".join(kinds), sizes=(5, 10), rounds=30, copies=COPIES // 2, hidden=32
@@ -106,7 +109,11 @@ def trained(updates: int, seed: int, start: AggregationPolicy | None) -> Aggrega
         selection=Priority(0.0, beta=0.0), scorer=shortfall, replay=Replay(act_periods=0),
         chunks=Chunks(40), key=run_key,
     )  # fmt: skip
-    return cast(AggregationPolicy, result.policy)
+    about = {
+        "job": "federated", "window": federation.window, "state": settings.state,
+        "channels": federation.channels, "kinds": list(kinds),
+    }  # fmt: skip
+    return cast(AggregationPolicy, result.policy), about
 
 
 class Stepping(eqx.Module):
@@ -214,7 +221,7 @@ def fitness(federation, policy, thetas, tasks, keys):
     return jax.vmap(one)(thetas)
 
 
-def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
+def search(mnist: Digits, policy: AggregationPolicy, generations: int, pairs: int) -> np.ndarray:
     """The mean of the later half of the generations; each tries pairs on either side of where it is."""
     settings = GradientSettings(
         pooling=1,
@@ -236,15 +243,15 @@ def search(mnist: Digits, policy: AggregationPolicy) -> np.ndarray:
     )
     by_kind = np.arange(len(wanted)).reshape(len(TRAINED), COPIES)
     rng, theta, path = np.random.default_rng(1), FIRST, []
-    for generation in range(GENERATIONS):
-        noise = rng.normal(size=(PAIRS, len(theta)))
+    for generation in range(generations):
+        noise = rng.normal(size=(pairs, len(theta)))
         thetas = jnp.asarray(theta + SPREAD * np.concatenate([noise, -noise]), jnp.float32)
         drawn = np.random.default_rng([5, 1000 + generation])
         chosen = np.concatenate([drawn.choice(own, 2, replace=False) for own in by_kind])
         keys = jax.random.split(jax.random.key(1900 + generation), len(chosen))
         found = np.asarray(fitness(federation, policy, thetas, dealt.tasks[chosen], keys))
         ranks = (np.argsort(np.argsort(found)) + 0.5) / len(found) - 0.5
-        slope = ((ranks[:PAIRS] - ranks[PAIRS:])[:, None] * noise).mean(0)
+        slope = ((ranks[:pairs] - ranks[pairs:])[:, None] * noise).mean(0)
         theta = theta + 2 * SPREAD * slope / max(1, np.linalg.norm(slope)) * 0.93**generation
         path.append(theta)
         print(f"generation {generation}: {found.mean():.4f}, {theta.round(2).tolist()}", flush=True)
@@ -288,6 +295,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1080)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--generations", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--start", type=Path)
     parser.add_argument("--least-step", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=RESULTS / "blind")
@@ -297,7 +306,8 @@ def main() -> None:
     begun = time.perf_counter()
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.what == "train":
-        save_policy(trained(asked.updates, asked.seed, policy), asked.out)
+        policy, about = trained(asked.updates, asked.seed, policy)
+        save_policy(policy, asked.out, about)
     elif asked.what == "blind":
         rows = pd.DataFrame(blind(range(100, 100 + asked.seeds)))
         rows.round(4).to_csv(asked.out / "table.csv", index=False)
@@ -313,7 +323,8 @@ def main() -> None:
         assert policy is not None
         said = json.loads(THETA.read_text())
         if asked.what == "calibrate":
-            theta = search(load_images(asked.mnist), bounded(policy, LEAST_STEP))
+            begun = bounded(policy, LEAST_STEP)
+            theta = search(load_images(asked.mnist), begun, asked.generations, asked.pairs)
             found = round(float(least_step(jnp.asarray(theta))), 2)
             said = said | {"theta": theta.tolist(), "least_step_found": found}
             (asked.out / "theta.json").write_text(json.dumps(said, indent=1) + "\n")

@@ -30,8 +30,7 @@ from flwr.app import (
 from flwr.serverapp.strategy import FedAvg
 
 from apportion.bridges.flower import LearnedAggregation, ShareGradient
-from apportion.bridges.flower.strategy import RoundNote
-from apportion.bridges.flower.updates import moved
+from apportion.bridges.flower.updates import RoundNote, moved
 from apportion.domains.federated.data import CLASSES, Digits, paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
@@ -372,6 +371,9 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
     told, whole = second.to_frame(), first.to_frame()
     assert told["round"].tolist() == np.repeat([1, 2, 3, 4], 4).tolist()
     pd.testing.assert_frame_equal(told[:8], whole)
+    assert second.summary().startswith("4 rounds, 4 clients; ")
+    ends = [first._memory.told[0].accuracy, second._memory.told[-1].accuracy]
+    assert f": {ends[0]:.3f} after round 1, {ends[1]:.3f} after round 4" in second.summary()
     file.write_bytes(b"junk")
     with pytest.raises(InputError, match="memory.safetensors"):
         shipped(checkpoint_path=file)
@@ -434,11 +436,30 @@ def test_the_summary_says_what_happened():
     told = strategy.summary()
     words = "3 rounds, 5 clients; the model was the policy's in 2, the last one, for want of replies in 1"
     assert told.startswith(words)
-    accuracies = [note.accuracy for note in strategy._rounds]
+    accuracies = [note.accuracy for note in strategy._memory.told]
     assert f"{accuracies[0]:.3f} after round 1, {accuracies[2]:.3f} after round 3" in told
     share = strategy.to_frame().query("outcome == 'kept' and node == 3")["share"].mean()
     assert f"mean shares: node 3 {share:.3f}, " in told
     assert told.endswith("left out: node 9 not finite 2 times")
+
+
+def farthest(tables, **options):
+    """The longest step and the largest momentum of three rounds with these models."""
+    strategy, model, made = shipped(**options), TRUTH * 0, []
+    for n in (1, 2, 3):
+        arrays, metrics = begin(strategy, model, n).aggregate_train(n, replies_of(tables))
+        model = arrays["scores"].numpy()
+        made.append((metrics["server-step"], metrics["server-momentum"]))
+    return tuple(map(max, zip(*made, strict=True)))
+
+
+def test_step_and_momentum_are_taken_where_clients_know_different_things_alone():
+    rng = np.random.default_rng(0)
+    apart = [np.where(LABELS[:, None] == label, TRUTH, TRUTH * 0.1) for label in range(3)]
+    same = [apart[0] + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(3)]
+    assert farthest(same) == (1.0, 0.0)
+    assert farthest(same, gate=False) > (1.0, 0.0)
+    assert farthest(apart) > (1.0, 0.0)
 
 
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):
@@ -471,7 +492,7 @@ def test_shares_by_gradient_turn_from_those_who_raise_the_servers_loss():
         ShareGradient(loss, momentum=1.0)
 
 
-def test_noise_for_equal_weights_is_refused():
+def test_noise_for_equal_weights_is_refused(tmp_path):
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
     strategy = strategy_of()
@@ -482,7 +503,14 @@ def test_noise_for_equal_weights_is_refused():
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
     strategy._memory.told.append(RoundNote(1, "FedAvg's", 0.5))
+    strategy._memory.end_round()
     assert strategy.summary().startswith("1 rounds")
+    with pytest.raises(InputError, match="noise protects an average of equal"):
+        wrapped.start(NoNodes(), record, num_rounds=1)
+    # And where it goes on from a file.
+    file = tmp_path / "memory.safetensors"
+    begin(shipped(checkpoint_path=file)).aggregate_train(1, replies_of(models(3)))
+    wrapped.strategy = shipped(checkpoint_path=file)
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
 

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 from scipy.special import softmax
 
 from apportion.bridges.flower.updates import Model, write_model
-from apportion.domains.federated.aggregators import WRONG, bears_out, harms, passes, passes_gate
+from apportion.domains.federated.aggregators import WRONG, harms, passes, passes_gate
 from apportion.errors import InputError
 
 Answers = Callable[[ArrayRecord], Any]
@@ -42,11 +42,6 @@ class Judged:
     def better(self, other: "Judged") -> bool:
         """Whether it does better by more than the standard error."""
         return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
-
-    def bears_out(self, careful: "Judged") -> bool:
-        """Whether it clearly does better than a more careful model on the samples that the policy sees."""
-        shown = ~kept_samples(len(self.logs))
-        return bool(bears_out(self.logs - careful.logs, self.right * 1.0 - careful.right, shown))
 
     def passes_gate(self, fedavg: "Judged") -> bool:
         """Whether it is taken and not FedAvg's."""

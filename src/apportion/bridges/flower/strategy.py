@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
-from apportion.domains.federated.aggregators import descend_shares, held_back
+from apportion.domains.federated.aggregators import alike, descend_shares
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -135,7 +135,7 @@ class GuardedFedAvg(FedAvg):
         """
         if self._started:
             super().summary()
-        elif not self._memory.told:
+        elif self._memory.rounds == self._resumed:
             self._refuse_wrapper()
         return told(self._memory.told, self._memory.notes)
 
@@ -472,17 +472,12 @@ class LearnedAggregation(GuardedFedAvg):
         if not np.isfinite(shares).all():
             return None
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
-        reach = (decision.step, decision.momentum)
-        step, momentum = held_back(*reach) if self.gate else reach
-        way = (shares / shares.sum(), float(step), float(momentum))
+        way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
+        if self.gate and alike(np.stack([own.logs for own in judged]), shares):
+            way = (way[0], 1.0, 0.0)
         model = moved(models, start, move, *way)
         ours, passed, gain = self.server.judged(model), True, np.nan
         if self.gate:
-            # The policy's shares alone are more careful than with its step and momentum.
-            careful = moved(models, start, None, way[0], 1.0, 0.0)
-            alone = self.server.judged(careful)
-            if alone is not None and (ours is None or not ours.bears_out(alone)):
-                model, ours, way = careful, alone, (way[0], 1.0, 0.0)
             # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
             passed = ours is not None
             if ours is not None and theirs is not None:
