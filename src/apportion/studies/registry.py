@@ -82,7 +82,7 @@ STUDIES = {
 }
 
 LONGEST = (
-    *("fig6", "fig3-4", "mechanisms", "charging", "literal", "fig2", "recipe", "fig5"),
+    *("fig6", "charging", "fig3-4", "mechanisms", "literal", "fig2", "recipe", "fig5"),
     "prioritisation",
     *("corollary2", "crossover", "fig1"),
 )
