@@ -140,7 +140,7 @@ def _fill(
             _last_corner(shares, highest, jnp.concatenate([enters, leaves]), total, lowest)
         )
         free = enters <= start
-    free &= leaves > start
+    free = free & (leaves > start)
     fixed = jnp.where(free, 0.0, jnp.where(leaves <= start, highest, least)).sum()
     mass = jnp.where(free, shares, 0.0).sum()
     tau = jnp.where(mass > 0, (total - fixed) / jnp.where(mass > 0, mass, 1.0), start)

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from apportion.domains.charging.backtest import check_facts
 from apportion.domains.charging.days import Days, stations_of
@@ -46,11 +45,14 @@ from apportion.runs.policy_file import load_about
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
 _FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
+_KEPT = ("job", "objective", "predictor", "recall", "channels")
+"""The facts about a policy that matter here."""
 _MOST = 1e9
 """No feeder gives so many kW."""
 _LONGEST_GAP_HOURS = 24.0
@@ -60,13 +62,13 @@ _FULL_HOURS = 1e3
 """A car that is said to be full counts as idle for so long."""
 _NAMED = 20
 """Stations that nobody knows are named up to so many."""
-_NEAR = 1000
+_CANDIDATES = 1000
 """Among the first so many stations one that was meant is looked for."""
 _LONGEST_NAME = 60
-_SAME_CAR = pd.Timedelta(minutes=5)
+_SAME_CAR = timedelta(minutes=5)
 """Clocks that differ by less tell the same arrival."""
 
-_log = logging.getLogger("apportion.charging")
+_logger = logging.getLogger("apportion.charging")
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,10 @@ class PowerOffers:
         """The contract of `apportion allocate --json`."""
         return asdict(self)
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """A row for each station."""
+        import pandas as pd
+
         told = {"amperes": self.allocation_a, "kw": self.allocation_kw}
         return pd.DataFrame(told).rename_axis("station").reset_index()
 
@@ -117,9 +121,9 @@ class PowerOffers:
 class Car:
     """What is told of the car at a station, once what cannot be is set aside."""
 
-    arrival: pd.Timestamp
+    arrival: datetime
     """On the clock of standard time, as all times."""
-    stated_departure: pd.Timestamp | None = None
+    stated_departure: datetime | None = None
     requested_kwh: float | None = None
     delivered_kwh: float | None = None
     drawn_kw: float | None = None
@@ -171,7 +175,7 @@ class Controller:
         *,
         baseline: str = "llf",
         trust: float = 1.0,
-        earlier: pd.DataFrame | None = None,
+        earlier: "pd.DataFrame | None" = None,
         state: Path | None = None,
     ):
         check_facts(about)
@@ -185,20 +189,23 @@ class Controller:
         self._places = {name: place for place, name in enumerate(self._names)}
         self._stations = stations_of(site)
         self._physics = physics_of(site.period_minutes, objective=about.get("objective", "energy"))
-        self._policy = PolicySchedule(policy, spare=not self._physics.fill)
+        self.policy, self.about = policy, {k: about[k] for k in _KEPT if k in about}
+        self._schedule = PolicySchedule(policy, spare=not self._physics.fill)
         self._usual = SCHEDULERS[baseline]
-        self._predictor = Predictor.from_dict(about.get("predictor", {}))
-        self._past = self._earlier_days(about, earlier)
-        self._arrivals: list[pd.Timestamp | None] = [None] * len(self._names)
+        self.predictor = Predictor.from_dict(about.get("predictor", {}))
+        self.past = self._earlier_days(about, earlier)
+        self._arrivals: list[datetime | None] = [None] * len(self._names)
         self._stays = np.zeros(len(self._names), bool)
         self._fresh = self._known = _to_numpy(unknown(self._stations))
-        self._time: pd.Timestamp | None = None
+        self._time: datetime | None = None
         self._path = state
         self.seen: dict[str, Car] = {}
         """The cars of the last question."""
         self._warm_up()
         if state is not None and state.exists():
-            self._restore(state)
+            with reading(state, "remove it to begin anew"):
+                content = json.loads(state.read_text(encoding="utf-8"))
+            self.restore(content, str(state))
 
     @classmethod
     def load(cls, folder: Path | str, site: Site, **options: Any) -> "Controller":
@@ -217,7 +224,7 @@ class Controller:
         self._trust = trust
 
     def _earlier_days(
-        self, about: Mapping[str, Any], earlier: pd.DataFrame | None
+        self, about: Mapping[str, Any], earlier: "pd.DataFrame | None"
     ) -> EarlierDays | None:
         recall = about.get("recall", False)
         if earlier is not None and not recall:
@@ -227,22 +234,21 @@ class Controller:
         if not recall:
             return None
         if earlier is None:
-            return EarlierDays.of(None, self._predictor)
+            return EarlierDays.of(None, self.predictor)
         sites = sorted(map(str, earlier.site.unique()))
         if len(sites) != 1:
             raise InputError(
                 f"earlier sessions are of {len(sites)} sites; give those of this garage's site alone"
             )
         past = Days.of(earlier, sites[0], self.site, physics=self._physics)
-        return EarlierDays.of(past, self._predictor)
+        return EarlierDays.of(past, self.predictor)
 
     def _warm_up(self) -> None:
         """Compile everything before the first question."""
         self._learn({}, self._physics.period_hours)
         trust, self.trust = self.trust, 1.0
-        noon: Any = pd.Timestamp("2020-01-01 12:00")
         nothing = np.zeros(len(self._stations.limit_a))
-        self._decide(noon, {}, 1.0, nothing, [])
+        self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
         self.trust = trust
 
     def allocate(self, now: Any) -> PowerOffers:
@@ -287,7 +293,7 @@ class Controller:
 
     def _decide(
         self,
-        time: pd.Timestamp,
+        time: datetime,
         cars: Mapping[str, Car],
         capacity_kw: float,
         limit_a: np.ndarray,
@@ -299,19 +305,19 @@ class Controller:
             seen = self._see(time, cars, capacity_kw, limit_a)
             usual = np.nan_to_num(_wishes(self._usual, seen))
         except Exception as error:
-            _log.exception("nobody could decide")
+            _logger.exception("nobody could decide")
             warnings.append(f"nobody could decide ({error}); no power is offered")
             return nobody, "nobody"
         wishes, decided_by = usual, self.baseline
         if self.trust > 0:
             try:
-                own = np.asarray(_wishes(self._policy, seen))
+                own = np.asarray(_wishes(self._schedule, seen))
                 if not np.isfinite(own).all():
                     raise ValueError("its wishes are not finite")
                 wishes = usual + self.trust * (own - usual)
                 decided_by = "policy" if self.trust == 1 else f"policy and {self.baseline}"
             except Exception as error:
-                _log.exception("the policy could not decide")
+                _logger.exception("the policy could not decide")
                 warnings.append(f"the policy could not decide ({error}); {self.baseline} did")
         return np.asarray(_set_points(seen, jnp.asarray(wishes), self._physics), float), decided_by
 
@@ -354,13 +360,13 @@ class Controller:
 
     def _see(
         self,
-        time: pd.Timestamp,
+        time: datetime,
         cars: Mapping[str, Car],
         capacity_kw: float,
         limit_a: Any,
     ) -> StationView:
         """What is seen of the stations now."""
-        midnight = time.normalize()
+        midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
         hours = self._physics.period_hours
         n = int((time - midnight).total_seconds() / 3600 / hours)
         there = [cars.get(name) for name in self._names]
@@ -369,7 +375,7 @@ class Controller:
         def column(value: Any) -> np.ndarray:
             return np.array([0.0 if car is None else value(car) for car in there], np.float32)
 
-        def hour(moment: pd.Timestamp | None) -> float:
+        def hour(moment: datetime | None) -> float:
             return 0.0 if moment is None else (moment - midnight).total_seconds() / 3600
 
         # Nobody knows what they need or when they leave. All came before this period, so that what is known
@@ -389,14 +395,14 @@ class Controller:
             "stay_hours": np.zeros(len(there), np.float32),
         }
         date = np.array([midnight.date()], "datetime64[D]")
-        noon = midnight + pd.Timedelta(hours=12)
+        noon = midnight + timedelta(hours=12)
         summer = (noon - to_standard(noon, self.site.timezone)).total_seconds() / 3600
         ahead = np.full((1, len(there)), summer, np.float32)
         today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
-        if self._past is None:
-            today = self._predictor.apply(today)
+        if self.past is None:
+            today = self.predictor.apply(today)
         else:
-            today = self._past.apply(today, date)
+            today = self.past.apply(today, date)
         known, stations = self._known, self._stations
         per_a = np.where(known.single, stations.kw_per_a / stations.phases, stations.kw_per_a)
         said_a = np.maximum(self._told(cars, "max_kw") / per_a, stations.min_a)
@@ -412,7 +418,7 @@ class Controller:
 
     def _read(
         self, now: Any, warnings: list[str]
-    ) -> tuple[pd.Timestamp, float, dict[str, Car], np.ndarray, np.ndarray]:
+    ) -> tuple[datetime, float, dict[str, Car], np.ndarray, np.ndarray]:
         """The time, the feeder's power, the cars, who was not spoken of or does not listen, and what such
         a one draws, where that is told; the rest is a warning.
         """
@@ -453,7 +459,7 @@ class Controller:
                 if strange <= _NAMED:
                     warnings.append(
                         f"station {_shown_name(name or str(number))} is not one of the site; it is told "
-                        f"nothing{suggest(name or '', self._names[:_NEAR])}"
+                        f"nothing{suggest(name or '', self._names[:_CANDIDATES])}"
                     )
             elif name in told:
                 warnings.append(f"station {name} is there twice; the first counts")
@@ -476,7 +482,7 @@ class Controller:
         return time, float(capacity), cars, ~listens, fixed
 
     def _car(
-        self, name: str, station: Mapping[str, Any], time: pd.Timestamp, warnings: list[str]
+        self, name: str, station: Mapping[str, Any], time: datetime, warnings: list[str]
     ) -> Car | None:
         """The car at a station, or None; what cannot be is left out with a warning."""
         what = f"station {name}"
@@ -528,82 +534,78 @@ class Controller:
             full = None
         return Car(arrival, full=full, **found)
 
-    def _moment(
-        self, value: Any, what: str, warnings: list[str], fold: int = 0
-    ) -> pd.Timestamp | None:
+    def _moment(self, value: Any, what: str, warnings: list[str], fold: int = 0) -> datetime | None:
         """A moment in the site's standard time."""
         try:
             # Nothing but ISO 8601: of 05/02/2018 nobody knows which is the month.
-            time: Any = pd.Timestamp(datetime.fromisoformat(value.strip()))
+            time = datetime.fromisoformat(value.strip())
             if not 1970 <= time.year < 2200:
                 raise ValueError
             if time.tzinfo is not None and self.site.timezone is None and _NO_ZONE not in warnings:
                 warnings.append(_NO_ZONE)
             return to_standard(time, self.site.timezone, fold)
         except Exception:
-            # Whatever pandas makes of it.
+            # Whatever it is.
             warnings.append(f"{what} is {_shown(value)}; write it as 2021-06-01 09:00")
             return None
 
-    def _save(self, warnings: list[str]) -> None:
-        """Keep what is known of the cars, atomically; a full disk is no reason to stop."""
-        if self._path is None:
-            return
+    def state(self) -> dict[str, Any]:
+        """What is known of the cars, as JSON."""
         stations = {}
         for place, name in enumerate(self._names):
             arrival = self._arrivals[place]
             if arrival is not None:
                 known = {f.name: getattr(self._known, f.name)[place].item() for f in fields(State)}
                 stations[name] = {"arrival": str(arrival), **known}
-        content = {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
+        return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
+
+    def _save(self, warnings: list[str]) -> None:
+        """Keep what is known of the cars, atomically; a full disk is no reason to stop."""
+        if self._path is None:
+            return
         try:
-            write_json(self._path, content)
+            write_json(self._path, self.state())
         except OSError as error:
             warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
 
-    def _restore(self, path: Path) -> None:
-        """Go on from what was saved; a file of another site, or no sound one, is refused."""
-        with reading(path, "remove it to begin anew"):
-            content = json.loads(path.read_text(encoding="utf-8"))
+    def restore(self, content: Any, source: str = "state") -> None:
+        """Go on from what `state` told; that of another site, or no sound one, is refused."""
         if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
-            raise InputError(f"{path}: it is of another site; remove it, or name another file")
+            raise InputError(f"{source}: it is of another site; remove it, or name another file")
         try:
             arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(State)}
             for name, kept in content["stations"].items():
                 place = self._places[name]
-                arrival: Any = pd.Timestamp(kept["arrival"])
-                self._arrivals[place] = arrival
+                self._arrivals[place] = datetime.fromisoformat(kept["arrival"])
                 for field, values in arrays.items():
                     values[place] = kept[field]
             if not all(np.isfinite(values).all() for values in arrays.values()):
                 raise ValueError
-            time: Any = pd.Timestamp(content["time"])
-            self._time = time
+            self._time = datetime.fromisoformat(content["time"])
             self._known = State(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{path}: no sound state of a controller; remove it") from None
+            raise InputError(f"{source}: no sound state of a controller; remove it") from None
 
 
-def standard_now(zone: str | None) -> pd.Timestamp:
+def standard_now(zone: str | None) -> datetime:
     """The time it is, in the zone's standard time."""
-    now: Any = pd.Timestamp.now(tz="UTC") if zone else pd.Timestamp.now()
-    return to_standard(now.floor("s"), zone)
+    now = datetime.now(UTC if zone else None)
+    return to_standard(now.replace(microsecond=0), zone)
 
 
 @lru_cache(4096)
-def to_standard(time: pd.Timestamp, zone: str | None, fold: int = 0) -> pd.Timestamp:
+def to_standard(time: datetime, zone: str | None, fold: int = 0) -> datetime:
     """A moment in the zone's standard time; without a zone its clock is the wall's.
 
     An hour that the clock on the wall shows twice is the first, or the second with `fold`.
     """
-    wall: Any
     if time.tzinfo is None:
         wall = time.replace(fold=fold)
-        ahead = None if zone is None else ZoneInfo(zone).dst(wall.to_pydatetime(warn=False))
+        ahead = None if zone is None else ZoneInfo(zone).dst(wall)
     else:
-        there = time.tz_convert(zone or "UTC")
-        wall, ahead = there.tz_localize(None), there.dst()
-    return wall.replace(fold=0) - (ahead or pd.Timedelta(0))
+        wall = time.astimezone(ZoneInfo(zone or "UTC"))
+        ahead = wall.dst()
+    return wall.replace(fold=0, tzinfo=None) - (ahead or timedelta(0))
 
 
 def _is_number(value: Any) -> bool:

@@ -36,8 +36,8 @@ from apportion.tasks import Task
 
 CHANNELS = 24
 """What is seen of a station, as numbers of about unit size."""
-_SHARED, _FAMILIARITY = slice(18, CHANNELS), 22
-"""Where the channels are that all stations share, and one among them that they do not."""
+_SHARED = np.isin(np.arange(CHANNELS), (18, 19, 20, 21, 23))
+"""Which channels all stations share."""
 _USUAL_KW = 7.0
 """A station's full rate is told in units of this."""
 
@@ -216,9 +216,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
 def with_spare(seen: Observation) -> Observation:
     """One entity more, who can take everything: what stays unused. Only what is no station's is shown."""
     assert seen.limits is not None
-    none = jnp.zeros_like(seen.history[:1])
-    # The same at all stations; familiarity stands between.
-    row = none.at[..., _SHARED].set(seen.history[:1, :, _SHARED]).at[..., _FAMILIARITY].set(0.0)
+    row = jnp.where(_SHARED, seen.history[:1], 0.0)
     return Observation(
         jnp.concatenate([seen.history, row]),
         jnp.append(seen.held, jnp.maximum(1 - seen.held.sum(), 0.0)),

@@ -143,7 +143,7 @@ def _rank(held: Array, wish: Array, on: Array) -> Int[Array, " entities"]:
 
 def unsorted(values: Array, order: Int[Array, " entities"]) -> Array:
     """Values that stand in an order, each where it was before."""
-    return jnp.zeros_like(values).at[order].set(values)
+    return values[jnp.argsort(order)]
 
 
 def straight_through(wished: Array, told: Array) -> Array:
