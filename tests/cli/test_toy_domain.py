@@ -12,6 +12,7 @@ import pytest
 
 import apportion.cli.commands as commands
 from apportion.domains import domain as registry
+from apportion.runs.files import SUMS
 from apportion.runs.progress import Quiet
 from cli.command import apportion, assert_refused, one_object
 from cli.toy_domain import ToyDomain
@@ -130,7 +131,8 @@ def test_it_is_certified_and_its_page_shows_the_certificate_and_its_sections(tra
     found = one_object(apportion(*asked, "--block", 2, "--out", tmp_path / "c", "--json"))
     assert (found["verdict"], found["bets"], found["block"]) == ("certified", 30, 2)
     assert {path.name for path in (tmp_path / "c").iterdir()} == {
-        f"certificate.{kind}" for kind in ("csv", "json", "png")
+        SUMS,
+        *(f"certificate.{kind}" for kind in ("csv", "json", "png")),
     }
     again = (*asked, "--out", tmp_path / "c")
     assert_refused(apportion(*again), "certificate.json: is there already")
@@ -185,6 +187,7 @@ def test_a_folder_after_another_runs_folder_is_asked_for_first(trained, tmp_path
     shutil.copytree(trained[0], tmp_path / "other")
     settings = tmp_path / "other" / "settings.toml"
     settings.write_text(settings.read_text().replace('"toy"', '"budget"'))
+    (tmp_path / "other" / SUMS).unlink()
     given = ("certify", "--against", tmp_path / "other", trained[0])
     assert_refused(apportion(*given), "give this folder first")
 
@@ -208,7 +211,7 @@ def test_one_flipped_bit_of_any_file_of_a_run_is_seen(trained, tmp_path):
     folder = tmp_path / "toy"
     shutil.copytree(trained[0], folder)
     one_object(apportion("certify", folder, "--against", "chance", "--weeks", 60, "--json"))
-    sums = [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    sums = [line.split("  ")[1] for line in (folder / SUMS).read_text().splitlines()]
     assert {"certificate.json", "environment.json", "headline.json", "results.json"} < set(sums)
     read = ("certificate.json", "environment.json", "headline.json", "settings.toml")
     for name in (*read, "policy.json", "policy.safetensors"):

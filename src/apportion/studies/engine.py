@@ -455,7 +455,7 @@ def _read_rows(path: Path, cells: Sequence[Cell]) -> pd.DataFrame:
     """The rows of these cells, in their order; a file of anything else is refused."""
     again = "put it back, or remove it, and the same command computes it again"
     rows = read_rows(path, again)
-    names = list(dict.fromkeys(rows["cell"])) if "cell" in rows else []
+    names = list(dict.fromkeys(map(str, rows["cell"]))) if "cell" in rows else []
     if names != [cell.name for cell in cells]:
         raise InputError(
             f"{path}: is not what the study wrote (it holds rows of other cells); {again}"
