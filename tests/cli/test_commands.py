@@ -18,13 +18,17 @@ from learning import optimised
 
 
 def test_a_garage_is_trained_tested_asked_and_certified(tmp_path):
-    garage = tmp_path / "garage"
+    garage, file, site = tmp_path / "garage", tmp_path / "sessions.csv", tmp_path / "jpl.toml"
+    sessions = read_sessions()
+    summer = (sessions.site == "jpl") & (sessions.arrival >= "2021-06-01")
+    sessions[summer].to_csv(file, index=False)
+    site.write_text(embedded_site("jpl").to_toml())
     small = "--steps 4 --days 2 --chunk 2 --hidden 4 --tasks 4 --task-size 4"
-    some = ("--site", "jpl", "--until", "2021-07-31", "--out", garage, "--json")
-    printed = one_object(apportion("train", "charging", *small.split(), *some))
+    some = ("--site", site, "--until", "2021-07-31", "--out", garage, "--json")
+    printed = one_object(apportion("train", "charging", "--sessions", file, *small.split(), *some))
     assert "jpl, stations never seen" in printed["results"]
     assert len(pd.read_parquet(garage / "metrics.parquet")) == 4
-    asked = ("--site", "jpl", "--start", "2021-08-02", "--end", "2021-08-06", "--stations", "4")
+    asked = ("--sessions", file, "--start", "2021-08-02", "--end", "2021-08-06", "--stations", "4")
     tested = one_object(apportion("backtest", garage, *asked, "--capacity", "0.2", "--json"))
     assert (tested["days"], tested["stations"]) == (5, 4)
     assert tested["capacity"] == pytest.approx(0.2)
@@ -42,7 +46,7 @@ def test_a_garage_is_trained_tested_asked_and_certified(tmp_path):
     assert given["unused_kw"] == pytest.approx(20 - 28 * 0.208, abs=1e-4)
     assert_refused(apportion("backtest", garage, "--prices", now), "takes no --prices")
     # No policy is better than itself.
-    certified = ("certify", garage, "--against", garage, "--site", "jpl", "--tasks", 2)
+    certified = ("certify", garage, "--against", garage, "--data", file, "--tasks", 2)
     found = one_object(apportion(*certified, "--stations", 4, "--json"))
     assert (found["verdict"], found["mean"], found["period"]) == ("not yet", 0, "day")
     assert found["start"] > "2021-07-31"
