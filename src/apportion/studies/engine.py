@@ -116,6 +116,8 @@ class Plan:
     `data`, where there is any, what the data is, with its fingerprint."""
     on_processor: bool = False
     """Its programs are too small for a GPU, and are computed beside it."""
+    at_once: int | None = None
+    """So many of its programs fit into the memory of one large GPU together."""
     keep: Callable[[pd.DataFrame], pd.DataFrame] = _everything
     """What is kept of the rows of all cells once all are there."""
 

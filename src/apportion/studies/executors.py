@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -133,8 +134,11 @@ class Processes(Executor):
                 workers.append(_Worker(number, plans))
             while not closing.is_set() and (waiting or any(worker.left for worker in workers)):
                 for worker in workers:
-                    if waiting and not worker.left:
-                        worker.begin(*_take(waiting, beside=worker.number % 3 == 2))
+                    if not worker.left:
+                        running = Counter(other.plan.study for other in workers if other.left)
+                        taken = _take(waiting, running, beside=worker.number % 3 == 2)
+                        if taken is not None:
+                            worker.begin(*taken)
                 busy: dict[Any, _Worker] = {
                     worker.connection: worker for worker in workers if worker.left
                 }
@@ -166,13 +170,23 @@ class Processes(Executor):
                 worker.process.join()
 
 
-def _take(waiting: list[tuple[Program, int]], *, beside: bool) -> tuple[Program, int]:
-    """The next program for a worker, and which attempt at it this is.
+def _take(
+    waiting: list[tuple[Program, int]], running: Counter[str], *, beside: bool
+) -> tuple[Program, int] | None:
+    """The next program for a worker, and which attempt at it this is; none where as many of each study's
+    are running as fit together.
 
     One worker of three prefers what is computed beside the GPU, to use the processor from the start.
     """
-    liked = [one for one in waiting if one[0].plan.on_processor == beside]
-    taken = (liked or waiting)[0]
+    fitting = [
+        one
+        for one in waiting
+        if one[0].plan.at_once is None or running[one[0].plan.study] < one[0].plan.at_once
+    ]
+    liked = [one for one in fitting if one[0].plan.on_processor == beside]
+    if not fitting:
+        return None
+    taken = (liked or fitting)[0]
     waiting.remove(taken)
     return taken
 

@@ -101,7 +101,8 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     known = data.embedded_digits() if digits is None else digits
     about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
     computing = partial(compute_fig6, settings=settings, digits=digits)
-    return Plan("fig6", tuple(cells), computing, _conclude, about)
+    # At paper size a program takes 18 GiB of a GPU.
+    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=4)
 
 
 def compute_fig6(
