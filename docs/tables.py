@@ -368,6 +368,41 @@ def flower() -> str:
     return f"{markdown_table([*heads, '200 samples over FedAvg'], rows)}\n\n{note}"
 
 
+def flower_troubles() -> str:
+    """Clients in trouble in real Flower: FedAvg's mean accuracy and ours, by the number of clients."""
+    table = pd.read_csv(RESULTS / "flower_troubles" / "table.csv")
+    wide = table[table["how"] == "in process"].pivot(
+        index=["data", "model", "trouble", "clients", "seed"],
+        columns="strategy",
+        values="accuracy",
+    )
+    means = wide.groupby(level=[0, 1, 2, 3], sort=False).mean()
+    crowds = sorted(set(table["clients"]))
+    rows = [
+        [
+            *key,
+            *(
+                f"{share(own['FedAvg'].iloc[0])} → {share(own["LearnedAggregation"].iloc[0])}"
+                for clients in crowds
+                for own in [means.loc[[(*key, clients)]]]
+            ),
+        ]
+        for key in dict.fromkeys(place[:3] for place in means.index)
+    ]
+    worst = (means["LearnedAggregation"] - means["FedAvg"]).idxmin()
+    gain = wide.loc[worst]
+    lowest = estimate(compare(gain["LearnedAggregation"].to_numpy(), gain["FedAvg"].to_numpy()))
+    about = json.loads((RESULTS / "flower_troubles" / "about.json").read_text())
+    note = (
+        f"Accuracies of FedAvg → of the policy, means over {table['seed'].nunique()} seeds, with 3, 10 "
+        f"and 40 clients. The least gain is {lowest} ({worst[0]}, {worst[1]}, {worst[2]}, {worst[3]} "
+        f"clients). Flower {about['versions']['flwr']}, torch {about['versions']['torch']}, made by "
+        f"`{about['command']}`."
+    )
+    heads = ["data", "model", "trouble", *(f"{clients} clients" for clients in crowds)]
+    return f"{markdown_table(heads, rows)}\n\n{note}"
+
+
 def blind() -> str:
     """The policy without samples, kind by kind, where it was trained for."""
     table = pd.read_csv(RESULTS / "blind" / "table.csv")
@@ -425,7 +460,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for function in (
         all_studies, coverage, seconds_of_studies, steps_on_gpu, federated_episodes, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
-        federations_attacked, aggregator_training, flower, blind, blind_elsewhere,
+        federations_attacked, aggregator_training, flower, flower_troubles, blind, blind_elsewhere,
     )
 }  # fmt: skip
 
