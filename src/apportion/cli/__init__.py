@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.showwarning = _show_warning
     if threading.current_thread() is threading.main_thread():
         # As Ctrl-C: whoever ends a process is told what became of it.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _end)
     try:
         with _only_results_on_stdout() as out:
             _run(list(sys.argv[1:] if arguments is None else arguments), out)
@@ -91,6 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print("apportion: this is a bug in apportion, please report it", file=sys.stderr)
             code = 1
     sys.exit(code)
+
+
+def _end(number: int, frame: Any) -> None:
+    """As Ctrl-C, once: `timeout` sends a signal again while the first is answered."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _run(argv: list[str], out: TextIO) -> None:

@@ -49,6 +49,8 @@ def stoppable(work: Callable[[], T], saved: str = "nothing was to be saved") -> 
             raised.append(error)
 
     def leave(number: int, frame: Any) -> None:
+        # A signal that is sent again is not answered again.
+        signal.signal(number, signal.SIG_IGN)
         print(f"apportion: stopped at once; {saved}", file=sys.stderr, flush=True)
         # Leaving in the ordinary way would wait for the compiled work.
         os._exit(2)
