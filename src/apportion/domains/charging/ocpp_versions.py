@@ -5,6 +5,7 @@ came or left, its meter spoke, it takes nothing; and what a station is told into
 """
 
 import logging
+from abc import ABC, abstractmethod
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +26,7 @@ _library = logging.getLogger("apportion.ocpp")
 _library.setLevel(logging.CRITICAL)
 
 
-class Link:
+class Link(ABC):
     """A connection by either version; the library's class of the version is the other parent."""
 
     id: str
@@ -62,9 +63,9 @@ class Link:
             return None
         return answer is not None and answer.status == "Accepted"
 
+    @abstractmethod
     def worded(self, number: int, schedule: dict[str, Any], transaction: str | None) -> Any:
         """What the version says of a profile in its own words."""
-        raise NotImplementedError
 
     def point(self, said: dict[str, Any]) -> Any:
         """The station that is spoken of."""
