@@ -13,7 +13,7 @@ working days alone, for comparison with what was published before.
 Model-predictive control, which plans every period by a linear programme from the forecasts that the policy
 sees, is too slow for all garages: it is held against the policy in the first few garages of each test, real
 and mixed. Policies are also trained for what else an operator may want: even shares, promises (80 % of each
-car's need), and energy that is worth more than it costs, at a made-up tariff; each is held against the
+car's need), and energy that is worth more than it costs, at the sites' tariff; each is held against the
 baseline of its own objective, and measured by all others.
 
 A cell is a way to train, or the schedulers of a garage, site and year; a row is the kWh of a schedule on a
@@ -112,12 +112,6 @@ OBJECTIVES = {
     "cost": "worth less cost, cents a kWh",
 }
 """What each policy may be trained for, and measured by."""
-TARIFF = Prices(
-    per_kwh=(0.12,) * 8 + (0.18,) * 8 + (0.34,) * 5 + (0.12,) * 3,
-    worth_per_kwh=0.40,
-    peak_per_kw=0.5,
-)
-"""Made up: dear from 16 to 21 o'clock, with a charge for the day's highest power."""
 GARAGES = {"real": "mtl", "mixed": "mixed", "ideal": "ideal"}
 """The garages of the tests, and the cell of the policy there."""
 TESTS = {"2019": "2019, new stations", "2021": "2021"}
@@ -143,7 +137,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
         "training": {n: v for n, v in asdict(settings).items() if n not in ("method", "sessions")},
         **SCALES[scale],
         "ppo_steps": PPO_STEPS[scale],
-        "tariff": asdict(TARIFF),
+        "tariff": {name: asdict(_tariff(name)) for name in SITE_NAMES},
         "data": {"sessions": "embedded", "fingerprint": fingerprint(read_sessions())},
     }
     # What takes longest first: whoever is free then takes the schedulers.
@@ -153,7 +147,14 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
             for year in TESTS:
                 values = {"trained": SCHEDULED, "garage": garage, "site": site, "year": year}
                 cells.append(Cell.alone(f"{SCHEDULED}-{garage}-{site}-{year}", values))
-    return Plan("charging", tuple(cells), partial(_compute, settings, about), _conclude, about)
+    computing = partial(_compute, settings, about)
+    return Plan("charging", tuple(cells), computing, _conclude, about, keep=_read_later)
+
+
+def _tariff(site: str) -> Prices:
+    prices = embedded_site(site).prices
+    assert prices is not None, "the embedded sites have prices"
+    return prices
 
 
 def mixed_sites(seed: int) -> dict[str, Site]:
@@ -187,8 +188,7 @@ def _garages(kind: str, settings: ChargingSettings) -> Garages:
     settings = replace(
         settings, recall=kind != "plain", objective="cost" if kind == "cost" else "energy"
     )
-    sites = {name: replace(embedded_site(name), prices=TARIFF) for name in SITE_NAMES}
-    return Garages.of(read_sessions(), settings, sites)
+    return Garages.of(read_sessions(), settings)
 
 
 def _compute(
@@ -245,7 +245,7 @@ def _schedule(
             SCHEDULED, _garages("cost", settings), about, garage, cell["site"], cell["year"]
         )
         own = [(where, priced[0][1], found) for where, _, found in planned]
-        tables.append(_plan(own, about["planned_garages"], TARIFF))
+        tables.append(_plan(own, about["planned_garages"], _tariff(cell["site"])))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -409,6 +409,23 @@ def _rows(result: backtest.ChargingBacktest, about: dict[str, Any]) -> pd.DataFr
     return pd.concat(tables, ignore_index=True)
 
 
+def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that a figure reads: other objectives' days, and those of the few planned garages, of the
+    schedules that are compared there.
+    """
+    by_policy = rows.schedule == POLICY
+    planned = by_policy & rows.trained.isin(GARAGES.values()) | (rows.schedule == MPC)
+    for_cost = by_policy & (rows.trained == "cost") | (rows.schedule == MPC_FOR_COST)
+    by_objective = by_policy & rows.trained.isin(["mtl", *OBJECTIVES])
+    by_objective |= rows.schedule.isin(["llf", "equal"])
+    by_objective &= (rows.garage == "real") & (rows.stations == 10)
+    kept = rows.unit.isin(["day", "station", "all"])
+    kept |= (rows.unit == "planned") & planned
+    kept |= (rows.unit == _PLANNED_COST) & for_cost
+    kept |= rows.unit.isin([name for name in OBJECTIVES if name != "energy"]) & by_objective
+    return rows[kept]
+
+
 def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
     """How the cars left, and what a kWh cost."""
     found = {"left_short": [result.short(name)], "fairness": result.fairness(name)}
@@ -462,8 +479,9 @@ def _by_objective(rows: Any) -> FigureResult:
             ahead = lead(kwh, (first, POLICY), second, unit=unit)
             verdicts.append(Verdict.of(f"Trained {claim} ({at})", ahead, paper=False))
     notes = [
-        "All tests of ten stations in the real garage together. The tariff is made up: dear from 16 to "
-        "21 o'clock, with a charge for the day's highest power; a kWh in a car is worth .40.",
+        "All tests of ten stations in the real garage together. The tariff is that of the sites' utility, "
+        "a weekday in summer: dear from 12 to 18 o'clock, with a charge for the day's highest power; that "
+        "a kWh in a car is worth .40 is our assumption.",
         f"Model-predictive control that plans for cost ({MPC_FOR_COST}) is computed in the first few "
         "garages of each test.",
     ]
