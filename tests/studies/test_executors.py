@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,8 +88,8 @@ def test_what_fails_again_and_what_is_refused_is_told(tmp_path, threads, what, e
 def test_no_more_programs_of_a_study_are_computed_at_once_than_fit_together(tmp_path, threads):
     plan = replace(toy(), at_once=1)
     waiting = [(program, 1) for program in programs_of(plan, plan.cells)]
-    assert executors._take(waiting, Counter(other=9), beside=True) is not None
-    assert executors._take(waiting, Counter(toy=1), beside=True) is None
+    assert executors._take(waiting, 1, beside=True) is None
+    assert executors._take(waiting, 0, beside=True) is not None
     assert len(waiting) == 1
     perform(plan, tmp_path / "one", Processes(2))
     perform(toy(), tmp_path / "two")
@@ -132,8 +131,7 @@ def test_one_worker_of_three_begins_with_what_is_computed_beside_a_gpu():
     plans = [plan("long", False), plan("short", False), plan("beside", True)]
     waiting = [(one, 1) for plan in plans for one in programs_of(plan, plan.cells)]
     taken = [
-        executors._take(waiting, Counter(), beside=beside)[0].plan.study
-        for beside in (True, False, True)
+        executors._take(waiting, 0, beside=beside)[0].plan.study for beside in (True, False, True)
     ]
     assert taken == ["beside", "long", "short"]
 

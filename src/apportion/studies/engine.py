@@ -117,7 +117,7 @@ class Plan:
     on_processor: bool = False
     """Its programs are too small for a GPU, and are computed beside it."""
     at_once: int | None = None
-    """So many of its programs fit into the memory of one large GPU together."""
+    """So many processes may compute its programs, for no more of them have room on one large GPU."""
     keep: Callable[[pd.DataFrame], pd.DataFrame] = _everything
     """What is kept of the rows of all cells once all are there."""
 

@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -133,10 +132,9 @@ class Processes(Executor):
             for number in range(min(self.count, len(programs))):
                 workers.append(_Worker(number, plans))
             while not closing.is_set() and (waiting or any(worker.left for worker in workers)):
-                for worker in workers:
+                for place, worker in enumerate(workers):
                     if not worker.left:
-                        running = Counter(other.plan.study for other in workers if other.left)
-                        taken = _take(waiting, running, beside=worker.number % 3 == 2)
+                        taken = _take(waiting, place, beside=worker.number % 3 == 2)
                         if taken is not None:
                             worker.begin(*taken)
                 busy: dict[Any, _Worker] = {
@@ -171,18 +169,14 @@ class Processes(Executor):
 
 
 def _take(
-    waiting: list[tuple[Program, int]], running: Counter[str], *, beside: bool
+    waiting: list[tuple[Program, int]], place: int, *, beside: bool
 ) -> tuple[Program, int] | None:
-    """The next program for a worker, and which attempt at it this is; none where as many of each study's
-    are running as fit together.
+    """The next program for the worker at a place, and which attempt at it this is; none where all that are
+    left take much memory, and are the first workers' alone: a process keeps what memory it took.
 
     One worker of three prefers what is computed beside the GPU, to use the processor from the start.
     """
-    fitting = [
-        one
-        for one in waiting
-        if one[0].plan.at_once is None or running[one[0].plan.study] < one[0].plan.at_once
-    ]
+    fitting = [one for one in waiting if one[0].plan.at_once is None or place < one[0].plan.at_once]
     liked = [one for one in fitting if one[0].plan.on_processor == beside]
     if not fitting:
         return None

@@ -82,8 +82,8 @@ STUDIES = {
 }
 
 LONGEST = (
-    *("fig6", "charging", "fig3-4", "mechanisms", "literal", "fig2", "recipe", "fig5"),
-    "prioritisation",
+    *("fig6", "federations", "charging", "fig3-4", "mechanisms", "literal", "fig2", "recipe"),
+    *("fig5", "prioritisation"),
     *("corollary2", "crossover", "fig1"),
 )
 """Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,

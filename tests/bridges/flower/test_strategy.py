@@ -453,13 +453,35 @@ def farthest(tables, **options):
     return tuple(map(max, zip(*made, strict=True)))
 
 
-def test_step_and_momentum_are_taken_where_clients_know_different_things_alone():
+def test_step_and_momentum_are_taken_where_clients_know_different_things_or_are_many():
     rng = np.random.default_rng(0)
     apart = [np.where(LABELS[:, None] == label, TRUTH, TRUTH * 0.1) for label in range(3)]
-    same = [apart[0] + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(3)]
-    assert farthest(same) == (1.0, 0.0)
-    assert farthest(same, gate=False) > (1.0, 0.0)
+    same = [apart[0] + rng.normal(0, 0.01, TRUTH.shape).astype(np.float32) for _ in range(16)]
+    assert farthest(same[:3]) == (1.0, 0.0)
+    assert farthest(same[:3], gate=False) > (1.0, 0.0)
     assert farthest(apart) > (1.0, 0.0)
+    assert farthest(same) > (1.0, 0.0)
+
+
+def test_clients_of_earlier_rounds_count_among_the_many():
+    same = [np.where(LABELS[:, None] == 0, TRUTH, TRUTH * 0.1)] * 3
+    strategy, model, steps = shipped(), TRUTH * 0, []
+    for n in range(1, 7):
+        replies = [reply(3 * n + place, table) for place, table in enumerate(same)]
+        arrays, metrics = begin(strategy, model, n).aggregate_train(n, replies)
+        model = arrays["scores"].numpy()
+        steps.append((metrics["server-step"], metrics["server-momentum"]))
+    assert set(steps[:4]) == {(1.0, 0.0)}
+    assert max(steps[4:]) > (1.0, 0.0)
+
+
+def test_a_model_that_is_less_sure_and_as_often_right_does_not_harm():
+    sure = TRUTH * 9
+    less_sure, wrong = TRUTH, np.roll(TRUTH, 1, axis=1)
+    for scores, stays in ((less_sure, False), (wrong, True)):
+        strategy = begin(strategy_of(), sure)
+        made = scores_of(strategy, replies_of([scores] * 3))
+        assert np.allclose(made, sure if stays else scores)
 
 
 def test_nodes_that_stay_silent_are_told_of(monkeypatch):

@@ -166,6 +166,7 @@ def test_the_gate_lets_pass_what_chance_explains_and_nothing_worse(given):
     assert bool(passes(given(noise - 0.9 * error), everything))
     assert not bool(passes(given(noise - 1.1 * error), everything))
     assert bool(passes(given(noise + 1), everything))
+    assert not bool(passes(given(noise - 0.1 * error), everything, 0.0))
     # Samples that are not kept for the gate have no say; without any, nothing speaks against it.
     half = np.arange(40) < 20
     assert bool(passes(given(np.where(half, 0.1, -9.0)), given(half)))

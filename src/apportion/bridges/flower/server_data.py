@@ -43,15 +43,15 @@ class Judged:
         """Whether it does better by more than the standard error."""
         return not passes(other.logs - self.logs, np.ones(len(self.logs), bool))
 
-    def passes_gate(self, fedavg: "Judged") -> bool:
-        """Whether it is taken and not FedAvg's."""
+    def passes_gate(self, fedavg: "Judged", few_alike: bool) -> bool:
+        """Whether it is taken and not FedAvg's, which few alike clients make harder."""
         kept, real = kept_samples(len(self.logs)), np.ones(len(self.logs), bool)
         gains = self.logs - fedavg.logs, self.right * 1.0 - fedavg.right
-        return bool(passes_gate(*gains, kept, real))
+        return bool(passes_gate(*gains, kept, real, few_alike))
 
     def harms(self, last: "Judged") -> bool:
         """Whether it is clearly worse than the last model."""
-        return bool(harms(self.logs - last.logs))
+        return bool(harms(self.logs - last.logs, self.right * 1.0 - last.right))
 
     @property
     def accuracy(self) -> float:

@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float
 
 from apportion.certificate import Gains
-from apportion.domains.federated.aggregators import alike, descend_shares
+from apportion.domains.federated.aggregators import MANY, alike, descend_shares
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (
     AggregationPolicy,
@@ -473,7 +473,9 @@ class LearnedAggregation(GuardedFedAvg):
             return None
         models, move, trust = [own.model for own in updates], self._memory.move, self.trust
         way = (shares / shares.sum(), float(decision.step), float(decision.momentum))
-        if self.gate and alike(np.stack([own.logs for own in judged]), shares):
+        heard = len({*self._memory.clients, *nodes})
+        few_alike = heard < MANY and bool(alike(np.stack([own.logs for own in judged]), shares))
+        if self.gate and few_alike:
             way = (way[0], 1.0, 0.0)
         model = moved(models, start, move, *way)
         ours, passed, gain = self.server.judged(model), True, np.nan
@@ -481,7 +483,7 @@ class LearnedAggregation(GuardedFedAvg):
             # It passes where FedAvg's model cannot be tried, but not where it cannot be itself.
             passed = ours is not None
             if ours is not None and theirs is not None:
-                passed = ours.passes_gate(theirs)
+                passed = ours.passes_gate(theirs, few_alike)
                 kept = kept_samples(len(ours.chances))
                 if kept.any():
                     gain = float((ours.chances - theirs.chances)[kept].mean())

@@ -49,6 +49,8 @@ class Received(eqx.Module):
     observation: Observation
     counts: Int[Array, " entities"]
     mask: Bool[Array, " entities"]
+    heard: Int[Array, ""]
+    """Clients that have taken part so far."""
     start: Model
     """The aggregate that the clients started from."""
     move: Model
@@ -134,11 +136,11 @@ class Fixed(Memoryless):
 class Learned(Memoryless):
     """Shares, step and momentum by a policy; with `gated`, only as far as the server's samples bear it out.
 
-    Where clients are `alike` the policy's shares count alone, without its step and momentum: what alike
+    Where few clients are `alike` the policy's shares count alone, without its step and momentum: what alike
     clients do not agree on is noise, and a step too far into it costs nothing in its own round, and much
-    in later ones. The policy's model must not do worse than FedAvg's (`passes_gate`), or FedAvg's is taken;
-    and where that clearly does worse than the last one, on all samples, the last one stays (`harms`). The
-    gate needs a federation that keeps samples for it (`Federation(gate=True)`).
+    in later ones; with `MANY` clients it averages out. The policy's model must not do worse than FedAvg's
+    (`passes_gate`), or FedAvg's is taken; and where that clearly does worse than the last one, the last one
+    stays (`harms`). The gate needs a federation that keeps samples for it (`Federation(gate=True)`).
     """
 
     policy: AggregationPolicy
@@ -152,25 +154,28 @@ class Learned(Memoryless):
         samples, federation = received.samples, received.federation
         real = samples.shown | samples.kept
         each = jnp.log(federation.chances(received.models, samples.places) + WRONG)
-        are_alike = alike(each, decision.shares, real)
-        step = jnp.where(are_alike, 1.0, decision.step)
-        momentum = jnp.where(are_alike, 0.0, decision.momentum)
+        few_alike = alike(each, decision.shares, real) & (received.heard < MANY)
+        step = jnp.where(few_alike, 1.0, decision.step)
+        momentum = jnp.where(few_alike, 0.0, decision.momentum)
         plain = fedavg(received.counts.astype(jnp.float32), received.mask)
         ways = Decision(decision.shares, step, momentum), plain
         models = [way.model(received.models, received.start, received.move) for way in ways]
         models = jnp.stack([*models, received.start])
         chances, right = federation.answers(models, samples.places)
         logs = jnp.log(chances + WRONG)
-        passed = passes_gate(logs[0] - logs[1], right[0] - right[1], samples.kept, real)
-        best = jnp.where(passed, 0, 1)
-        best = jnp.where(harms(logs[best] - logs[2], real), 2, best)
+        gains = logs[0] - logs[1], right[0] - right[1]
+        best = jnp.where(passes_gate(*gains, samples.kept, real, few_alike), 0, 1)
+        best = jnp.where(harms(logs[best] - logs[2], right[best] - right[2], real), 2, best)
         return models[best], jnp.where(best == 0, decision.shares, plain.shares)
 
 
-ALIKE = 0.5
-"""How closely two clients' answers go together, on average, where clients are alike. With five clients who
-hold the same classes, rightly named or not, it was .75 and more from the seventh round on; with skewed
-ones .3 to .6, and where each holds two classes up to .75 in the end."""
+ALIKE = 0.3
+"""How closely two clients' answers go together, on average, where clients are alike: those who hold the
+same classes, rightly named or not, do so from the first round on, skewed ones once they have learned from
+each other."""
+MANY = 15
+"""So many clients that the noise of alike ones averages out: with twenty the policy's step and momentum
+cost nothing where all mistake labels, with ten they did."""
 
 
 def alike(logs: Any, shares: Any, real: Any = True) -> Any:
@@ -195,15 +200,18 @@ def alike(logs: Any, shares: Any, real: Any = True) -> Any:
     return together.sum() >= ALIKE * pairs
 
 
-def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any) -> Any:
+def passes_gate(gains: Any, more_right: Any, kept: Any, real: Any, few_alike: Any) -> Any:
     """Whether the policy's model is taken and not FedAvg's: by the gains in the logarithm of the chance it
     `passes` on the samples kept from the policy, and on all of them it has as many right answers at least.
+
+    Few alike clients leave little to gain: there a model that may be worse is not taken.
     """
-    return passes(gains, kept) & (mean_and_error(more_right, real)[0] >= 0)
+    allowed = 1.0 - few_alike
+    return passes(gains, kept, allowed) & (mean_and_error(more_right, real)[0] >= 0)
 
 
-def passes(gains: Any, kept: Any) -> Any:
-    """Whether the mean gain over the kept samples is no further below 0 than its standard error.
+def passes(gains: Any, kept: Any, allowed: Any = 1.0) -> Any:
+    """Whether the mean gain over the kept samples is no further below 0 than so many standard errors.
 
     Gains are in the logarithm of the chance given to the right answer: by the chance itself, a model that
     is rash and mostly wrong can pass for one that is right and not yet sure.
@@ -212,7 +220,7 @@ def passes(gains: Any, kept: Any) -> Any:
     False
     """
     mean, error = mean_and_error(gains, kept)
-    return mean >= -error
+    return mean >= -allowed * error
 
 
 def mean_and_error(gains: Any, kept: Any) -> tuple[Any, Any]:
@@ -229,19 +237,24 @@ HARM = 3.0
 """Standard errors by which a model must be worse than the last one for the last one to stay."""
 
 
-def harms(gains: Any, real: Any = True) -> Any:
+def harms(gains: Any, more_right: Any, real: Any = True) -> Any:
     """Whether a model is clearly worse than the one that the clients started from, by its gains over it: in
-    the mean, and on most samples.
+    the mean, on most samples, and in right answers.
 
     One that forgets the few classes that its clients do not hold is worse in the mean alone: it is needed,
-    or a federation with few clients a round would never learn. Arrays of JAX's or of NumPy's.
+    or a federation with few clients a round would never learn. One that clients with wrong labels have made
+    less sure is worse on most samples, and may be right as often. Arrays of JAX's or of NumPy's.
 
-    >>> bool(harms(np.array([-2.0, -3.0, -2.5]))), bool(harms(np.array([-2.0, 1.0, 0.5])))
+    >>> less_sure, more_right = np.array([-2.0, -3.0, -2.5]), np.array([-1.0, 0.0, 0.0])
+    >>> bool(harms(less_sure, more_right)), bool(harms(less_sure, 0 * more_right))
     (True, False)
+    >>> bool(harms(np.array([-2.0, 1.0, 0.5]), more_right))
+    False
     """
     mean, error = mean_and_error(gains, real)
     better, _ = mean_and_error((gains > 0) * 1.0, real)
-    return (mean < -HARM * error) & (better < 0.5)
+    righter, _ = mean_and_error(more_right, real)
+    return (mean < -HARM * error) & (better < 0.5) & (righter < 0)
 
 
 class TrimmedMean(Memoryless):
@@ -468,6 +481,7 @@ def receive(
         federation.observe(task, state),
         federation.counts[task.members],
         state.present,
+        (state.absent <= state.n).sum(),
         state.aggregate,
         state.move,
         state.server,

@@ -133,7 +133,8 @@ def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None 
         "all_kinds": list(kinds),
     }
     computing = partial(compute_federations, settings=settings, digits=digits)
-    return Plan("federations", tuple(cells), computing, _conclude, about, at_once=8)
+    # At paper size a program takes up to 21 GiB of a GPU.
+    return Plan("federations", tuple(cells), computing, _conclude, about, at_once=5)
 
 
 def check_images(

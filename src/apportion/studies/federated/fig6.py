@@ -102,7 +102,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
     about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
     computing = partial(compute_fig6, settings=settings, digits=digits)
     # At paper size a program takes 18 GiB of a GPU.
-    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=4)
+    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=5)
 
 
 def compute_fig6(
