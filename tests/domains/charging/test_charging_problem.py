@@ -16,7 +16,7 @@ from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import REAL
 from apportion.domains.charging.objectives import Energy
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.tasks import Task
@@ -92,7 +92,7 @@ def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage = random_garage(seed)
     garage = dataclasses.replace(garage, arrival=jnp.maximum(garage.arrival, 0))
     _, rewards = walk(garage, EqualShares(), 19.0)
-    energy = simulate_all(days_of(garage), [SCHEDULERS["equal"]], 19.0)[0]
+    energy = simulate(days_of(garage), [SCHEDULERS["equal"]], 19.0).energy_kwh[0]
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=2e-2, abs=1e-2)
 
 

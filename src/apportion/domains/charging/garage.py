@@ -220,16 +220,6 @@ class StationView(eqx.Module):
     car_share: PerStation
     car_metered: Flags
 
-    @property
-    def offered_kw(self) -> PerStation:
-        """In the period before."""
-        return self.known.offered_a * self.stations.kw_per_a
-
-    @property
-    def drawn_kw(self) -> PerStation:
-        """By the meter, when it spoke last."""
-        return self.known.current_a * self.stations.kw_per_a
-
 
 def unknown(stations: Stations) -> State:
     """What is known of cars that have just come."""
