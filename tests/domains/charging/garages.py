@@ -152,6 +152,13 @@ def walk(name: str, day: Garage, capacity_kw, physics: Physics = REAL):
     return jax.device_get(walk_day(day, WIRING, SCHEDULES[name], capacity_kw, physics))
 
 
+def by_session(day: Garage, drawn) -> np.ndarray:
+    """The kWh of each session of a day, of what stations drew in its periods."""
+    periods = np.arange(len(drawn))[:, None, None]
+    here = (np.asarray(day.arrival) <= periods) & (periods < np.asarray(day.departure))
+    return np.where(here, np.asarray(drawn)[..., None], 0).sum(0)
+
+
 @eqx.filter_jit
 def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw):
     """Allocations and kWh drawn in every period of a day, as in training."""

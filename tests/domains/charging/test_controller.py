@@ -81,24 +81,19 @@ def at(minutes: float, **changes) -> dict:
     return now
 
 
-class Backtest:
-    """The fortnight in the simulator, by schedule and day, as shares of the fortnight's need."""
-
-    def __init__(self):
-        schedules = [SCHEDULERS["llf"], PolicySchedule(POLICY)]
-        kwh = simulate(FORTNIGHT, schedules, SITE.capacity_kw).energy_kwh[:, 0].sum((-1, -2))
-        self.kwh = dict(zip(("llf", "policy"), kwh, strict=True))
-        garage = FORTNIGHT.garage
-        self.need = (garage.need_kwh * garage.begins).sum((1, 2))
-
-    def points(self, kwh: float, schedule: str, days: slice = slice(None)) -> float:
-        """What a controller served more, in points of the need."""
-        return 100 * (kwh - self.kwh[schedule][days].sum()) / self.need[days].sum()
+@cache
+def simulated() -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The fortnight in the simulator: the kWh of each day by schedule, and its need."""
+    schedules = [SCHEDULERS["llf"], PolicySchedule(POLICY)]
+    kwh = simulate(FORTNIGHT, schedules, SITE.capacity_kw).energy_kwh[:, 0].sum((-1, -2))
+    need = (FORTNIGHT.garage.need_kwh * FORTNIGHT.garage.begins).sum((1, 2))
+    return dict(zip(("llf", "policy"), kwh, strict=True)), need
 
 
-@pytest.fixture(scope="module")
-def backtest():
-    return Backtest()
+def points(served: float, schedule: str, days: slice) -> float:
+    """What a controller served more than the simulator says, in points of the need."""
+    kwh, need = simulated()
+    return 100 * (served - kwh[schedule][days].sum()) / need[days].sum()
 
 
 def only(days: slice) -> Days:
@@ -106,7 +101,7 @@ def only(days: slice) -> Days:
     return FORTNIGHT.between(FORTNIGHT.dates[days][0], FORTNIGHT.dates[days][-1])
 
 
-def test_a_week_with_a_restart_serves_what_the_backtest_does(backtest, tmp_path, monkeypatch):
+def test_a_week_with_a_restart_serves_what_the_backtest_does(tmp_path, monkeypatch):
     # Nobody pulls the plug: a disk that is asked to keep up takes longer than everything else.
     monkeypatch.setattr("os.fsync", lambda handle: None)
     state, days = tmp_path / "state.json", slice(0, 5)
@@ -123,20 +118,21 @@ def test_a_week_with_a_restart_serves_what_the_backtest_does(backtest, tmp_path,
 
     served = play(SITE, stays_of(only(days), whole=True), ask, 15)
     assert asked > 250
-    assert backtest.kwh["policy"].sum() < 0.97 * backtest.need.sum()
-    assert backtest.points(served, "policy", days) == pytest.approx(0, abs=0.01)
+    kwh, need = simulated()
+    assert kwh["policy"].sum() < 0.97 * need.sum()
+    assert points(served, "policy", days) == pytest.approx(0, abs=0.01)
 
 
 A_DAY = slice(1, 2)
 
 
-def test_without_trust_the_baseline_serves_what_its_backtest_does(backtest):
+def test_without_trust_the_baseline_serves_what_its_backtest_does():
     ask = controller(SITE, trust=0.0).allocate
     served = play(SITE, stays_of(only(A_DAY), whole=True), lambda now: ask(now).allocation_a, 15)
-    assert backtest.points(served, "llf", A_DAY) == pytest.approx(0, abs=0.01)
+    assert points(served, "llf", A_DAY) == pytest.approx(0, abs=0.01)
 
 
-def test_three_stations_that_fall_silent_for_an_hour_change_little(backtest):
+def test_three_stations_that_fall_silent_for_an_hour_change_little():
     days, lost = A_DAY, []
     noon = pd.Timestamp(FORTNIGHT.dates[1]) + pd.Timedelta(hours=11)
 
@@ -150,17 +146,17 @@ def test_three_stations_that_fall_silent_for_an_hour_change_little(backtest):
         SITE, stays_of(only(days), whole=True), lambda now: ask(now).allocation_a, 15, silent=silent
     )
     assert len(set(lost)) == 3
-    assert abs(backtest.points(served, "policy", days)) < 0.5
+    assert abs(points(served, "policy", days)) < 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("days", "whole"), [(A_DAY, False), (slice(None), True)])
-def test_asked_every_minute_it_serves_as_much(days, whole, backtest):
+def test_asked_every_minute_it_serves_as_much(days, whole):
     """In whole periods what the backtest says; where cars come and go at any minute, more if anything."""
     ask = controller(SITE).allocate
     stays = stays_of(only(days), whole=whole)
     served = play(SITE, stays, lambda now: ask(now).allocation_a, 1)
-    ahead = backtest.points(served, "policy", days)
+    ahead = points(served, "policy", days)
     assert -0.5 < ahead < (0.5 if whole else 5.0)
 
 

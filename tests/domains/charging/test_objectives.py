@@ -24,6 +24,7 @@ from domains.charging.garages import (
     FULL_KW,
     STATIONS,
     WIRING,
+    by_session,
     days_of,
     opinionated,
     random_garage,
@@ -36,15 +37,6 @@ DAY = random_garage(5)
 DAY = replace(DAY, arrival=jnp.maximum(DAY.arrival, 0))
 
 
-@pytest.fixture(scope="module")
-def walked():
-    """What was seen and drawn in a day, and what each car had got in the end."""
-    seen, drawn = walk("llf", DAY, jnp.float32(0.15 * FULL_KW))
-    n = np.arange(96)[:, None, None]
-    here = (np.asarray(DAY.arrival) <= n) & (n < np.asarray(DAY.departure))
-    return seen, drawn, np.where(here, drawn[..., None], 0).sum(0)
-
-
 def total(objective, seen, drawn):
     power = np.asarray(drawn).sum(1) * 4
     peak = np.maximum.accumulate(np.append(0.0, power))[:-1]
@@ -52,9 +44,9 @@ def total(objective, seen, drawn):
     return float(each.sum())
 
 
-def test_rewards_add_up_to_what_a_day_is_judged_by(walked):
-    seen, drawn, got = walked
-    need = np.asarray(DAY.need_kwh)
+def test_rewards_add_up_to_what_a_day_is_judged_by():
+    seen, drawn = walk("llf", DAY, jnp.float32(0.15 * FULL_KW))
+    got, need = by_session(DAY, drawn), np.asarray(DAY.need_kwh)
     there = (need > 0) & (np.asarray(DAY.departure) > np.asarray(DAY.arrival))
     share = got[there] / need[there]
     assert (share < 0.75).any(), "everybody was served: nothing is asked here"

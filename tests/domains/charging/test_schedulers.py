@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.domains.charging import schedulers
-from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
     REAL,
     Garage,
@@ -35,6 +34,7 @@ from domains.charging.garages import (
     SCHEDULES,
     STATIONS,
     WIRING,
+    by_session,
     cars_of,
     days_of,
     nights,
@@ -71,11 +71,7 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
     assert (drawn.sum(-1) <= float(capacity) / 4 + 1e-4).all()
     assert (drawn <= WIRING.max_kw / 4 + 1e-4).all()
     assert (drawn[~seen.plugged] == 0).all()
-    here = (day.arrival <= np.arange(PERIODS)[:, None, None]) & (
-        np.arange(PERIODS)[:, None, None] < day.departure
-    )
-    got = np.where(here, drawn[..., None], 0).sum(0)
-    assert (got <= np.asarray(day.need_kwh) + 1e-3).all()
+    assert (by_session(day, drawn) <= np.asarray(day.need_kwh) + 1e-3).all()
 
 
 def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
@@ -335,51 +331,35 @@ MANY, SIZES = 30, (8, 15, 30)
 WIDE = WIRING.at(np.arange(MANY) % STATIONS)
 
 
-def wide(*garages: Garage) -> Days:
-    """Days of many stations, with meters that always speak: rows of a lane are not all stations."""
-    made = days_of(*garages)
-    names = tuple(map(str, range(MANY)))
-    return dataclasses.replace(made, stations=names, wiring=WIDE)
-
-
-def test_a_day_is_the_same_where_only_stations_with_a_car_are_worked_on():
-    days = [random_garage(seed, stations=MANY) for seed in range(3)]
-    days = [
-        dataclasses.replace(
-            day,
-            arrival=np.maximum(day.arrival, 0),
-            departure=np.where(day.departure > np.maximum(day.arrival, 0), day.departure, 0),
-        )
-        for day in days
-    ]
-    for phi in (0.05, 0.3):
-        capacity = feeder(phi * MANY / STATIONS)
-        energies = simulate(wide(*days), [SCHEDULERS["llf"]], float(capacity)).energy_kwh[0, 0]
-        for day, found in zip(days, energies, strict=True):
-            drawn = np.asarray(schedulers.walk_day(day, WIDE, SCHEDULERS["llf"], capacity, REAL)[1])
-            periods = np.arange(PERIODS)[:, None, None]
-            here = (day.arrival <= periods) & (periods < day.departure)
-            assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
-
-
-def test_few_stations_are_worked_on_where_few_have_a_car_and_all_where_many_do():
-    # One car more every three periods, and none is ever full.
+def test_few_stations_are_worked_on_where_few_have_a_car_all_where_many_do_and_a_day_is_the_same():
+    # One car more every three periods, and none is ever full; and any other day.
     comes = np.arange(0, 3 * MANY, 3, dtype=np.int32)[:, None]
-    day = dataclasses.replace(
+    crowd = dataclasses.replace(
         random_garage(0, stations=MANY, sessions=1),
         arrival=comes,
         departure=np.full_like(comes, PERIODS),
         need_kwh=np.full(comes.shape, 1e3, np.float32),
         car_a=np.full(comes.shape, 16.0, np.float32),
     )
+    other = random_garage(1, stations=MANY, sessions=1)
+    start = np.maximum(other.arrival, 0)
+    leaves = np.where(other.departure > start, other.departure, 0)
+    days = [crowd, dataclasses.replace(other, arrival=start, departure=leaves)]
     widths = set()
 
-    def offer(seen):
+    def schedule(seen):
         widths.add(len(seen.plugged))
-        return SCHEDULERS["equal"](seen)
+        return SCHEDULERS["llf"](seen)
 
-    assert simulate(wide(day), [offer], float(feeder(1.0))).energy_kwh.sum() > 0
-    assert widths == set(SIZES)
+    names = tuple(map(str, range(MANY)))
+    wide = dataclasses.replace(days_of(*days), stations=names, wiring=WIDE)
+    for phi in (0.05, 0.3):
+        capacity = feeder(phi * MANY / STATIONS)
+        energies = simulate(wide, [schedule], float(capacity)).energy_kwh[0, 0]
+        assert widths == set(SIZES)
+        for day, found in zip(days, energies, strict=True):
+            drawn = schedulers.walk_day(day, WIDE, SCHEDULERS["llf"], capacity, REAL)[1]
+            assert found == pytest.approx(by_session(day, drawn), rel=1e-5, abs=1e-4)
 
 
 ONE = WIRING.at(np.array([0]))

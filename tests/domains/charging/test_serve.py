@@ -150,7 +150,6 @@ def test_http_answers_what_the_controller_decides_and_shows_it(served):
     [(slice(1, 2), 5), pytest.param(slice(None), 1, marks=pytest.mark.slow)],
 )
 def test_a_garage_that_asks_by_http_is_served_what_the_backtest_says(days, minutes, tmp_path):
-    backtest = fortnight.Backtest()
     with serving(fortnight.controller(fortnight.SITE), tmp_path) as (at, _):
         kwh = play(
             fortnight.SITE,
@@ -160,7 +159,7 @@ def test_a_garage_that_asks_by_http_is_served_what_the_backtest_says(days, minut
         )
         decisions = json.loads(ask(f"{at}/health")[1])["decisions"]
     assert decisions > 150
-    assert abs(backtest.points(kwh, "policy", days)) < 0.5
+    assert abs(fortnight.points(kwh, "policy", days)) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -634,30 +634,26 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     own = PolicySchedule(policy, spare=not physics.fill)
     _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
-    minutes = pd.date_range(
-        pd.Timestamp(days.dates[day]),
-        periods=physics.periods,
-        freq=f"{60 * physics.period_hours:g}min",
-    )
+
+    def clock(periods: np.ndarray, form: str) -> pd.Index:
+        minutes = pd.to_timedelta(periods * round(60 * physics.period_hours), unit="min")
+        return pd.DatetimeIndex(pd.Timestamp(days.dates[day]) + minutes).strftime(form)
+
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
         unused=np.maximum(capacity - drawn.sum(1), 0.0)
     )
-    power.insert(0, "time", minutes.strftime("%Y-%m-%d %H:%M"))
+    power.insert(0, "time", clock(np.arange(physics.periods), "%Y-%m-%d %H:%M"))
     active = np.flatnonzero(drawn.sum(1) > 0)
     if len(active):
         power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
-
-    def clock(period: Any) -> str:
-        minutes = round(60 * physics.period_hours * int(period))
-        return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
 
     needed = test.need_kwh[task, day].astype(float)
     there = np.nonzero(needed)
     columns = {
         "station": [names[place] for place in there[0]],
-        "from": [clock(period) for period in garage.arrival[there]],
-        "to": [clock(period) for period in garage.departure[there]],
+        "from": clock(garage.arrival[there], "%H:%M"),
+        "to": clock(garage.departure[there], "%H:%M"),
         "needed kWh": needed[there].round(1),
     }
     for name in _SHOWN:

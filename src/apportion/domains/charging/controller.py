@@ -188,7 +188,12 @@ class Controller:
         self.seen: dict[str, Car] = {}
         self.capacity_kw = site.capacity_kw
         """The cars of the last question, and the feeder's power."""
-        self._warm_up()
+        # Everything is compiled before the first question, the policy even where it is not trusted.
+        self.trust = 1.0
+        self._learn({}, self._physics.period_hours)
+        nothing = np.zeros(len(self._stations.limit_a))
+        self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
+        self.trust = trust
         if state is not None and state.exists():
             with reading(state, "remove it to begin anew"):
                 content = json.loads(state.read_text(encoding="utf-8"))
@@ -230,14 +235,6 @@ class Controller:
         past = Days.of(earlier, sites[0], self.site, physics=self._physics)
         return EarlierDays.of(past, self.predictor)
 
-    def _warm_up(self) -> None:
-        """Compile everything before the first question."""
-        self._learn({}, self._physics.period_hours)
-        trust, self.trust = self.trust, 1.0
-        nothing = np.zeros(len(self._stations.limit_a))
-        self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
-        self.trust = trust
-
     def allocate(self, now: Any) -> PowerOffers:
         """The amperes to tell each station until the next call; nothing that is asked raises anything.
 
@@ -268,7 +265,12 @@ class Controller:
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
         told = np.where(silent, np.where(fits, reserved, 0.0), amperes)
         self._time, self.seen, self.capacity_kw = time, cars, capacity
-        self._save(warnings)
+        if self._path is not None:
+            try:
+                write_json(self._path, self.state())
+            except OSError as error:
+                # A full disk is no reason to stop.
+                warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
         kw = told * self._stations.kw_per_a
         return PowerOffers(
             {name: int(a) for name, a in zip(self._names, told, strict=True)},
@@ -321,9 +323,15 @@ class Controller:
         )
         self._arrivals = arrivals
 
-    def _told(self, cars: Mapping[str, Car], field: str) -> np.ndarray:
-        """A number of each car that is there, NaN where it was not told."""
+    def _told(
+        self, cars: Mapping[str, Car], field: str, since: datetime | None = None
+    ) -> np.ndarray:
+        """A number of each car that is there, or the hours of a moment since another; NaN where it was
+        not told.
+        """
         values = [getattr(cars.get(name), field, None) for name in self._names]
+        if since is not None:
+            values = [None if v is None else (v - since).total_seconds() / 3600 for v in values]
         return np.array([np.nan if value is None else value for value in values], np.float32)
 
     def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
@@ -354,22 +362,13 @@ class Controller:
         plugged = np.array([name in cars for name in self._names])
         zeros = np.zeros(len(plugged), np.float32)
         requested = self._told(cars, "requested_kwh")
-
-        def hours_of(field: str) -> np.ndarray:
-            """Since midnight, NaN where it was not told."""
-            moments = [getattr(cars.get(name), field, None) for name in self._names]
-            since = [
-                np.nan if m is None else (m - midnight).total_seconds() / 3600 for m in moments
-            ]
-            return np.array(since, np.float32)
-
-        leaves = hours_of("stated_departure")
+        leaves = self._told(cars, "stated_departure", midnight)
         # Nobody knows what they need or when they leave. All came before this period, so that what is known
         # of them is theirs.
         garage = {
             "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
             "departure": np.where(plugged, n + 1, 0).astype(np.int32),
-            "arrived": np.nan_to_num(hours_of("arrival")),
+            "arrived": np.nan_to_num(self._told(cars, "arrival", midnight)),
             "need_kwh": zeros,
             "car_a": zeros,
             "car_share": zeros + 1,
@@ -546,15 +545,6 @@ class Controller:
                 known = {f.name: getattr(self._known, f.name)[place].item() for f in fields(State)}
                 stations[name] = {"arrival": str(arrival), **known}
         return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
-
-    def _save(self, warnings: list[str]) -> None:
-        """Keep what is known of the cars, atomically; a full disk is no reason to stop."""
-        if self._path is None:
-            return
-        try:
-            write_json(self._path, self.state())
-        except OSError as error:
-            warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
 
     def restore(self, content: Any, source: str = "state") -> None:
         """Go on from what `state` told; that of another site, or no sound one, is refused."""

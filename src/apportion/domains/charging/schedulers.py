@@ -400,8 +400,9 @@ def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.nd
         own = number[days, members[entities], places]
         known = first_day[own] >= 0
         goal = (first_day[own][known], entities[known], first_place[own][known])
-        energy = drawn[:, task, days, entities, places][:, known]
-        np.add.at(moved[:, task], (slice(None), *goal), energy)
+        for schedule in range(len(drawn)):
+            energy = drawn[schedule, task, days, entities, places][known]
+            np.add.at(moved[schedule, task], goal, energy)
     return moved
 
 

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from html import escape
@@ -224,7 +224,7 @@ class Service:
         waiting = sum(not car["offered_a"] for car in cars)
         by = {_label("by", who): number for who, number in sorted(self.decided.items())}
         told = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
-        shown: list[tuple[str, str, dict[str, float]]] = [
+        shown: list[tuple[str, str, Mapping[str, float]]] = [
             ("offered_kilowatts", "Power offered to cars.", {"": state["offered_kw"]}),
             ("capacity_kilowatts", "What the feeder gives.", {"": state["capacity_kw"]}),
             ("cars", "Cars plugged in.", {"": len(cars)}),
