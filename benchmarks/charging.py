@@ -19,7 +19,7 @@ from table import ROOT, alternate, facts, options, per_second, ratio, spread, ve
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.policy import Pooled
@@ -39,7 +39,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     }
 
     sides = {
-        name: per_second(len(days), partial(simulate_all, days, [schedule], capacity))
+        name: per_second(len(days), partial(simulate, days, [schedule], capacity))
         for name, schedule in schedules.items()
     }
     found = alternate(sides, turns)
@@ -60,18 +60,20 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
     some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
     garage = some.garage
-    there = garage.begins & (garage.departure <= 96)
+    where = np.nonzero(garage.begins)
+    midnight = 96 * (some.dates - some.dates[0]).astype(int)[where[0]]
     capacity = PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "days.npz", Path(folder) / "energy.npz"
         np.savez(
             source,
-            arrival=np.where(there, garage.arrival, 0),
-            departure=np.where(there, garage.departure, 0),
-            need=garage.need_kwh,
-            requested=garage.requested_kwh,
-            leaves=4 * garage.stated_departure,
+            station=where[1],
+            arrival=midnight + garage.arrival[where],
+            departure=midnight + garage.departure[where],
+            need=garage.need_kwh[where],
+            requested=garage.requested_kwh[where],
+            leaves=midnight + 4 * garage.stated_departure[where],
             capacity=capacity,
         )
 
@@ -79,7 +81,7 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
             subprocess.run([python, str(PROGRAM), str(source), str(target)], check=True)
             return DAYS / float(np.load(target)["llf/seconds"])
 
-        work = partial(simulate_all, some, [SCHEDULERS["llf"]], capacity, garages)
+        work = partial(simulate, some, [SCHEDULERS["llf"]], capacity, garages)
         ours = per_second(COPIES * DAYS, work)
         found = alternate({"ours": ours, "acnportal": theirs}, turns)
     return {

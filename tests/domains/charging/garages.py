@@ -1,16 +1,20 @@
 """Garages made up for tests: random days of a few stations, walks that keep what was seen, a policy."""
 
+from dataclasses import replace
 from functools import cache
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from apportion.domains.charging.days import Days, stations_of
-from apportion.domains.charging.garage import QUARTERS, REAL, Garage, Physics
+from apportion.domains.charging.forecasts import Predictor, add_forecasts
+from apportion.domains.charging.garage import QUARTERS, REAL, Garage, Physics, physics_of
 from apportion.domains.charging.problem import CHANNELS, Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
+from apportion.domains.charging.sessions import inspect_frame
 from apportion.domains.charging.site import Site, Station
 from apportion.policy import Policy, Pooled
 from apportion.tasks import Task
@@ -27,6 +31,7 @@ SITE = Site(
 WIRING = stations_of(SITE)
 STATIONS, SESSIONS = len(SITE.stations), 3
 FULL_KW = float(WIRING.max_kw.sum())
+IDEAL = physics_of(ideal=True)
 
 
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
@@ -72,6 +77,59 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
     )
 
 
+def cars_of(arrival, departure, need) -> Days:
+    """One day in which every station, of 6.9 kW, has one car, of whom everything is known."""
+    shape, many = (1, len(need), 1), np.zeros(len(need), int)
+    came, leaves = (np.reshape(x, shape).astype(np.int32) for x in (arrival, departure))
+    needs = np.reshape(need, shape).astype(np.float32)
+    arrived, left = ((x / 4).astype(np.float32) for x in (came, leaves))
+    zeros = np.zeros_like(needs)
+    garage = Garage(
+        arrival=came,
+        departure=leaves,
+        arrived=arrived,
+        need_kwh=needs,
+        car_a=zeros + 10,
+        car_share=zeros + 1,
+        requested_kwh=needs,
+        stated_departure=left,
+        said_energy=zeros > 1,
+        said_departure=zeros > 1,
+        number=np.arange(len(need), dtype=np.int32).reshape(shape),
+        stay_hours=left - arrived,
+        clock_hours=zeros[..., 0],
+        predicted_need_kwh=needs,
+        predicted_departure=left,
+        recalled_need_kwh=needs,
+        recalled_departure=left,
+        familiarity=zeros,
+        to_come_kwh=np.zeros((1, len(need), QUARTERS), np.float32),
+    )
+    wiring = replace(WIRING.at(many), max_a=np.full(len(need), 10, np.float32))
+    names = tuple(map(str, range(len(need))))
+    return Days("here", np.array(["2019-05-01"], "datetime64[D]"), names, wiring, garage, IDEAL)
+
+
+def nights(seed: int, days: int = 6) -> Days:
+    """Days that follow one another, with cars that stay over midnight, and some for days."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for station in SITE.stations:
+        hour = rng.uniform(0, 20)
+        while hour < 24 * days - 2:
+            stay = rng.choice([rng.uniform(1, 6), rng.uniform(8, 30)])
+            arrival = pd.Timestamp("2021-03-12") + pd.Timedelta(hours=hour)
+            rows.append((station, arrival.floor("s"), stay, rng.uniform(1, 40)))
+            hour += stay + rng.uniform(0.5, 14)
+    frame = pd.DataFrame(rows, columns=["station", "arrival", "stay", "delivered_kwh"])
+    frame["departure"] = (frame.arrival + pd.to_timedelta(frame.stay, unit="h")).dt.floor("s")
+    frame["stated_departure"] = frame.departure
+    frame["requested_kwh"] = frame.delivered_kwh
+    frame = inspect_frame(frame.drop(columns="stay").assign(site="here"), "nights").frame
+    found = Days.of(frame, "here", SITE)
+    return add_forecasts(found, Predictor.fit(found))
+
+
 def days_of(*garages: Garage, physics: Physics = REAL, apart: int = 2) -> Days:
     """Days of these garages that join no other."""
     dates = np.datetime64("2019-05-01") + apart * np.arange(len(garages))
@@ -92,6 +150,13 @@ SCHEDULES = SCHEDULERS | {"policy": PolicySchedule(opinionated())}
 def walk(name: str, day: Garage, capacity_kw, physics: Physics = REAL):
     """A scheduler, or a policy, through a day: what it saw, and the kWh drawn in each period."""
     return jax.device_get(walk_day(day, WIRING, SCHEDULES[name], capacity_kw, physics))
+
+
+def by_session(day: Garage, drawn) -> np.ndarray:
+    """The kWh of each session of a day, of what stations drew in its periods."""
+    periods = np.arange(len(drawn))[:, None, None]
+    here = (np.asarray(day.arrival) <= periods) & (periods < np.asarray(day.departure))
+    return np.where(here, np.asarray(drawn)[..., None], 0).sum(0)
 
 
 @eqx.filter_jit

@@ -7,15 +7,11 @@ minutes at a time. Whatever it is told is held against the site's limits, and so
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import equinox as eqx
-import jax
 import numpy as np
 import pandas as pd
 
 from apportion.domains.charging.days import Days
-from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.site import Site, Station
-from apportion.policy import Pooled
 
 KINDS = (
     Station(16.0, (1,)),
@@ -24,13 +20,6 @@ KINDS = (
     Station(16.0, (2,)),
     Station(32.0, (3,)),
 )
-
-
-def opinionated(volume: float = 3.0) -> Pooled:
-    """An untrained policy to whom everything it sees matters."""
-    policy = Pooled(CHANNELS, 8, key=jax.random.key(1))
-    loud = volume * jax.random.normal(jax.random.key(2), (8,))
-    return eqx.tree_at(lambda p: p.score.of_features, policy, loud)
 
 
 def check_limits(site: Site, told_a: dict[str, int], capacity_kw: float) -> None:

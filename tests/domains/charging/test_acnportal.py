@@ -16,7 +16,7 @@ import pytest
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import Physics
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 
@@ -91,7 +91,7 @@ def both(request, tmp_path_factory):
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs", "largest-remaining"])
 def test_the_same_energy_is_delivered(both, name):
     days, capacity, theirs = both.days, both.capacity, both.theirs
-    ours = simulate_all(days, [SCHEDULERS[name]], capacity)[0, 0][days.garage.begins]
+    ours = simulate(days, [SCHEDULERS[name]], capacity).energy_kwh[0, 0][days.garage.begins]
     total, expected = ours.sum(), theirs[name].sum()
     need = days.garage.need_kwh[days.garage.begins]
     apart = np.abs(ours - theirs[name])

@@ -90,7 +90,6 @@ def test_power_is_allocated_from_a_file(run, tmp_path):
             9.0, abs=1e-3
         )
         assert "unused" in offers.summary()
-        assert len(offers.plot().axes) == 1
 
 
 def test_a_file_is_checked(run, tmp_path):
@@ -98,7 +97,6 @@ def test_a_file_is_checked(run, tmp_path):
     checked = DOMAIN.check(ChargingCheckOptions(sessions=path))
     assert checked.to_json()["sessions"]["file"] == str(path)
     assert len(checked.to_frame()) == len(pd.read_parquet(path))
-    assert len(checked.plot().axes[0].lines) == 1
     assert any("the least usual cables that explain" in note for note in checked.notes)
     # All that a setting leaves out is said, by check and by train.
     quiet = DOMAIN.check(ChargingCheckOptions(sessions=path, quiet_days=0.3)).notes[-1]
@@ -163,19 +161,3 @@ def test_a_run_remembers_its_zone(tmp_path):
     described = describe_sites(_read_own(run, path, told), (str(site),), timezone=zone)
     assert saved.timezone == zone
     assert described["garage"].fingerprint == saved.fingerprint
-
-
-def test_ctrl_c_takes_no_process_apart():
-    """Compiled work that still runs would crash in it."""
-    program = (
-        "import atexit, os, signal, apportion.cli as cli; atexit.register(print, 'taken apart'); "
-        # What a shell starts in the background ignores Ctrl-C.
-        "signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "cli._run = lambda *_: os.kill(os.getpid(), signal.SIGINT); cli.main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "apportion: stopped at once, nothing more was saved\n"

@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 from apportion.composition import EqualShares
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.garage import REAL
-from apportion.domains.charging.objectives import Energy
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.schedulers import SCHEDULERS, simulate_all
+from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.tasks import Task
 from domains.charging.garages import (
     SESSIONS,
     STATIONS,
-    WIRING,
     days_of,
     opinionated,
     random_garage,
@@ -33,27 +30,11 @@ from domains.charging.garages import (
 TASK = Task.of([list(range(STATIONS))])[0]
 
 
-def problem_of(garage) -> Charging:
-    """A problem of one day."""
-    return Charging(
-        garage=jax.tree.map(lambda x: x[None], garage),
-        stations=jax.tree.map(jnp.asarray, WIRING),
-        days_of=jnp.ones(STATIONS, jnp.int32),
-        worth=jnp.ones(STATIONS),
-        capacity=jnp.array([0.1, 0.2], jnp.float32),
-        objective=Energy(),
-        spare=False,
-        physics=REAL,
-        universe=STATIONS,
-        horizon=REAL.periods,
-    )
-
-
 def walk(garage, policy=None, capacity_kw=8.0):
     """Allocations and kWh drawn in every period of the day."""
     policy = opinionated() if policy is None else policy
     capacity = jnp.float32(capacity_kw)
-    return walk_problem(problem_of(garage), TASK, policy, jnp.int32(0), capacity)
+    return walk_problem(Charging.of([days_of(garage)]), TASK, policy, jnp.int32(0), capacity)
 
 
 def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
@@ -92,7 +73,7 @@ def test_equal_shares_deliver_what_the_scheduler_of_that_name_does(seed):
     garage = random_garage(seed)
     garage = dataclasses.replace(garage, arrival=jnp.maximum(garage.arrival, 0))
     _, rewards = walk(garage, EqualShares(), 19.0)
-    energy = simulate_all(days_of(garage), [SCHEDULERS["equal"]], 19.0)[0]
+    energy = simulate(days_of(garage), [SCHEDULERS["equal"]], 19.0).energy_kwh[0]
     assert float(rewards.sum()) == pytest.approx(float(energy.sum()), rel=2e-2, abs=1e-2)
 
 
@@ -105,7 +86,9 @@ def test_learning_sees_through_set_points():
         return walk_problem(problem, TASK, policy, jnp.int32(0), jnp.float32(9.0))[1].sum()
 
     for seed in range(3):
-        leaves = jax.tree.leaves(gradient(opinionated(), problem_of(random_garage(seed))))
+        leaves = jax.tree.leaves(
+            gradient(opinionated(), Charging.of([days_of(random_garage(seed))]))
+        )
         sizes = [float(jnp.abs(leaf).max()) for leaf in leaves]
         assert np.isfinite(sizes).all()
         assert max(sizes) > 1e-4

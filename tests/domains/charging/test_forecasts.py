@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,12 +21,12 @@ from apportion.domains.charging.forecasts import (
 )
 from apportion.domains.charging.garage import QUARTERS, Garage, StationView
 from apportion.domains.charging.problem import Charging
-from apportion.domains.charging.schedulers import PolicySchedule, simulate_all
+from apportion.domains.charging.schedulers import PolicySchedule, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.errors import InputError
 from apportion.tasks import Task
-from domains.charging.garages import WIRING, opinionated, walk_problem
+from domains.charging.garages import cars_of, opinionated, walk_problem
 
 FRAME = read_sessions()
 ALL = {name: Days.of(FRAME, name, embedded_site(name)) for name in ("caltech", "jpl")}
@@ -95,27 +96,16 @@ def test_nothing_of_a_day_or_after_it_is_recalled_on_it(seed, day):
 
 def two_drivers(requests: tuple[float, float], needs: tuple[float, float], days: int = 12) -> Days:
     """Two stations, a car each day at each: what their drivers request, and what the cars take."""
-
-    def every(values: Any, dtype: Any = np.float32) -> np.ndarray:
-        return np.broadcast_to(np.asarray(values, dtype)[None, :, None], (days, 2, 1)).copy()
-
-    garage = Garage(
-        arrival=every((32, 32), np.int32),
-        departure=every((64, 64), np.int32),
-        arrived=every((8, 8)),
-        need_kwh=every(needs),
-        car_a=every((32, 32)),
-        car_share=every((1, 1)),
-        requested_kwh=every(requests),
-        stated_departure=every((15, 15)),
-        said_energy=every((True, True), np.bool_),
-        said_departure=every((True, True), np.bool_),
-        number=every((0, 1), np.int32),
-        stay_hours=every((8, 8)),
-        clock_hours=np.zeros((days, 2), np.float32),
+    one = cars_of((32, 32), (64, 64), needs)
+    told = replace(
+        one.garage,
+        requested_kwh=np.reshape(requests, (1, 2, 1)).astype(np.float32),
+        stated_departure=one.garage.stated_departure - 1,
+        said_energy=one.garage.there,
+        said_departure=one.garage.there,
     )
-    dates = np.datetime64("2019-05-01") + np.arange(days)
-    return Days("here", dates, ("a", "b"), WIRING.at(np.array([0, 1])), garage)
+    garage = jax.tree.map(lambda x: np.repeat(x, days, 0), told)
+    return replace(one, dates=one.dates[0] + np.arange(days), garage=garage)
 
 
 def recalled(*arguments: Any) -> Garage:
@@ -255,7 +245,7 @@ def test_a_backtest_shows_a_policy_what_training_does_and_it_matters():
     def simulated(garage: Garage) -> np.ndarray:
         schedule = PolicySchedule(opinionated())
         own = replace(days, garage=garage)
-        return simulate_all(own, [schedule], 20.0, np.arange(30)[None])[0, 0].sum((1, 2))
+        return simulate(own, [schedule], 20.0, np.arange(30)[None]).energy_kwh[0, 0].sum((1, 2))
 
     trained = [
         float(walk_problem(problem, task, opinionated(), jnp.int32(day), feeder)[1].sum())

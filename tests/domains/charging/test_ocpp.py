@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -30,14 +31,14 @@ from apportion.domains.charging.ocpp import (
     choose_subprotocol,
     read_samples,
 )
+from apportion.domains.charging.ocpp_versions import stamp
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.site import Branch, Site, Station
 from apportion.errors import InputError
 from apportion.policy import Pooled
 
-EVERY, SPEED = 1.6, 187.5
-"""A period of five minutes takes as many seconds."""
-BEGIN = datetime(2026, 3, 2, 7, 0, tzinfo=UTC)
+EVERY = 1.6
+"""Seconds of a period: a charge point's profile ends after four of them."""
 NAMES = [f"P{i:02d}" for i in range(30)]
 SITE = Site(
     {
@@ -99,17 +100,12 @@ class Garage:
     """What both versions of a charge point have in common: a connector, a car and a meter."""
 
     ledger: Ledger
-    check_duration = True
-    speed = 1.0
+    every = EVERY
     default: float | None = None
     limit: float | None = None
     until = 0.0
     transaction = None
     wh = 100.0
-
-    def clock(self):
-        """The time by the charge point's clock."""
-        return datetime.now(UTC)
 
     def flow(self) -> float:
         """Amperes that a car would take here."""
@@ -133,14 +129,13 @@ class Garage:
         if profile["charging_profile_purpose"] == "TxDefaultProfile":
             self.default = amperes
         else:
-            periods = VALID_PERIODS + 1
-            assert not self.check_duration or schedule["duration"] == periods * EVERY * SPEED
             if str(profile["transaction_id"]) != str(self.transaction):
                 return "Rejected"
             # It ends when its schedule says, however late it came; the clock is half a period off.
             begun = datetime.fromisoformat(schedule["start_schedule"])
-            left = schedule["duration"] - (self.clock() - begun).total_seconds()
-            self.limit, self.until = amperes, time.time() + left / self.speed + EVERY / 2
+            assert schedule["duration"] == math.ceil((VALID_PERIODS + 1) * self.every)
+            left = schedule["duration"] - (datetime.now(UTC) - begun).total_seconds()
+            self.limit, self.until = amperes, time.time() + left + self.every / 2
         self.ledger.check()
         return "Accepted"
 
@@ -162,20 +157,20 @@ class Point16(Garage, Client16):
         await self.call(call16.StatusNotification(1, "NoError", "Preparing"))
         await self.call(call16.Authorize("tag"))
 
-    async def plug(self, stamp):
+    async def plug(self):
         # It counts from when the charge point decides, not from when it hears.
-        answer = await self.call(call16.StartTransaction(1, "tag", int(self.wh), stamp))
+        answer = await self.call(call16.StartTransaction(1, "tag", int(self.wh), now()))
         self.transaction = answer.transaction_id
 
-    async def meter(self, stamp, value=None):
+    async def meter(self, value=None):
         value = f"{self.wh:.1f}" if value is None else value
         sampled = [{"value": value, "measurand": "Energy.Active.Import.Register", "unit": "Wh"}]
-        values = [{"timestamp": stamp, "sampledValue": sampled}]
+        values = [{"timestamp": now(), "sampledValue": sampled}]
         await self.call(call16.MeterValues(1, values, self.transaction))
 
-    async def leave(self, stamp):
+    async def leave(self):
         number, self.transaction = self.transaction, None
-        await self.call(call16.StopTransaction(int(self.wh), stamp, number))
+        await self.call(call16.StopTransaction(int(self.wh), now(), number))
         await self.call(call16.StatusNotification(1, "NoError", "Available"))
 
 
@@ -189,12 +184,11 @@ class Point201(Garage, Client201):
         station = {"model": "model", "vendorName": "maker"}
         answer = await self.call(call201.BootNotification(station, "PowerUp"))
         assert answer.status == "Accepted"
-        stamp = BEGIN.isoformat()
-        await self.call(call201.StatusNotification(stamp, "Occupied", 1, 1))
+        await self.call(call201.StatusNotification(now(), "Occupied", 1, 1))
         await self.call(call201.Heartbeat())
 
-    async def _event(self, kind, stamp, reason, value=None, state="Charging"):
-        value = self.wh if value is None else value
+    async def _event(self, kind, reason, value=None):
+        value, stamp = self.wh if value is None else value, now()
         sampled = [
             {"value": value, "unitOfMeasure": {"unit": "Wh"}},
             {"value": 0.0, "measurand": "SoC", "location": "EV"},
@@ -205,22 +199,26 @@ class Point201(Garage, Client201):
                 stamp,
                 reason,
                 0,
-                {"transactionId": self.transaction, "chargingState": state},
+                {"transactionId": self.transaction, "chargingState": "Charging"},
                 meter_value=[{"timestamp": stamp, "sampledValue": sampled}],
                 evse={"id": 1, "connectorId": 1},
             )
         )
 
-    async def plug(self, stamp):
-        self.transaction = f"t-{self.id}-{stamp}"[:36]
-        await self._event("Started", stamp, "CablePluggedIn")
+    async def plug(self):
+        self.transaction = f"t-{self.id}-{now()}"[:36]
+        await self._event("Started", "CablePluggedIn")
 
-    async def meter(self, stamp, value=None):
-        await self._event("Updated", stamp, "MeterValuePeriodic", value)
+    async def meter(self, value=None):
+        await self._event("Updated", "MeterValuePeriodic", value)
 
-    async def leave(self, stamp):
-        await self._event("Ended", stamp, "EVDeparted")
+    async def leave(self):
+        await self._event("Ended", "EVDeparted")
         self.transaction = None
+
+
+def now():
+    return stamp(datetime.now(UTC))
 
 
 def version(name):
@@ -237,11 +235,9 @@ async def until(condition, seconds=60.0):
 class Town:
     """A server and its clients in one loop."""
 
-    def __init__(self, controller, path=None, speed=SPEED):
+    def __init__(self, controller, path=None):
         self.ledger, self.running = Ledger(), {}
-        self.points = ChargePoints(
-            SITE, controller.allocate, every=EVERY, speed=speed, start=BEGIN, path=path
-        )
+        self.points = ChargePoints(SITE, controller.allocate, every=EVERY, path=path)
 
     async def __aenter__(self):
         points = self.points
@@ -263,9 +259,6 @@ class Town:
         self.server.close()
         await self.server.wait_closed()
 
-    def stamp(self):
-        return self.points.clock().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
     async def connect(self, name):
         """A client, or the same again after its connection was lost."""
         kind, protocol = version(name)
@@ -273,7 +266,7 @@ class Town:
             f"ws://127.0.0.1:{self.port}/ocpp/{name}", subprotocols=[protocol], ping_interval=None
         )
         client = kind(name, socket, 5)
-        client.ledger, client.clock, client.speed = self.ledger, self.points.clock, SPEED
+        client.ledger = self.ledger
         if (before := self.ledger.clients.get(name)) is not None:
             kept = ("default", "limit", "until", "transaction", "wh")
             vars(client).update({k: vars(before)[k] for k in kept if k in vars(before)})
@@ -295,7 +288,7 @@ async def everything(controller, path):
         for name in obstinate:
             client = await town.connect(name)
             await client.boot()
-            await client.plug(town.stamp())
+            await client.plug()
         await until(lambda: {(name, "default") for name in obstinate} <= points.troubles.keys())
         assert all(points.points[name].may_flow_a() == 16.0 for name in obstinate)
         others = [name for name in NAMES if name not in obstinate]
@@ -304,7 +297,7 @@ async def everything(controller, path):
         await until(lambda: all(client.default == 0.0 for client in clients.values()))
         await until(lambda: all(points.points[name].has_default for name in others))
         cars = others[:24]
-        await asyncio.gather(*(clients[name].plug(town.stamp()) for name in cars))
+        await asyncio.gather(*(clients[name].plug() for name in cars))
         metering = asyncio.create_task(meters(town, cars))
         await until(lambda: sum(client.flow() > 0 for client in clients.values()) >= 8)
         await asyncio.sleep(2 * EVERY)
@@ -321,11 +314,11 @@ async def everything(controller, path):
         # A meter that babbles, and what is no OCPP at all.
         for name, values in BABBLES.items():
             for value in values:
-                await clients[name].meter(town.stamp(), value)
+                await clients[name].meter(value)
                 assert (name, "meter") in points.troubles
             for raw in ("{", "[]", '[2, "x", "Nonsense", {}]', '[2, "y", "Heartbeat", {"a": 1}]'):
                 await town.running[name][0].send(raw)
-            await clients[name].meter(town.stamp())
+            await clients[name].meter()
             assert (name, "meter") not in points.troubles
 
         # Lost connections: what they took counts until it is over, and they are told again.
@@ -341,7 +334,7 @@ async def everything(controller, path):
         ledger.check()
         again = await town.connect(first)
         told = len(ledger.told)
-        await again.meter(town.stamp())
+        await again.meter()
         assert points.points[first].car.number == str(again.transaction)
         await until(lambda: any(name == first for name, *_ in ledger.told[told:]))
         # Without its server a charge point falls back to nothing, and then nothing counts.
@@ -352,7 +345,7 @@ async def everything(controller, path):
         metering.cancel()
         leaving = [name for name in charging[1:-1] if name in town.running][:6]
         for name in leaving:
-            await clients[name].leave(town.stamp())
+            await clients[name].leave()
         assert not any(points.points[name].car for name in leaving)
         await until(lambda: ledger.is_full(town.running))
         ledger.check()
@@ -364,12 +357,12 @@ async def meters(town, names):
     last = time.monotonic()
     while True:
         await asyncio.sleep(EVERY / 3)
-        hours, last = SPEED * (time.monotonic() - last) / 3600, time.monotonic()
+        hours, last = (time.monotonic() - last) / 3600, time.monotonic()
         for place, name in enumerate(NAMES):
             client = town.ledger.clients[name]
             client.wh += client.flow() * WIRING.kw_per_a[place] * 1000 * hours
         there = [town.ledger.clients[name] for name in names if name in town.running]
-        calls = (client.meter(town.stamp()) for client in there)
+        calls = (client.meter() for client in there)
         await asyncio.gather(*calls, return_exceptions=True)
 
 

@@ -7,42 +7,38 @@ from itertools import product
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.domains.charging import schedulers
-from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import (
     REAL,
     Garage,
     Physics,
     draw,
     learn,
-    physics_of,
     see,
     unknown,
 )
 from apportion.domains.charging.schedulers import (
     SCHEDULERS,
     best_energies,
-    lanes_of,
     pour,
-    simulate_all,
+    simulate,
 )
-from apportion.domains.charging.sessions import inspect_frame
 from apportion.errors import InputError
 from domains.charging.garages import (
     FULL_KW,
+    IDEAL,
     SCHEDULES,
-    SITE,
     STATIONS,
     WIRING,
+    by_session,
+    cars_of,
     days_of,
+    nights,
     random_garage,
-    stack,
     walk,
 )
 
@@ -75,18 +71,7 @@ def test_what_stations_are_told_keeps_to_every_limit_and_energy_is_neither_made_
     assert (drawn.sum(-1) <= float(capacity) / 4 + 1e-4).all()
     assert (drawn <= WIRING.max_kw / 4 + 1e-4).all()
     assert (drawn[~seen.plugged] == 0).all()
-    here = (day.arrival <= np.arange(PERIODS)[:, None, None]) & (
-        np.arange(PERIODS)[:, None, None] < day.departure
-    )
-    got = np.where(here, drawn[..., None], 0).sum(0)
-    assert (got <= np.asarray(day.need_kwh) + 1e-3).all()
-    order = np.random.default_rng(seed).permutation(STATIONS)
-    turned = jax.tree.map(lambda x: np.asarray(x)[order], day)
-    wiring = WIRING.at(order)
-    again = schedulers.walk_day(turned, wiring, SCHEDULES[name], capacity, REAL)[1]
-    # Cars that are alike to an order are served by their place.
-    if name not in ("equal", "policy"):
-        assert np.asarray(again).sum() == pytest.approx(drawn.sum(), rel=0.05, abs=0.5)
+    assert (by_session(day, drawn) <= np.asarray(day.need_kwh) + 1e-3).all()
 
 
 def test_cars_that_agree_in_all_but_their_arrival_are_served_by_it():
@@ -251,14 +236,8 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
     for i, k in np.argwhere(known["departure"] > known["arrival"]):
         car = {name: float(values[i, k]) for name, values in known.items()}
         wired = {x: float(getattr(WIRING, x)[i]) for x in ("kw_per_a", "phases", "max_a")}
-        fresh = {
-            "got": 0.0,
-            "limit_a": wired["max_a"],
-            "single": False,
-            "on": 0,
-            "idle": 0,
-            "off": 0,
-        }
+        fresh = {"got": 0.0, "limit_a": wired["max_a"], "single": False, "held": False}
+        fresh |= dict.fromkeys(("on", "idle", "off"), 0)
         cars.append(car | wired | fresh | {"station": i, "leaves": car["departure"] / 4})
     for n in range(PERIODS):
         here = [c for c in cars if c["arrival"] <= n < c["departure"]]
@@ -270,7 +249,6 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
             car["usable"] = (
                 car["limit_a"] * car["kw_per_a"] / (car["phases"] if car["single"] else 1)
             )
-            car["held"] = False
         plain_wishes([car for car in here if car["limit_kw"]], name, capacity)
         plain_points(here, capacity)
         for car in here:
@@ -316,36 +294,16 @@ def test_a_simulated_day_equals_one_walked_car_by_car():
 def test_tasks_schedules_and_groups_of_days_are_simulated_apart(monkeypatch):
     days = days_of(*[random_garage(seed) for seed in range(5)])
     tasks, names = np.array([[0, 2, 4], [5, 1, 3]]), ("llf", "edf")
-    both = simulate_all(days, [SCHEDULERS[name] for name in names], 7.0, tasks)
+    both = simulate(days, [SCHEDULERS[name] for name in names], 7.0, tasks).energy_kwh
     # Groups of two, the last one with an empty day.
     monkeypatch.setattr(schedulers, "_ROWS", 2 * STATIONS)
     for name, found in zip(names, both, strict=True):
         for task, energy in zip(tasks, found, strict=True):
-            alone = simulate_all(days.at(task), [SCHEDULERS[name]], 7.0)[0, 0]
+            alone = simulate(days.at(task), [SCHEDULERS[name]], 7.0).energy_kwh[0, 0]
             assert alone == pytest.approx(energy, abs=1e-4)
     bare = dataclasses.replace(days.garage, predicted_need_kwh=None)
     with pytest.raises(InputError, match="no forecasts; see add_forecasts"):
-        simulate_all(dataclasses.replace(days, garage=bare), [SCHEDULERS["llf"]], 7.0)
-
-
-def nights(seed: int, days: int = 6) -> Days:
-    """Days that follow one another, with cars that stay over midnight, and some for days."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for station in SITE.stations:
-        hour = rng.uniform(0, 20)
-        while hour < 24 * days - 2:
-            stay = rng.choice([rng.uniform(1, 6), rng.uniform(8, 30)])
-            arrival = pd.Timestamp("2021-03-12") + pd.Timedelta(hours=hour)
-            rows.append((station, arrival.floor("s"), stay, rng.uniform(1, 40)))
-            hour += stay + rng.uniform(0.5, 14)
-    frame = pd.DataFrame(rows, columns=["station", "arrival", "stay", "delivered_kwh"])
-    frame["departure"] = (frame.arrival + pd.to_timedelta(frame.stay, unit="h")).dt.floor("s")
-    frame["stated_departure"] = frame.departure
-    frame["requested_kwh"] = frame.delivered_kwh
-    frame = inspect_frame(frame.drop(columns="stay").assign(site="here"), "nights").frame
-    found = Days.of(frame, "here", SITE)
-    return add_forecasts(found, Predictor.fit(found))
+        simulate(dataclasses.replace(days, garage=bare), [SCHEDULERS["llf"]], 7.0)
 
 
 @settings(max_examples=4)
@@ -354,17 +312,17 @@ def test_days_side_by_side_give_what_one_long_lane_gives_and_no_session_is_cut(s
     days = nights(seed)
     assert days.joins.any()
     schedule = [SCHEDULERS["llf"]]
-    several = simulate_all(days, schedule, 12.0)
+    several = simulate(days, schedule, 12.0).energy_kwh
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedulers, "lanes_of", lambda joins, most: lanes_of(joins, 1))
-        one = simulate_all(days, schedule, 12.0)
+        patch.setattr(schedulers, "lanes_of", lambda joins: np.arange(len(joins))[None])
+        one = simulate(days, schedule, 12.0).energy_kwh
     assert several == pytest.approx(one, abs=1e-4)
     # What a car draws after midnight counts on its first day, and is never more than its need.
     need = np.where(days.garage.begins, days.garage.need_kwh, 0)
     assert (one[0, 0] <= need + 1e-3).all()
     assert one.sum() <= 12.0 * 24 * (len(days) + 2)
     beyond = days.garage.begins & (days.garage.departure > PERIODS)
-    alone = simulate_all(days, schedule, 1000.0)[0, 0]
+    alone = simulate(days, schedule, 1000.0).energy_kwh[0, 0]
     assert alone[beyond] == pytest.approx(need[beyond], rel=0.2, abs=0.5)
 
 
@@ -373,51 +331,35 @@ MANY, SIZES = 30, (8, 15, 30)
 WIDE = WIRING.at(np.arange(MANY) % STATIONS)
 
 
-def wide(*garages: Garage) -> Days:
-    """Days of many stations, with meters that always speak: rows of a lane are not all stations."""
-    made = days_of(*garages)
-    names = tuple(map(str, range(MANY)))
-    return dataclasses.replace(made, stations=names, wiring=WIDE)
-
-
-def test_a_day_is_the_same_where_only_stations_with_a_car_are_worked_on():
-    days = [random_garage(seed, stations=MANY) for seed in range(3)]
-    days = [
-        dataclasses.replace(
-            day,
-            arrival=np.maximum(day.arrival, 0),
-            departure=np.where(day.departure > np.maximum(day.arrival, 0), day.departure, 0),
-        )
-        for day in days
-    ]
-    for phi in (0.05, 0.3):
-        capacity = feeder(phi * MANY / STATIONS)
-        energies = simulate_all(wide(*days), [SCHEDULERS["llf"]], float(capacity))[0, 0]
-        for day, found in zip(days, energies, strict=True):
-            drawn = np.asarray(schedulers.walk_day(day, WIDE, SCHEDULERS["llf"], capacity, REAL)[1])
-            periods = np.arange(PERIODS)[:, None, None]
-            here = (day.arrival <= periods) & (periods < day.departure)
-            assert found == pytest.approx(np.where(here, drawn[..., None], 0).sum(0), abs=1e-4)
-
-
-def test_few_stations_are_worked_on_where_few_have_a_car_and_all_where_many_do():
-    # One car more every three periods, and none is ever full.
+def test_few_stations_are_worked_on_where_few_have_a_car_all_where_many_do_and_a_day_is_the_same():
+    # One car more every three periods, and none is ever full; and any other day.
     comes = np.arange(0, 3 * MANY, 3, dtype=np.int32)[:, None]
-    day = dataclasses.replace(
+    crowd = dataclasses.replace(
         random_garage(0, stations=MANY, sessions=1),
         arrival=comes,
         departure=np.full_like(comes, PERIODS),
         need_kwh=np.full(comes.shape, 1e3, np.float32),
         car_a=np.full(comes.shape, 16.0, np.float32),
     )
+    other = random_garage(1, stations=MANY, sessions=1)
+    start = np.maximum(other.arrival, 0)
+    leaves = np.where(other.departure > start, other.departure, 0)
+    days = [crowd, dataclasses.replace(other, arrival=start, departure=leaves)]
     widths = set()
 
-    def offer(seen):
+    def schedule(seen):
         widths.add(len(seen.plugged))
-        return SCHEDULERS["equal"](seen)
+        return SCHEDULERS["llf"](seen)
 
-    assert simulate_all(wide(day), [offer], float(feeder(1.0))).sum() > 0
-    assert widths == set(SIZES)
+    names = tuple(map(str, range(MANY)))
+    wide = dataclasses.replace(days_of(*days), stations=names, wiring=WIDE)
+    for phi in (0.05, 0.3):
+        capacity = feeder(phi * MANY / STATIONS)
+        energies = simulate(wide, [schedule], float(capacity)).energy_kwh[0, 0]
+        assert widths == set(SIZES)
+        for day, found in zip(days, energies, strict=True):
+            drawn = schedulers.walk_day(day, WIDE, SCHEDULERS["llf"], capacity, REAL)[1]
+            assert found == pytest.approx(by_session(day, drawn), rel=1e-5, abs=1e-4)
 
 
 ONE = WIRING.at(np.array([0]))
@@ -446,29 +388,6 @@ def test_a_cars_own_limit_shows_in_what_it_draws_and_silence_says_nothing():
     assert known_after((6.0, 0.0), (6.0, 0.0), (6.0, 4.0)).idle_hours == 0
 
 
-def test_a_car_that_is_done_is_asked_again_while_power_is_free():
-    day = dataclasses.replace(
-        random_garage(0, stations=1, sessions=2),
-        arrival=jnp.array([[0, 40]], jnp.int32),
-        departure=jnp.array([[40, 46]], jnp.int32),
-        need_kwh=jnp.array([[1.0, 50.0]]),
-        number=jnp.array([[1, 2]], jnp.int32),
-        car_share=jnp.ones((1, 2)),
-        car_a=jnp.full((1, 2), 32.0),
-    )
-    physics = Physics(gaps=0.0)
-    seen, drawn = schedulers.walk_day(day, ONE, SCHEDULERS["equal"], jnp.float32(8.0), physics)
-    limits = np.asarray(seen.limit_kw)[:, 0]
-    assert drawn[:40].sum() == pytest.approx(1.0, abs=1e-4)
-    done = limits[:40] == 0
-    assert done[10:].all()
-    told = np.asarray(seen.known.offered_a)[1:41, 0]
-    assert set(np.unique(told[10:])) == {0.0, 6.0}
-    assert 8 <= (told[10:39] > 0).sum() <= 12
-    # The next car is another.
-    assert limits[40] > 0
-
-
 @jax.jit
 def served_by(day, offers, scale):
     def period(state, inputs):
@@ -480,7 +399,6 @@ def served_by(day, offers, scale):
     return jax.lax.scan(period, unknown(WIRING), (periods, offers))[1].sum()
 
 
-IDEAL = physics_of(ideal=True)
 served_gradient = jax.jit(jax.grad(served_by, argnums=2))
 
 
@@ -509,23 +427,6 @@ def test_pouring_fills_evenly_up_to_the_limits(limits, capacity):
     assert poured == pytest.approx(np.minimum(limits, level), abs=1e-3)
 
 
-def best_energy(arrival, departure, need, capacity):
-    """The optimum of one day's sessions, at stations of 6.9 kW."""
-    width, full = len(need), need.astype(np.float32)[None, :, None]
-    day = random_garage(0, stations=width, sessions=1)
-    times = {"arrival": arrival, "departure": departure}
-    day = dataclasses.replace(
-        stack(day),
-        need_kwh=full,
-        car_a=np.full_like(full, 30.0),
-        car_share=np.ones_like(full),
-        **{name: x.astype(np.int32)[None, :, None] for name, x in times.items()},
-    )
-    wiring = WIRING.at(np.full(width, 4))
-    days = dataclasses.replace(days_of(random_garage(0)), garage=day, wiring=wiring)
-    return float(best_energies(days, capacity, np.arange(width)[None])[0, 0])
-
-
 def smallest_cut(arrival, departure, need, capacity):
     """The same by the theorem of flows and cuts: over every choice of sessions cut at their need."""
     periods = np.arange(PERIODS)
@@ -544,10 +445,10 @@ def test_the_optimum_equals_the_smallest_cut(seed, capacity):
     arrival = rng.integers(0, 90, 7)
     departure = np.minimum(arrival + rng.integers(1, 20, 7), PERIODS)
     need = rng.exponential(15, 7)
-    assert best_energy(arrival, departure, need, capacity) == pytest.approx(
-        smallest_cut(arrival, departure, need, capacity), rel=1e-6
-    )
-    assert best_energy(np.zeros(3), np.zeros(3), np.zeros(3), capacity) == 0
+    best = float(best_energies(cars_of(arrival, departure, need), capacity)[0, 0])
+    assert best == pytest.approx(smallest_cut(arrival, departure, need, capacity), rel=1e-6)
+    nobody = cars_of(np.zeros(3), np.zeros(3), np.zeros(3))
+    assert best_energies(nobody, capacity)[0, 0] == 0
 
 
 def test_days_solved_together_are_solved_as_if_alone_and_no_scheduler_serves_more():
@@ -560,6 +461,6 @@ def test_days_solved_together_are_solved_as_if_alone_and_no_scheduler_serves_mor
     ]
     assert best == pytest.approx(np.array(alone))
     garage = days.garage
-    drawn = simulate_all(days, list(SCHEDULERS.values()), 9.0, tasks)
+    drawn = simulate(days, list(SCHEDULERS.values()), 9.0, tasks).energy_kwh
     counted = np.where(garage.begins[:, tasks].swapaxes(0, 1), drawn, 0).sum((3, 4))
     assert (counted <= best + 1e-3).all()

@@ -7,15 +7,12 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.sessions import (
     EMBEDDED,
     LAYOUT,
     fingerprint,
-    inspect_frame,
     inspect_sessions,
     read_sessions,
 )
@@ -98,14 +95,9 @@ def test_names_stay_text_and_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_pa
 
 BAD = {
     "here,a,2019-05-01 08:00,2019-05-01 07:00,,,5": '"departure" is before "arrival"',
-    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,-5": 'column "delivered_kwh" is negative',
     "here,a,2019-05-02 08:00,2019-05-02 09:00,,-1,5": 'column "requested_kwh" is negative',
-    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,inf": 'column "delivered_kwh" is infinite',
-    "here,a,2019-05-02 08:00,2019-05-02 09:00,,,": 'column "delivered_kwh" is missing',
     "here,a,2019-05-02 08:00,2019-05-02 09:00,,,five": 'column "delivered_kwh" is not a number',
     "here,a,05/02/2019 8am,2019-05-02 09:00,,,5": 'column "arrival" is no time',
-    "here,a,2019-05-02 09:00,9999-12-31 09:00,,,5": 'column "departure" is not of the years 1970 to 2200',
-    "here,a,,2019-05-02 09:00,,,5": 'column "arrival" is missing',
     "here,,2019-05-02 08:00,2019-05-02 09:00,,,5": 'column "station" is empty',
 }
 
@@ -229,41 +221,10 @@ def test_times_with_zones_are_converted_once_it_is_said_which_one_is_local(tmp_p
         assert describe_sites(table)["here" if file == path else "garage"].timezone is not None
 
 
-def test_unknown_zones_and_two_at_once_are_refused(tmp_path):
-    assert "no such time zone" in refused(written(tmp_path, GOOD), timezone="Mars/Olympus")[0]
+def test_two_zones_at_once_are_refused(tmp_path):
     rows = [f"{GOOD},America/Los_Angeles", f"{GOOD},Europe/Rome"]
     sentence, *_ = refused(written(tmp_path, *rows, head=f"{HEAD},timezone"))
     assert "names 2 zones, first America/Los_Angeles, Europe/Rome" in sentence
-
-
-CELLS = st.one_of(
-    st.sampled_from(
-        [
-            *("", "NA", "nan", "a", "000001", "12", "-3", "1e400", "inf", "0x10", "1,5"),
-            *("2019-05-01", "2019-05-01 08:00", "2019-05-01T08:00:00Z", "2019-05-01 08:00-07:00"),
-            *("Wed, 25 Apr 2018 11:08:04 GMT", "Wed, 99 Apr 2018 11:08:04 GMT", "24:00", "08:00Z"),
-            *("0001-01-01 00:00", "9999-12-31 23:59:59", "9999-12-31 23:59:59-12:00", "20190501"),
-            *("2019-05-01 08:00+99:99", "[{", '[{"kWhRequested": "x"}]', "[]", "{}", "é"),
-        ]
-    ),
-    st.text(max_size=8),
-)
-COLUMNS = [*LAYOUT, "connectionTime", "kWhDelivered", "userInputs", "timezone"]
-
-
-@settings(max_examples=30)
-@given(data=st.data())
-def test_whatever_is_in_a_file_is_used_or_refused_in_words(data):
-    columns = data.draw(st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
-    columns = data.draw(st.sampled_from([columns, COLUMNS[:7]]))
-    row = st.lists(CELLS, min_size=len(columns), max_size=len(columns))
-    rows = data.draw(st.lists(row, max_size=4))
-    try:
-        checked = inspect_frame(pd.DataFrame(rows, columns=columns, dtype=object), "made up")
-        said = [checked.describe(), *checked.notes]
-    except InputError as error:
-        said = [str(error)]
-    assert all(sentence.startswith("made up: ") for sentence in said)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +244,9 @@ def test_compact_times_are_read_by_their_zone(text, tmp_path):
     assert read_sessions(path, usual_zone="Europe/Berlin").arrival[0].hour == 17
     told = read_sessions(path, usual_zone="Europe/Berlin", timezone="America/Los_Angeles")
     assert told.arrival[0].hour == 8
-
-
-def test_compact_times_without_a_zone_are_the_garages(tmp_path):
-    plain = written(tmp_path, GOOD)
-    sound = fingerprint(read_sessions(plain))
-    path = written(tmp_path, GOOD.replace("-05-01 ", "0501T").replace(":00", "00"))
-    assert fingerprint(read_sessions(path)) == sound
+    # Without a zone they are the garage's.
+    plain = read_sessions(written(tmp_path, GOOD.replace("-05-01 ", "0501T").replace(":00", "00")))
+    assert fingerprint(plain) == fingerprint(read_sessions(written(tmp_path, GOOD)))
 
 
 def test_days_without_times_and_long_pauses_are_noted(tmp_path):

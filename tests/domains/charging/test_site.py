@@ -119,9 +119,6 @@ def test_limits_are_rows_of_one_matrix():
     assert power == pytest.approx([0.69, 0.23])
     assert phases == [[1, 0], [1, 1], [1, 0]] * 2
     assert wiring.limit == pytest.approx([63 * 0.69, 63, 63, 63, 20, 20, 20])
-    alone = SITE.wiring(["N 2"])
-    assert alone.load.tolist() == [[pytest.approx(0.23)], [1], [1]]
-    assert alone.limit == pytest.approx([63 * 0.69, 63, 20])
     one_phase = Site({"a": Station(phases=(2,)), "b": Station(phases=(2,))}, feeder_a=40.0)
     assert one_phase.capacity_kw == pytest.approx(40 * 0.23)
     assert Site({"a": Station()}, feeder_kw=9.0).wiring().limit.tolist() == [9.0]

@@ -60,14 +60,13 @@ SHORT = 0.8
 GAIN_BOUND = 0.05
 """A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
 cars rarely differ by more, and what a certificate says is about gains so counted."""
-_LEAD = ("ahead", "low", "high")
 _FORMATS: Any = {
     "served": "{:.2%}".format,
     "left_short": "{:.1%}".format,
     "fairness": "{:.3f}".format,
     "kept": "{:.1%}".format,
     "cost_per_kwh": "{:.4f}".format,
-    **dict.fromkeys(_LEAD, lambda share: f"{100 * share:+.2f}"),
+    **dict.fromkeys(("ahead", "low", "high"), lambda share: f"{100 * share:+.2f}"),
 }
 """How each column is told; a lead is a difference of shares, in points."""
 MEASURES = {
@@ -131,31 +130,21 @@ class ChargingBacktest:
 
     def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
-        needed; Jain's index and garages; cars that left with what they were promised and all; money and
-        kWh needed.
+        needed; Jain's index and garages; cars that left with what they were promised and all; what the
+        energy was worth less what it cost, and kWh needed.
         """
+        need = self.need_kwh
         if objective == "energy":
             return self.by_day(name), self.by_day()
         if objective == "fair":
-            return self._jain(name).sum(0), (self.need_kwh > 0).any((2, 3)).sum(0)
+            return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
         if objective == "promise":
-            return self._kept(name).sum((0, 2, 3)), (self.need_kwh > 0).sum((0, 2, 3))
-        return self._net(name), self.by_day()
-
-    def _net(self, name: str) -> np.ndarray:
-        """What the energy of each day was worth, less what it cost."""
-        return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0)
-
-    def _kept(self, name: str) -> np.ndarray:
-        """Which cars left with what they were promised."""
-        part = SHORT * self.need_kwh
-        promised = part if self.promise_kwh is None else np.minimum(self.promise_kwh, self.need_kwh)
-        # To a thousandth: energies are sums in single precision.
-        return (self.need_kwh > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
-
-    def kept(self, name: str) -> float:
-        """The share of cars that left with what they were promised."""
-        return float(self._kept(name).sum() / (self.need_kwh > 0).sum())
+            part, kwh = SHORT * need, self.promise_kwh
+            promised = part if kwh is None else np.minimum(kwh, need)
+            # To a thousandth: energies are sums in single precision.
+            kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
+            return kept.sum((0, 2, 3)), (need > 0).sum((0, 2, 3))
+        return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0), self.by_day()
 
     def cost_per_kwh(self, name: str) -> float:
         """What a kWh cost that was drawn, with its part of the charges for peaks."""
@@ -180,12 +169,13 @@ class ChargingBacktest:
         return shares.sum((2, 3)) ** 2 / np.where(squares > 0, squares, 1.0)
 
     def measures(self, name: str) -> dict[str, float]:
-        """A schedule by everything that may be wanted of it."""
+        """A schedule by everything that may be wanted of it; kept are the cars' promises."""
+        kept, cars = self.daily(name, "promise")
         found = {
             "served": self.served[name],
             "left_short": self.short(name),
             "fairness": self.fairness(name),
-            "kept": self.kept(name),
+            "kept": float(kept.sum() / cars.sum()),
         }
         return found | ({"cost_per_kwh": self.cost_per_kwh(name)} if self.cost else {})
 
@@ -592,8 +582,8 @@ def _sums(kwh: np.ndarray) -> np.ndarray:
     return np.array([math.fsum(day.ravel().tolist()) for day in days])
 
 
-def certified_trust(path: Path, site: Site) -> float:
-    """The trust that a certificate gives the policy, which must be of this very site.
+def read_certificate(path: Path, site: Site) -> dict[str, Any]:
+    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted.
 
     Raises
     ------
@@ -603,14 +593,14 @@ def certified_trust(path: Path, site: Site) -> float:
     with reading(path, "certify the policy for this site first"):
         saved = json.loads(read_bytes(path))
     trust = saved.get("trust") if isinstance(saved, dict) else None
-    if not isinstance(trust, int | float) or not 0 <= trust <= 1:
+    if not isinstance(trust, int | float) or not 0 <= trust <= 1 or "verdict" not in saved:
         raise InputError(f"{path}: no certificate; apportion certify writes one")
     if saved.get("site") != site.fingerprint:
         raise InputError(
             f"{path}: it is not of this site, {site.describe()}; certify the policy with --site and its "
             "TOML file"
         )
-    return float(trust)
+    return saved
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
@@ -644,30 +634,26 @@ def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str,
     own = PolicySchedule(policy, spare=not physics.fill)
     _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
     drawn = np.asarray(kwh) / physics.period_hours
-    minutes = pd.date_range(
-        pd.Timestamp(days.dates[day]),
-        periods=physics.periods,
-        freq=f"{60 * physics.period_hours:g}min",
-    )
+
+    def clock(periods: np.ndarray, form: str) -> pd.Index:
+        minutes = pd.to_timedelta(periods * round(60 * physics.period_hours), unit="min")
+        return pd.DatetimeIndex(pd.Timestamp(days.dates[day]) + minutes).strftime(form)
+
     names = [days.stations[place] for place in members]
     power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
         unused=np.maximum(capacity - drawn.sum(1), 0.0)
     )
-    power.insert(0, "time", minutes.strftime("%Y-%m-%d %H:%M"))
+    power.insert(0, "time", clock(np.arange(physics.periods), "%Y-%m-%d %H:%M"))
     active = np.flatnonzero(drawn.sum(1) > 0)
     if len(active):
         power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
-
-    def clock(period: Any) -> str:
-        minutes = round(60 * physics.period_hours * int(period))
-        return f"{minutes // 60 % 24:02d}:{minutes % 60:02d}"
 
     needed = test.need_kwh[task, day].astype(float)
     there = np.nonzero(needed)
     columns = {
         "station": [names[place] for place in there[0]],
-        "from": [clock(period) for period in garage.arrival[there]],
-        "to": [clock(period) for period in garage.departure[there]],
+        "from": clock(garage.arrival[there], "%H:%M"),
+        "to": clock(garage.departure[there], "%H:%M"),
         "needed kWh": needed[there].round(1),
     }
     for name in _SHOWN:

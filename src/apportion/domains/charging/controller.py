@@ -46,7 +46,6 @@ from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 _NUMBERS = ("max_kw", "requested_kwh", "delivered_kwh", "offered_a", "drawn_kw")
 _TIMES = ("arrival", "stated_departure")
@@ -62,9 +61,6 @@ _FULL_HOURS = 1e3
 """A car that is said to be full counts as idle for so long."""
 _NAMED = 20
 """Stations that nobody knows are named up to so many."""
-_CANDIDATES = 1000
-"""Among the first so many stations one that was meant is looked for."""
-_LONGEST_NAME = 60
 _SAME_CAR = timedelta(minutes=5)
 """Clocks that differ by less tell the same arrival."""
 
@@ -105,16 +101,6 @@ class PowerOffers:
 
         told = {"amperes": self.allocation_a, "kw": self.allocation_kw}
         return pd.DataFrame(told).rename_axis("station").reset_index()
-
-    def plot(self) -> "Figure":
-        """A bar for each station."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 3.5), layout="constrained")
-        axes = figure.subplots()
-        axes.bar(list(self.allocation_kw), list(self.allocation_kw.values()))
-        axes.set_ylabel("power offered (kW)")
-        return figure
 
 
 @dataclass
@@ -196,12 +182,18 @@ class Controller:
         self.past = self._earlier_days(about, earlier)
         self._arrivals: list[datetime | None] = [None] * len(self._names)
         self._stays = np.zeros(len(self._names), bool)
-        self._fresh = self._known = _to_numpy(unknown(self._stations))
+        self._fresh = self._known = jax.tree.map(np.asarray, unknown(self._stations))
         self._time: datetime | None = None
         self._path = state
         self.seen: dict[str, Car] = {}
-        """The cars of the last question."""
-        self._warm_up()
+        self.capacity_kw = site.capacity_kw
+        """The cars of the last question, and the feeder's power."""
+        # Everything is compiled before the first question, the policy even where it is not trusted.
+        self.trust = 1.0
+        self._learn({}, self._physics.period_hours)
+        nothing = np.zeros(len(self._stations.limit_a))
+        self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
+        self.trust = trust
         if state is not None and state.exists():
             with reading(state, "remove it to begin anew"):
                 content = json.loads(state.read_text(encoding="utf-8"))
@@ -243,14 +235,6 @@ class Controller:
         past = Days.of(earlier, sites[0], self.site, physics=self._physics)
         return EarlierDays.of(past, self.predictor)
 
-    def _warm_up(self) -> None:
-        """Compile everything before the first question."""
-        self._learn({}, self._physics.period_hours)
-        trust, self.trust = self.trust, 1.0
-        nothing = np.zeros(len(self._stations.limit_a))
-        self._decide(datetime(2020, 1, 1, 12), {}, 1.0, nothing, [])
-        self.trust = trust
-
     def allocate(self, now: Any) -> PowerOffers:
         """The amperes to tell each station until the next call; nothing that is asked raises anything.
 
@@ -280,8 +264,13 @@ class Controller:
         self._known = replace(self._known, offered_a=_single(offered))
         fits = np.cumsum(reserved * self._stations.kw_per_a) <= capacity + 1e-3
         told = np.where(silent, np.where(fits, reserved, 0.0), amperes)
-        self._time, self.seen = time, cars
-        self._save(warnings)
+        self._time, self.seen, self.capacity_kw = time, cars, capacity
+        if self._path is not None:
+            try:
+                write_json(self._path, self.state())
+            except OSError as error:
+                # A full disk is no reason to stop.
+                warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
         kw = told * self._stations.kw_per_a
         return PowerOffers(
             {name: int(a) for name, a in zip(self._names, told, strict=True)},
@@ -334,9 +323,15 @@ class Controller:
         )
         self._arrivals = arrivals
 
-    def _told(self, cars: Mapping[str, Car], field: str) -> np.ndarray:
-        """A number of each car that is there, NaN where it was not told."""
+    def _told(
+        self, cars: Mapping[str, Car], field: str, since: datetime | None = None
+    ) -> np.ndarray:
+        """A number of each car that is there, or the hours of a moment since another; NaN where it was
+        not told.
+        """
         values = [getattr(cars.get(name), field, None) for name in self._names]
+        if since is not None:
+            values = [None if v is None else (v - since).total_seconds() / 3600 for v in values]
         return np.array([np.nan if value is None else value for value in values], np.float32)
 
     def _learn(self, cars: Mapping[str, Car], hours: float) -> None:
@@ -351,7 +346,7 @@ class Controller:
         heard = ~np.isnan(drawn)
         kw = np.where(heard, drawn, believed)
         if hours > 0:
-            learnt = _to_numpy(_learnt(known, stations, offered, kw, heard, np.float32(hours)))
+            learnt = _learnt(known, stations, offered, kw, heard, np.float32(hours))
             # Of who has just come, the time before says nothing.
             known = jax.tree.map(lambda new, old: np.where(self._stays, new, old), learnt, known)
         got = np.where(np.isnan(delivered), known.got_kwh + self._stays * kw * hours, delivered)
@@ -359,50 +354,38 @@ class Controller:
         self._known = replace(known, got_kwh=_single(got), idle_hours=_single(idle))
 
     def _see(
-        self,
-        time: datetime,
-        cars: Mapping[str, Car],
-        capacity_kw: float,
-        limit_a: Any,
+        self, time: datetime, cars: Mapping[str, Car], capacity_kw: float, limit_a: Any
     ) -> StationView:
         """What is seen of the stations now."""
         midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
-        hours = self._physics.period_hours
-        n = int((time - midnight).total_seconds() / 3600 / hours)
-        there = [cars.get(name) for name in self._names]
-        plugged = np.array([car is not None for car in there])
-
-        def column(value: Any) -> np.ndarray:
-            return np.array([0.0 if car is None else value(car) for car in there], np.float32)
-
-        def hour(moment: datetime | None) -> float:
-            return 0.0 if moment is None else (moment - midnight).total_seconds() / 3600
-
+        n = int((time - midnight).total_seconds() / 3600 / self._physics.period_hours)
+        plugged = np.array([name in cars for name in self._names])
+        zeros = np.zeros(len(plugged), np.float32)
+        requested = self._told(cars, "requested_kwh")
+        leaves = self._told(cars, "stated_departure", midnight)
         # Nobody knows what they need or when they leave. All came before this period, so that what is known
         # of them is theirs.
         garage = {
             "arrival": np.where(plugged, n - 1, 0).astype(np.int32),
             "departure": np.where(plugged, n + 1, 0).astype(np.int32),
-            "arrived": column(lambda car: hour(car.arrival)),
-            "need_kwh": np.zeros(len(there), np.float32),
-            "car_a": np.zeros(len(there), np.float32),
-            "car_share": np.ones(len(there), np.float32),
-            "requested_kwh": column(lambda car: car.requested_kwh or 0.0),
-            "stated_departure": column(lambda car: hour(car.stated_departure)),
-            "said_energy": column(lambda car: car.requested_kwh is not None) > 0,
-            "said_departure": column(lambda car: car.stated_departure is not None) > 0,
-            "number": np.zeros(len(there), np.int32),
-            "stay_hours": np.zeros(len(there), np.float32),
+            "arrived": np.nan_to_num(self._told(cars, "arrival", midnight)),
+            "need_kwh": zeros,
+            "car_a": zeros,
+            "car_share": zeros + 1,
+            "requested_kwh": np.nan_to_num(requested),
+            "stated_departure": np.nan_to_num(leaves),
+            "said_energy": ~np.isnan(requested),
+            "said_departure": ~np.isnan(leaves),
+            "number": zeros.astype(np.int32),
+            "stay_hours": zeros,
         }
         date = np.array([midnight.date()], "datetime64[D]")
         noon = midnight + timedelta(hours=12)
         summer = (noon - to_standard(noon, self.site.timezone)).total_seconds() / 3600
-        ahead = np.full((1, len(there)), summer, np.float32)
+        ahead = np.full((1, len(plugged)), summer, np.float32)
         today = Garage(**{name: x[None, :, None] for name, x in garage.items()}, clock_hours=ahead)
-        if self.past is None:
-            today = self.predictor.apply(today)
-        else:
-            today = self.past.apply(today, date)
+        past = self.past
+        today = self.predictor.apply(today) if past is None else past.apply(today, date)
         known, stations = self._known, self._stations
         per_a = np.where(known.single, stations.kw_per_a / stations.phases, stations.kw_per_a)
         said_a = np.maximum(self._told(cars, "max_kw") / per_a, stations.min_a)
@@ -422,8 +405,6 @@ class Controller:
         """The time, the feeder's power, the cars, who was not spoken of or does not listen, and what such
         a one draws, where that is told; the rest is a warning.
         """
-        everyone_silent = np.ones(len(self._names), bool)
-        fixed = np.full(len(self._names), np.nan)
         if not isinstance(now, Mapping):
             warnings.append("now is no JSON object; everything stays as it was")
             now = {"stations": []}
@@ -433,7 +414,9 @@ class Controller:
             second = self._moment(now.get("time"), "time", warnings, fold=1)
             time = second if second is not None and second >= self._time else time
         if time is None:
-            time = standard_now(self.site.timezone) if self._time is None else self._time
+            zone = self.site.timezone
+            wall = datetime.now(UTC if zone else None).replace(microsecond=0)
+            time = to_standard(wall, zone) if self._time is None else self._time
             warnings.append(f"no time is told; {time} is assumed")
         capacity, own = now.get("capacity_kw"), self.site.capacity_kw
         if capacity is None:
@@ -449,17 +432,21 @@ class Controller:
         stations = now.get("stations")
         if not isinstance(stations, list):
             warnings.append("stations is no list; everything stays as it was")
-            return time, float(capacity), {}, everyone_silent, fixed
+            stations = []
         cars: dict[str, Car] = {}
-        told, strange = set(), 0
+        told, strange, fixed = set(), 0, np.full(len(self._names), np.nan)
         for number, station in enumerate(stations):
             name = str(station.get("id")) if isinstance(station, Mapping) else None
             if name is None or name not in self._places:
                 strange += 1
                 if strange <= _NAMED:
+                    shown = name or str(number)
+                    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
+                    # In letters that can be written; who was meant is looked for among some.
+                    shown = shown.encode("utf-8", "backslashreplace").decode()
                     warnings.append(
-                        f"station {_shown_name(name or str(number))} is not one of the site; it is told "
-                        f"nothing{suggest(name or '', self._names[:_CANDIDATES])}"
+                        f"station {shown} is not one of the site; it is told nothing"
+                        f"{suggest(name or '', self._names[:1000])}"
                     )
             elif name in told:
                 warnings.append(f"station {name} is there twice; the first counts")
@@ -559,15 +546,6 @@ class Controller:
                 stations[name] = {"arrival": str(arrival), **known}
         return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
 
-    def _save(self, warnings: list[str]) -> None:
-        """Keep what is known of the cars, atomically; a full disk is no reason to stop."""
-        if self._path is None:
-            return
-        try:
-            write_json(self._path, self.state())
-        except OSError as error:
-            warnings.append(f"{self._path}: what is known of the cars was not saved ({error})")
-
     def restore(self, content: Any, source: str = "state") -> None:
         """Go on from what `state` told; that of another site, or no sound one, is refused."""
         if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
@@ -585,12 +563,6 @@ class Controller:
             self._known = State(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: no sound state of a controller; remove it") from None
-
-
-def standard_now(zone: str | None) -> datetime:
-    """The time it is, in the zone's standard time."""
-    now = datetime.now(UTC if zone else None)
-    return to_standard(now.replace(microsecond=0), zone)
 
 
 @lru_cache(4096)
@@ -616,19 +588,9 @@ def _shown(value: Any) -> str:
     return repr(value)[:40]
 
 
-def _shown_name(name: str) -> str:
-    """A name as far as it is worth reading, of letters that can be written."""
-    short = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-    return short.encode("utf-8", "backslashreplace").decode()
-
-
 def _single(values: Any) -> np.ndarray:
     values = np.asarray(values)
     return values if values.dtype == bool else values.astype(np.float32)
-
-
-def _to_numpy(state: State) -> State:
-    return jax.tree.map(np.asarray, state)
 
 
 _seen = eqx.filter_jit(

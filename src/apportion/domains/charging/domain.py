@@ -30,6 +30,17 @@ _SCHEDULES = (
     "Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
     "reads of earlier days."
 )
+_COLUMNS = (
+    ("served", "need met, %", 100),
+    ("left_short", "cars left short, %", 100),
+    ("fairness", "fairness", 1),
+    ("kept", "promises kept, %", 100),
+    ("cost_per_kwh", "cost a kWh", 1),
+    ("ahead", "the policy's lead, points", 100),
+    ("low", "from", 100),
+    ("high", "to", 100),
+)
+"""Of the table of schedules: what the page calls them, and times what; prices are not known everywhere."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +252,7 @@ DOMAIN = ChargingDomain()
 
 
 def _controller(run: "Run", options: ControllerOptions) -> "Controller":
-    from apportion.domains.charging.backtest import certified_trust
+    from apportion.domains.charging.backtest import read_certificate
     from apportion.domains.charging.controller import Controller
     from apportion.domains.charging.sessions import read_sessions
     from apportion.domains.charging.site import saved_site
@@ -249,9 +260,8 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
 
     about, earlier = load_about(run.folder), None
     site, trust = saved_site(about, options.site), options.trust
-    certificate = options.certificate
-    if certificate is not None:
-        trust = certified_trust(certificate, site)
+    if options.certificate is not None:
+        trust = float(read_certificate(options.certificate, site)["trust"])
     if options.earlier is not None:
         earlier = read_sessions(options.earlier, timezone=site.timezone, columns=options.columns)
     return Controller(
@@ -319,20 +329,5 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
 
 def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
     """Schedules in per cent of the need, and the policy's lead over each in points."""
-    by_objective = {
-        name: rows[column]
-        for name, column in (("promises kept, %", "kept"), ("cost a kWh", "cost_per_kwh"))
-        if column in rows
-    }
-    if "promises kept, %" in by_objective:
-        by_objective["promises kept, %"] = 100 * by_objective["promises kept, %"]
-    columns = {
-        "need met, %": 100 * rows.served,
-        "cars left short, %": 100 * rows.left_short,
-        "fairness": rows.fairness,
-        **by_objective,
-        "the policy's lead, points": 100 * rows.ahead,
-        "from": 100 * rows.low,
-        "to": 100 * rows.high,
-    }
-    return rows[["schedule"]].assign(**columns).round(2)
+    shown = {name: factor * rows[column] for column, name, factor in _COLUMNS if column in rows}
+    return rows[["schedule"]].assign(**shown).round(2)

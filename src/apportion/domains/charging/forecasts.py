@@ -51,14 +51,12 @@ class Medians(NamedTuple):
             return np.concatenate([np.ravel(getattr(garage, name)) for garage in training])
 
         begins = joined("begins")
-        asked, told = joined("said_energy") & begins, joined("said_departure") & begins
-        requested = joined("requested_kwh" if asked.any() else "need_kwh")
-        stays = joined("stay_hours")
-        if told.any():
-            stays = joined("stated_departure") - joined("arrived")
+        requested = joined("requested_kwh")[joined("said_energy") & begins]
+        stated = joined("stated_departure") - joined("arrived")
+        stays = stated[joined("said_departure") & begins]
         medians = (
-            np.median(requested[asked if asked.any() else begins]),
-            np.median(stays[told if told.any() else begins]),
+            np.median(requested if len(requested) else joined("need_kwh")[begins]),
+            np.median(stays if len(stays) else joined("stay_hours")[begins]),
         )
         return cls(*np.array(medians, np.float32).tolist())
 

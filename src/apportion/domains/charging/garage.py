@@ -76,10 +76,8 @@ def physics_of(
 
     Where energy has a price, what nobody wishes for is not drawn.
     """
-    hours, fill = period_minutes / 60, objective != "cost"
-    if ideal:
-        return Physics(hours, set_points=False, taper=False, gaps=0.0, fill=fill)
-    return Physics(hours, fill=fill)
+    real = Physics(period_minutes / 60, fill=objective != "cost")
+    return replace(real, set_points=False, taper=False, gaps=0.0) if ideal else real
 
 
 class Garage(eqx.Module):
@@ -219,16 +217,6 @@ class StationView(eqx.Module):
     car_a: PerStation
     car_share: PerStation
     car_metered: Flags
-
-    @property
-    def offered_kw(self) -> PerStation:
-        """In the period before."""
-        return self.known.offered_a * self.stations.kw_per_a
-
-    @property
-    def drawn_kw(self) -> PerStation:
-        """By the meter, when it spoke last."""
-        return self.known.current_a * self.stations.kw_per_a
 
 
 def unknown(stations: Stations) -> State:

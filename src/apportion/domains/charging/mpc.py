@@ -27,11 +27,17 @@ from apportion.domains.charging.garage import (
     Stations,
     StationView,
     draw,
-    plugged_in,
     see,
     unknown,
 )
-from apportion.domains.charging.schedulers import Drawn, lanes_of, on_first_days, tasks_of
+from apportion.domains.charging.schedulers import (
+    Drawn,
+    gather,
+    lanes_of,
+    on_first_days,
+    tasks_of,
+    with_room,
+)
 from apportion.domains.charging.site import Prices
 
 MPC = "mpc"
@@ -54,44 +60,37 @@ def simulate_mpc(
     Parameters
     ----------
     days, capacity_kw, members
-        As in `simulate_all`.
+        As in `simulate`.
     prices
         Plan for the least cost; without them, for the most energy.
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes = lanes_of(days.joins, len(days))
-    empty = jax.tree.map(np.zeros_like, jax.tree.map(lambda x: x[:1], garage))
-    padded = jax.tree.map(lambda x, none: np.concatenate([x, none]), garage, empty)
+    lanes = lanes_of(days.joins)
     # A row for each task and lane.
-    stations = jax.tree.map(
-        lambda *x: jnp.asarray(np.repeat(np.stack(x), len(lanes), 0)),
-        *(jax.tree.map(np.asarray, days.wiring.at(chosen)) for chosen in tasks),
-    )
-    feeder = jnp.asarray(np.repeat(capacity, len(lanes)))
-    state = jax.vmap(unknown)(stations)
-    shape = (len(tasks), *garage.arrival.shape[:1], tasks.shape[1], garage.arrival.shape[2])
+    task, lane = np.divmod(np.arange(len(tasks) * len(lanes)), len(lanes))
+    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (with_room(garage), days.wiring))
+    feeder, state = jnp.asarray(capacity[task]), None
+    shape = (len(tasks), len(days), tasks.shape[1], garage.arrival.shape[2])
     energy, by_period = np.zeros(shape), np.zeros((*shape[:2], physics.periods))
-    for column in lanes.T:
-        there = column >= 0
-        today = jax.tree.map(
-            lambda x, column=column: jnp.asarray(
-                np.swapaxes(x[column][:, tasks], 0, 1).reshape(-1, tasks.shape[1], *x.shape[2:])
-            ),
-            padded,
-        )
-        drawn, peak = [], np.zeros(len(feeder))
+    for day in lanes.T[:, lane]:
+        today, stations = gather(table, wiring, day, tasks[task].astype(np.int32))
+        arrival, departure = np.asarray(today.arrival), np.asarray(today.departure)
+        state = jax.vmap(unknown)(stations) if state is None else state
+        by_session = np.zeros(arrival.shape, np.float32)
+        together, peak = [], np.zeros(len(task))
         for n in range(physics.periods):
             seen = _see(today, stations, state, jnp.int32(n), feeder, physics)
             wishes = plan(seen, physics, peak, prices)
-            state, kwh = _draw(seen, jnp.asarray(wishes, jnp.float32), physics)
-            drawn.append(np.asarray(kwh))
-            peak = np.maximum(peak, drawn[-1].sum(-1) / physics.period_hours)
-        by_session = np.asarray(_by_session(today, jnp.asarray(np.stack(drawn))))
-        by_row = by_session.reshape(len(tasks), len(lanes), *by_session.shape[1:])
-        energy[:, column[there]] = by_row[:, there]
-        together = np.stack(drawn, 1).sum(-1).reshape(len(tasks), len(lanes), -1)
-        by_period[:, column[there]] = together[:, there]
+            state, drawn = _draw(seen, jnp.asarray(wishes, jnp.float32), physics)
+            kwh = np.asarray(drawn)
+            here = (arrival <= n) & (n < departure)
+            by_session += np.where(here, kwh[..., None], 0)
+            together.append(kwh.sum(-1))
+            peak = np.maximum(peak, together[-1] / physics.period_hours)
+        there = day >= 0
+        energy[task[there], day[there]] = by_session[there][..., : shape[-1]]
+        by_period[task[there], day[there]] = np.stack(together, 1)[there]
     return Drawn(on_first_days(energy[None], garage, tasks), by_period[None])
 
 
@@ -211,16 +210,3 @@ def _see(
 @eqx.filter_jit
 def _draw(seen: StationView, wishes_kw: Array, physics: Physics) -> tuple[State, Array]:
     return jax.vmap(lambda view, kw: draw(view, kw, physics))(seen, wishes_kw)
-
-
-@jax.jit
-def _by_session(today: Garage, drawn: Array) -> Array:
-    """The kWh (rows, entities, sessions) of what stations drew, (periods, rows, entities)."""
-
-    def add(total, period):
-        n, kwh = period
-        here = jax.vmap(lambda day: plugged_in(day, n))(today)
-        return total + jnp.where(here, kwh[..., None], 0.0), None
-
-    start = jnp.zeros(today.arrival.shape, jnp.float32)
-    return jax.lax.scan(add, start, (jnp.arange(len(drawn), dtype=jnp.int32), drawn))[0]

@@ -72,13 +72,11 @@ class Promise(Objective):
     """
 
     kwh: float | None = eqx.field(static=True, default=None)
-    """Promised to each car, or all it needs where that is less."""
-    share: float = eqx.field(static=True, default=0.8)
-    """Of its need, where no kWh are promised."""
+    """Promised to each car, or all it needs where that is less; otherwise 80 % of its need."""
 
     def __call__(self, seen, drawn_kwh, peak_kw):
         need, got = seen.car_need_kwh, seen.known.got_kwh
-        promised = self.share * need if self.kwh is None else jnp.minimum(need, self.kwh)
+        promised = 0.8 * need if self.kwh is None else jnp.minimum(need, self.kwh)
 
         def kept(kwh: PerStation) -> PerStation:
             return jnp.clip(kwh / jnp.maximum(promised, 1e-3), 0.0, 1.0) ** 2

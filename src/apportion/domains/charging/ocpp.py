@@ -129,12 +129,6 @@ class Point:
             return None
         return (self.register_wh - self.car.start_wh) / 1000
 
-    def read_out(self) -> None:
-        """Begin the meter's next period."""
-        drawn = self.meter.drawn_kw()
-        self.shown_kw = self.shown_kw if drawn is None else drawn
-        self.meter = Meter(self.meter.wh[-1:])
-
 
 class ChargePoints:
     """The charge points of a site: who is connected, what they said, and what they are told.
@@ -145,8 +139,6 @@ class ChargePoints:
         From what is known now to set-points, as `Controller.allocate`.
     every
         Seconds between two decisions.
-    speed, start
-        To try a day in a minute: the clock's seconds in one, and where it begins.
     path
         A JSON file that keeps transactions and what was accepted, for a restart.
     """
@@ -157,12 +149,9 @@ class ChargePoints:
         decide: Callable[[dict[str, Any]], PowerOffers],
         *,
         every: float,
-        speed: float = 1.0,
-        start: datetime | None = None,
         path: Path | None = None,
     ):
-        self.site, self.every, self._speed = site, every, speed
-        self._begun = None if start is None else (start, time.monotonic())
+        self.site, self.every = site, every
         self.capacity_kw: float | None = None
         self.troubles: dict[tuple[str, str], str] = {}
         """What is wrong now, by station and topic."""
@@ -185,13 +174,6 @@ class ChargePoints:
             self._of.setdefault(point_id, {})[point.connector] = point
         if path is not None and path.exists():
             self._restore(path)
-
-    def clock(self) -> datetime:
-        """The time, with its zone."""
-        if self._begun is None:
-            return datetime.now(UTC)
-        start, begun = self._begun
-        return start + timedelta(seconds=self._speed * (time.monotonic() - begun))
 
     # What comes in.
 
@@ -370,9 +352,11 @@ class ChargePoints:
                 self._deaf.clear()
             for attempt in range(_ATTEMPTS):
                 offers = self._decide(self._now())
-                if attempt == 0:
-                    for point in self.points.values():
-                        point.read_out()
+                for point in self.points.values() if attempt == 0 else ():
+                    # The meter's next period begins.
+                    drawn = point.meter.drawn_kw()
+                    point.shown_kw = point.shown_kw if drawn is None else drawn
+                    point.meter = Meter(point.meter.wh[-1:])
                 told = {
                     point: float(offers.allocation_a[point.name])
                     for point in self.points.values()
@@ -415,10 +399,9 @@ class ChargePoints:
         if car is None or link is None:
             return False
         until = time.time() + (VALID_PERIODS + 1) * self.every
-        period = self.every * self._speed
         schedule = {
-            "start_schedule": stamp(self.clock() - timedelta(seconds=period)),
-            "duration": math.ceil((VALID_PERIODS + 1) * period),
+            "start_schedule": stamp(datetime.now(UTC) - timedelta(seconds=self.every)),
+            "duration": math.ceil((VALID_PERIODS + 1) * self.every),
             **_one_period(amperes, point.station),
         }
         taken = await link.set_profile(point.connector, schedule, car.number)
@@ -481,7 +464,7 @@ class ChargePoints:
             if not point.connected or deaf or (car is None and not point.has_default):
                 told["fixed_a"] = bound
             stations.append(told)
-        now = {"time": self._told(self.clock()), "stations": stations}
+        now = {"time": self._told(datetime.now(UTC)), "stations": stations}
         return now if self.capacity_kw is None else now | {"capacity_kw": self.capacity_kw}
 
     def _told(self, moment: datetime) -> str:
@@ -492,7 +475,7 @@ class ChargePoints:
 
     def _moment(self, text: str) -> datetime:
         """A charge point's time; now where it is none, or one that cannot be."""
-        now = self.clock()
+        now = datetime.now(UTC)
         try:
             found = datetime.fromisoformat(text)
         except (TypeError, ValueError):

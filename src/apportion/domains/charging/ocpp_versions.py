@@ -75,11 +75,11 @@ class Link(ABC):
     def on_boot(self, **_: Any) -> Any:
         self.owner.booted(self)
         interval = round(max(1.0, min(self.owner.every, 300.0)))
-        return self.results.BootNotification(stamp(self.owner.clock()), interval, "Accepted")
+        return self.results.BootNotification(stamp(datetime.now(UTC)), interval, "Accepted")
 
     @on("Heartbeat")
     def on_heartbeat(self, **_: Any) -> Any:
-        return self.results.Heartbeat(stamp(self.owner.clock()))
+        return self.results.Heartbeat(stamp(datetime.now(UTC)))
 
     @on("Authorize")
     def on_authorize(self, **_: Any) -> Any:

@@ -208,7 +208,7 @@ def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observatio
     capacity = jnp.maximum(seen.capacity_kw, 1e-6)
     return Observation(
         jnp.stack(columns, -1)[:, None, :],
-        seen.offered_kw / capacity,
+        known.offered_a * stations.kw_per_a / capacity,
         jnp.where(mask, jnp.minimum(seen.limit_kw / capacity, 1.0), 0.0),
     )
 

@@ -3,7 +3,7 @@
 Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
 served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
 time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
-Days are simulated by `simulate_all`, one after the other wherever a car stays over midnight; set-points
+Days are simulated by `simulate`, one after the other wherever a car stays over midnight; set-points
 turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
 """
 
@@ -40,7 +40,7 @@ from apportion.domains.charging.garage import (
     visit,
 )
 from apportion.domains.charging.problem import observation, with_spare
-from apportion.domains.charging.setpoints import COMPARED, unsorted
+from apportion.domains.charging.setpoints import COMPARED, comes_before, unsorted
 from apportion.errors import InputError
 from apportion.policy import Policy
 
@@ -141,19 +141,9 @@ def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
         served = seen.limit_kw[order]
         taken = unsorted(jnp.cumsum(served) - served, order)
         return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
-    # Comparing all pairs costs less than sorting at the sizes of a garage, and on a GPU far less. The
-    # barrier keeps a key from being computed anew for every pair.
+    # The barrier keeps a key from being computed anew for every pair.
     key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
-    place = jnp.arange(len(key), dtype=jnp.int32)
-
-    def pairs(values: Array) -> tuple[Array, Array]:
-        return values[:, None] < values[None, :], values[:, None] == values[None, :]
-
-    sooner, tie = pairs(key)
-    came, together = pairs(arrived)
-    first, _ = pairs(place)
-    before = sooner | (tie & (came | (together & first)))
-    taken = jnp.where(before, limit[:, None], 0.0).sum(0)
+    taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
     return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
 
 
@@ -268,7 +258,7 @@ def _stretch(
 
 
 @jax.jit
-def _gather(
+def gather(
     garage: Garage,
     stations: Stations,
     day: Int[Array, " rows"],
@@ -279,22 +269,19 @@ def _gather(
     return today, jax.vmap(stations.at)(members)
 
 
-def lanes_of(joins: np.ndarray, most: int) -> np.ndarray:
-    """Days as at most so many lanes of about one length, (lanes, days); -1 is no day.
+def lanes_of(joins: np.ndarray) -> np.ndarray:
+    """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
 
-    A day that joins the one before stays in its lane, so that lanes can be walked side by side.
+    A day that joins the one before stays in its lane.
 
-    >>> lanes_of(np.array([False, True, False, False, True]), 2).tolist()
-    [[0, 1, 2], [3, 4, -1]]
+    >>> lanes_of(np.array([False, True, False, False, True])).tolist()
+    [[0, 1], [2, -1], [3, 4]]
     """
-    length = -(-len(joins) // most)
-    lanes: list[list[int]] = [[]]
-    for day, joined in enumerate(joins):
-        if len(lanes[-1]) >= length and not joined:
-            lanes.append([])
-        lanes[-1].append(day)
-    longest = max(map(len, lanes))
-    return np.array([lane + [-1] * (longest - len(lane)) for lane in lanes])
+    lane = np.cumsum(~joins) - 1
+    place = np.arange(len(joins)) - np.flatnonzero(~joins)[lane]
+    lanes = np.full((lane[-1] + 1, place.max() + 1), -1)
+    lanes[lane, place] = np.arange(len(joins))
+    return lanes
 
 
 class Drawn(NamedTuple):
@@ -316,31 +303,21 @@ def tasks_of(
     return tasks, np.broadcast_to(np.asarray(capacity_kw, np.float32), len(tasks))
 
 
-def simulate_all(
-    days: Days,
-    schedules: Sequence[Schedule],
-    capacity_kw: np.ndarray | float,
-    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
-) -> np.ndarray:
-    """The kWh each session draws, (schedules, tasks, days, entities, sessions), for tasks of stations.
-
-    What a car draws on a later day than its first counts on the first. Days have forecasts
-    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
-    by default one task of all; `capacity_kw` is that of all tasks, or of each.
-    """
-    return simulate(days, schedules, capacity_kw, members).energy_kwh
-
-
 def simulate(
     days: Days,
     schedules: Sequence[Schedule],
     capacity_kw: np.ndarray | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
 ) -> Drawn:
-    """The same, and when it was drawn."""
+    """What sessions draw in tasks of stations under each schedule.
+
+    What a car draws on a later day than its first counts on the first. Days have forecasts
+    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
+    by default one task of all; `capacity_kw` is that of all tasks, or of each.
+    """
     garage, physics = days.garage, days.physics
     tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes = lanes_of(days.joins, len(days))
+    lanes = lanes_of(days.joins)
     # A row for each lane and task, the longest lanes first: the others' rows are soon done.
     lanes = lanes[np.argsort((lanes < 0).sum(1), kind="stable")]
     lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
@@ -349,11 +326,12 @@ def simulate(
     room = max((_ROWS if on_cpu else _ROWS_OF_A_GPU) // tasks.shape[1], 1)
     size = rows_at_once(-(-len(lane) // cores), room, 2 if on_cpu else 8)
     parts = np.array_split(np.arange(len(lane)), range(size, len(lane), size))
-    sessions = garage.arrival.shape[2]
     table = jax.tree.map(jnp.asarray, with_room(garage))
     wiring = jax.tree.map(jnp.asarray, days.wiring)
-    energy = np.zeros((len(schedules), *_shape(garage, tasks)), np.float32)
-    by_period = np.zeros((*energy.shape[:3], physics.periods), np.float32)
+    whole = (len(schedules), len(tasks), len(days))
+    sessions = garage.arrival.shape[2]
+    energy = np.zeros((*whole, tasks.shape[1], sessions), np.float32)
+    by_period = np.zeros((*whole, physics.periods), np.float32)
 
     def walk(job: tuple[int, np.ndarray]) -> None:
         number, rows = job
@@ -362,7 +340,7 @@ def simulate(
         days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
         state = None
         for today in days_of.T[: (days_of >= 0).sum(1).max()]:
-            here, stations = _gather(table, wiring, today, tasks[own].astype(np.int32))
+            here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
             state = jax.vmap(unknown)(stations) if state is None else state
             feeder = jnp.asarray(capacity[own])
             state, *found = _walk_rows(
@@ -405,12 +383,6 @@ def with_room(garage: Garage) -> Garage:
         return np.pad(values, [(0, 1), (0, 0), (0, more)][: values.ndim])
 
     return jax.tree.map(padded, garage)
-
-
-def _shape(garage: Garage, tasks: np.ndarray) -> tuple[int, ...]:
-    """Tasks, days, entities and sessions."""
-    days, _, sessions = garage.arrival.shape
-    return (*tasks.shape[:1], days, tasks.shape[1], sessions)
 
 
 def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ import os
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
@@ -27,12 +27,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from websockets.asyncio.server import serve as listen
 
+from apportion.domains.charging.backtest import read_certificate
 from apportion.domains.charging.controller import Controller, PowerOffers
 from apportion.domains.charging.ocpp import ChargePoints, choose_subprotocol
 from apportion.domains.charging.settings import ChargingServeOptions
+from apportion.domains.charging.site import Site
 from apportion.errors import InputError, first_line
 from apportion.report.page import Part, Section, page
-from apportion.runs.files import read_bytes
 from apportion.runs.signals import listening
 
 _BARS = "A bar is what is offered of the cable's current; the mark in it, what is drawn."
@@ -43,6 +44,9 @@ _LATE_PERIODS = 3
 """A controller that has not decided for so long is not healthy."""
 
 _log = logging.getLogger("apportion.charging")
+_websockets = logging.getLogger("apportion.websockets")
+# Who connects and goes is told by what follows from it.
+_websockets.setLevel(logging.CRITICAL)
 
 
 @dataclass
@@ -53,8 +57,7 @@ class CertificateGate:
     """
 
     path: Path
-    site: str
-    """The site's fingerprint."""
+    site: Site
     baseline: str
     told: float
     """The trust where no certificate counts."""
@@ -71,34 +74,26 @@ class CertificateGate:
             seen = None
         if seen != self._seen:
             self._seen = seen
-            trust, why, level = self._judge(seen is not None)
-            if (trust, why) != (self.trust, self.why):
-                _log.log(level, "trust in the policy %.0f %%: %s", 100 * trust, why)
-            self.trust, self.why = trust, why
+            before, level = (self.trust, self.why), logging.INFO
+            self.trust, self.why = self.told, "no certificate; as --trust says"
+            try:
+                if seen is not None:
+                    self.trust, self.why = self._judge()
+            except InputError as error:
+                level = logging.WARNING
+                self.why = f"the certificate is not used: {error}; as --trust says"
+            if (self.trust, self.why) != before:
+                _log.log(level, "trust in the policy %.0f %%: %s", 100 * self.trust, self.why)
         return self.trust
 
-    def _judge(self, there: bool) -> tuple[float, str, int]:
-        if not there:
-            return self.told, "no certificate; as --trust says", logging.INFO
-        try:
-            found = json.loads(read_bytes(self.path))
-            against, trust, verdict = found["against"], float(found["trust"]), found["verdict"]
-            if not 0 <= trust <= 1:
-                raise ValueError(f"trust is {trust}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return self._unused(f"it cannot be read ({first_line(error)})")
-        if found.get("site") != self.site:
-            what = "another site" if found.get("site") else "no one site"
-            return self._unused(f"it is of {what}; certify with this site's TOML file as --site")
+    def _judge(self) -> tuple[float, str]:
+        found = read_certificate(self.path, self.site)
+        against, verdict = found.get("against"), found.get("verdict")
         if against != self.baseline:
-            return self._unused(f"it is against {against}, and the baseline is {self.baseline}")
-        trust = 0.0 if verdict == "harmful" else trust
+            raise InputError(f"it is against {against}, and the baseline is {self.baseline}")
+        trust = 0.0 if verdict == "harmful" else float(found["trust"])
         days = f"{found.get('start')} to {found.get('end')}"
-        return trust, f"{verdict} against {against}, by the days {days}", logging.INFO
-
-    def _unused(self, why: str) -> tuple[float, str, int]:
-        why = f"the certificate is not used: {why}; as --trust says"
-        return self.told, why, logging.WARNING
+        return trust, f"{verdict} against {against}, by the days {days}"
 
 
 class Service:
@@ -113,7 +108,6 @@ class Service:
         self.last: float | None = None
         """When it last decided, by the machine's clock."""
         self._time: Any = None
-        self._capacity_kw = controller.site.capacity_kw
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
         self._wiring = controller.site.wiring()
         self._said: set[str] = set()
@@ -130,10 +124,6 @@ class Service:
             if warning not in self._said:
                 _log.warning("%s", warning)
         self._said = set(offers.warnings)
-        told = now.get("capacity_kw")
-        if not isinstance(told, int | float) or not 0 <= told < float("inf"):
-            told = self.controller.site.capacity_kw
-        self._capacity_kw = float(told)
         self._time = now.get("time")
         if self.points is None:
             meters = [car.drawn_kw for car in self.controller.seen.values()]
@@ -143,7 +133,7 @@ class Service:
         row = {
             "time": self.last,
             "offered_kw": round(sum(offers.allocation_kw.values()), 3),
-            "capacity_kw": round(self._capacity_kw, 3),
+            "capacity_kw": round(self.controller.capacity_kw, 3),
             "drawn_kw": round(sum(drawn), 3) if drawn else None,
         }
         self._history.append(row)
@@ -166,7 +156,7 @@ class Service:
                 strict=True,
             )
         ]
-        limits[0]["limit"] = round(self._capacity_kw, 3)
+        limits[0]["limit"] = round(self.controller.capacity_kw, 3)
         warnings = [] if offers is None else list(offers.warnings)
         if self.points is not None:
             troubles = self.points.troubles.items()
@@ -180,7 +170,7 @@ class Service:
             "baseline": self.controller.baseline,
             "trust": self.controller.trust,
             "why": self.gate.why,
-            "capacity_kw": round(self._capacity_kw, 3),
+            "capacity_kw": limits[0]["limit"],
             "offered_kw": round(sum(station["offered_kw"] for station in stations), 3),
             "limits": limits,
             "stations": stations,
@@ -231,42 +221,34 @@ class Service:
         """What Prometheus reads."""
         state = self.state()
         cars = [station for station in state["stations"] if station["plugged"]]
-        gauges = [
-            ("offered_kilowatts", "Power offered to cars.", state["offered_kw"]),
-            ("capacity_kilowatts", "What the feeder gives.", state["capacity_kw"]),
-            ("cars", "Cars plugged in.", len(cars)),
-            ("cars_waiting", "Cars offered nothing.", sum(not car["offered_a"] for car in cars)),
-            ("trust", "The policy's part in the decision.", state["trust"]),
-            ("last_decision_seconds", "When it was, since 1970.", self.last or 0.0),
+        waiting = sum(not car["offered_a"] for car in cars)
+        by = {_label("by", who): number for who, number in sorted(self.decided.items())}
+        told = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
+        shown: list[tuple[str, str, Mapping[str, float]]] = [
+            ("offered_kilowatts", "Power offered to cars.", {"": state["offered_kw"]}),
+            ("capacity_kilowatts", "What the feeder gives.", {"": state["capacity_kw"]}),
+            ("cars", "Cars plugged in.", {"": len(cars)}),
+            ("cars_waiting", "Cars offered nothing.", {"": waiting}),
+            ("trust", "The policy's part in the decision.", {"": state["trust"]}),
+            ("last_decision_seconds", "When it was, since 1970.", {"": self.last or 0.0}),
+            ("decisions_total", "Decisions, by who made them.", by),
+            ("warnings_total", "Data that were set aside.", {"": self.warned}),
+            ("station_offered_amperes", "Offered to each station.", told),
         ]
         if self.points is not None:
             connected = sum(point.connected for point in self.points.points.values())
-            gauges.append(("charge_points_connected", "Stations that can be told.", connected))
+            shown.append(("charge_points_connected", "Stations that can be told.", {"": connected}))
         lines = []
-        for name, words, value in gauges:
-            lines += [*_described(name, words, "gauge"), f"apportion_{name} {value:g}"]
-        lines += _described("decisions_total", "Decisions, by who made them.", "counter")
-        lines += [
-            f'apportion_decisions_total{{by="{by}"}} {number}'
-            for by, number in sorted(self.decided.items())
-        ]
-        lines += _described("warnings_total", "Data that were set aside.", "counter")
-        lines.append(f"apportion_warnings_total {self.warned}")
-        lines += _described("station_offered_amperes", "Offered to each station.", "gauge")
-        lines += [
-            f'apportion_station_offered_amperes{{station="{_label(station["id"])}"}} '
-            f"{station['offered_a']:g}"
-            for station in state["stations"]
-        ]
+        for name, words, values in shown:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP apportion_{name} {words}", f"# TYPE apportion_{name} {kind}"]
+            lines += [f"apportion_{name}{label} {value}" for label, value in values.items()]
         return "\n".join([*lines, ""])
 
 
-def _described(name: str, words: str, kind: str) -> list[str]:
-    return [f"# HELP apportion_{name} {words}", f"# TYPE apportion_{name} {kind}"]
-
-
-def _label(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def _label(name: str, text: str) -> str:
+    written = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{{name}="{written}"}}'
 
 
 def application(service: Service) -> Starlette:
@@ -371,7 +353,7 @@ async def run_service(
             sock=ocpp,
             select_subprotocol=choose_subprotocol,
             process_request=points.refuse_unknown,
-            logger=_quiet(),
+            logger=_websockets,
         )
         tasks.append(asyncio.create_task(points.run()))
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -384,61 +366,49 @@ async def run_service(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _quiet() -> logging.Logger:
-    """Who connects and goes is told by what follows from it."""
-    logger = logging.getLogger("apportion.websockets")
-    logger.setLevel(logging.CRITICAL)
-    return logger
-
-
 def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOptions) -> str:
     """Run a controller until Ctrl-C or SIGTERM; what to say then."""
     if options.every is not None and not 0 < options.every <= 3600:
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
-    http = _bind(options.host, options.port, "--port")
-    ocpp = None if options.ocpp is None else _bind(options.host, options.ocpp, "--ocpp")
-    try:
-        with _logged():
-            return _serve(make(), folder, options, http, ocpp)
-    finally:
-        for opened in (http, ocpp):
-            if opened is not None:
-                opened.close()
+    with ExitStack() as until_the_end:
+        http = until_the_end.enter_context(_bind(options.host, options.port, "--port"))
+        ocpp = None
+        if options.ocpp is not None:
+            ocpp = until_the_end.enter_context(_bind(options.host, options.ocpp, "--ocpp"))
+        until_the_end.enter_context(_logged())
+        decisions = asyncio.run(_live(make(), folder, options, http, ocpp))
+    kept = f"; what is known of the cars is in {options.state}" if options.state else ""
+    return f"stopped after {decisions} decisions{kept}"
 
 
-def _serve(
+async def _live(
     controller: Controller,
     folder: Path,
     options: ChargingServeOptions,
     http: socket.socket,
     ocpp: socket.socket | None,
-) -> str:
+) -> int:
+    """Serve until a signal comes; how many decisions were made."""
     site = controller.site
     every = options.every or 60.0 * site.period_minutes
     certificate = options.certificate or folder / "certificate.json"
-    gate = CertificateGate(certificate, site.fingerprint, options.baseline, options.trust)
+    gate = CertificateGate(certificate, site, options.baseline, options.trust)
+    service = Service(controller, gate, every=every)
+    _log.info("serving %s at http://%s", site.describe(), _address(http))
+    if ocpp is not None:
+        kept = options.state and options.state.with_suffix(".ocpp.json")
+        service.points = ChargePoints(site, service.decide, every=every, path=kept)
+        _log.info("charge points connect to ws://%s/ocpp/ID", _address(ocpp))
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    async def main() -> Service:
-        service = Service(controller, gate, every=every)
-        _log.info("serving %s at http://%s", site.describe(), _address(http))
-        if ocpp is not None:
-            kept = options.state and options.state.with_suffix(".ocpp.json")
-            service.points = ChargePoints(site, service.decide, every=every, path=kept)
-            _log.info("charge points connect to ws://%s/ocpp/ID", _address(ocpp))
-        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    def leave(number: int, frame: Any) -> None:
+        loop.call_soon_threadsafe(stop.set)
 
-        def leave(number: int, frame: Any) -> None:
-            loop.call_soon_threadsafe(stop.set)
-
-        with listening(leave):
-            await run_service(service, http, ocpp, stop)
-        return service
-
-    decisions = asyncio.run(main()).decided.total()
-    kept = f"; what is known of the cars is in {options.state}" if options.state else ""
-    return f"stopped after {decisions} decisions{kept}"
+    with listening(leave):
+        await run_service(service, http, ocpp, stop)
+    return service.decided.total()
 
 
 def _bind(host: str, port: int, option: str) -> socket.socket:

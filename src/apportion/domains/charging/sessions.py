@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -24,9 +24,6 @@ import pandas as pd
 from apportion.domains.tables import load_table
 from apportion.errors import InputError
 from apportion.runs.settings import suggest
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_KW, MOST_KWH = 400.0, 1000.0
 """What no cable gives, and no car takes: whose energies are beyond has them in Wh."""
@@ -100,19 +97,6 @@ class CheckedSessions:
     def to_frame(self) -> pd.DataFrame:
         """The sessions."""
         return self.frame
-
-    def plot(self) -> "Figure":
-        """Sessions a day at each site."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 3.5), layout="constrained")
-        axes = figure.subplots()
-        for site, rows in self.frame.groupby("site", observed=True):
-            a_day = rows.arrival.dt.tz_localize(None).dt.normalize().value_counts().sort_index()
-            axes.plot(a_day.index.to_numpy(), a_day.to_numpy(), ".", markersize=3, label=str(site))
-        axes.set_ylabel("sessions a day")
-        axes.legend()
-        return figure
 
 
 def read_sessions(

@@ -24,7 +24,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,25 +41,8 @@ T = TypeVar("T")
 PHASES = (1, 2, 3)
 LEAST_A = 6.0
 """Below this no car charges (IEC 61851)."""
-PERIODS_MINUTES = (5, 15)
-EMBEDDED = ("caltech", "jpl")
 _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 """The usual cables, by what they give."""
-_KEYS = {
-    "site": (
-        "timezone",
-        "volts",
-        "feeder_a",
-        "feeder_kw",
-        "period_minutes",
-        "stations",
-        "branches",
-        "prices",
-    ),
-    "station": ("max_a", "phases", "phase", "min_a"),
-    "branch": ("limit_a", "stations"),
-    "prices": ("per_kwh", "peak_per_kw", "worth_per_kwh"),
-}
 
 
 @dataclass(frozen=True)
@@ -157,17 +140,29 @@ class Site:
     prices: Prices | None = None
 
     def __post_init__(self):
-        for what, value in self._numbers():
+        feeder = {"feeder_a": self.feeder_a, "feeder_kw": self.feeder_kw}
+        numbers = {"volts": self.volts}
+        numbers |= {what: value for what, value in feeder.items() if value is not None}
+        for name, station in self.stations.items():
+            numbers[f"station {name}: max_a"] = station.max_a
+            numbers[f"station {name}: min_a"] = station.min_a
+        for name, branch in self.branches.items():
+            numbers[f"branch {name}: limit_a"] = branch.limit_a
+        for what, value in numbers.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
                 raise InputError(f"site: {what} is {value!r}; it must be a number above 0")
         if not self.stations:
             raise InputError("site: no station is described; add a table [stations.NAME]")
         if (self.feeder_a is None) == (self.feeder_kw is None):
             raise InputError("site: give one of feeder_a, amperes on each phase, and feeder_kw")
-        if self.period_minutes not in PERIODS_MINUTES:
+        if self.period_minutes not in (5, 15):
             raise InputError(f"site: period_minutes is {self.period_minutes}; it must be 5 or 15")
         if self.timezone is not None:
-            _require_zone(self.timezone)
+            try:
+                ZoneInfo(self.timezone)
+            except (LookupError, OSError, ValueError, TypeError):
+                said = f"no such time zone as {self.timezone!r}; name it as Europe/Berlin"
+                raise InputError(f"site: {said}") from None
         for name, station in self.stations.items():
             if station.min_a > station.max_a:
                 raise InputError(
@@ -182,17 +177,6 @@ class Site:
                         f"site: branch {name}: there is no station {station}"
                         f"{suggest(station, list(self.stations))}"
                     )
-
-    def _numbers(self) -> Iterable[tuple[str, Any]]:
-        yield "volts", self.volts
-        for what in ("feeder_a", "feeder_kw"):
-            if getattr(self, what) is not None:
-                yield what, getattr(self, what)
-        for name, station in self.stations.items():
-            yield f"station {name}: max_a", station.max_a
-            yield f"station {name}: min_a", station.min_a
-        for name, branch in self.branches.items():
-            yield f"branch {name}: limit_a", branch.limit_a
 
     @property
     def capacity_kw(self) -> float:
@@ -211,19 +195,18 @@ class Site:
         plain = json.dumps(wired, sort_keys=True, default=list)
         return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
-    def wiring(self, names: Iterable[str] | None = None) -> Wiring:
-        """The limits of these stations, by default of all."""
-        chosen = list(self.stations if names is None else names)
-        stations = [self.stations[name] for name in chosen]
+    def wiring(self) -> Wiring:
+        """The limits of its stations."""
+        stations = self.stations.values()
         on_phase = np.array([[p in s.phases for s in stations] for p in PHASES], float)
         kw_per_a = on_phase.sum(0) * self.volts / 1000
         load, limit, names = [kw_per_a], [self.capacity_kw], ["feeder"]
         above: list[tuple[str, float, set[str]]] = []
         if self.feeder_a is not None:
-            above.append(("feeder", self.feeder_a, set(chosen)))
+            above.append(("feeder", self.feeder_a, set(self.stations)))
         above += [(name, b.limit_a, set(b.stations)) for name, b in self.branches.items()]
         for what, limit_a, below in above:
-            here = np.array([name in below for name in chosen], float)
+            here = np.array([name in below for name in self.stations], float)
             for phase, row in zip(PHASES, on_phase * here, strict=True):
                 if row.any():
                     load.append(row)
@@ -256,7 +239,7 @@ class Site:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Site":
         """The site that a TOML file's tables describe."""
-        _require_known("site", "site", content)
+        _require_known(cls, "site", content)
         stations, branches = (content.get(name, {}) for name in ("stations", "branches"))
         for name, tables in (("stations", stations), ("branches", branches)):
             if not isinstance(tables, Mapping) or not all(
@@ -302,24 +285,21 @@ class Site:
 
     def to_toml(self) -> str:
         """The TOML file that describes the site."""
-        lines = []
+        lines, tables = [], {}
         for name in ("timezone", "volts", "feeder_a", "feeder_kw", "period_minutes"):
             value = getattr(self, name)
             if value is not None:
                 lines.append(f"{name} = {json.dumps(value)}")
         for name, station in self.stations.items():
-            lines += ["", f"[stations.{json.dumps(name)}]", f"max_a = {station.max_a}"]
-            lines.append(f"phases = {len(station.phases)}")
-            if len(station.phases) == 1:
-                lines.append(f"phase = {station.phases[0]}")
-            lines.append(f"min_a = {station.min_a}")
+            wired = {"max_a": station.max_a, "phases": len(station.phases)}
+            wired |= {"phase": station.phases[0]} if len(station.phases) == 1 else {}
+            tables[f"stations.{json.dumps(name)}"] = wired | {"min_a": station.min_a}
         for name, branch in self.branches.items():
-            lines += ["", f"[branches.{json.dumps(name)}]", f"limit_a = {branch.limit_a}"]
-            lines.append(f"stations = {json.dumps(list(branch.stations))}")
+            tables[f"branches.{json.dumps(name)}"] = asdict(branch)
         if self.prices is not None:
-            lines += ["", "[prices]", f"per_kwh = {json.dumps(list(self.prices.per_kwh))}"]
-            lines.append(f"worth_per_kwh = {self.prices.worth_per_kwh}")
-            lines.append(f"peak_per_kw = {self.prices.peak_per_kw}")
+            tables["prices"] = asdict(self.prices)
+        for name, table in tables.items():
+            lines += ["", f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
         return "\n".join([*lines, ""])
 
 
@@ -425,7 +405,7 @@ def saved_site(about: Mapping[str, Any], chosen: str | None) -> Site:
 
 
 def _station(name: str, table: Mapping[str, Any]) -> Station:
-    _require_known("station", f"station {name}", table)
+    _require_known(Station, f"station {name}", table, "phase")
     phases, phase = table.get("phases", 3), table.get("phase", 1)
     if phases not in (1, 3) or phase not in PHASES or ("phase" in table and phases == 3):
         raise InputError(
@@ -436,7 +416,7 @@ def _station(name: str, table: Mapping[str, Any]) -> Station:
 
 
 def _branch(name: str, table: Mapping[str, Any]) -> Branch:
-    _require_known("branch", f"branch {name}", table)
+    _require_known(Branch, f"branch {name}", table)
     stations = table.get("stations", [])
     if not isinstance(stations, list) or not stations or "limit_a" not in table:
         raise InputError(f"site: branch {name}: give limit_a and a list of stations")
@@ -446,21 +426,15 @@ def _branch(name: str, table: Mapping[str, Any]) -> Branch:
 def _prices(table: Any) -> Prices:
     if not isinstance(table, Mapping) or not isinstance(table.get("per_kwh"), list):
         raise InputError("site: [prices] needs per_kwh, a list of 24 numbers, one for each hour")
-    _require_known("prices", "prices", table)
+    _require_known(Prices, "prices", table)
     per_kwh = tuple(table["per_kwh"])
     dearest = max((x for x in per_kwh if isinstance(x, int | float)), default=0.0)
     worth = table.get("worth_per_kwh", 2 * dearest)
     return Prices(per_kwh, worth, table.get("peak_per_kw", 0.0))
 
 
-def _require_known(kind: str, what: str, table: Mapping[str, Any]) -> None:
+def _require_known(kind: type, what: str, table: Mapping[str, Any], *more: str) -> None:
+    known = [*(f.name for f in fields(kind)), *more]
     for key in table:
-        if key not in _KEYS[kind]:
-            raise InputError(f"site: {what}: there is no {key!r}{suggest(key, list(_KEYS[kind]))}")
-
-
-def _require_zone(zone: Any) -> None:
-    try:
-        ZoneInfo(zone)
-    except (LookupError, OSError, ValueError, TypeError):
-        raise InputError(f"site: no such time zone as {zone!r}; name it as Europe/Berlin") from None
+        if key not in known:
+            raise InputError(f"site: {what}: there is no {key!r}{suggest(key, known)}")
