@@ -268,14 +268,14 @@ def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were
     with pytest.raises(
         InputError, match=r"step 0, task \d \(entities \[.*\]\): the loss or its grad"
     ):
-        _raise_fault(algorithm, TASKS, after)
+        _raise_fault(algorithm, after)
     assert np.asarray(after.selection.scores).tolist() == [1.0] * 8
     assert bool(eqx.tree_equal(after.parameters, state.parameters))
     # Of several runs, the second.
     later = eqx.tree_at(lambda s: s.fault, after, jnp.array([[0, 0, 0], [4, 3, 2]]))
     words = r"step 3 of run 1, task 2 .* scorer returned a negative number \(mean_deviation\)"
     with pytest.raises(InputError, match=words):
-        _raise_fault(algorithm, TASKS, later)
+        _raise_fault(algorithm, later)
 
 
 @pytest.mark.parametrize(
