@@ -1,8 +1,7 @@
 """The paper's recurrent network: h_k = tanh(x_k A + h_{k-1} B + b) over an entity's window.
 
-`last_state` is the plain scan that says what is computed. `Recurrence` computes the same by kernels
-in (feature, row) layout, chosen by the platform a program is compiled for: `recurrence_gpu` on a
-GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
+`Recurrence` computes it in (feature, row) layout, by what suits the platform a program is compiled for:
+kernels (`recurrence_gpu`) on a GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
 `vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what is compiled
 has one axis of each.
 """
@@ -47,23 +46,8 @@ class Recurrence(eqx.Module):
 
     def __call__(self, history: History) -> Features:
         if 0 in history.shape:
-            return last_state(self.from_input, self.from_state, self.bias, history)
+            return jnp.zeros((history.shape[0], self.bias.shape[0]), history.dtype)
         return _read(self.from_input, self.from_state, self.bias, history)
-
-
-def last_state(
-    from_input: Float[Array, "channels hidden"],
-    from_state: Float[Array, "hidden hidden"],
-    bias: Float[Array, " hidden"],
-    history: History,
-) -> Features:
-    """The last state by a plain scan: the reference that the kernels are held against."""
-
-    def period(state, x):
-        return jnp.tanh(x @ from_input + state @ from_state + bias), None
-
-    start = jnp.zeros((history.shape[0], bias.shape[0]), history.dtype)
-    return lax.scan(period, start, history.swapaxes(0, 1))[0]
 
 
 @partial(jax.jit, inline=True)

@@ -67,9 +67,7 @@ class TrainingResult:
     @property
     def probabilities(self) -> np.ndarray:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
-        of_run = self.algorithm.selection.probabilities
-        several = self.state.step.ndim > 0
-        return np.asarray((jax.vmap(of_run) if several else of_run)(self.state.selection))
+        return np.asarray(self.algorithm.probabilities(self.state))
 
     def summary(self) -> str:
         """What training has changed: rewards on fixed tasks before and after it, and how it went."""

@@ -101,13 +101,6 @@ def test_the_description_holds_every_argument_of_the_constructor(tmp_path):
     }
 
 
-def test_saving_twice_gives_the_same_bytes(tmp_path):
-    for name in ("one", "two"):
-        save_policy(_own(), tmp_path / name, {"x": 1})
-    for file in (ARRAYS, DESCRIPTION):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
 def test_a_users_own_policy_comes_back_only_where_its_class_is_given(tmp_path, monkeypatch):
     policy = PartialTrading(_own(), 0.5)
     save_policy(policy, tmp_path, {"x": 1})

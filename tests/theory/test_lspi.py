@@ -80,19 +80,6 @@ def test_lstd_q_from_counts_equals_lstd_q_from_the_samples():
     np.testing.assert_allclose(found.action_values[0], features @ expected, rtol=1e-8)
 
 
-def test_more_samples_bring_the_action_values_closer_at_the_root_rate():
-    family = random_family(states=6, actions=2, tasks=1, spread=0, gamma=0.7, runs=40)
-    best = family.backup(family.optimal()[1])
-    features = np.eye(12).reshape(6, 2, 12)
-    rng = np.random.default_rng(0)
-    errors = []
-    for samples in (1000, 16_000):
-        counts = draw_counts(family, samples, rng=rng)
-        found = lspi_finite(counts.visits, counts.moves, counts.rewards, features, 0.7)
-        errors.append(np.sqrt(((found.action_values - best) ** 2).mean()))
-    assert 3 < errors[0] / errors[1] < 5
-
-
 def test_the_clip_binds_where_features_carry_a_value_to_a_state_not_visited():
     rows = np.array([0.9999, 0.0001])
     mdp = MDP(np.broadcast_to(rows, (1, 2, 1, 2)).copy(), np.ones((1, 2, 1)), 0.9)

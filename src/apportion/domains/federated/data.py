@@ -432,12 +432,12 @@ def _fifth(clients: int) -> int:
 
 def _times(kind: str, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """When each client comes, and for how long, as parts of the rounds."""
-    comes, stays = np.zeros(clients), np.ones(clients)
-    last = clients - _fifth(clients)
     if kind == "newcomers":
-        comes, stays = np.arange(clients) / clients, np.full(clients, 0.5)
-    elif kind in TIMES:
-        comes[last:], stays[last:] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
+        return np.arange(clients) / clients, np.full(clients, 0.5)
+    comes, stays = np.zeros(clients), np.ones(clients)
+    if kind in TIMES:
+        last = slice(clients - _fifth(clients), None)
+        comes[last], stays[last] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
     return comes, stays
 
 
