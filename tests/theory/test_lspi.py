@@ -104,21 +104,19 @@ def test_without_noise_and_with_all_features_the_average_is_solved():
     np.testing.assert_allclose(found.values[:, -1], value)
 
 
-@pytest.mark.parametrize("sampling", [one_path, independent_draws])
-def test_moves_and_rewards_are_those_of_the_average(sampling):
+@pytest.mark.parametrize(
+    ("sampling", "share"),
+    [(one_path, FAMILY.average().stationary(POLICY)), (independent_draws, np.full((2, 4), 1 / 4))],
+)
+def test_visits_moves_and_rewards_are_those_of_the_average(sampling, share):
     moves = sampling(FAMILY, POLICY, 4000, np.random.default_rng(1))
     chain, reward = FAMILY.average().under(POLICY)
     visits = moves.counts.sum(-1)
     assert (visits.sum(-1) == 3 * 4000).all()
+    np.testing.assert_allclose(visits / 12_000, share, atol=0.03)
     # 12,000 moves, 1,000 or more from each state: five standard errors are 0.08.
     np.testing.assert_allclose(moves.counts / visits[..., None], chain, atol=0.08)
     np.testing.assert_allclose(moves.rewards, visits * reward)
-
-
-def test_a_path_visits_states_as_the_stationary_distribution_says():
-    moves = one_path(FAMILY, POLICY, 4000, np.random.default_rng(2))
-    share = moves.counts.sum(-1) / 12_000
-    np.testing.assert_allclose(share, FAMILY.average().stationary(POLICY), atol=0.03)
 
 
 def test_separate_paths_weigh_the_tasks_kernels_by_their_visits():

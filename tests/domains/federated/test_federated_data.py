@@ -1,7 +1,5 @@
 """The digits and their files, and who holds which of them."""
 
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
@@ -84,13 +82,6 @@ def test_the_embedded_digits_are_mlxtends():
     assert (digits.images == (flat.reshape(-1, 28, 28) / 255).astype(np.float32)).all()
     assert (digits.labels == labels).all()
     assert digits.server.sum() == 1300
-
-
-def test_settings_and_digits_are_read_without_jax():
-    command = "import sys; from apportion.domains.federated.domain import DOMAIN; "
-    command += "from apportion.domains.federated import Digits; "
-    command += "DOMAIN.settings(); sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", command]).returncode == 0
 
 
 LABELS = np.tile(np.arange(10), 100)

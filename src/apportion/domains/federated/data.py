@@ -201,30 +201,22 @@ class Partition:
         labels: Sequence[np.ndarray],
         groups: Sequence[int] | np.ndarray,
         *,
-        width: int | None = None,
-        factors: np.ndarray | None = None,
-        identities: np.ndarray | None = None,
-        comes: np.ndarray | None = None,
-        stays: np.ndarray | None = None,
+        width: int = 0,
+        **others: np.ndarray,
     ) -> "Partition":
-        """Clients with these images and labels of them, padded to `width` or to the largest client."""
-        counts = np.array([len(row) for row in rows], np.int32)
-        width = int(counts.max()) if width is None else width
+        """Clients with these images and labels of them, padded to `width` or to the largest client; they
+        attack nobody and are always there unless the `others` of the fields say so.
+        """
+        clients, counts = len(rows), np.array([len(row) for row in rows], np.int32)
+        width = max(width, int(counts.max()))
 
         def padded(values: Sequence[np.ndarray]) -> np.ndarray:
             own = [np.pad(row, (0, width - len(row)), mode="edge") for row in values]
             return np.stack(own).astype(np.int32)
 
-        return cls(
-            padded(rows),
-            padded(labels),
-            counts,
-            np.asarray(groups),
-            np.ones(len(rows), np.float32) if factors is None else factors,
-            np.arange(len(rows)) if identities is None else identities,
-            np.zeros(len(rows)) if comes is None else comes,
-            np.ones(len(rows)) if stays is None else stays,
-        )
+        usual = {"factors": np.ones(clients, np.float32), "identities": np.arange(clients)}
+        usual |= {"comes": np.zeros(clients), "stays": np.ones(clients)}
+        return cls(padded(rows), padded(labels), counts, np.asarray(groups), **usual | others)
 
 
 def paper_split(
