@@ -78,7 +78,8 @@ def _forward(
 
     nothing = jnp.zeros((*bias.shape, inputs.shape[-1]), inputs.dtype)
     last, states = lax.scan(period, nothing, inputs)
-    return (states if keep else last,)
+    kept: Any = states if keep else last
+    return (kept,)
 
 
 _last, _states = (partial(_forward, keep=keep) for keep in (False, True))

@@ -369,9 +369,6 @@ COMBINED = tuple(
     for fault in ("flipped-3", "reversed", "scaled")
 )
 """Skews with attackers among the clients, to learn from beside the others."""
-LEARNED_FROM = (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
-_SECOND = (*FAULTS, *LABEL_NOISE, *TIMES)
-"""What may follow a skew."""
 _PARTS = (*_FIRST_KINDS, *LABEL_NOISE, *TIMES)
 """What kinds are made of, in an order that decides what is dealt out."""
 
@@ -385,11 +382,12 @@ def kinds_of(names: str) -> tuple[str, ...]:
     ('equal', 'paper+noisy-labels')
     """
     if names == "all":
-        return LEARNED_FROM
+        return (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
-        skew, _, fault = name.partition("+")
-        if name not in KINDS and not (skew in SKEWS and fault in _SECOND):
+        skew, _, second = name.partition("+")
+        combined = skew in SKEWS and second in (*FAULTS, *LABEL_NOISE, *TIMES)
+        if name not in KINDS and not combined:
             near = suggest(name, KINDS + COMBINED)
             raise InputError(
                 f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
