@@ -189,27 +189,14 @@ def test_a_policy_that_could_not_be_loaded_again_is_not_saved(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_made_for_something_else_is_refused_in_one_sentence(tmp_path):
-    file = tmp_path / ARRAYS
-    with pytest.raises(InputError, match="no such file"):
-        load_policy(tmp_path)
-    file.write_bytes(b"\x80\x04K\x01.")
-    with pytest.raises(InputError, match="not a file that apportion wrote"):
-        load_policy(tmp_path)
-    write_arrays(file, {"x": np.zeros(3)}, {"format": "something else"})
+def test_arrays_of_something_else_or_without_their_description_are_refused(tmp_path):
+    save_policy(EqualShares(), tmp_path)
+    (tmp_path / DESCRIPTION).unlink()
+    with pytest.raises(InputError, match=r"policy\.json: no such file; it belongs beside"):
+        load_about(tmp_path)
+    write_arrays(tmp_path / ARRAYS, {"x": np.zeros(3)}, {"format": "something else"})
     with pytest.raises(InputError, match="not a policy"):
         load_policy(tmp_path)
-
-
-def test_the_two_files_must_be_of_one_save(tmp_path):
-    save_policy(Recurrent(1, 4, key=KEY), tmp_path / "one")
-    save_policy(Recurrent(1, 5, key=KEY), tmp_path / "two")
-    (tmp_path / "one" / DESCRIPTION).write_bytes((tmp_path / "two" / DESCRIPTION).read_bytes())
-    with pytest.raises(InputError, match=r"policy\.json: was changed, or belongs to another"):
-        load_policy(tmp_path / "one")
-    (tmp_path / "one" / DESCRIPTION).unlink()
-    with pytest.raises(InputError, match=r"policy\.json: no such file; it belongs beside"):
-        load_about(tmp_path / "one")
 
 
 def _forge(folder, described, arrays) -> None:
