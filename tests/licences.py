@@ -11,27 +11,9 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 
 ACCEPTED = (
-    *(
-        "0bsd",
-        "apache",
-        "bsd",
-        "cc0",
-        "hpnd",
-        "isc",
-        "mit",
-        "mpl 2",
-        "mpl-2",
-        "mozilla public license 2",
-    ),
-    *(
-        "psf",
-        "python software foundation",
-        "public domain",
-        "unlicense",
-        "zlib",
-        "matplotlib",
-        "python-2",
-    ),
+    *("0bsd", "apache", "bsd", "cc0", "hpnd", "isc", "mit", "psf", "unlicense", "zlib"),
+    *("mpl 2", "mpl-2", "mozilla public license 2", "matplotlib", "python-2"),
+    *("python software foundation", "public domain"),
 )
 """Words, in small letters, of which each licence has one: permissive ones, and the MPL, which asks only
 that changes to its own files be published."""

@@ -13,7 +13,6 @@ from apportion.errors import InputError
 from apportion.gate import Gate
 from apportion.policy import Recurrent
 from apportion.problem import Observation
-from apportion.runs.policy_file import load_policy, save_policy
 
 
 def gate(**options) -> Gate:
@@ -77,15 +76,6 @@ def test_a_certificate_says_how_far_a_gate_would_trust():
         assert Gains(gains, -1.0, 1.0).certify().trust == pytest.approx(found[-1], abs=1e-4)
 
 
-def test_a_policy_that_is_never_better_is_rarely_trusted():
-    # Trust in full is bounded by .05, half of it by .05 ** .5 = .22. Of 10,000 paths of coins .025
-    # and .130.
-    paths = np.random.default_rng(0).choice([-1.0, 1.0], (1000, 400))
-    most = many(paths).max(1)
-    assert (most >= 1 - 1e-6).mean() <= 0.05
-    assert (most >= 0.5).mean() <= 0.05**0.5
-
-
 def test_trust_comes_with_gains_and_goes_with_losses():
     rng = np.random.default_rng(1)
     better = np.clip(rng.normal(0.15, 0.3, (200, 200)), -1, 1)
@@ -99,17 +89,6 @@ def test_trust_comes_with_gains_and_goes_with_losses():
     long = many(np.concatenate([better, np.full((200, 60), -0.2)], axis=1))[:, 200:]
     assert (long > 0.5).sum(1).mean() <= 12
     assert (short > 0.5).sum(1).mean() <= 12
-
-
-def test_it_is_saved_with_its_evidence_and_goes_on_from_there(tmp_path):
-    before = gate(low=-0.05, high=0.1, alpha=0.1)
-    for gain in (0.02, 0.03, -0.01):
-        before = before.after(gain)
-    save_policy(before, tmp_path)
-    again = load_policy(tmp_path)
-    assert isinstance(again, Gate)
-    assert bool(eqx.tree_equal(again, before))
-    assert again.after(0.04).trust == before.after(0.04).trust
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,6 @@ def test_floors_hold_wherever_they_fit(case):
     assert (shares[real] >= floors[real] - 1e-6).all()
 
 
-@given(bounded(), st.integers(0, 1000))
-def test_permuting_entities_permutes_the_bounded_allocation(case, seed):
-    scores, mask, bounds = case
-    order = np.random.default_rng(seed).permutation(len(scores))
-    moved = Bounds(bounds.limits[order], bounds.floors[order])
-    there = apportioned(scores[order], mask[order], moved)
-    here = apportioned(scores, mask, bounds)[order]
-    assert np.asarray(there) == pytest.approx(np.asarray(here), abs=2e-6)
-
-
 @given(bounded(), st.floats(-40, 40), st.booleans())
 def test_an_absent_entity_changes_nobodys_share(case, score, real):
     scores, mask, bounds = case

@@ -129,6 +129,11 @@ class Algorithm(eqx.Module):
         """The policy as it is at `state`."""
         return eqx.combine(state.parameters, self.skeleton)
 
+    def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
+        """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
+        of_run = self.selection.probabilities
+        return (jax.vmap(of_run) if state.step.ndim else of_run)(state.selection)
+
 
 def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     """The state before the first step."""

@@ -1,10 +1,9 @@
 """The paper's recurrent network: h_k = tanh(x_k A + h_{k-1} B + b) over an entity's window.
 
-`last_state` is the plain scan that says what is computed. `Recurrence` computes the same by kernels
-in (feature, row) layout, chosen by the platform a program is compiled for: `recurrence_gpu` on a
-GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times adds rows, and a
-`vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what is compiled
-has one axis of each.
+`Recurrence` computes it in (feature, row) layout, by what suits the platform a program is compiled for:
+kernels (`recurrence_gpu`) on a GPU, scans elsewhere. A row is one entity at one time. A `vmap` over times
+adds rows, and a `vmap` over runs, each with parameters of its own, adds runs: nested as they may be, what
+is compiled has one axis of each.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,23 +46,8 @@ class Recurrence(eqx.Module):
 
     def __call__(self, history: History) -> Features:
         if 0 in history.shape:
-            return last_state(self.from_input, self.from_state, self.bias, history)
+            return jnp.zeros((history.shape[0], self.bias.shape[0]), history.dtype)
         return _read(self.from_input, self.from_state, self.bias, history)
-
-
-def last_state(
-    from_input: Float[Array, "channels hidden"],
-    from_state: Float[Array, "hidden hidden"],
-    bias: Float[Array, " hidden"],
-    history: History,
-) -> Features:
-    """The last state by a plain scan: the reference that the kernels are held against."""
-
-    def period(state, x):
-        return jnp.tanh(x @ from_input + state @ from_state + bias), None
-
-    start = jnp.zeros((history.shape[0], bias.shape[0]), history.dtype)
-    return lax.scan(period, start, history.swapaxes(0, 1))[0]
 
 
 @partial(jax.jit, inline=True)
@@ -80,36 +64,25 @@ def _product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
 
 
-def _next(from_both: Array, bias: Bias, x: Array, h: State) -> State:
+def _forward(
+    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs, *, keep: bool
+) -> tuple[States] | tuple[State]:
+    """The states after every period, or the last one alone."""
     # One product of [x; h] is faster than two of thin matrices.
-    z = _product(from_both, jnp.concatenate([x, h], 1)) + bias[:, :, None]
-    return jnp.tanh(z).astype(h.dtype)
-
-
-def _both(from_input: FromInput, from_state: FromState) -> Array:
-    return jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
-
-
-def _nothing(bias: Bias, inputs: Inputs) -> State:
-    return jnp.zeros((*bias.shape, inputs.shape[-1]), inputs.dtype)
-
-
-def _last(from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs) -> tuple[State]:
-    both = _both(from_input, from_state)
-    step = partial(_next, both, bias)
-    return (lax.scan(lambda h, x: (step(x, h), None), _nothing(bias, inputs), inputs)[0],)
-
-
-def _states(
-    from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs
-) -> tuple[States]:
-    both = _both(from_input, from_state)
+    both = jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
 
     def period(h, x):
-        h = _next(both, bias, x, h)
-        return h, h
+        z = _product(both, jnp.concatenate([x, h], 1)) + bias[:, :, None]
+        h = jnp.tanh(z).astype(h.dtype)
+        return h, h if keep else None
 
-    return (lax.scan(period, _nothing(bias, inputs), inputs)[1],)
+    nothing = jnp.zeros((*bias.shape, inputs.shape[-1]), inputs.dtype)
+    last, states = lax.scan(period, nothing, inputs)
+    kept: Any = states if keep else last
+    return (kept,)
+
+
+_last, _states = (partial(_forward, keep=keep) for keep in (False, True))
 
 
 def _tangent(

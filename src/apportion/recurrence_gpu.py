@@ -31,16 +31,6 @@ def fits_kernel(from_input: Array) -> bool:
     return hidden + channels + 1 <= LARGEST and from_input.dtype in (jnp.float32, jnp.bfloat16)
 
 
-def last(from_input: Array, from_state: Array, bias: Array, inputs: Array) -> tuple[Array]:
-    """The last state."""
-    return (_forward(from_input, from_state, bias, inputs, keep=False),)
-
-
-def states(from_input: Array, from_state: Array, bias: Array, inputs: Array) -> tuple[Array]:
-    """The states after every period."""
-    return (_forward(from_input, from_state, bias, inputs, keep=True),)
-
-
 @dataclass(frozen=True)
 class _Sizes:
     """The arrays' sizes, and those of what one program of the grid works on."""
@@ -130,7 +120,7 @@ def _tanh(z: Array) -> Array:
 
 def _forward(
     from_input: Array, from_state: Array, bias: Array, inputs: Array, *, keep: bool
-) -> Array:
+) -> tuple[Array]:
     sizes = _Sizes.of(inputs, bias.shape[1], forward=True)
 
     def kernel(inputs: Any, parameters: Any, out: Any) -> None:
@@ -151,7 +141,10 @@ def _forward(
     of_all = (sizes.window, sizes.runs, sizes.hidden, sizes.rows)
     shape = jax.ShapeDtypeStruct(of_all if keep else of_all[1:], inputs.dtype)
     matrix = _matrix(sizes, from_state, from_input, bias)
-    return _call(kernel, sizes, shape)(inputs, matrix.swapaxes(1, 2))
+    return (_call(kernel, sizes, shape)(inputs, matrix.swapaxes(1, 2)),)
+
+
+last, states = (partial(_forward, keep=keep) for keep in (False, True))
 
 
 def gradients(

@@ -4,6 +4,7 @@ This is the edge of the compiled loop: settings are checked before it, chunks of
 every chunk's end there is room for evaluation, progress, checkpoints and stopping.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,9 +67,7 @@ class TrainingResult:
     @property
     def probabilities(self) -> np.ndarray:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
-        of_run = self.algorithm.selection.probabilities
-        several = self.state.step.ndim > 0
-        return np.asarray((jax.vmap(of_run) if several else of_run)(self.state.selection))
+        return np.asarray(self.algorithm.probabilities(self.state))
 
     def summary(self) -> str:
         """What training has changed: rewards on fixed tasks before and after it, and how it went."""
@@ -92,21 +91,17 @@ class TrainingResult:
         equal, *walked = self.progress.columns
         before, after = walked[0], walked[-1]
         means = self.progress.mean()
+        # Six of the steps at most, the first and the last among them.
+        shown = np.unique(np.linspace(0, len(walked) - 1, 6).round().astype(int))
         lines = [
             f"mean reward a period on {len(self.progress)} of the tasks, as `evaluate` measures it:",
             f"  equal shares {means[equal]: .4g}",
-            *(f"  step {step:<8}{means[step]: .4g}" for step in _few(walked)),
+            *(f"  step {walked[k]:<8}{means[walked[k]]: .4g}" for k in shown),
         ]
         if len(self.progress) > 1 and after != before:
             gain = compare(*(self.progress[step].to_numpy() for step in (after, before)))
             lines.append(f"  gained       {gain}")
         return lines
-
-
-def _few(steps: list[Any]) -> list[Any]:
-    """Six of the steps at most, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(steps) - 1, 6).round().astype(int))
-    return [steps[place] for place in places]
 
 
 OnChunk = Callable[[Chunk], bool | None]
@@ -194,16 +189,13 @@ def train(
     key = as_key(key)
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
-    algorithm = Algorithm.of(
-        problem,
-        tasks,
-        policy,
-        learner,
-        selection=selection,
-        scorer=scorer,
-        explore=explore,
-        replay=replay,
-    )
+    wishes: dict[str, Any] = {
+        "selection": selection,
+        "scorer": scorer,
+        "explore": explore,
+        "replay": replay,
+    }
+    algorithm = Algorithm.of(problem, tasks, policy, learner, **wishes)
     fixed = tasks[: min(measure, len(tasks))]
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
@@ -211,17 +203,9 @@ def train(
         paths = evaluate(problem, policy, fixed, key=jax.random.fold_in(key, 2**32 - 2))
         return np.asarray(paths.mean_reward[:, 0])
 
-    return _run(
-        algorithm,
-        tasks,
-        state,
-        lambda: _begin(algorithm, policy, key),
-        _advance,
-        steps,
-        chunks,
-        key,
-        measured if measure else None,
-    )
+    first = partial(_begin, algorithm, policy, key)
+    tried = measured if measure else None
+    return _run(algorithm, state, first, _advance, steps, chunks, key, tried)
 
 
 def train_runs(
@@ -259,41 +243,30 @@ def train_runs(
     some_tasks = tasks[0] if own else tasks
     check_problem(one_problem, some_tasks)
     _check_policy(one_problem, some_tasks, some)
-    algorithm = Algorithm.of(
-        problem,
-        tasks,
-        some,
-        learner,
-        selection=selection,
-        scorer=scorer,
-        explore=explore,
-        replay=replay,
-        horizon=one_problem.horizon,
-    )
-    axes = _axes_of_runs(algorithm, problem_axes, 0 if own else None)
-
-    def first():
-        return _begin_runs(axes, algorithm, policies, keys)
-
-    def forward(algorithm, state, steps, record_every):
-        return _advance_runs(algorithm, axes, state, steps, record_every)
-
-    return _run(algorithm, tasks, state, first, forward, steps, chunks, keys)
-
-
-def _axes_of_runs(algorithm: Algorithm, of_problem: PyTree, of_tasks: int | None) -> PyTree:
-    """Which leaves differ by run; of selection and learner those with a leading axis."""
+    wishes: dict[str, Any] = {
+        "selection": selection,
+        "scorer": scorer,
+        "explore": explore,
+        "replay": replay,
+    }
+    algorithm = Algorithm.of(problem, tasks, some, learner, **wishes, horizon=one_problem.horizon)
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
 
     by_leaf = (jax.tree.map(axis, part) for part in (algorithm.selection, algorithm.learner))
-    return eqx.tree_at(
+    axes = eqx.tree_at(
         lambda a: (a.problem, a.tasks, a.selection, a.learner),
         jax.tree.map(lambda _: None, algorithm),
-        (of_problem, of_tasks, *by_leaf),
+        (problem_axes, 0 if own else None, *by_leaf),
         is_leaf=lambda x: x is None,
     )
+
+    def forward(algorithm, state, steps, record_every):
+        return _advance_runs(algorithm, axes, state, steps, record_every)
+
+    first = partial(_begin_runs, axes, algorithm, policies, keys)
+    return _run(algorithm, state, first, forward, steps, chunks, keys)
 
 
 _begin = eqx.filter_jit(begin)
@@ -320,7 +293,6 @@ _copy = eqx.filter_jit(partial(jax.tree.map, jnp.copy))
 
 def _run(
     algorithm: Algorithm,
-    tasks: Task,
     given: RunState | Resume | None,
     begin: Callable[[], RunState],
     forward: Callable[..., tuple[RunState, Metrics]],
@@ -332,11 +304,12 @@ def _run(
     """Chunks of the compiled loop until `steps`, checking for faults between them."""
     chunks = Chunks() if chunks is None else chunks
     length = chunks.fitted(steps)
-    parts = (algorithm.problem, tasks, algorithm.learner, key)
+    parts = (algorithm.problem, algorithm.tasks, algorithm.learner, key)
     own = np.array([fingerprint(part) for part in parts], np.uint32)
 
     def first() -> RunState:
-        return _of_run(begin(), jnp.asarray(own))
+        state = begin()
+        return eqx.tree_at(lambda s: s.run, state, jnp.broadcast_to(own, state.run.shape))
 
     if not isinstance(given, RunState):
         given = first() if given is None else given(first())
@@ -351,7 +324,7 @@ def _run(
     while done < steps:
         now = min(length, steps - done)
         state, metrics = forward(algorithm, state, now, chunks.record_every)
-        _raise_fault(algorithm, tasks, state)
+        _raise_fault(algorithm, state)
         frames.append(_metrics_frame(metrics, done, chunks.record_every))
         if len(frames) == 1:
             _warn_if_flat(algorithm, frames[0])
@@ -365,11 +338,6 @@ def _run(
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     shown = pd.DataFrame(progress)
     return TrainingResult(algorithm.policy(state), table, state, algorithm, shown)
-
-
-def _of_run(state: RunState, own: Array) -> RunState:
-    """The state with the fingerprints of its run, those of all where there are several."""
-    return eqx.tree_at(lambda s: s.run, state, jnp.broadcast_to(own, state.run.shape))
 
 
 def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
@@ -392,12 +360,10 @@ def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
 def _metrics_frame(metrics: Metrics, done: int, record_every: int) -> pd.DataFrame:
     """Rows of a chunk; with several runs, a column says whose."""
     columns = {name: np.asarray(getattr(metrics, name)) for name in Metrics.__dataclass_fields__}
-    length = columns["loss"].shape[-1]
+    *runs, length = columns["loss"].shape
     step = done + record_every * np.arange(1, length + 1)
-    if columns["loss"].ndim == 1:
-        return pd.DataFrame({"step": step, **columns})
-    runs = columns["loss"].shape[0]
-    place = {"run": np.repeat(np.arange(runs), length), "step": np.tile(step, runs)}
+    whose = {"run": np.repeat(np.arange(runs[0]), length)} if runs else {}
+    place = whose | {"step": np.tile(step, math.prod(runs))}
     return pd.DataFrame(place | {name: column.reshape(-1) for name, column in columns.items()})
 
 
@@ -413,10 +379,6 @@ def _warn_if_flat(algorithm: Algorithm, metrics: pd.DataFrame) -> None:
         )
 
 
-_LITTLE = 1 / 4
-"""Memory that has seen less of an episode than this is warned of."""
-
-
 def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
     """Say before training that batches will be of an episode's first periods alone."""
     replay, count, horizon = algorithm.replay, algorithm.tasks.count, algorithm.problem.horizon
@@ -426,7 +388,8 @@ def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
     kept = min(replay.slots / count, 1.0)
     visits = steps / count if kept == 1 else min(steps / count, kept / (1 - kept))
     seen = max(replay.warm_up or 0, 1) + (replay.act_periods or 0) * visits
-    if seen >= _LITTLE * horizon:
+    # Less than a quarter of an episode is little.
+    if seen >= horizon / 4:
         return
     more = "Replay(warm_up=...) or act_periods" if kept == 1 else "Replay(slots=...)"
     warnings.warn(
@@ -437,13 +400,14 @@ def _warn_if_unseen(algorithm: Algorithm, steps: int) -> None:
     )
 
 
-def _raise_fault(algorithm: Algorithm, tasks: Task, state: RunState) -> None:
+def _raise_fault(algorithm: Algorithm, state: RunState) -> None:
     faults = np.asarray(state.fault).reshape(-1, 3)
     bad = np.flatnonzero(faults[:, 0])
     if len(bad) == 0:
         return
     run = int(bad[0])
     kind, step, t = (int(x) for x in faults[run])
+    tasks = algorithm.tasks
     task = (tasks[run] if tasks.members.ndim > 2 else tasks)[t]
     whose = f" of run {run}" if len(faults) > 1 else ""
     source = f" ({algorithm.scorer.__name__})" if "scorer" in FAULTS[kind] else ""

@@ -156,8 +156,9 @@ def test_a_closed_standard_output_is_said_and_a_closed_standard_error_is_no_bug(
 @posix
 def test_an_end_from_outside_says_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    # Nobody writes to the pipe: it waits there until it is ended.
-    script = 'timeout -s TERM 15 $A should-pool "$1" --gamma 0.9'
+    # The shell's own end opens once the program has opened the other; nothing is written, and a moment
+    # later it waits for what it reads.
+    script = '$A should-pool "$1" --gamma 0.9 & exec 3>"$1"; sleep 1; kill -TERM $!; wait'
     done = shell(script, str(tmp_path / "pipe"))
     assert done.stderr == "apportion: stopped at once, nothing more was saved\n"
 

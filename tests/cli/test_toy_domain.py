@@ -50,8 +50,6 @@ def test_it_is_trained_with_the_settings_of_its_learner(trained):
     assert_refused(apportion(*command, "--care", "0.2"), "no option --care")
     assert_refused(apportion(*command, "--learner", "carefl"), "did you mean careful?")
     assert_refused(apportion(*command, "--toys", "no.csv"), "no.csv: no such file")
-    ignored = ("--method", "mtl", "--alpha", "0.9")
-    assert_refused(apportion(*command, *ignored), "alpha is 0.9", "ignored by method mtl")
     assert not Path("x").exists()
 
 

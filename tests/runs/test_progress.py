@@ -10,7 +10,6 @@ from apportion.runs.progress import (
     Quiet,
     TrainingStatus,
     collapse,
-    describe,
     open_progress,
 )
 
@@ -33,13 +32,6 @@ def test_a_collapsed_policy_is_warned_of(deviation, width, done, words):
     warning = collapse(deviation, width, done)
     assert words in warning
     assert bool(warning) == bool(words)
-
-
-def test_a_line_says_speed_time_left_reward_deviation_and_tasks():
-    line = describe(_status(50, "watch out"), 10.0)
-    for part in ("step 50 of 100", "10 steps/s", "0:00:05 left", "0.25", "0.02", "3 (40%)"):
-        assert part in line
-    assert "watch out" in line
 
 
 def test_plain_lines_go_to_standard_error_and_not_too_often(capsys):

@@ -100,6 +100,10 @@ def test_lemma_4_turns_at_the_number_of_samples_it_asks_for():
     average = FAMILY.average()
     constants = LearningConstants.of(average, np.eye(6), np.full(6, 1 / 6))
     enough = samples_needed(constants, 20, 0.1)
+    # d = 6, L = 1 and omega_mu = 1/6; delta is shared out among 4 K parts.
+    lam = 2 * 7 * np.log(6 * np.e * enough) + 1 + np.log(18 * 80 / 0.1)
+    asked = 288 * lam * 6 * constants.coverage * max(lam / constants.mixing, 1)
+    assert enough == pytest.approx(asked, rel=1e-6)
     assert learning_error(constants, enough * 0.999, 20, 0.1).estimation == np.inf
     assert np.isfinite(learning_error(constants, enough * 1.001, 20, 0.1).estimation)
 

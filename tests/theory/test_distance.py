@@ -68,6 +68,9 @@ def test_dynamic_programming_equals_brute_force_over_all_policy_sequences():
         result = concentrability(kernel, 0.5, sigma=sigma, mu=mu)
         for m in range(4):
             assert abs(result.coefficients[m] - brute_force(kernel, sigma, mu, m)) < 1e-10
+        steps = np.arange(len(result.coefficients))
+        second = 0.5**2 * (steps * 0.5 ** (steps - 1.0) * result.coefficients).sum()
+        assert result.second == pytest.approx(second, rel=1e-6)
 
 
 @pytest.mark.parametrize("gamma", [0.3, 0.9])

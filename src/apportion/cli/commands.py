@@ -429,22 +429,17 @@ def make_certify(arguments: Sequence[str]) -> Command:
         made = stoppable(
             lambda: domain.gains(source, against, own).certify(alpha=alpha, block=block)
         )
-        plot = write_certificate(made, out)
+        plot = out / "certificate.png"
+        with checksummed(out, *_CERTIFICATE):
+            write_json(out / "certificate.json", made.to_json())
+            write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
+            write_figure(plot, made.plot(), dpi=130)
         return made.to_json() | {"plot": str(plot)} if json else f"{made.summary()}\nwrote {plot}"
 
     return with_options(command, kinds, shown, FILES="".join(f", or {file}" for file in files))
 
 
 _CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")
-
-
-def write_certificate(made: Any, out: Path) -> Path:
-    """Write a certificate to a folder: JSON, table, and last its plot, whose path is returned."""
-    with checksummed(out, *_CERTIFICATE):
-        write_json(out / "certificate.json", made.to_json())
-        write_atomic(out / "certificate.csv", made.to_frame().to_csv(index=False).encode())
-        write_figure(out / "certificate.png", made.plot(), dpi=130)
-    return out / "certificate.png"
 
 
 def make_study(arguments: Sequence[str]) -> Command:
@@ -514,7 +509,12 @@ def make_study(arguments: Sequence[str]) -> Command:
                 f"--processes {processes} computes on this machine; leave {other} out, or --processes"
             )
         for folder in [out / study for study in STUDIES] if name == "all" else [out]:
-            _check_study_folder(folder)
+            require_writable(folder)
+            found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))
+            if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
+                raise InputError(
+                    f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
+                )
         request = Request(
             scale, seed, prices, images, ("all",) if allow_jumps == () else allow_jumps
         )
@@ -539,16 +539,6 @@ def make_study(arguments: Sequence[str]) -> Command:
 
     purposes = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
     return with_options(command, {}, purposes)
-
-
-def _check_study_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, or holds anything but a study."""
-    require_writable(folder)
-    found = sorted(entry.name for entry in folder.glob("*") if not entry.name.startswith("."))
-    if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
-        raise InputError(
-            f"{folder}: holds other files, such as {found[0]}; choose a new or an empty folder"
-        )
 
 
 def report_command(folder: Folder, /, *, json: Json = False) -> Any:

@@ -78,11 +78,6 @@ class Direct(Learner):
         How a policy is rolled out over a batch; a problem may have a way of its own.
     transform
         Optax transformation of the gradient, before the learning rate.
-
-    Examples
-    --------
-    >>> Direct(32, 1e-3).periods
-    32
     """
 
     periods: int = eqx.field(static=True)
@@ -132,11 +127,6 @@ class DirectEpisodes(Learner):
         Step size and the largest gradient norm; leaves, so that runs can differ in them.
     transform
         Optax transformation of the clipped gradient, before the learning rate.
-
-    Examples
-    --------
-    >>> DirectEpisodes(32).periods
-    0
     """
 
     episodes: int = eqx.field(static=True)

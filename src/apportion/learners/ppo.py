@@ -59,11 +59,6 @@ class PPO(Learner):
     epochs, minibatches
         Passes over an update's periods, and pieces of a pass (what does not divide is left out of
         that pass).
-
-    Examples
-    --------
-    >>> PPO(rollouts=4).periods
-    0
     """
 
     rollouts: int = eqx.field(static=True, default=8)

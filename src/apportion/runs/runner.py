@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 import pandas as pd
 
@@ -207,7 +206,11 @@ class _Recorder:
     def __call__(self, chunk: Chunk) -> bool:
         self.run.write_rows("metrics", chunk.step, chunk.metrics)
         if len(chunk.algorithm.tasks) <= _MOST_TASKS:
-            self.run.write_rows("probabilities", chunk.step, _probabilities(chunk))
+            chances = np.asarray(chunk.algorithm.probabilities(chunk.state))
+            # A row of each task's chance to be drawn next, the mean over runs.
+            means = enumerate(chances.reshape(-1, chances.shape[-1]).mean(0))
+            row = {"step": [chunk.step]} | {f"task {t}": [p] for t, p in means}
+            self.run.write_rows("probabilities", chunk.step, pd.DataFrame(row))
         start = time.monotonic()
         if self.stop.requested or chunk.step >= chunk.steps or start >= self.save_due:
             self.run.write_checkpoint(chunk.step, *to_arrays(chunk.state))
@@ -246,15 +249,3 @@ def _load_or_choose(
     progress.stage("compiling")
     # As it reads from the file, so that a resumed run has exactly the same.
     return json.loads(json.dumps(choice))
-
-
-def _probabilities(chunk: Chunk) -> pd.DataFrame:
-    """A row: the step and each task's chance to be drawn next, the mean over runs."""
-
-    def of_state(state: RunState) -> jax.Array:
-        return chunk.algorithm.selection.probabilities(state.selection)
-
-    several = chunk.state.step.ndim > 0
-    chances = np.asarray(jax.vmap(of_state)(chunk.state) if several else of_state(chunk.state))
-    means = chances.reshape(-1, chances.shape[-1]).mean(0)
-    return pd.DataFrame({"step": [chunk.step]} | {f"task {t}": [p] for t, p in enumerate(means)})

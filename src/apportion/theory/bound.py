@@ -106,22 +106,20 @@ def lemma_4_asks(constants: LearningConstants, n: float, iterations: int, delta:
 
 def _unlearnable(constants: LearningConstants) -> str | None:
     """Why no number of samples N T satisfies Lemma 4, where none does."""
+    reason = None
     if constants.smallest_eigenvalue <= 0:
-        return (
-            "No number of samples N T is enough: under mu the features are linearly dependent, so that "
-            "their smallest eigenvalue is 0; leave some out, or let mu reach every state"
+        reason = (
+            "under mu the features are linearly dependent, so that their smallest eigenvalue is 0; leave "
+            "some out, or let mu reach every state"
         )
-    if constants.mixing <= 0:
-        return (
-            "No number of samples N T is enough: under some policies the average MDP never forgets where "
-            "it began (its mixing rate is 0), so that one path tells of one beginning alone"
+    elif constants.mixing <= 0:
+        reason = (
+            "under some policies the average MDP never forgets where it began (its mixing rate is 0), so "
+            "that one path tells of one beginning alone"
         )
-    if not math.isfinite(constants.coverage):
-        return (
-            "No number of samples N T is enough: a policy stays in states that mu does not reach (C is "
-            "infinite); let mu reach every state"
-        )
-    return None
+    elif not math.isfinite(constants.coverage):
+        reason = "a policy stays in states that mu does not reach (C is infinite); let mu reach every state"
+    return None if reason is None else f"No number of samples N T is enough: {reason}"
 
 
 def samples_needed(constants: LearningConstants, iterations: int, delta: float) -> float:

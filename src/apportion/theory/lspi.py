@@ -7,7 +7,7 @@ run in float64 over any number of independent runs at once, and leave the caller
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import equinox as eqx
@@ -91,27 +91,26 @@ def _all_paths(kernel, reward, features, gamma, length: int, iterations: int, ke
     # All draws at once: a generator under vmap takes many times longer to compile.
     key = jax.random.wrap_key_data(key_data)
     draws = jax.random.uniform(key, (kernel.shape[0], iterations, length))
-    each = partial(_one_lspi, gamma=gamma)
-    return jax.vmap(each, in_axes=(0, 0, None, 0))(kernel, reward, jnp.asarray(features), draws)
+    features = jnp.asarray(features)
 
+    def one(kernel, reward, draws):
+        v_max = jnp.abs(reward).max() / (1 - gamma)
 
-def _one_lspi(kernel, reward, features, draws, *, gamma):
-    v_max = jnp.abs(reward).max() / (1 - gamma)
+        def greedy(value):
+            return jnp.argmax(reward + gamma * kernel @ value, -1)
 
-    def greedy(value):
-        return jnp.argmax(reward + gamma * kernel @ value, -1)
+        def iterate(value, draws):
+            policy = greedy(value)
+            chain = jnp.take_along_axis(kernel, policy[:, None, None], 1)[:, 0]
+            path = _stationary_path(chain, draws)
+            gained = jnp.take_along_axis(reward, policy[:, None], 1)[:, 0][path]
+            value = jnp.clip(features @ pathwise_lstd(features[path], gained, gamma), -v_max, v_max)
+            return value, (policy, value)
 
-    def iterate(value, draws):
-        policy = greedy(value)
-        chain = jnp.take_along_axis(kernel, policy[:, None, None], 1)[:, 0]
-        path = _stationary_path(chain, draws)
-        gained = jnp.take_along_axis(reward, policy[:, None], 1)[:, 0][path]
-        value = jnp.clip(features @ pathwise_lstd(features[path], gained, gamma), -v_max, v_max)
-        return value, (policy, value)
+        last, (policies, values) = jax.lax.scan(iterate, jnp.zeros(reward.shape[0]), draws)
+        return jnp.concatenate([policies, greedy(last)[None]]), values
 
-    start = jnp.zeros(reward.shape[0])
-    last, (policies, values) = jax.lax.scan(iterate, start, draws)
-    return jnp.concatenate([policies, greedy(last)[None]]), values
+    return jax.vmap(one)(kernel, reward, draws)
 
 
 def _stationary_path(chain, draws):

@@ -43,14 +43,15 @@ def test_saved_settings_name_their_learner_and_refuse_those_of_the_other(setting
 @pytest.mark.parametrize(
     ("kind", "wrong", "words"),
     [
-        (GradientSettings, {"members": 2}, "members is 2, which the learner gradient does not"),
-        (GradientSettings, {"tasks": 4}, "tasks is 4, which the learner gradient does not read"),
-        (GradientSettings, {"scorer": "reward-variance"}, "does not read"),
+        (
+            GradientSettings,
+            {"scorer": "reward-variance"},
+            "which the learner gradient does not read",
+        ),
         (GradientSettings, {"learner": "ppo"}, "choose one of gradient"),
         (GradientSettings, {"together": 0}, "together is 0"),
         (GradientSettings, {"state": "accuracy"}, "choose one of invariant, blind"),
-        (GradientSettings, {"window": 0}, "window is 0"),
-        (PPOSettings, {"samples": 0}, "samples is 0"),
+        (PPOSettings, {"window": 0}, "window is 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(kind, wrong, words):
@@ -58,16 +59,9 @@ def test_settings_that_mean_nothing_are_refused(kind, wrong, words):
         kind(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"kinds": "equall"}, "did you mean equal"),
-        ({"images": "nowhere.npz"}, "no such file"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_before_training(wrong, words):
-    with pytest.raises(InputError, match=words):
-        DOMAIN.prepare(replace(SETTINGS, **wrong))
+def test_a_kind_that_is_none_is_refused_before_training():
+    with pytest.raises(InputError, match="did you mean equal"):
+        DOMAIN.prepare(replace(SETTINGS, kinds="equall"))
 
 
 def gains(against, federations, settings=SETTINGS):
@@ -129,16 +123,11 @@ def test_a_policy_without_samples_has_no_gate_to_hide_behind(
     assert (found.values.tolist(), found.clipped) == ([-0.05], 1)
 
 
-def test_what_cannot_be_compared_is_refused():
-    digits = made_up_digits()
-    for about, against, count, words in (
-        ({"job": "budget"}, "fedavg", 2, "not to aggregate"),
-        (ABOUT, "fedsgd", 2, "there is no aggregator 'fedsgd'"),
-        (ABOUT, "fedavg", 0, "federations is 0"),
-    ):
-        sizes = {"federations": count, "max_gain": 0.25}
-        with pytest.raises(InputError, match=words):
-            federation_gains(EqualShares(), about, SETTINGS, digits, against, **sizes)
+def test_a_policy_that_was_trained_for_something_else_is_refused():
+    sizes = {"federations": 2, "max_gain": 0.25}
+    given = (EqualShares(), {"job": "budget"}, SETTINGS, made_up_digits(), "fedavg")
+    with pytest.raises(InputError, match="not to aggregate"):
+        federation_gains(*given, **sizes)
 
 
 def test_the_gains_that_a_server_keeps_are_those_of_its_rounds(tmp_path):

@@ -69,7 +69,14 @@ class Convolutional(ClientModel):
 
     def logits(self, parameters: Parameters, images: Images) -> Logits:
         layers = (parameters["filter"], parameters["filter_bias"], parameters["out"])
-        return through_layers(*layers, images) + parameters["out_bias"]
+        through = by_products
+        if on_gpu():
+            # Pallas takes long to import, and only a program for a graphics card needs it.
+            from apportion.domains.federated import convolution_gpu
+
+            if convolution_gpu.suits_kernels(layers[0], images):
+                through = convolution_gpu.fused_layers
+        return through(*layers, images) + parameters["out_bias"]
 
 
 class Perceptron(ClientModel):
@@ -109,33 +116,19 @@ def _uniform(
     return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]
 
 
-def through_layers(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
-    """The logits, less the bias of the softmax layer; by kernels on a card, where their sizes suit."""
-    if on_gpu():
-        # Pallas takes long to import, and only a program for a graphics card needs it.
-        from apportion.domains.federated import convolution_gpu
-
-        if convolution_gpu.suits_kernels(filter_, images):
-            return convolution_gpu.fused_layers(filter_, bias, out, images)
-    return by_products(filter_, bias, out, images)
-
-
 def by_products(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
-    """Both layers as products, in the images' precision."""
+    """The logits, less the bias of the softmax layer, as two products in the images' precision."""
     filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
-    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
-    hidden = jax.nn.relu(filter_.T @ _patches(images, filter_.shape[0]) + bias[:, None])
-    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
-    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
-
-
-def _patches(images: Images, pixels: int) -> Float[Array, "pixels places"]:
-    """Every place of every image as a column of the pixels under the filter."""
-    kernel = math.isqrt(pixels)
+    kernel = math.isqrt(filter_.shape[0])
     places = images.shape[1] - kernel + 1
     rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
+    # Every place of every image is a column of the pixels under the filter.
     patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
-    return patches.reshape(pixels, -1)
+    patches = patches.reshape(filter_.shape[0], -1)
+    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+    hidden = jax.nn.relu(filter_.T @ patches + bias[:, None])
+    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
+    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
 
 
 class Owned(eqx.Module):

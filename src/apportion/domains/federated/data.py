@@ -201,30 +201,22 @@ class Partition:
         labels: Sequence[np.ndarray],
         groups: Sequence[int] | np.ndarray,
         *,
-        width: int | None = None,
-        factors: np.ndarray | None = None,
-        identities: np.ndarray | None = None,
-        comes: np.ndarray | None = None,
-        stays: np.ndarray | None = None,
+        width: int = 0,
+        **others: np.ndarray,
     ) -> "Partition":
-        """Clients with these images and labels of them, padded to `width` or to the largest client."""
-        counts = np.array([len(row) for row in rows], np.int32)
-        width = int(counts.max()) if width is None else width
+        """Clients with these images and labels of them, padded to `width` or to the largest client; they
+        attack nobody and are always there unless the `others` of the fields say so.
+        """
+        clients, counts = len(rows), np.array([len(row) for row in rows], np.int32)
+        width = max(width, int(counts.max()))
 
         def padded(values: Sequence[np.ndarray]) -> np.ndarray:
             own = [np.pad(row, (0, width - len(row)), mode="edge") for row in values]
             return np.stack(own).astype(np.int32)
 
-        return cls(
-            padded(rows),
-            padded(labels),
-            counts,
-            np.asarray(groups),
-            np.ones(len(rows), np.float32) if factors is None else factors,
-            np.arange(len(rows)) if identities is None else identities,
-            np.zeros(len(rows)) if comes is None else comes,
-            np.ones(len(rows)) if stays is None else stays,
-        )
+        usual = {"factors": np.ones(clients, np.float32), "identities": np.arange(clients)}
+        usual |= {"comes": np.zeros(clients), "stays": np.ones(clients)}
+        return cls(padded(rows), padded(labels), counts, np.asarray(groups), **usual | others)
 
 
 def paper_split(
@@ -377,9 +369,6 @@ COMBINED = tuple(
     for fault in ("flipped-3", "reversed", "scaled")
 )
 """Skews with attackers among the clients, to learn from beside the others."""
-LEARNED_FROM = (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
-_SECOND = (*FAULTS, *LABEL_NOISE, *TIMES)
-"""What may follow a skew."""
 _PARTS = (*_FIRST_KINDS, *LABEL_NOISE, *TIMES)
 """What kinds are made of, in an order that decides what is dealt out."""
 
@@ -393,11 +382,12 @@ def kinds_of(names: str) -> tuple[str, ...]:
     ('equal', 'paper+noisy-labels')
     """
     if names == "all":
-        return LEARNED_FROM
+        return (*(kind for kind in KINDS if kind not in HELD_BACK), *COMBINED)
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
-        skew, _, fault = name.partition("+")
-        if name not in KINDS and not (skew in SKEWS and fault in _SECOND):
+        skew, _, second = name.partition("+")
+        combined = skew in SKEWS and second in (*FAULTS, *LABEL_NOISE, *TIMES)
+        if name not in KINDS and not combined:
             near = suggest(name, KINDS + COMBINED)
             raise InputError(
                 f"kinds: {name!r} is none; choose all, or some of {', '.join(KINDS)}, or a skew and a "
@@ -432,12 +422,12 @@ def _fifth(clients: int) -> int:
 
 def _times(kind: str, clients: int) -> tuple[np.ndarray, np.ndarray]:
     """When each client comes, and for how long, as parts of the rounds."""
-    comes, stays = np.zeros(clients), np.ones(clients)
-    last = clients - _fifth(clients)
     if kind == "newcomers":
-        comes, stays = np.arange(clients) / clients, np.full(clients, 0.5)
-    elif kind in TIMES:
-        comes[last:], stays[last:] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
+        return np.arange(clients) / clients, np.full(clients, 0.5)
+    comes, stays = np.zeros(clients), np.ones(clients)
+    if kind in TIMES:
+        last = slice(clients - _fifth(clients), None)
+        comes[last], stays[last] = 1 / 3 if kind == "late" else 2 / 3, 2 / 3
     return comes, stays
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from apportion.domains.domain import Domain
 from apportion.domains.federated.settings import FederationSettings, GradientSettings, PPOSettings
 from apportion.errors import InputError
-from apportion.runs.settings import from_mapping
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,9 +75,7 @@ class FederatedDomain(Domain):
                         f"{source}: a server's file, which reads no --{name}; leave it out"
                     )
             return _kept_gains(source, against, bound)
-        values = source.settings
-        kind = self.variants[values.get("learner", "gradient")]
-        settings = from_mapping(values, kind, str(source.folder / "settings.toml"))
+        settings = self.load_settings(source)
         settings = settings if options.data is None else replace(settings, images=options.data)
         from apportion.domains.federated.data import read_digits
 

@@ -66,26 +66,25 @@ def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
     def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
         policy = train_mixture(settings, digits, chunks=chunks, state=resume)
+        seeds = range(settings.seed, settings.seed + settings.unseen)
+        wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
 
-        def test() -> Outcome:
-            seeds = range(settings.seed, settings.seed + settings.unseen)
-            wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
-            outcome, gains = _compared(
-                policy, BySamples(), settings, *unseen_world(settings, digits, wanted)
-            )
-            by_kind = dict(zip(kinds, gains.reshape(len(kinds), -1).mean(1).tolist(), strict=True))
-            worst = min(by_kind, key=by_kind.__getitem__)
-            points = f"{100 * by_kind[worst]:+.1f} points over FedAvg in the last round"
-            table = pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})
-            return replace(
-                outcome,
-                about=outcome.about | {"kinds": list(kinds)},
-                results=outcome.results | {"gain_by_kind": by_kind},
-                summary=f"{outcome.summary}\nworst kind: {worst}, {points}",
-                tables=outcome.tables | {"kinds": table},
-            )
+        def test() -> tuple[Outcome, np.ndarray]:
+            world, tasks = unseen_world(settings, digits, wanted)
+            return _compared(policy, BySamples(), settings, world, tasks)
 
-        return tested_after_training(test)
+        outcome, gains = tested_after_training(test)
+        by_kind = dict(zip(kinds, gains.reshape(len(kinds), -1).mean(1).tolist(), strict=True))
+        worst = min(by_kind, key=by_kind.__getitem__)
+        points = f"{100 * by_kind[worst]:+.1f} points over FedAvg in the last round"
+        table = pd.DataFrame({"kind": list(by_kind), "gain": by_kind.values()})
+        return replace(
+            outcome,
+            about=outcome.about | {"kinds": list(kinds)},
+            results=outcome.results | {"gain_by_kind": by_kind},
+            summary=f"{outcome.summary}\nworst kind: {worst}, {points}",
+            tables=outcome.tables | {"kinds": table},
+        )
 
     return PreparedJob(_about_data(settings, digits) | {"kinds": len(kinds)}, run)
 
@@ -106,12 +105,10 @@ def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
             state=resume,
         )
         policy = averaged(training.policy, settings.members)
-
-        def test() -> Outcome:
-            outcome, _ = _compared(policy, UNIFORM, settings, federation, unseen)
-            return replace(outcome, about=outcome.about | {"clients": int(unseen.width)})
-
-        return tested_after_training(test)
+        outcome, _ = tested_after_training(
+            lambda: _compared(policy, UNIFORM, settings, federation, unseen)
+        )
+        return replace(outcome, about=outcome.about | {"clients": int(unseen.width)})
 
     return PreparedJob(_about_data(settings, digits) | {"clients": federation.universe}, run)
 

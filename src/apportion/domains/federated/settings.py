@@ -86,11 +86,6 @@ class GradientSettings(FederationSettings):
 
     Direct gradient through the aggregation, for shares around FedAvg's with the server's step and
     momentum.
-
-    Examples
-    --------
-    >>> GradientSettings(kinds="equal,paper").rounds
-    20
     """
 
     learner: Literal["gradient"] = "gradient"
