@@ -44,12 +44,6 @@ def test_the_closed_form_allocation_equals_bisection(scale):
     assert np.abs(np.asarray(found) - expected).max() < 1e-8
 
 
-def test_equal_temperatures_make_it_a_softmax():
-    scores = jnp.array([0.3, -1.0, 2.0])
-    found = entropic_allocation(scores, jnp.full(3, 0.5))
-    np.testing.assert_allclose(found, jax.nn.softmax(scores / 0.5), atol=1e-6)
-
-
 BETAS = jnp.asarray(spaced_betas(10, 0.8), jnp.float32)
 
 

@@ -21,7 +21,6 @@ from apportion.domains.portfolio.training import (
     train_portfolio,
     untrained_policies,
 )
-from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
 from apportion.runs.policy_file import load_policy, save_policy
@@ -51,13 +50,8 @@ def market(rules: Rules, prices=PRICES) -> Market:
     return Market.of(prices, window=8, costs=Costs(0.0025, exact=True), rules=rules)
 
 
-@pytest.fixture(scope="module")
-def free():
-    return walk_once(INSIDE, market(Rules()), EVERYONE)
-
-
-@pytest.mark.parametrize("rules", CASES.values(), ids=CASES)
-def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(rules, free):
+def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers():
+    rules, free = CASES["all"], walk_once(INSIDE, market(Rules()), EVERYONE)
     walk = walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
     shares = np.asarray(walk.allocations, float)
     np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
@@ -66,9 +60,9 @@ def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(r
     assert np.asarray(walk.turnover).max() <= rules.max_turnover + 1e-6
     # Without the rules the same policy breaks them all.
     shares = np.asarray(free.allocations)
-    assert shares.max() > rules.max_weight or rules.max_weight == 1
-    assert shares.min() < rules.min_weight or rules.min_weight == 0
-    assert np.asarray(free.turnover).max() > rules.max_turnover or rules.max_turnover == 2
+    assert shares.max() > rules.max_weight
+    assert shares.min() < rules.min_weight
+    assert np.asarray(free.turnover).max() > rules.max_turnover
     order = np.array([3, 5, 1, 0, 4, 2])
     moved = market(rules, PRICES.select([NAMES[i] for i in order]))
     again = walk_once(constrain(INSIDE, rules), moved, EVERYONE)
@@ -129,10 +123,9 @@ TINY = PortfolioSettings(
 )
 
 
-@pytest.mark.parametrize("rebalance", ["daily", "weekly"])
-def test_training_learns_within_the_rules_and_moves_no_limit(rebalance, tmp_path):
+def test_training_learns_within_the_rules_and_moves_no_limit(tmp_path):
     settings = replace(
-        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, rebalance=rebalance,
+        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, rebalance="weekly",
         trust=1.0, trade_fraction=1.0,
     )  # fmt: skip
     # Two come late or go early, so that some days of some tasks have nobody to hold.
@@ -187,14 +180,6 @@ def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
     # Where nothing is held a portfolio is set up, whichever day it is.
     fresh = np.asarray(next_allocation(policy, cut, window=8, rules=rules))
     assert np.abs(fresh - 1 / 6).max() > 1e-3
-
-
-def test_rules_are_refused_before_any_work():
-    with pytest.raises(InputError, match="min_weight 0.2: 6 instruments"):
-        train_portfolio(PRICES, replace(TINY, min_weight=0.2))
-    few = PRICES.select(NAMES[:3])
-    with pytest.raises(InputError, match="max_weight 0.25: 3 instruments"):
-        backtest_strategies(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
 
 
 class AllCash(Policy):

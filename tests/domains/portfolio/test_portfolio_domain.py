@@ -28,7 +28,6 @@ from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.domains.portfolio.validation import (
     ETA_GRID,
     K_GRID,
-    Choice,
     select_variant,
     validation_years,
 )
@@ -207,18 +206,6 @@ def test_later_prices_change_neither_the_choice_nor_the_policy(whole, place, set
     assert touched.results["net"] != whole[0].results["net"]
     for file in ("choice.csv", "policy.safetensors"):
         assert (place / "later" / file).read_bytes() == (place / "whole" / file).read_bytes()
-
-
-def test_earlier_prices_change_the_choice(whole, place, settings):
-    early = PRICES.close * np.exp(np.random.default_rng(0).normal(0, 0.1, PRICES.close.shape))
-    replace(PRICES, close=early).to_frame().to_csv(place / "early.csv")
-    with pytest.raises(InputError, match=r"early.csv: prices move too far in one day"):
-        DOMAIN.prepare(replace(settings, prices=place / "early.csv"))
-    work = DOMAIN.prepare(replace(settings, prices=place / "early.csv", allow_jumps=("all",)))
-    assert work.choose is not None
-    other = Choice.from_dict(work.choose(lambda _: None))
-    before = Choice.from_dict(load_run(place / "whole").choice or {})
-    assert not np.allclose(other.table.sharpe_gain, before.table.sharpe_gain, atol=1e-3)
 
 
 def test_a_run_that_is_stopped_and_killed_wherever_it_is_ends_the_same(
