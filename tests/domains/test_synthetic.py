@@ -115,14 +115,6 @@ def test_the_tied_model_is_the_average_over_all_orderings():
     assert np.abs(tied - averaged).max() < 1e-8
 
 
-def test_tied_parameters_make_an_equivariant_policy():
-    theta = learn(examples(20, spaced_betas(5, 0.4), seed=2), tied_basis(5))
-    greedy = in_float64(simplex_greedy)
-    x = np.random.default_rng(3).uniform(size=5)
-    order = np.array([3, 1, 0, 2, 4])
-    np.testing.assert_allclose(greedy(theta, x[order]), greedy(theta, x)[order], atol=1e-12)
-
-
 def test_the_greedy_allocation_has_the_largest_q_on_the_simplex():
     rng = np.random.default_rng(0)
     theta = np.concatenate([rng.normal(size=4), rng.uniform(0.1, 1, 4), rng.normal(size=5)])

@@ -4,7 +4,6 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
-import inspect
 from dataclasses import fields
 from typing import Any, cast
 
@@ -200,16 +199,10 @@ class MultiTaskPortfolio(BaseOptimization):
 
     def _refuse_ignored(self) -> None:
         """Refuse what a trained policy makes meaningless: a search over it finds nothing."""
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(MultiTaskPortfolio.__init__).parameters.items()
-        }
-        known = {field.name for field in fields(PortfolioSettings)} - {"window"}
-        ignored = [
-            name
-            for name, value in self.get_params(deep=False).items()
-            if name in known and value != defaults.get(name, value)
-        ]
+        defaults = MultiTaskPortfolio().get_params(deep=False)
+        trained = {field.name for field in fields(PortfolioSettings)} & defaults.keys() - {"window"}
+        given = self.get_params(deep=False)
+        ignored = [name for name in given if name in trained and given[name] != defaults[name]]
         if ignored:
             raise InputError(
                 f"MultiTaskPortfolio: {', '.join(ignored)} would do nothing beside policy=, which is used "
