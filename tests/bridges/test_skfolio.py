@@ -5,9 +5,9 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from skfolio import Population, Portfolio, RatioMeasure
+from skfolio import Portfolio, RatioMeasure
 from skfolio.datasets import load_sp500_dataset
-from skfolio.model_selection import MultipleRandomizedCV, WalkForward, cross_val_predict
+from skfolio.model_selection import WalkForward, cross_val_predict
 from skfolio.optimization import EqualWeighted, InverseVolatility, MeanRisk
 from skfolio.pre_selection import SelectKExtremes
 from skfolio.preprocessing import prices_to_returns
@@ -134,17 +134,6 @@ def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):
     folds = population[0].portfolios
     np.testing.assert_allclose(folds[1].previous_weights, folds[0].ending_weights, rtol=1e-6)
     assert np.isfinite(population.measures(RatioMeasure.SHARPE_RATIO)).all()
-
-
-def test_randomised_cross_validation_draws_its_own_assets(returns):
-    cv = MultipleRandomizedCV(
-        walk_forward=WalkForward(train_size=60, test_size=60), n_subsamples=3, asset_subset_size=7,
-        window_size=200, random_state=0,
-    )  # fmt: skip
-    paths = cross_val_predict(MultiTaskPortfolio(policy=some_policy(), window=6), returns, cv=cv)
-    assert isinstance(paths, Population)
-    assert len(paths) == 3
-    assert all(len(fold.weights) == 7 for path in paths for fold in path.portfolios)
 
 
 def test_it_ends_a_pipeline_and_takes_part_in_a_search(returns):

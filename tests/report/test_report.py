@@ -1,6 +1,5 @@
 """A report says what a folder holds, escapes every name in it, and draws itself in a real browser."""
 
-import base64
 import json
 import re
 import shutil
@@ -11,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.certificate import Gains
 from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.report import plots, write_report
@@ -217,21 +215,6 @@ def test_a_page_is_small_says_what_when_and_on_whom_and_what_its_domain_shows(ru
     assert "0.70 [-0.10, 1.60]" in text
     assert 'class="card fails"' in text
     assert "does not hold</span>" in text
-
-
-def test_a_certificate_in_the_folder_has_a_section(run_folder, tmp_path):
-    assert ">Certificate<" not in (run_folder / "report.html").read_text()
-    shutil.copytree(run_folder, tmp_path / "run")
-    gains = np.random.default_rng(0).uniform(0.1, 0.5, 200)
-    made = Gains(gains, -1.0, 1.0, policy=HOSTILE, baseline="lazy-crp", period="week").certify()
-    (tmp_path / "run" / "certificate.json").write_text(json.dumps(made.to_json()))
-    (tmp_path / "run" / "certificate.png").write_bytes(b"a picture")
-    text = write_report(tmp_path / "run").read_text()
-    assert ">Certificate<" in text
-    assert "against lazy-crp: certified" in text
-    assert "mean gain of a week; 200 bets" in text
-    assert base64.b64encode(b"a picture").decode() in text
-    assert HOSTILE not in text
 
 
 def test_a_study_page_gives_every_verdict_with_its_interval(study_folder):
