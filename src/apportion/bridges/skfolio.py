@@ -23,8 +23,6 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
-_PRICES = 0.2
-"""No returns are positive throughout and half of them above this."""
 
 
 class MultiTaskPortfolio(BaseOptimization):
@@ -215,7 +213,8 @@ class MultiTaskPortfolio(BaseOptimization):
             raise InputError(
                 "X: 1 feature(s), one asset alone; at least 2 are needed to share anything out"
             )
-        if len(values) > 1 and values.min() > 0 and np.median(values) > _PRICES:
+        # No returns are positive throughout and half of them above a fifth.
+        if len(values) > 1 and values.min() > 0 and np.median(values) > 0.2:
             raise InputError(
                 f"X: all values are positive, {np.median(values):.4g} in the middle, as prices are; give "
                 "returns, by skfolio.preprocessing.prices_to_returns(X)"
