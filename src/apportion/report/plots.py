@@ -121,11 +121,12 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
     steps = metrics["step"]
     width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
     bins = ((steps - steps.min()) // width).astype(int)
-    rows = metrics.groupby(bins)
+    rows: Any = metrics.groupby(bins)
     values = rows[column]
     if "run" in metrics and metrics["run"].nunique() > 1:
-        values = metrics.groupby([bins, metrics["run"]])[column].mean().groupby(level=0)
-    quantiles: Any = values.quantile([0.25, 0.5, 0.75]).unstack()
+        by_run: Any = metrics.groupby([bins, metrics["run"]])[column].mean()
+        values = by_run.groupby(level=0)
+    quantiles = values.quantile([0.25, 0.5, 0.75]).unstack()
     quantiles.index = pd.Index(rows["step"].max())
     low, middle, high = (quantiles[part] for part in (0.25, 0.5, 0.75))
     series = {
