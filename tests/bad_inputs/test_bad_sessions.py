@@ -108,12 +108,9 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
             ("no such site", "--site mars", "mars"),
             ("start", "--site jpl --start 1/2/2019", "not a day"),
             ("capacity", "--site jpl --capacity 2", "capacity 2"),
-            ("no capacity", "--site jpl --capacity nan", "capacity"),
             ("tasks", "--site jpl --tasks 0", "tasks is 0"),
             ("stations", "--site jpl --stations 0", "stations 0"),
             ("prices", "--prices s.csv", "takes no --prices"),
-            ("cost", "--cost 0.1", "takes no --cost"),
-            ("jumps", "--allow-jumps", "no --allow-jumps"),
         )
     ),
 )
