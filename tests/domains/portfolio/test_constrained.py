@@ -12,18 +12,13 @@ from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkT
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.backtest import _walk_one as walk_once
 from apportion.domains.portfolio.backtest import backtest_strategies
-from apportion.domains.portfolio.constrained import Constrained, constrain
+from apportion.domains.portfolio.constrained import constrain
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
-from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
-    compose,
     next_allocation,
-    train_portfolio,
-    untrained_policies,
 )
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
-from apportion.runs.policy_file import load_policy, save_policy
 from apportion.tasks import Task
 
 PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
@@ -107,34 +102,6 @@ def test_strategies_without_rules_are_as_without_those_of_others():
     assert "unconstrained" not in free.summary()
     for name in ("free", "equal-crp"):
         np.testing.assert_array_equal(result.net[name], free.net[name])
-
-
-TINY = PortfolioSettings(
-    tasks=4, task_size=4, steps=6, members=2, window=8, batch=24, hidden=4, learning_rate=0.05
-)
-
-
-def test_training_learns_within_the_rules_and_moves_no_limit(tmp_path):
-    settings = replace(
-        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, rebalance="weekly",
-        trust=1.0, trade_fraction=1.0,
-    )  # fmt: skip
-    # Two come late or go early, so that some days of some tasks have nobody to hold.
-    close = np.array(PRICES.close)
-    close[:60, 1] = close[90:, 4] = np.nan
-    late = replace(PRICES, close=close)
-    done = train_portfolio(late, settings)
-    policy = done.policy
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy))
-    assert isinstance(policy, Constrained)
-    assert (policy.head.floor, policy.head.cap, policy.turnover) == (0.02, 0.45, 0.4)
-    assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
-    keys = jax.random.split(jax.random.split(jax.random.key(0))[0], settings.members)
-    start = compose(untrained_policies(3, settings, keys), settings)
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), policy, start)
-    assert max(jax.tree.leaves(moved)) > 1e-4
-    save_policy(policy, tmp_path)
-    assert eqx.tree_equal(load_policy(tmp_path), policy)
 
 
 def test_a_gradient_sees_every_day_until_the_next_trade():
