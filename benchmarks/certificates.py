@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.signal import lfilter
 
 from apportion.certificate import Gains
 
@@ -52,12 +53,8 @@ def clipped(gains: np.ndarray) -> np.ndarray:
 
 def autocorrelated(rng, paths: int, persistence: float, deviation: float) -> np.ndarray:
     noise = rng.normal(0, deviation * math.sqrt(1 - persistence**2), (PERIODS, paths))
-    found = np.empty_like(noise)
-    state = rng.normal(0, deviation, paths)
-    for n, step in enumerate(noise):
-        state = persistence * state + step
-        found[n] = state
-    return clipped(found.T)
+    before = persistence * rng.normal(0, deviation, (1, paths))
+    return clipped(lfilter([1.0], [1.0, -persistence], noise, axis=0, zi=before)[0].T)
 
 
 def reacting(rng: np.random.Generator, paths: int) -> np.ndarray:
@@ -73,10 +70,8 @@ def reacting(rng: np.random.Generator, paths: int) -> np.ndarray:
 def days_of_garages(rng: np.random.Generator, paths: int) -> np.ndarray:
     """Twenty garages a day that share the day's weather: their mean is the day's one gain."""
     weather = rng.normal(0, 0.2, (paths, PERIODS))
-    total = np.zeros((paths, PERIODS))
-    for _ in range(20):
-        total += clipped(weather + rng.normal(0, 0.2, (paths, PERIODS)))
-    return total / 20
+    garages = (clipped(weather + rng.normal(0, 0.2, weather.shape)) for _ in range(20))
+    return sum(garages, np.zeros_like(weather)) / 20
 
 
 def with_holes(rng: np.random.Generator, paths: int) -> np.ndarray:

@@ -27,16 +27,16 @@ from apportion.statistics import (
 from apportion.studies.theory import crossover, fig1
 
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "coverage" / "table.csv"
-Draw = Callable[[np.random.Generator], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What one study's intervals are made of."""
+    """What one study's intervals are made of: `draw` is given a generator and the sizes."""
 
     study: str
     units: str
-    draw: Draw
+    draw: Callable[..., np.ndarray]
+    sizes: tuple
     estimate: Callable[[np.ndarray], Estimate]
     truth: float
 
@@ -46,68 +46,53 @@ def skewed(rng: np.random.Generator, shape: int | tuple[int, ...], shapes: float
     return (rng.gamma(shapes, 1.0, shape) - shapes) / np.sqrt(shapes)
 
 
-def crossed(rows: int, columns: int, by_row: float, by_column: float) -> Draw:
+def crossed(rng, rows: int, columns: int, by_row: float, by_column: float) -> np.ndarray:
     """Rows by columns: what each row has in common, what each column has, and a cell's own, of size 1."""
-
-    def draw(rng):
-        own = skewed(rng, (rows, columns))
-        shared = by_row * skewed(rng, (rows, 1)) + by_column * skewed(rng, (1, columns))
-        return 1.0 + own + shared
-
-    return draw
+    own = skewed(rng, (rows, columns))
+    shared = by_row * skewed(rng, (rows, 1)) + by_column * skewed(rng, (1, columns))
+    return 1.0 + own + shared
 
 
-def alone(count: int, shapes: float = 4.0) -> Draw:
+def alone(rng, count: int, shapes: float = 4.0) -> np.ndarray:
     """Independent units."""
-    return lambda rng: 1.0 + skewed(rng, count, shapes)
+    return 1.0 + skewed(rng, count, shapes)
 
 
-def nested(seeds: int, tasks: int, shared: float) -> Draw:
+def nested(rng, seeds: int, tasks: int, shared: float) -> np.ndarray:
     """Means by seed over tasks that share the seed's policy."""
-
-    def draw(rng):
-        own = skewed(rng, (seeds, tasks))
-        return (1.0 + shared * skewed(rng, (seeds, 1)) + own).mean(1)
-
-    return draw
+    own = skewed(rng, (seeds, tasks))
+    return (1.0 + shared * skewed(rng, (seeds, 1)) + own).mean(1)
 
 
-def variances(years: int, seeds: int) -> Draw:
+def variances(rng, years: int, seeds: int) -> np.ndarray:
     """The log of the ratio of two variances over seeds, for each year."""
-
-    def draw(rng):
-        first, second = skewed(rng, (2, years, seeds)).var(-1)
-        return np.log(first / second)
-
-    return draw
+    first, second = skewed(rng, (2, years, seeds)).var(-1)
+    return np.log(first / second)
 
 
-def curves(runs: int, means: np.ndarray, spread: float) -> Draw:
+def curves(rng, runs: int, means: np.ndarray, spread: float) -> np.ndarray:
     """Falling curves of independent runs: log-normal, a run's points half its own and half common."""
-
-    def draw(rng):
-        noise = rng.normal(size=(runs, *means.shape)) + rng.normal(size=(runs, *[1] * means.ndim))
-        noise *= spread / np.sqrt(2)
-        return means * np.exp(noise - spread**2 / 2)
-
-    return draw
+    noise = rng.normal(size=(runs, *means.shape)) + rng.normal(size=(runs, *[1] * means.ndim))
+    noise *= spread / np.sqrt(2)
+    return means * np.exp(noise - spread**2 / 2)
 
 
-def garage(days: int, stations: int, shared: float = 0.0) -> Draw:
+def correlations(rng, runs: int) -> np.ndarray:
+    """Of runs, each below 1."""
+    return np.tanh(0.8 + 0.25 * rng.normal(size=runs))
+
+
+def garage(rng, days: int, stations: int, shared: float = 0.0) -> np.ndarray:
     """Gains and sizes, days by stations: a day's weather is every station's, a station's cars its own.
 
     With `shared`, an effect of the station, or policy, that its days share, and sizes alike.
     """
-
-    def draw(rng):
-        own = 0.02 + 0.05 * skewed(rng, (days, stations))
-        if shared:
-            effect = own + shared * (skewed(rng, (days, 1)) + skewed(rng, (1, stations)))
-            return np.stack([effect, np.ones((days, stations))])
-        sizes = rng.gamma(4.0, 1.0, (days, 1)) * rng.uniform(0.5, 1.5, (days, stations))
-        return np.stack([sizes * (own + 0.05 * skewed(rng, (days, 1))), sizes])
-
-    return draw
+    own = 0.02 + 0.05 * skewed(rng, (days, stations))
+    if shared:
+        effect = own + shared * (skewed(rng, (days, 1)) + skewed(rng, (1, stations)))
+        return np.stack([effect, np.ones((days, stations))])
+    sizes = rng.gamma(4.0, 1.0, (days, 1)) * rng.uniform(0.5, 1.5, (days, stations))
+    return np.stack([sizes * (own + 0.05 * skewed(rng, (days, 1))), sizes])
 
 
 def by_day(garage: np.ndarray) -> Estimate:
@@ -122,64 +107,60 @@ MEAN, SPREAD = 0.0005, 0.01
 """Of a day's return."""
 
 
-def days(count: int, autocorrelation: float, clustered: float = 0.0) -> Draw:
+def days(rng, count: int, autocorrelation: float, clustered: float = 0.0) -> np.ndarray:
     """Daily returns with heavy tails (t, 5 degrees of freedom), each this much like the one before.
 
     `clustered` is the spread of the logarithm of their variance, which drifts over months.
     """
-
-    def draw(rng):
-        noise = rng.standard_t(5, count + 200) * np.sqrt(3 / 5)
-        if clustered:
-            wild = lfilter([np.sqrt(1 - 0.97**2)], [1.0, -0.97], rng.normal(size=count + 200))
-            noise = noise * np.exp(clustered * wild / 2 - clustered**2 / 4)
-        series = lfilter([1.0], [1.0, -autocorrelation], noise)[200:]
-        return MEAN + SPREAD * np.sqrt(1 - autocorrelation**2) * series
-
-    return draw
+    noise = rng.standard_t(5, count + 200) * np.sqrt(3 / 5)
+    if clustered:
+        wild = lfilter([np.sqrt(1 - 0.97**2)], [1.0, -0.97], rng.normal(size=count + 200))
+        noise = noise * np.exp(clustered * wild / 2 - clustered**2 / 4)
+    series = lfilter([1.0], [1.0, -autocorrelation], noise)[200:]
+    return MEAN + SPREAD * np.sqrt(1 - autocorrelation**2) * series
 
 
 def of_backtests() -> list[Layout]:
     """Leads of one strategy over another in three months to six years, and Sharpe ratios."""
     lead, ratio = partial(over_blocks, np.mean), partial(over_blocks, record.sharpe)
-    found = [
-        Layout("backtest, lead", f"{count} days, {rho:g}", days(count, rho), lead, MEAN)
-        for count in (60, 250, 500, 1500)
-        for rho in (0.1, 0.2, 0.3)
-    ]
-    calm_and_wild = days(500, 0.2, 0.8)
-    found.append(
-        Layout("backtest, lead", "500 days, 0.2, calm and wild", calm_and_wild, lead, MEAN)
-    )
     sharpe = MEAN / SPREAD * np.sqrt(record.TRADING_DAYS)
-    return [*found, Layout("backtest, Sharpe", "500 days, 0.2", days(500, 0.2), ratio, sharpe)]
+    wild = "500 days, 0.2, calm and wild"
+    return [
+        *(
+            Layout("backtest, lead", f"{count} days, {rho:g}", days, (count, rho), lead, MEAN)
+            for count in (60, 250, 500, 1500)
+            for rho in (0.1, 0.2, 0.3)
+        ),
+        Layout("backtest, lead", wild, days, (500, 0.2, 0.8), lead, MEAN),
+        Layout("backtest, Sharpe", "500 days, 0.2", days, (500, 0.2), ratio, sharpe),
+    ]
 
 
 def layouts() -> list[Layout]:
     """Every study's layout, and plain means of few units."""
     years, months, families = "10 experiments x 7 years", "10 policies x 12 months", "100 families"
-    both = over_rows_and_columns
+    seeds, both = "7 years, variances over 10 seeds", over_rows_and_columns
     plain = [
-        Layout("plain mean", f"{count} units", alone(count, 8.0), mean_over, 1.0)
+        Layout("plain mean", f"{count} units", alone, (count, 8.0), mean_over, 1.0)
         for count in (3, 6, 10, 12)
     ]
     return [
         *of_curves(),
-        Layout("fig3-4", years, crossed(10, 7, 0.1, 0.4), both, 1.0),
-        Layout("fig3-4 and literal, one year", "10 experiments", alone(10), mean_over, 1.0),
-        Layout("mechanisms", "7 years, variances over 10 seeds", variances(7, 10), mean_over, 0.0),
-        Layout("fig5, growth", months, crossed(10, 12, 0.1, 0.5), both, 1.0),
-        Layout("fig5, deviation", months, crossed(10, 12, 2.5, 0.3), both, 1.0),
-        Layout("fig6", "6 seeds of 4 tasks", nested(6, 4, 1.0), mean_over, 1.0),
-        Layout("federations", "8 seeds of 13 kinds", nested(8, 13, 0.5), mean_over, 1.0),
-        Layout("federations, one kind", "8 seeds", alone(8), mean_over, 1.0),
-        Layout("recipe", years, crossed(10, 7, 0.0, 0.6), both, 1.0),
-        Layout("recipe-sp500", "4 experiments x 22 years", crossed(4, 22, 0.45, 0.95), both, 1.0),
-        Layout("prioritisation", "10 simulated markets", alone(10), mean_over, 1.0),
-        Layout("bound", families, alone(100, 1.0), mean_over, 1.0),
-        Layout("charging", "60 days", garage(60, 10), by_day, 0.02),
-        Layout("charging, stations", "60 days x 15", garage(60, 15, 0.03), by_both, 0.02),
-        Layout("charging, policies", "200 days x 12", garage(200, 12, 0.03), by_both, 0.02),
+        Layout("fig3-4", years, crossed, (10, 7, 0.1, 0.4), both, 1.0),
+        Layout("fig3-4 and literal, one year", "10 experiments", alone, (10,), mean_over, 1.0),
+        Layout("mechanisms", seeds, variances, (7, 10), mean_over, 0.0),
+        Layout("fig5, growth", months, crossed, (10, 12, 0.1, 0.5), both, 1.0),
+        Layout("fig5, deviation", months, crossed, (10, 12, 2.5, 0.3), both, 1.0),
+        Layout("fig6", "6 seeds of 4 tasks", nested, (6, 4, 1.0), mean_over, 1.0),
+        Layout("federations", "8 seeds of 13 kinds", nested, (8, 13, 0.5), mean_over, 1.0),
+        Layout("federations, one kind", "8 seeds", alone, (8,), mean_over, 1.0),
+        Layout("recipe", years, crossed, (10, 7, 0.0, 0.6), both, 1.0),
+        Layout("recipe-sp500", "4 experiments x 22 years", crossed, (4, 22, 0.45, 0.95), both, 1.0),
+        Layout("prioritisation", "10 simulated markets", alone, (10,), mean_over, 1.0),
+        Layout("bound", families, alone, (100, 1.0), mean_over, 1.0),
+        Layout("charging", "60 days", garage, (60, 10), by_day, 0.02),
+        Layout("charging, stations", "60 days x 15", garage, (60, 15, 0.03), by_both, 0.02),
+        Layout("charging, policies", "200 days x 12", garage, (200, 12, 0.03), by_both, 0.02),
         *of_backtests(),
         *plain,
     ]
@@ -201,15 +182,12 @@ def of_curves() -> list[Layout]:
             curve, lambda mean: np.clip(crossover.log_crossings(mean), *np.log(n[[0, -1]]))
         )
 
-    def correlations(rng, runs=10):
-        return np.tanh(0.8 + 0.25 * rng.normal(size=runs))
-
     mean = float(correlations(np.random.default_rng(0), 2_000_000).mean())
     return [
-        Layout("fig1", "40 runs, a slope", curves(40, falling, 0.6), slope, -1.1),
-        Layout("fig2", "10 runs, correlations", correlations, mean_over, mean),
-        Layout("crossover", "100 families, a slope", curves(100, falling, 1.0), slope, -1.1),
-        Layout("crossover", "100 families, N", curves(100, pair, 0.6), crossings, crossing),
+        Layout("fig1", "40 runs, a slope", curves, (40, falling, 0.6), slope, -1.1),
+        Layout("fig2", "10 runs, correlations", correlations, (10,), mean_over, mean),
+        Layout("crossover", "100 families, a slope", curves, (100, falling, 1.0), slope, -1.1),
+        Layout("crossover", "100 families, N", curves, (100, pair, 0.6), crossings, crossing),
     ]
 
 
@@ -218,7 +196,7 @@ def measure(layout: Layout, simulations: int, seed: int = 0) -> float:
     rng = np.random.default_rng(seed)
     held = 0
     for _ in range(simulations):
-        found = layout.estimate(layout.draw(rng))
+        found = layout.estimate(layout.draw(rng, *layout.sizes))
         held += found.low <= layout.truth <= found.high
     return held / simulations
 

@@ -20,12 +20,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -38,15 +37,7 @@ import numpy as np
 import pandas as pd
 import server_app
 from flower_clients import MODELS, SERVERS, TROUBLES, Setting
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM, FedYogi
@@ -59,16 +50,15 @@ from apportion.runs.environment import installed, versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 KINDS = ("equal", "dirichlet-0.1", "two-labels", "flipped-3", "paper")
-CLIENTS, TESTED = 10, 1000
-SAMPLES = (200, 20)
-"""Of the server's own."""
-CROWDS = (3, 10, 40)
-"""Clients of federations in trouble."""
+CLIENTS, CROWDS = 10, (3, 10, 40)
+"""Clients of a kind of federation, and of federations in trouble."""
+TESTED, SAMPLES = 1000, (200, 20)
+"""Digits that models are tested on, and the server's own."""
 
 
 @dataclass(frozen=True)
-class FlowerFederation:
-    """Where the clients' digits lie, and what the server has: what it tests on, then its own."""
+class Kind:
+    """A kind of federation: where its clients' digits lie, what the server tests on, and its own."""
 
     kind: str
     seed: int
@@ -76,13 +66,33 @@ class FlowerFederation:
     images: np.ndarray
     labels: np.ndarray
 
-    def strategies(self) -> dict[str, tuple[int | None, FedAvg]]:
-        """Each with the number of the server's samples that it looks at."""
+    @classmethod
+    def dealt(cls, kind: str, seed: int, folder: Path) -> "Kind":
+        """Write the digits of the clients to files, as if they lay on many machines."""
+        digits = embedded_digits().pooled(2)
+        dealt = mixture(digits, [(kind, CLIENTS, seed)], halves(digits)[1])
+        if not (dealt.partition.factors == 1).all():
+            raise ValueError(f"{kind}: the example's clients send their updates as they are")
+        images = dealt.digits.images.reshape(len(dealt.digits.images), -1)
+        folder.mkdir()
+        for client, count in enumerate(dealt.partition.counts):
+            np.savez(
+                folder / f"client-{client}.npz",
+                images=images[dealt.partition.index[client][:count]],
+                labels=dealt.partition.labels[client][:count],
+            )
+        own = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
+        own = own[: TESTED + max(SAMPLES)]
+        return cls(kind, seed, folder, images[own], digits.labels[own])
+
+    def strategies(self) -> Iterator[tuple[dict, FedAvg]]:
+        """Each with what its row says of it: the number of the server's samples that it looks at, too."""
         plain = {"fraction_evaluate": 0.0}
         found: dict[str, tuple[int | None, FedAvg]] = {
             "FedAvg": (None, FedAvg(**plain)),
             "FedAvgM": (None, FedAvgM(server_momentum=0.7, **plain)),
             "FedYogi": (None, FedYogi(eta=0.05, **plain)),
+            "LearnedAggregation, no samples": (0, LearnedAggregation()),
         }
         for samples in SAMPLES:
             own = slice(TESTED, TESTED + samples)
@@ -92,27 +102,39 @@ class FlowerFederation:
 
             strategy = LearnedAggregation(predict, self.labels[own])
             found[f"LearnedAggregation, {samples} samples"] = (samples, strategy)
-        found["LearnedAggregation, no samples"] = (0, LearnedAggregation())
-        return found
+        for name, (samples, strategy) in found.items():
+            row = {"kind": self.kind, "strategy": name, "samples": samples, "seed": self.seed}
+            yield row, strategy
+
+    def play(self, grid, strategy: FedAvg, rounds: int) -> list[float]:
+        """The accuracies after each round, that of the first model in front."""
+        test = {"test": (self.images[:TESTED], self.labels[:TESTED])}
+        return server_app.federate(grid, strategy, self.folder, test, rounds, seed=self.seed)
 
 
-def deal(kind: str, seed: int, folder: Path) -> FlowerFederation:
-    """Write the digits of a federation's clients to files, as if they lay on many machines."""
-    digits = embedded_digits().pooled(2)
-    dealt = mixture(digits, [(kind, CLIENTS, seed)], halves(digits)[1])
-    if not (dealt.partition.factors == 1).all():
-        raise ValueError(f"{kind}: the example's clients send their updates as they are")
-    images = dealt.digits.images.reshape(len(dealt.digits.images), -1)
-    folder.mkdir()
-    for client, count in enumerate(dealt.partition.counts):
-        np.savez(
-            folder / f"client-{client}.npz",
-            images=images[dealt.partition.index[client][:count]],
-            labels=dealt.partition.labels[client][:count],
-        )
-    own = np.random.default_rng(seed).permutation(np.flatnonzero(digits.server))
-    own = own[: TESTED + max(SAMPLES)]
-    return FlowerFederation(kind, seed, folder, images[own], digits.labels[own])
+class Troubled(Setting):
+    """A federation some of whose clients are in trouble."""
+
+    def strategies(self) -> Iterator[tuple[dict, FedAvg]]:
+        """FedAvg and the shipped policy, each with what its row says of it."""
+        _, (features, labels) = flower_clients.server_rows(self)
+        predict = partial(MODELS[self.model].scores, x=features)
+        for strategy in (FedAvg(fraction_evaluate=0.0), LearnedAggregation(predict, labels)):
+            yield {**vars(self), "strategy": type(strategy).__name__}, strategy
+
+    def play(self, grid, strategy: FedAvg, rounds: int) -> list[float]:
+        """The accuracies after each round, that of the first model in front."""
+        model, ((x, y), _), tested = MODELS[self.model], flower_clients.server_rows(self), []
+
+        def evaluate(n: int, arrays: ArrayRecord) -> MetricRecord:
+            tested.append(float((model.scores(arrays, x).argmax(1) == y).mean()))
+            return MetricRecord({"accuracy": tested[-1]})
+
+        strategy.start(
+            grid, model.start(x.shape[1], int(y.max()) + 1, self.seed), num_rounds=rounds,
+            timeout=120.0, train_config=ConfigRecord(vars(self)), evaluate_fn=evaluate,
+        )  # fmt: skip
+        return tested
 
 
 class InProcess:
@@ -138,96 +160,55 @@ class InProcess:
             return Message(Error(0, str(error)), reply_to=message)
 
 
-def runs(grid, how: str, federations: list[FlowerFederation], rounds: int) -> list[dict]:
+def runs(grid, how: str, federations: Sequence[Kind | Troubled], rounds: int) -> list[dict]:
     """Every strategy in every federation, from the same first model."""
     rows = []
     for own in federations:
-        test = {"test": (own.images[:TESTED], own.labels[:TESTED])}
-        for name, (samples, strategy) in own.strategies().items():
+        for row, strategy in own.strategies():
             begun = time.perf_counter()
-            tested = server_app.federate(grid, strategy, own.folder, test, rounds, seed=own.seed)
+            tested = own.play(grid, strategy, rounds)
             rows.append({
-                "kind": own.kind, "strategy": name, "samples": samples, "seed": own.seed, "how": how,
-                "accuracy": round(tested[-1], 4), "mean": round(float(np.mean(tested[1:])), 4),
+                **row, "how": how, "accuracy": round(tested[-1], 4),
+                "mean": round(float(np.mean(tested[1:])), 4),
                 "seconds": round(time.perf_counter() - begun, 2),
             })  # fmt: skip
             print(rows[-1], flush=True)
     return rows
 
 
-def troubled_runs(grid, how: str, settings: list[Setting], rounds: int) -> list[dict]:
-    """FedAvg and the shipped policy in every federation, from the same first model."""
-    rows = []
-    for own in settings:
-        model, (test, server) = MODELS[own.model], flower_clients.server_rows(own)
-        first = (test[0].shape[1], int(test[1].max()) + 1, own.seed)
-
-        def predict(arrays: ArrayRecord, model=model, features=server[0]) -> np.ndarray:
-            return model.scores(arrays, features)
-
-        for strategy in (FedAvg(fraction_evaluate=0.0), LearnedAggregation(predict, server[1])):
-            tested: list[float] = []
-
-            def evaluate(n, arrays, model=model, test=test, tested=tested) -> MetricRecord:
-                tested.append(float((model.scores(arrays, test[0]).argmax(1) == test[1]).mean()))
-                return MetricRecord({"accuracy": tested[-1]})
-
-            begun = time.perf_counter()
-            strategy.start(
-                grid, model.start(*first), num_rounds=rounds, timeout=120.0,
-                train_config=ConfigRecord(vars(own)), evaluate_fn=evaluate,
-            )  # fmt: skip
-            rows.append({
-                **vars(own), "strategy": type(strategy).__name__, "how": how,
-                "accuracy": round(tested[-1], 4), "mean": round(float(np.mean(tested[1:])), 4),
-                "seconds": round(time.perf_counter() - begun, 2),
-            })  # fmt: skip
-            print(rows[-1], flush=True)
-    return rows
-
-
-def simulated(app: ClientApp, clients: int, computing: Callable[[Any], list[dict]]) -> list[dict]:
-    """What is computed with Flower's simulation for a grid."""
-    rows: list[dict] = []
-    server = ServerApp()
+def both_ways(
+    app: ClientApp, clients: int, federations: Sequence[Kind | Troubled], first: int, rounds: int
+) -> list[dict]:
+    """All federations in this process, those of the first seeds in Flower's simulation, too."""
+    rows = runs(InProcess(app, clients), "in process", federations, rounds)
+    again, server = [own for own in federations if own.seed < first], ServerApp()
 
     @server.main()
     def main(grid, context):
-        rows.extend(computing(grid))
+        rows.extend(runs(grid, "simulation", again, rounds))
 
-    run_simulation(server, app, num_supernodes=clients, backend_config=server_app.BACKEND)
+    if again:
+        run_simulation(server, app, num_supernodes=clients, backend_config=server_app.BACKEND)
     return rows
 
 
 def kinds(seeds: int, first: int, rounds: int) -> list[dict]:
-    """Every kind of federation, the first seeds in the simulation, too."""
+    """Every kind of federation."""
     with tempfile.TemporaryDirectory() as name:
         federations = [
-            deal(kind, seed, Path(name) / f"{kind}-{seed}")
-            for seed in range(seeds)
-            for kind in KINDS
+            Kind.dealt(kind, seed, Path(name) / f"{kind}-{seed}")
+            for seed, kind in product(range(seeds), KINDS)
         ]
-        rows = runs(InProcess(client_app.app, CLIENTS), "in process", federations, rounds)
-        again = [own for own in federations if own.seed < first]
-        if again:
-            rows += simulated(
-                client_app.app, CLIENTS, lambda grid: runs(grid, "simulation", again, rounds)
-            )
-    return rows
+        return both_ways(client_app.app, CLIENTS, federations, first, rounds)
 
 
 def troubles(seeds: int, first: int, rounds: int) -> list[dict]:
-    """Every trouble, the first seeds in the simulation, too."""
-    models = [name for name in MODELS if name != "torch" or installed("torch") is not None]
-    app, rows = flower_clients.app, []
+    """Every trouble."""
+    models, rows = [name for name in MODELS if name != "torch" or installed("torch")], []
     for clients in CROWDS:
         each = product(range(seeds), SERVERS, models, TROUBLES)
-        settings = [Setting(data, model, what, clients, seed) for seed, data, model, what in each]
-        rows += troubled_runs(InProcess(app, clients), "in process", settings, rounds)
-        again = [own for own in settings if own.seed < first]
-        if again:
-            computing = partial(troubled_runs, how="simulation", settings=again, rounds=rounds)
-            rows += simulated(app, clients, computing)
+        federations = [Troubled(data, model, what, clients, n) for n, data, model, what in each]
+        rows += both_ways(flower_clients.app, clients, federations, first, rounds)
     return rows
 
 
@@ -244,20 +225,19 @@ def main() -> None:
     seeds = asked.seeds or (8 if in_kinds else 4)
     rows = (kinds if in_kinds else troubles)(seeds, asked.simulated, asked.rounds)
     table = pd.DataFrame(rows)
-    measured = ["how", "accuracy", "mean", "seconds"]
-    runs_of = [
-        name for name in table.columns.drop("samples", errors="ignore") if name not in measured
-    ]
+    measured = ["samples", "how", "accuracy", "mean", "seconds"]
+    runs_of = [name for name in table.columns if name not in measured]
     wide = table.pivot(index=runs_of, columns="how", values="accuracy")
-    both = wide.dropna() if "simulation" in wide else wide.iloc[:0]
-    apart = (both["simulation"] - both["in process"]).abs() if len(both) else pd.Series(dtype=float)
+    apart = (
+        wide.reindex(columns=["simulation", "in process"]).diff(axis=1).iloc[:, 1].dropna().abs()
+    )
     about = {
         "command": f"python benchmarks/flower.py {'' if in_kinds else 'troubles '}"
         f"--seeds {seeds} --simulated {asked.simulated} --rounds {asked.rounds}",
         "versions": versions() | {name: installed(name) for name in ("flwr", "ray", "torch")},
         "clients": CLIENTS if in_kinds else CROWDS,
         "tested_on": TESTED if in_kinds else {data: own[0] for data, own in SERVERS.items()},
-        "runs_in_both": len(both),
+        "runs_in_both": len(apart),
         # Between the simulation and the run in one process.
         "largest_difference": float(apart.max()) if len(apart) else None,
         "seconds": round(float(table["seconds"].sum()), 1),

@@ -94,23 +94,12 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
         ("--columns arival=arrival", "did you mean arrival?"),
         SOUND,
     ),
-    (
-        "no mapping",
-        "check --sessions s.csv --columns arrival",
-        ("write arrival=Start",),
-        SOUND,
-    ),
+    ("no mapping", "check --sessions s.csv --columns arrival", "write arrival=Start", SOUND),
     ("no such zone", "check --sessions s.csv --timezone Mars/North", ("no such time zone",), SOUND),
     ("train, absent", "train charging --sessions s.csv --out out", ("s.csv: no such file",)),
-    (
-        "train, too few",
-        "train charging --sessions s.csv --out out",
-        ("stations are trained",),
-        SOUND,
-    ),
+    ("train, few", "train charging --sessions s.csv --out out", "stations are trained", SOUND),
     ("train, no such site", "train charging --site mars --out out", ("mars", "sites are")),
     ("train, until no day", "train charging --until 31.12.2019 --out out", ("is not a day",)),
-    ("train, until a year", "train charging --until 2019 --out out", ("is not a day",)),
     *(
         (f"backtest, {name}", f"backtest run {options}", (word,), SOUND, "charging")
         for name, options, word in (
@@ -119,12 +108,9 @@ SOUND = {"s.csv": f"{NAMES}\n{GOOD}\n"}
             ("no such site", "--site mars", "mars"),
             ("start", "--site jpl --start 1/2/2019", "not a day"),
             ("capacity", "--site jpl --capacity 2", "capacity 2"),
-            ("no capacity", "--site jpl --capacity nan", "capacity"),
             ("tasks", "--site jpl --tasks 0", "tasks is 0"),
             ("stations", "--site jpl --stations 0", "stations 0"),
             ("prices", "--prices s.csv", "takes no --prices"),
-            ("cost", "--cost 0.1", "takes no --cost"),
-            ("jumps", "--allow-jumps", "no --allow-jumps"),
         )
     ),
 )
@@ -140,16 +126,9 @@ NOW = json.dumps({"time": "2019-06-03 09:00", "capacity_kw": 20, "stations": [{"
     ("absent", "allocate run --now now.json", ("now.json: cannot be read",), {}, "charging"),
     ("empty", "allocate run --now now.json", ("now.json", "JSON"), {"now.json": ""}, "charging"),
     (
-        "cut short",
-        "allocate run --now now.json",
-        ("now.json", "JSON"),
-        {"now.json": '{"time": '},
-        "charging",
-    ),
-    (
         "of no site",
         "allocate run --now now.json",
-        ("describe no site",),
+        "describe no site",
         {"now.json": NOW},
         "charging",
     ),

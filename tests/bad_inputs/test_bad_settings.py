@@ -33,8 +33,6 @@ def settings(job: str, *rows: tuple):
         ("--task-size 99", "task_size 99", "too few"),
         ("--universe 0", "too few"),
         ("--alpha nan", "alpha is nan", "finite"),
-        ("--beta inf", "beta is inf"),
-        ("--learning-rate nan", "learning_rate is nan"),
         ("--learning-rate 0", "learning_rate > 0"),
         ("--noise=-1", "noise must be >= 0"),
         ("--method ptml", "choose pmtl, mtl, stl", "did you mean pmtl?"),
@@ -49,10 +47,8 @@ def settings(job: str, *rows: tuple):
     *options(
         "portfolio --prices p.csv",
         ("--trust 1.5", "trust is 1.5", "between 0 and 1"),
-        ("--trust nan", "trust is nan"),
         ("--trade-fraction=-0.1", "trade_fraction is -0.1"),
         ("--tracking-error-weight=-1", "tracking_error_weight must be >= 0"),
-        ("--tracking-error-weight inf", "tracking_error_weight is inf"),
         ("--window 0", "window is 0"),
         ("--task-size 2 --window 100", "window of 100"),
         ("--task-size 2 --window 8 --batch 100", "a batch has 100"),
@@ -68,7 +64,6 @@ def settings(job: str, *rows: tuple):
         ("--max-turnover 3", "max_turnover is 3"),
         ("--rebalance yearly", "choose daily, weekly, monthly"),
         ("--until 01/02/2019", "'01/02/2019' is not a day"),
-        ("--until 2019", "'2019' is not a day"),
         ("--until 1999-01-01", "choose a later day"),
         ("--validation=-1", "validation is -1"),
         ("--task-size 2 --window 8 --batch 16 --cost 50%", "--cost is '50%'"),
@@ -119,12 +114,7 @@ def settings(job: str, *rows: tuple):
     ),
     ("no file", "train budget --out out --config s.toml", ("s.toml: no such file",)),
     ("a folder", "train budget --out out --config .", ("cannot be read",)),
-    (
-        "not UTF-8",
-        "train budget --out out --config s.toml",
-        ("not valid TOML",),
-        {"s.toml": b"\xff"},
-    ),
+    ("not UTF-8", "train budget --out out --config s.toml", "not valid TOML", {"s.toml": b"\xff"}),
     ("no folder", "train budget", "train budget: --out DIR is missing; see apportion train budget"),
     ("a slip in out", "train budget --outt=x", "no option --outt; did you mean --out?"),
     ("no such job", "train portfoli --out out", ("did you mean portfolio?",)),
@@ -134,10 +124,9 @@ def settings(job: str, *rows: tuple):
     (
         "out holds others",
         "train budget --out d",
-        ("holds other files, such as notes.txt",),
-        {"d/notes.txt": "mine"},
+        "files, such as policy.json",
+        {"d/policy.json": ""},
     ),
-    ("out holds a policy", "train budget --out d", ("holds other files",), {"d/policy.json": "{}"}),
 )
 def test_settings_and_places_that_are_wrong_are_refused(case, tmp_path, monkeypatch, capfd):
     assert_refused(case, tmp_path, monkeypatch, capfd)

@@ -266,6 +266,8 @@ def showing(observation):
 def test_an_environment_that_does_not_fit_is_refused_before_any_work(environment, sentence):
     with pytest.raises(InputError, match=sentence):
         from_gymnasium(environment, universe=8, horizon=6)
+    with pytest.raises(InputError, match="horizon is None; give the periods"):
+        from_gymnasium(Lottery, universe=8)
 
 
 def acting(space):
@@ -328,11 +330,6 @@ def test_an_environment_is_made_by_its_name_without_an_import():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.strip() == "(3,)", done.stderr
-
-
-def test_a_horizon_is_asked_for():
-    with pytest.raises(InputError, match="horizon is None; give the periods"):
-        from_gymnasium(Lottery, universe=8)
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import pickle
 import jax
 import numpy as np
 import pytest
-from skfolio import Population, Portfolio, RatioMeasure
+from skfolio import Portfolio, RatioMeasure
 from skfolio.datasets import load_sp500_dataset
-from skfolio.model_selection import MultipleRandomizedCV, WalkForward, cross_val_predict
+from skfolio.model_selection import WalkForward, cross_val_predict
 from skfolio.optimization import EqualWeighted, InverseVolatility, MeanRisk
 from skfolio.pre_selection import SelectKExtremes
 from skfolio.preprocessing import prices_to_returns
@@ -123,7 +123,7 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(returns, change, message
 
 def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):
     models = [
-        ("multi-task", MultiTaskPortfolio(**SMALL)),
+        ("multi-task", MultiTaskPortfolio(policy=some_policy(), window=6)),
         ("equal", EqualWeighted()),
         ("inverse volatility", InverseVolatility()),
         ("minimum variance", MeanRisk()),
@@ -134,26 +134,6 @@ def test_skfolios_walk_forward_runs_it_beside_its_own_optimisers(returns):
     folds = population[0].portfolios
     np.testing.assert_allclose(folds[1].previous_weights, folds[0].ending_weights, rtol=1e-6)
     assert np.isfinite(population.measures(RatioMeasure.SHARPE_RATIO)).all()
-
-
-def test_a_trained_policy_walks_day_by_day(returns, trained):
-    daily = MultiTaskPortfolio(policy=trained.policy_, window=6)
-    path = cross_val_predict(daily, returns.iloc[:60], cv=WalkForward(train_size=20, test_size=1))
-    assert path.n_observations == 40
-    assert len(path.portfolios) == 40
-    changes = np.abs(np.diff([fold.weights for fold in path.portfolios], axis=0)).sum(1)
-    assert (changes > 0).all()
-
-
-def test_randomised_cross_validation_draws_its_own_assets(returns):
-    cv = MultipleRandomizedCV(
-        walk_forward=WalkForward(train_size=60, test_size=60), n_subsamples=3, asset_subset_size=7,
-        window_size=200, random_state=0,
-    )  # fmt: skip
-    paths = cross_val_predict(MultiTaskPortfolio(policy=some_policy(), window=6), returns, cv=cv)
-    assert isinstance(paths, Population)
-    assert len(paths) == 3
-    assert all(len(fold.weights) == 7 for path in paths for fold in path.portfolios)
 
 
 def test_it_ends_a_pipeline_and_takes_part_in_a_search(returns):
@@ -180,13 +160,6 @@ def test_what_a_trained_policy_makes_meaningless_is_refused(returns):
             InputError, match=f"{', '.join(ignored)} would do nothing beside policy="
         ):
             model.fit(returns)
-    # A search over such a thing has no scores that could be equal.
-    search = GridSearchCV(
-        MultiTaskPortfolio(policy=some_policy(), window=6), {"trust": [0.1, 0.9]},
-        cv=WalkForward(train_size=100, test_size=100), error_score="raise",
-    )  # fmt: skip
-    with pytest.raises(InputError, match="trust would do nothing"):
-        search.fit(returns)
 
 
 def test_one_asset_and_prices_in_place_of_returns_get_a_sentence(returns):

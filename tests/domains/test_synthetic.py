@@ -44,12 +44,6 @@ def test_the_closed_form_allocation_equals_bisection(scale):
     assert np.abs(np.asarray(found) - expected).max() < 1e-8
 
 
-def test_equal_temperatures_make_it_a_softmax():
-    scores = jnp.array([0.3, -1.0, 2.0])
-    found = entropic_allocation(scores, jnp.full(3, 0.5))
-    np.testing.assert_allclose(found, jax.nn.softmax(scores / 0.5), atol=1e-6)
-
-
 BETAS = jnp.asarray(spaced_betas(10, 0.8), jnp.float32)
 
 
@@ -119,14 +113,6 @@ def test_the_tied_model_is_the_average_over_all_orderings():
     tied = learn(real, tied_basis(5))
     averaged = learn(orbit(real), separate_basis(5))
     assert np.abs(tied - averaged).max() < 1e-8
-
-
-def test_tied_parameters_make_an_equivariant_policy():
-    theta = learn(examples(20, spaced_betas(5, 0.4), seed=2), tied_basis(5))
-    greedy = in_float64(simplex_greedy)
-    x = np.random.default_rng(3).uniform(size=5)
-    order = np.array([3, 1, 0, 2, 4])
-    np.testing.assert_allclose(greedy(theta, x[order]), greedy(theta, x)[order], atol=1e-12)
 
 
 def test_the_greedy_allocation_has_the_largest_q_on_the_simplex():

@@ -4,7 +4,6 @@ Fitting trains one policy over many subsets of the assets (Algorithm 1) and deci
 allocation of the period after the last row. A trained policy serves any set of assets.
 """
 
-import inspect
 from dataclasses import fields
 from typing import Any, cast
 
@@ -24,8 +23,6 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
-_PRICES = 0.2
-"""No returns are positive throughout and half of them above this."""
 
 
 class MultiTaskPortfolio(BaseOptimization):
@@ -200,16 +197,10 @@ class MultiTaskPortfolio(BaseOptimization):
 
     def _refuse_ignored(self) -> None:
         """Refuse what a trained policy makes meaningless: a search over it finds nothing."""
-        defaults = {
-            name: parameter.default
-            for name, parameter in inspect.signature(MultiTaskPortfolio.__init__).parameters.items()
-        }
-        known = {field.name for field in fields(PortfolioSettings)} - {"window"}
-        ignored = [
-            name
-            for name, value in self.get_params(deep=False).items()
-            if name in known and value != defaults.get(name, value)
-        ]
+        defaults = MultiTaskPortfolio().get_params(deep=False)
+        trained = {field.name for field in fields(PortfolioSettings)} & defaults.keys() - {"window"}
+        given = self.get_params(deep=False)
+        ignored = [name for name in given if name in trained and given[name] != defaults[name]]
         if ignored:
             raise InputError(
                 f"MultiTaskPortfolio: {', '.join(ignored)} would do nothing beside policy=, which is used "
@@ -222,7 +213,8 @@ class MultiTaskPortfolio(BaseOptimization):
             raise InputError(
                 "X: 1 feature(s), one asset alone; at least 2 are needed to share anything out"
             )
-        if len(values) > 1 and values.min() > 0 and np.median(values) > _PRICES:
+        # No returns are positive throughout and half of them above a fifth.
+        if len(values) > 1 and values.min() > 0 and np.median(values) > 0.2:
             raise InputError(
                 f"X: all values are positive, {np.median(values):.4g} in the middle, as prices are; give "
                 "returns, by skfolio.preprocessing.prices_to_returns(X)"

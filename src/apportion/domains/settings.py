@@ -60,8 +60,13 @@ class TrainingSettings:
         check_finite(self)
         check_seed(self.seed)
         self.check_at_least(1, "tasks", "steps", "members")
-        if self.method != "pmtl":
-            self.refuse_ignored(f"method {self.method}, which draws tasks evenly", "alpha", "beta")
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if self.method != "pmtl" and value != getattr(type(self), name):
+                raise InputError(
+                    f"{name} is {value}, which is ignored by method {self.method}, which draws tasks "
+                    "evenly; leave it out"
+                )
 
     def check_at_least(self, minimum: int, *names: str) -> None:
         """Refuse settings below a minimum."""
@@ -69,15 +74,6 @@ class TrainingSettings:
             if getattr(self, name) < minimum:
                 value = getattr(self, name)
                 raise InputError(f"{name} is {value}; it must be at least {minimum}")
-
-    def refuse_ignored(self, why: str, *names: str) -> None:
-        """Refuse settings that were given though what was chosen ignores them."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in names and value != field.default:
-                raise InputError(
-                    f"{field.name} is {value}, which is ignored by {why}; leave it out"
-                )
 
     @property
     def prioritisation(self) -> float:

@@ -9,8 +9,6 @@ import pandas as pd
 
 from apportion.errors import InputError, reading
 
-_MOST_OF_A_LINE = 10_000
-
 
 def as_day(day: str | np.datetime64) -> np.datetime64:
     """A calendar day from its text."""
@@ -58,7 +56,7 @@ def load_table(path: Path, what: str) -> pd.DataFrame:
         if path.suffix.lower() in (".parquet", ".pq"):
             return read_parquet(path).reset_index(drop=True)
         with path.open(encoding="utf-8", errors="replace") as file:
-            names = file.readline(_MOST_OF_A_LINE)
+            names = file.readline(10_000)
         if ";" in names and "," not in names:
             raise InputError(
                 f'{path}: its fields are separated by ";"; write commas, and points in numbers: '

@@ -19,8 +19,6 @@ from apportion.runs.folder import Run
 
 COLOURS = 12
 """Series colours of the page's palette, 1 to 12."""
-POINTS = 300
-"""Points of a line; more cannot be told apart on a screen."""
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _LONGEST_NAME = 48
 _POINTS, _TASKS = 50, 60
@@ -33,8 +31,6 @@ _AXES = {
 }
 _STEPS = {"title": "step (count)", "kind": "number"}
 _DRAWN = 4
-_FIRST = ("policy",)
-"""Who is drawn boldly."""
 _WELL_KNOWN = ("p-mtl", "mtl", "stl", "lazy-crp", "equal-crp")
 
 
@@ -61,19 +57,16 @@ def read_if_there(path: Path) -> Any:
     return read_json(path) if path.exists() else {}
 
 
-def short(text: object) -> str:
-    """A name in one line, cut where it is too long for a legend.
-
-    >>> short("a  name" + "x" * 60)[:8], len(short("x" * 60))
-    ('a namexx', 48)
-    """
-    words = " ".join(str(text).split())
-    return words if len(words) <= _LONGEST_NAME else words[: _LONGEST_NAME - 1] + "…"
-
-
 def distinct(names: Sequence[Any] | pd.Index) -> list[str]:
-    """Names for a legend; where two look the same once cut, their places tell them apart."""
-    cut = [short(name) for name in names]
+    """Names for a legend, in one line each; where two look the same once cut, their places tell them apart.
+
+    >>> distinct(["a  name", "x" * 60])[0]
+    'a name'
+    """
+    words = (" ".join(str(name).split()) for name in names)
+    cut = [
+        each if len(each) <= _LONGEST_NAME else f"{each[: _LONGEST_NAME - 1]}…" for each in words
+    ]
     return [
         name if cut.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(cut)
     ]
@@ -119,13 +112,23 @@ def learning_curve(metrics: pd.DataFrame, column: str, title: str) -> Plot:
     """One metric over training: the median over runs with the band of the middle half.
 
     `metrics` has a row for each recorded step, with `step`, the metric's `column`, and perhaps `run`; rows
-    between the points of a curve are averaged.
+    between the points of a curve are averaged, or are the band's themselves where there is one run.
     """
     for needed in ("step", column):
         if needed not in metrics:
             known = ", ".join(map(str, metrics))
             raise InputError(f"metrics: no column {needed!r}; it has {known}")
-    middle, low, high = _band(metrics, column)
+    steps = metrics["step"]
+    width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
+    bins = ((steps - steps.min()) // width).astype(int)
+    rows: Any = metrics.groupby(bins)
+    values = rows[column]
+    if "run" in metrics and metrics["run"].nunique() > 1:
+        by_run: Any = metrics.groupby([bins, metrics["run"]])[column].mean()
+        values = by_run.groupby(level=0)
+    quantiles = values.quantile([0.25, 0.5, 0.75]).unstack()
+    quantiles.index = pd.Index(rows["step"].max())
+    low, middle, high = (quantiles[part] for part in (0.25, 0.5, 0.75))
     series = {
         "type": "line",
         "x": numbers(middle.index),
@@ -171,21 +174,6 @@ def task_probabilities(probabilities: pd.DataFrame, title: str) -> Plot:
     return Plot(title, words + cut, data, layout, wide=True)
 
 
-def _band(rows: Any, column: str) -> tuple[Any, Any, Any]:
-    """Median and quartiles over runs of the binned curve; over the bin's rows where there is one run."""
-    steps = rows["step"]
-    width = max((steps.max() - steps.min() + 1) / _POINTS, 1)
-    bins = ((steps - steps.min()) // width).astype(int)
-    when = rows.groupby(bins)["step"].max()
-    if "run" in rows and rows["run"].nunique() > 1:
-        by_run = rows.groupby([bins, rows["run"]])[column].mean()
-        quantiles = by_run.groupby(level=0).quantile([0.25, 0.5, 0.75]).unstack()
-    else:
-        quantiles = rows.groupby(bins)[column].quantile([0.25, 0.5, 0.75]).unstack()
-    quantiles.index = pd.Index(when)
-    return quantiles[0.5], quantiles[0.25], quantiles[0.75]
-
-
 def allocations(shares: pd.DataFrame) -> Plot:
     """Each entity's share less an equal one, in percentage points: those furthest from it.
 
@@ -215,14 +203,15 @@ def lines(
     frame: pd.DataFrame,
     axis: dict[str, str],
     *,
-    first: Sequence[str] | pd.Index = _FIRST,
+    first: Sequence[str] | pd.Index = ("policy",),
     drawn: Sequence[str] | pd.Index = _WELL_KNOWN,
     trained: str | None = None,
 ) -> Plot:
     """A line for each column: those in `first` boldly, of many only they and those in `drawn` at first,
     any other by a click. Days up to `trained` are shaded.
     """
-    shown = thin(frame, POINTS)
+    # More points cannot be told apart on a screen.
+    shown = thin(frame, 300)
     bold = [column for column in shown.columns if column in set(first)]
     known = [column for column in shown.columns if column in set(drawn) and column not in bold]
     order = bold + known + [c for c in shown.columns if c not in {*bold, *known}]

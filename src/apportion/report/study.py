@@ -50,7 +50,10 @@ def _figure(folder: Path, figure: dict[str, Any], verdicts: list[dict[str, Any]]
     # A name alone: what a file says is no path to elsewhere.
     picture = folder / Path(figure["picture"]).name
     if picture.exists():
-        said = (f"{one['claim']}: {_said(one)}" for one in verdicts)
+        said = (
+            f"{one['claim']}: {in_words(one['outcome'], bool(one.get('barely')))}"
+            for one in verdicts
+        )
         words = f"{figure['title']}: {'; '.join(said)}"
         parts.append(Picture(figure["title"], read_bytes(picture), words))
     table = read_table(folder, Path(figure["table"]).stem)
@@ -72,7 +75,3 @@ def _card(verdict: dict[str, Any]) -> Headline:
         verdict["outcome"],
         bool(verdict.get("barely")),
     )
-
-
-def _said(verdict: dict[str, Any]) -> str:
-    return in_words(verdict["outcome"], bool(verdict.get("barely")))

@@ -62,12 +62,6 @@ def test_single_precision_stays_on_the_simplex_through_a_long_volatile_market(na
     np.testing.assert_allclose(allocations.sum(1), 1, atol=1e-6)
 
 
-def test_buy_and_hold_earns_the_mean_of_the_instruments():
-    relatives = draw(1)
-    wealth = (run(BASELINES["buy-and-hold"], relatives) * relatives).sum(1).prod()
-    assert wealth == pytest.approx(relatives.prod(0).mean(), rel=1e-12)
-
-
 def test_best_crp_is_the_best_of_all_constant_shares():
     """Its gradient is 1 for what is held, and nothing's is more: the condition of Kuhn and Tucker."""
     for seed in range(20):

@@ -12,19 +12,13 @@ from apportion.composition import Ensemble, EqualShares, PartialTrading, ShrunkT
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
 from apportion.domains.portfolio.backtest import _walk_one as walk_once
 from apportion.domains.portfolio.backtest import backtest_strategies
-from apportion.domains.portfolio.constrained import Constrained, constrain
+from apportion.domains.portfolio.constrained import constrain
 from apportion.domains.portfolio.rules import Rules, rebalancing_days
-from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import (
-    compose,
     next_allocation,
-    train_portfolio,
-    untrained_policies,
 )
-from apportion.errors import InputError
 from apportion.policy import Policy, Recurrent
 from apportion.problem import check_problem, rollout
-from apportion.runs.policy_file import load_policy, save_policy
 from apportion.tasks import Task
 
 PRICES = SimulatedMarket.draw(universe=6, days=120, seed=5).prices
@@ -51,13 +45,8 @@ def market(rules: Rules, prices=PRICES) -> Market:
     return Market.of(prices, window=8, costs=Costs(0.0025, exact=True), rules=rules)
 
 
-@pytest.fixture(scope="module")
-def free():
-    return walk_once(INSIDE, market(Rules()), EVERYONE)
-
-
-@pytest.mark.parametrize("rules", CASES.values(), ids=CASES)
-def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(rules, free):
+def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers():
+    rules, free = CASES["all"], walk_once(INSIDE, market(Rules()), EVERYONE)
     walk = walk_once(constrain(INSIDE, rules), market(rules), EVERYONE)
     shares = np.asarray(walk.allocations, float)
     np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
@@ -66,9 +55,9 @@ def test_every_day_of_a_walk_is_within_the_rules_whatever_the_order_of_tickers(r
     assert np.asarray(walk.turnover).max() <= rules.max_turnover + 1e-6
     # Without the rules the same policy breaks them all.
     shares = np.asarray(free.allocations)
-    assert shares.max() > rules.max_weight or rules.max_weight == 1
-    assert shares.min() < rules.min_weight or rules.min_weight == 0
-    assert np.asarray(free.turnover).max() > rules.max_turnover or rules.max_turnover == 2
+    assert shares.max() > rules.max_weight
+    assert shares.min() < rules.min_weight
+    assert np.asarray(free.turnover).max() > rules.max_turnover
     order = np.array([3, 5, 1, 0, 4, 2])
     moved = market(rules, PRICES.select([NAMES[i] for i in order]))
     again = walk_once(constrain(INSIDE, rules), moved, EVERYONE)
@@ -104,53 +93,15 @@ def test_nothing_is_traded_between_rebalancing_days(rebalance):
     np.testing.assert_allclose(path.rewards, walk.log_return, atol=1e-6)
 
 
-def test_a_held_portfolio_grows_as_buy_and_hold_does_and_others_as_without_rules():
+def test_strategies_without_rules_are_as_without_those_of_others():
     rules = replace(CASES["all"], rebalance="monthly")
     both = {"policy": constrain(INSIDE, rules), "free": INSIDE}
     result = backtest_strategies(PRICES, both, window=8, rules={"policy": rules})
-    decided = rebalancing_days(PRICES.dates, "monthly")[7:-1]
-    decided[0] = True
-    wealth, worth = 1.0, np.zeros(6)
-    for n, relatives in enumerate(PRICES.relatives()[8:]):
-        if decided[n]:
-            worth = wealth * result.allocations["policy"][n].astype(float)
-        worth = worth * relatives
-        wealth = worth.sum()
-    assert np.prod(1 + result.gross["policy"]) == pytest.approx(wealth, rel=1e-5)
     assert "rebalanced monthly; all other strategies are unconstrained" in result.summary()
     free = backtest_strategies(PRICES, {"free": INSIDE}, window=8)
     assert "unconstrained" not in free.summary()
     for name in ("free", "equal-crp"):
         np.testing.assert_array_equal(result.net[name], free.net[name])
-
-
-TINY = PortfolioSettings(
-    tasks=4, task_size=4, steps=6, members=2, window=8, batch=24, hidden=4, learning_rate=0.05
-)
-
-
-@pytest.mark.parametrize("rebalance", ["daily", "weekly"])
-def test_training_learns_within_the_rules_and_moves_no_limit(rebalance, tmp_path):
-    settings = replace(
-        TINY, max_weight=0.45, min_weight=0.02, max_turnover=0.4, rebalance=rebalance,
-        trust=1.0, trade_fraction=1.0,
-    )  # fmt: skip
-    # Two come late or go early, so that some days of some tasks have nobody to hold.
-    close = np.array(PRICES.close)
-    close[:60, 1] = close[90:, 4] = np.nan
-    late = replace(PRICES, close=close)
-    done = train_portfolio(late, settings)
-    policy = done.policy
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(policy))
-    assert isinstance(policy, Constrained)
-    assert (policy.head.floor, policy.head.cap, policy.turnover) == (0.02, 0.45, 0.4)
-    assert np.isfinite(done.training.metrics.select_dtypes("number").to_numpy()).all()
-    keys = jax.random.split(jax.random.split(jax.random.key(0))[0], settings.members)
-    start = compose(untrained_policies(3, settings, keys), settings)
-    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), policy, start)
-    assert max(jax.tree.leaves(moved)) > 1e-4
-    save_policy(policy, tmp_path)
-    assert eqx.tree_equal(load_policy(tmp_path), policy)
 
 
 def test_a_gradient_sees_every_day_until_the_next_trade():
@@ -187,14 +138,6 @@ def test_the_next_allocation_holds_where_no_day_to_rebalance_is():
     # Where nothing is held a portfolio is set up, whichever day it is.
     fresh = np.asarray(next_allocation(policy, cut, window=8, rules=rules))
     assert np.abs(fresh - 1 / 6).max() > 1e-3
-
-
-def test_rules_are_refused_before_any_work():
-    with pytest.raises(InputError, match="min_weight 0.2: 6 instruments"):
-        train_portfolio(PRICES, replace(TINY, min_weight=0.2))
-    few = PRICES.select(NAMES[:3])
-    with pytest.raises(InputError, match="max_weight 0.25: 3 instruments"):
-        backtest_strategies(few, {"policy": INSIDE}, window=8, rules={"policy": CASES["weights"]})
 
 
 class AllCash(Policy):

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
@@ -44,11 +42,6 @@ PARTLY = cut({1: (30, 79), 2: (0, 50), 4: (20, 60)})
 MARKET = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025))
 
 
-def spans():
-    ends = st.tuples(st.integers(0, 79), st.integers(0, 79)).map(lambda pair: tuple(sorted(pair)))
-    return st.dictionaries(st.integers(1, 3), ends, max_size=3)
-
-
 def by_hand(prices: Prices, targets: np.ndarray, eta: float, cost: float):
     """Wealth, in money and pieces: sell what is delisted at its last close, then trade towards the
     target; what the market charges is found by bisection.
@@ -77,8 +70,15 @@ def by_hand(prices: Prices, targets: np.ndarray, eta: float, cost: float):
     return np.array(path)
 
 
-@settings(max_examples=12)
-@given(spans(), st.sampled_from([1.0, 0.3, 0.0]))
+@pytest.mark.parametrize(
+    ("late", "eta"),
+    [
+        *(({}, eta) for eta in (1.0, 0.3, 0.0)),
+        *(({1: (30, 79), 2: (0, 50), 3: (20, 60)}, eta) for eta in (1.0, 0.3, 0.0)),
+        ({1: (0, 0), 2: (79, 79), 3: (40, 41)}, 0.3),
+        ({1: (5, 6), 2: (6, 7)}, 1.0),
+    ],
+)
 def test_wealth_is_that_of_a_plain_loop_and_what_is_not_listed_is_never_held(late, eta):
     prices = cut(late)
     targets = {"first": lambda y: jnp.tile(jnp.array([0.1, 0.6, 0.1, 0.1, 0.1]), (len(y), 1))}

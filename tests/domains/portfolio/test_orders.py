@@ -77,27 +77,15 @@ def test_whole_lots_are_within_a_lot_of_the_fractions_where_money_allows(plan):
         assert whole.after[0] >= exact.after[0] - 1e-9 * whole.before.sum()
 
 
-def test_two_instruments_by_hand():
-    """100 of A at 10, none of B at 20, halves, 1 % on either side.
+def test_two_instruments_in_lots_by_hand():
+    """100 of A at 10, none of B at 20, halves, 1 % on either side, lots of 10.
 
-    Sold x of A brings .99 x, which buys .99^2 x of B: 1000 - x = .9801 x, x = 505.0250...
+    Sold x of A brings .99 x, which buys .99^2 x of B: 1000 - x = .9801 x, 5.05 lots of A and 2.47 of B.
+    Down: 6 sold for 594, 2 bought for 404.04; the larger remainder is A's, .95, and taking it back costs 99
+    of the 189.96.
     """
-    held = Holdings(np.array([100.0, 0.0]), 0.0, counted=True)
-    orders = plan_orders(("A", "B"), np.array([10.0, 20.0]), held, np.array([0, 0.5, 0.5]), 0.01)
-    sold = 1000 / 1.9801
-    np.testing.assert_allclose(orders.trades, [-sold, 1000 - sold], rtol=1e-12)
-    np.testing.assert_allclose(orders.units, [-sold / 10, (1000 - sold) / 20], rtol=1e-12)
-    assert orders.cost == pytest.approx(sold * 0.01 + 0.99 * sold * 0.01, rel=1e-12)
-    # In lots of 10 units: 5.05 lots of A wanted sold, 2.47 of B bought. Down: 6 sold for 594, 2 bought
-    # for 404.04; the larger remainder is A's, .95, and taking it back costs 99 of the 189.96.
-    whole = plan_orders(
-        ("A", "B"),
-        np.array([10.0, 20.0]),
-        held,
-        np.array([0, 0.5, 0.5]),
-        0.01,
-        lot=10.0,
-    )
+    held, halves = Holdings(np.array([100.0, 0.0]), 0.0, counted=True), np.array([0, 0.5, 0.5])
+    whole = plan_orders(("A", "B"), np.array([10.0, 20.0]), held, halves, 0.01, lot=10.0)
     np.testing.assert_array_equal(whole.units, [-50, 20])
     assert whole.after[0] == pytest.approx(500 * 0.99 - 400 / 0.99, rel=1e-12)
 
@@ -136,25 +124,16 @@ def test_nothing_is_traded_where_it_is_held():
     assert orders.to_json()["orders"][1]["price"] is None
 
 
-def test_shares_come_in_the_order_of_the_tickers_and_the_rest_holds_nothing(tmp_path):
+def test_holdings_are_read_in_the_order_of_the_tickers_and_the_rest_holds_nothing(tmp_path):
     table = tmp_path / "today.csv"
     table.write_text("ticker,share\nC,0.25\n A ,0.75\n")
     np.testing.assert_array_equal(read_holdings(table, NAMES[:3]).amounts, [0.75, 0, 0.25])
-
-
-def test_quantities_and_cash_are_read(tmp_path):
-    table = tmp_path / "today.csv"
     table.write_text("Ticker, Quantity\ncash,12.5\nC,3\n")
     held = read_holdings(table, NAMES[:3], cash=True)
-    assert held.counted
-    assert held.cash == 12.5
-    np.testing.assert_array_equal(held.amounts, [0, 0, 3])
+    assert (held.counted, held.cash) == (True, 12.5)
     # What is not held needs no price.
     np.testing.assert_array_equal(held.values(np.array([1, np.nan, 2])), [12.5, 0, 0, 6])
-
-
-def test_cash_must_be_named_only_where_the_policy_may_hold_it(tmp_path):
-    table = tmp_path / "today.csv"
+    # Cash must be named only where the policy may hold it.
     table.write_text("ticker,quantity\nA,1\n")
     assert read_holdings(table, NAMES[:3]).cash == 0
     with pytest.raises(InputError, match=r"today.csv: says nothing of cash"):

@@ -79,18 +79,6 @@ def test_every_member_is_updated_and_instruments_are_held_out(trained):
     assert len(alone) == 1
 
 
-def test_the_next_allocation_follows_the_columns_of_the_file(trained):
-    plain = np.asarray(next_allocation(trained.policy, PRICES, window=6))
-    order = [4, 2, 0, 3, 1]
-    moved = PRICES.select([PRICES.tickers[i] for i in order])
-    np.testing.assert_allclose(
-        next_allocation(trained.policy, moved, window=6), plain[order], atol=1e-6
-    )
-    fewer = next_allocation(trained.policy, PRICES.select(PRICES.tickers[:3]), window=6)
-    assert fewer.shape == (3,)
-    assert float(fewer.sum()) == pytest.approx(1, abs=1e-6)
-
-
 def test_the_next_allocation_is_what_a_backtest_does_next(trained):
     """Tomorrow's shares from a file cut today are those of a backtest that has tomorrow."""
     day = PRICES.dates[700]
@@ -101,17 +89,7 @@ def test_the_next_allocation_is_what_a_backtest_does_next(trained):
     )
 
 
-def test_settings_that_cannot_work_are_refused():
-    with pytest.raises(InputError, match="trust is 1.5"):
-        PortfolioSettings(trust=1.5)
-    for changes, message in (
-        ({"method": "sgd"}, "method 'sgd'"),
-        ({"task_size": 9}, "task_size 9: only 5 instruments"),
-        ({"batch": 5000}, "a batch has 5000"),
-        ({"scorer": "beauty"}, "choose one of max-deviation"),
-    ):
-        with pytest.raises(InputError, match=message):
-            train_portfolio(PRICES, replace(TINY, **changes))
-    for year in (2000, 2010):
-        with pytest.raises(InputError, match=f"walk-forward year {year}: "):
-            Years.of(PRICES, [year], before=10)
+@pytest.mark.parametrize("year", [2000, 2010])
+def test_years_without_days_in_them_or_before_them_are_refused(year):
+    with pytest.raises(InputError, match=f"walk-forward year {year}: "):
+        Years.of(PRICES, [year], before=10)

@@ -14,23 +14,6 @@ from apportion.runs.settings import read_settings, to_toml
 TICKERS = ("A", "B", "C", "D", "E")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_weight": 0.05}, "max_weight 0.05: the 10 instruments .* at least 0.1"),
-        ({"min_weight": 0.2}, "min_weight 0.2: the 10 instruments .* at most 0.1"),
-        ({"min_weight": 0.1, "max_weight": 0.1}, "min_weight < max_weight"),
-        ({"max_weight": 1.5}, "max_weight <= 1"),
-        ({"max_turnover": 0.0}, "max_turnover is 0; .* above 0"),
-        ({"max_turnover": 2.5}, "max_turnover is 2.5"),
-        ({"rebalance": "yearly"}, "rebalance 'yearly': choose one of daily"),
-    ],
-)
-def test_settings_that_no_task_can_meet_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        PortfolioSettings(**changes)
-
-
 def test_rules_that_the_instruments_cannot_meet_are_refused():
     PortfolioSettings(max_weight=0.1, task_size=10)
     PortfolioSettings(min_weight=0.1, task_size=10)

@@ -26,7 +26,6 @@ from apportion.simplex import Allocation, Head
 from apportion.tasks import Task, draw_tasks
 
 _LARGEST = float(np.finfo(np.float32).max)
-_SEEDS = 2**31
 _REACH = 5.0
 """How far scores reach: an entity can get e^10 times as much as another."""
 _Shown = dict[str, Array]
@@ -115,7 +114,7 @@ def _hand_out(
 
 def _key_from(random: np.random.Generator) -> PRNGKeyArray:
     """The key of one more episode."""
-    return jax.random.key(int(random.integers(_SEEDS)))
+    return jax.random.key(int(random.integers(2**31)))
 
 
 _begin, _step = eqx.filter_jit(Interface.begin), eqx.filter_jit(Interface.step)

@@ -34,7 +34,7 @@ class BudgetDomain(Domain):
         from apportion.domains.training import averaged, train_members
         from apportion.learners.direct import Direct
         from apportion.memory import Replay
-        from apportion.policy import Policy, Recurrent
+        from apportion.policy import Recurrent
         from apportion.problem import evaluate
         from apportion.runs.runner import Outcome, PreparedJob
         from apportion.statistics import compare
@@ -68,10 +68,7 @@ class BudgetDomain(Domain):
                 chunks=Chunks(settings.chunk, on_chunk=on_chunk),
                 state=resume,
             )
-            return judge(averaged(training.policy, settings.members))
-
-        def judge(policy: Policy) -> Outcome:
-            """The policy against equal shares, task by task."""
+            policy = averaged(training.policy, settings.members)
             key, gains = jax.random.key(settings.seed), {}
             for name, tasks in tested.items():
                 learned = evaluate(problem, policy, tasks, key=key).mean_reward[:, 0]

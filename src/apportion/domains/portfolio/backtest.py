@@ -112,7 +112,7 @@ def backtest_strategies(
         allocations[name] = np.asarray(walk.allocations)
     # Cash stands in front, still.
     relatives = np.pad(relatives[first:], ((0, 0), (int(cash), 0)), constant_values=1.0)
-    held = np.asarray(market.start(task), float)
+    held = np.asarray(market.equal(task), float)
     accounts = {
         name: account(shares, relatives, cost, held / held.sum(), cash=cash)
         for name, shares in allocations.items()

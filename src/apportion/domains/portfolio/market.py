@@ -28,14 +28,9 @@ from apportion.problem import Observation, Problem, Step
 from apportion.simplex import Allocation, Bounds, Scalar, equal_shares, equal_within
 from apportion.tasks import Task
 
-WINDOW = 31
-SCALE = 10.0
-"""Windows enter the network as 10 (v / v_last_close - 1): centred, and of order 1."""
 # Newton's method on a concave piecewise-linear equation ends after finitely many pieces; at real
 # commissions the first guess already lies on the last piece or the one beside it.
 _NEWTON_STEPS = 6
-_CHUNK = 64
-"""Days encoded at a time: enough to fill the machine, few enough to bound its memory."""
 
 
 def _fraction(rate: float | Array) -> Array:
@@ -117,8 +112,8 @@ class Market(Problem):
     rebalanced: Bool[Array, " periods"] | None = None
     """Whether the period that ends on each row begins with a trade; None: all do."""
     centre: float = eqx.field(static=True, default=1.0)
-    scale: float = eqx.field(static=True, default=SCALE)
-    """A window shows scale (v / v_last_close - centre); the paper's raw ratios have 1 and 0."""
+    scale: float = eqx.field(static=True, default=10.0)
+    """A window shows scale (v / v_last_close - centre), of order 1; the paper's raw ratios have 1 and 0."""
 
     @classmethod
     def of(
@@ -127,7 +122,7 @@ class Market(Problem):
         *,
         start: Day = None,
         end: Day = None,
-        window: int = WINDOW,
+        window: int = 31,
         costs: Costs | None = None,
         tracking: float = 0.0,
         rules: Rules | None = None,
@@ -165,14 +160,10 @@ class Market(Problem):
 
     def reset(self, task: Task, *, key: PRNGKeyArray) -> Holding:
         """Equal shares at the close before the first period."""
-        return Holding(jnp.zeros((), jnp.int32), self.start(task))
+        return Holding(jnp.zeros((), jnp.int32), self.equal(task))
 
-    def start(self, task: Task) -> Allocation:
-        """Equal shares of those listed when the first period begins."""
-        return self.equal(task, jnp.zeros((), jnp.int32))
-
-    def equal(self, task: Task, n: Int[Array, ""]) -> Allocation:
-        """Equal shares of those listed in period n."""
+    def equal(self, task: Task, n: Int[Array, ""] | int = 0) -> Allocation:
+        """Equal shares of those listed in period n, by default in the first."""
         return equal_within(task.mask, self._presence(task, n))
 
     def observe(self, task: Task, state: Holding) -> Observation:
@@ -180,7 +171,7 @@ class Market(Problem):
         limits = None if presence is None else presence.limits
         return Observation(self.windows(task, state.n), state.held, limits=limits)
 
-    def _presence(self, task: Task, n: Int[Array, ""]) -> Bounds | None:
+    def _presence(self, task: Task, n: Int[Array, ""] | int) -> Bounds | None:
         if self.listed is None:
             return None
         return Bounds(limits=self.listed[self.first + n, task.members].astype(float))
@@ -264,9 +255,7 @@ def rows_between(prices: Prices, start: Day, end: Day, *, window: int) -> tuple[
             "a shorter window"
         )
     first = window if start is None else prices.row(start)
-    last = days - 1
-    if end is not None:
-        last = prices.row(day_after(end)) - 1
+    last = days - 1 if end is None else prices.row(day_after(end)) - 1
     if first >= days:
         raise InputError(
             f"start {start} is after the last day of the prices, {prices.dates[-1]}; choose an "
@@ -301,17 +290,18 @@ class Walk(eqx.Module):
         return jnp.log(self.growth * self.cost_factor)
 
 
-def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = _CHUNK) -> Walk:
+def walk_policy(policy: Policy, market: Market, task: Task, *, chunk: int = 64) -> Walk:
     """Follow a policy over a market's whole horizon; `vmap` over tasks, policies or markets.
 
-    All features are computed in parallel, then a_n and w_n are scanned. Decisions of period n use closes
+    All features are computed in parallel, `chunk` days at a time to bound memory, then a_n and w_n are
+    scanned. Decisions of period n use closes
     up to n - 1. Shares start equal at the close before the first period; drift does not depend on costs,
     so net and gross share one walk.
     """
     days = jnp.arange(market.horizon)
 
     def encode(n):
-        seen = market.observe(task, Holding(n, market.start(task)))
+        seen = market.observe(task, Holding(n, market.equal(task)))
         return policy.encode(seen.history, seen.scored(task.mask))
 
     features = jax.lax.map(encode, days, batch_size=min(chunk, market.horizon))
@@ -350,7 +340,7 @@ def _walk(allocate: Callable, features: PyTree, market: Market, task: Task) -> W
         return after, (allocation, growth, factor, turnover)
 
     days = (jnp.arange(market.horizon), features)
-    return Walk(*jax.lax.scan(period, market.start(task), days)[1])
+    return Walk(*jax.lax.scan(period, market.equal(task), days)[1])
 
 
 @eqx.filter_jit

@@ -32,16 +32,10 @@ _FIELDS = {
 """What a file may say of an instrument on a day."""
 _CORNER = {"", "price", "ticker", "date", "attributes", "symbols"}
 """What stands above the days where the names have two levels."""
-_NEVER = _FIELDS - {"open", "high", "low", "close"} | {
-    "timestamp",
-    "datetime",
-    "time",
-    "epoch",
-    "unix",
-}
+_TIMES_OF_DAY = {"timestamp", "datetime", "time", "epoch", "unix"}
+_NEVER = _FIELDS - {"open", "high", "low", "close"} | _TIMES_OF_DAY
 """Names that are no instrument's; LOW and OPEN are."""
 _READ = ("close", "adj close", "high", "low", "volume")
-_YEAR = np.timedelta64(366, "D")
 _RECENT = 5
 """Trading days within which an instrument without a price may be one whose file was cut short."""
 _MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "<NA>", "NaT")
@@ -153,7 +147,7 @@ class Prices:
 
     def years(self) -> list[int]:
         """Calendar years in the data."""
-        return sorted({int(year) for year in self.dates.astype("datetime64[Y]").astype(int) + 1970})
+        return np.unique(self.dates.astype("datetime64[Y]").astype(int) + 1970).tolist()
 
     def to_frame(self) -> pd.DataFrame:
         """Closes as a table: a row a day, a column a ticker."""
@@ -184,7 +178,8 @@ def read_prices(path: Path | None, *, allow_jumps: bool | Sequence[str] | None =
     prices = load_prices(path)
     if allow_jumps is True or "all" in (allow_jumps or ()):
         return prices
-    jumps, allowed = _suspect(prices), set(allow_jumps or ())
+    jumps = [jump for jump in find_jumps(prices) if not jump.market]
+    allowed = set(allow_jumps or ())
     strange = sorted(allowed - {jump.name for jump in jumps})
     if strange:
         known = ", ".join(jump.name for jump in jumps[:4]) or "none"
@@ -255,33 +250,21 @@ class Jump:
         )
 
 
-def find_jumps(prices: Prices) -> list[str]:
-    """Moves that no market explains, day by day: a split that was not adjusted for, or a slip.
+def find_jumps(prices: Prices) -> list[Jump]:
+    """Moves as far as a split that was not adjusted for, or a slip, would make them, day by day.
 
     A move beyond half is named whatever it is; a smaller one only where it is a usual split's, to within
-    what prices move beside it. Crashes of 20 to 40 % pass. So does a move in which far more was traded than
-    usual, or, where volumes are not known, after which prices move far more than before: a split moves
-    neither. `market_moves` names these.
+    what prices move beside it. Crashes of 20 to 40 % pass. A move is the market's where far more was traded
+    than usual, or, where volumes are not known, where prices move far more after it than before: a split
+    moves neither.
 
     Examples
     --------
     >>> days = np.array(["2020-08-28", "2020-08-31"], "datetime64[D]")
-    >>> find_jumps(Prices(days, ("AAPL", "KO"), np.array([[499.23, 49.8], [129.04, 49.5]])))
-    ['AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)']
+    >>> (jump,) = find_jumps(Prices(days, ("AAPL", "KO"), np.array([[499.23, 49.8], [129.04, 49.5]])))
+    >>> str(jump)
+    'AAPL -74.2% on 2020-08-31 (looks like a split of 4:1)'
     """
-    return [str(jump) for jump in _suspect(prices)]
-
-
-def market_moves(prices: Prices) -> list[str]:
-    """Moves as large as those of `find_jumps` that volumes, or what follows, show to be the market's."""
-    return [str(jump) for jump in _jumps(prices) if jump.market]
-
-
-def _suspect(prices: Prices) -> list[Jump]:
-    return [jump for jump in _jumps(prices) if not jump.market]
-
-
-def _jumps(prices: Prices) -> list[Jump]:
     relatives = prices.relatives()
     ratios = np.array([*_SPLITS, *(split[::-1] for split in _SPLITS)])
     off = np.abs(relatives[..., None] * ratios[:, 0] / ratios[:, 1] - 1)
@@ -357,7 +340,7 @@ def load_prices(path: str | Path) -> Prices:
             f"{LEAST_DAYS} are needed, so give a longer history"
         )
     gaps = np.diff(prices.dates)
-    if gaps.max() > _YEAR:
+    if gaps.max() > np.timedelta64(366, "D"):
         last = int(gaps.argmax())
         raise InputError(
             f"{path}: no day between {prices.dates[last]} and {prices.dates[last + 1]}; correct the date "
@@ -424,7 +407,9 @@ def _read_csv(path: Path) -> pd.DataFrame:
             f"{headers + 1}; write numbers with decimal points and no other commas"
         )
     frame.index = pd.RangeIndex(headers + 1, headers + 1 + len(frame), name="line")
-    frame.columns = _index(names)
+    frame.columns = (
+        pd.Index(names, dtype=object) if headers == 1 else pd.MultiIndex.from_tuples(names)
+    )
     return frame[~(frame.isna() | (frame == "")).all(axis=1)]
 
 
@@ -437,13 +422,6 @@ def _with_days(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.reset_index(drop=drop, names=names, allow_duplicates=True)
     frame.index = pd.RangeIndex(1, 1 + len(frame), name="row")
     return frame
-
-
-def _index(names: Sequence[Any]) -> pd.Index:
-    """Names as columns, of two levels where they are pairs."""
-    if names and all(isinstance(name, tuple) for name in names):
-        return pd.MultiIndex.from_tuples(names)
-    return pd.Index(names, dtype=object, tupleize_cols=False)
 
 
 def _field(name: object) -> str:
@@ -673,7 +651,7 @@ def _checked(frame: pd.DataFrame, source: str) -> Prices:
     if frame.columns.nlevels > 1:
         days, tickers, values, places = _from_levels(frame, source)
     else:
-        frame = frame.set_axis(_index([str(name) for name in frame.columns]), axis=1)
+        frame = frame.set_axis(pd.Index(map(str, frame.columns), dtype=object), axis=1)
         long = "ticker" in map(_field, frame.columns)
         read = _from_long if long else _from_wide
         days, tickers, values, places = read(frame, source)

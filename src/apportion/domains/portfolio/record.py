@@ -23,7 +23,6 @@ EQUAL, LAZY = "equal-crp", "lazy-crp"
 """Equal shares restored every day, and the same a tenth of the way each day."""
 HINDSIGHT = frozenset({"best-crp"})
 """Strategies chosen when all is known: no rivals, and marked wherever they stand."""
-CONTRACT = ("wealth", "annual_return", "volatility", "sharpe", "max_drawdown", "turnover")
 
 
 def wealth(returns: np.ndarray) -> np.ndarray:
@@ -164,8 +163,9 @@ class Backtest:
         """The contract of `apportion backtest --json`; a metric that is not a number is null."""
 
         def side(name: str) -> dict[str, dict[str, float | None]]:
+            told = [*(metric for metric in METRICS if metric != "log_growth"), "turnover"]
             return {
-                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in CONTRACT}
+                strategy: {m: values[m] if np.isfinite(values[m]) else None for m in told}
                 for strategy, values in self.measures[name].items()
             }
 

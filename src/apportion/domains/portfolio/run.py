@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from apportion.domains.portfolio.orders import Orders, plan_orders, read_holdings
-from apportion.domains.portfolio.prices import Prices, find_jumps, market_moves, read_prices
+from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
 from apportion.domains.portfolio.rules import CASH, Rules, rebalancing_days
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
@@ -86,7 +86,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
         "fingerprint": known.fingerprint,
     }
     some = validation.validation_years(known, settings, settings.validation)
-    notes = [f"moves far: {move}" for move in market_moves(known)]
+    notes = [f"moves far: {jump}" for jump in find_jumps(known) if jump.market]
     return PreparedJob(data, train, choose if some else None, notes)
 
 
@@ -128,7 +128,7 @@ class CheckedPrices:
 
     def to_json(self) -> dict[str, Any]:
         """What `apportion check --json` says of the file."""
-        prices = self.prices
+        prices, moves = self.prices, find_jumps(self.prices)
         facts = {
             "file": str(self.path),
             "tickers": len(prices.tickers),
@@ -136,8 +136,8 @@ class CheckedPrices:
             "first": str(prices.dates[0]),
             "last": str(prices.dates[-1]),
             "series": ["close"] if prices.high is None else ["close", "high", "low"],
-            "jumps": find_jumps(prices),
-            "market_moves": market_moves(prices),
+            "jumps": [str(jump) for jump in moves if not jump.market],
+            "market_moves": [str(jump) for jump in moves if jump.market],
             "fingerprint": prices.fingerprint,
         }
         return {"prices": facts}
@@ -148,8 +148,9 @@ class CheckedPrices:
 
     def summary(self) -> str:
         """What the file holds in a line, and one for each move that was allowed."""
-        moves = [*find_jumps(self.prices), *market_moves(self.prices)]
-        moves = [f"moves far: {jump}" for jump in moves]
+        # Those of the market come last.
+        found = sorted(find_jumps(self.prices), key=lambda jump: bool(jump.market))
+        moves = [f"moves far: {jump}" for jump in found]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
 
 

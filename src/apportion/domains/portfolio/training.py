@@ -265,7 +265,7 @@ def next_allocation(
     costs = Costs(cash=rules.cash)
     market = Market.of(seen, start=seen.dates[-1], window=window, costs=costs, rules=rules)
     task = everyone(len(prices.tickers), cash=rules.cash)
-    shares = market.start(task) if held is None else jnp.asarray(held, jnp.float32)
+    shares = market.equal(task) if held is None else jnp.asarray(held, jnp.float32)
     return _next(policy, market, task, shares, enter=held is None)
 
 
