@@ -20,6 +20,7 @@ from apportion.domains.charging.domain import (
     ChargingCertifyOptions,
     ChargingCheckOptions,
     _read_own,
+    draw_power,
 )
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.sessions import read_sessions
@@ -161,3 +162,9 @@ def test_a_run_remembers_its_zone(tmp_path):
     described = describe_sites(_read_own(run, path, told), (str(site),), timezone=zone)
     assert saved.timezone == zone
     assert described["garage"].fingerprint == saved.fingerprint
+
+
+def test_the_page_counts_the_energy_of_periods_of_any_length():
+    times = pd.date_range("2021-06-01 08:00", periods=12, freq="5min")
+    kw = pd.DataFrame({"A": 6.0, "B": 3.0, "unused": 1.0}, index=times)
+    assert "drew 9 kWh together; A drew most, 6.0 kWh, and 1 kWh" in draw_power(kw).description

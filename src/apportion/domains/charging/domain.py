@@ -294,7 +294,9 @@ def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.Dat
 
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":
-    """Stacked area: a row for each quarter of an hour, a column for each station and one unused."""
+    """Stacked area: a row for each period, a column for each station and one unused."""
+    import pandas as pd
+
     from apportion.report.page import Plot
     from apportion.report.plots import COLOURS, distinct, numbers, time_axis, times
 
@@ -318,11 +320,12 @@ def draw_power(kw: "pd.DataFrame") -> "Plot":
         "xaxis": time_axis(kw.index),
         "yaxis": {"title": "power (kW)", "kind": "number"},
     }
-    energy = stations.sum().sum() / 4
+    first, second = pd.to_datetime(kw.index[:2].astype(str))
+    kwh = kw.sum() * ((second - first) / pd.Timedelta(hours=1))
     words = (
-        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {energy:.0f} kWh together; "
-        f"{order[0]} drew most, {stations[order[0]].sum() / 4:.1f} kWh, and "
-        f"{kw['unused'].sum() / 4:.0f} kWh of the time shown stayed unused."
+        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {kwh[order].sum():.0f} kWh "
+        f"together; {order[0]} drew most, {kwh[order[0]]:.1f} kWh, and "
+        f"{kwh['unused']:.0f} kWh of the time shown stayed unused."
     )
     return Plot("A day's power, as it was shared", words, data, layout, wide=True)
 
