@@ -23,6 +23,8 @@ test share their weather and their week; the table also has those by days and st
 wider.
 """
 
+# The types of pandas do not know that a mask picks rows.
+# pyright: reportReturnType=false
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
