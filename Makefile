@@ -33,14 +33,14 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile \
 test: install
 	$(PYTEST) --no-loadscope-reorder --doctest-modules src tests
 
-# The long versions of checks that `make test` runs short.
+# The tests that train long, and the long versions of checks that `make test` runs short.
 test-slow: install
 	$(PYTEST) -m slow
 
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
 test-learning: install
-	$(PYTEST) tests/test_training.py tests/learners \
-		tests/domains/test_budget.py tests/domains/charging/test_charging_backtest.py
+	$(PYTEST) -m "not peer" tests/test_training.py tests/learners tests/domains/test_budget.py \
+		tests/domains/charging/test_charging_backtest.py tests/domains/portfolio/test_simulated.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
 # torch along, gigabytes of it: it is asked for by name.

@@ -39,6 +39,7 @@ def test_budget_obeys_the_interface_and_its_formulas():
     assert float(step.state.goodwill[2]) == 0
 
 
+@pytest.mark.slow
 @optimised()
 def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_unseen_campaigns():
     # The setting is one of scarce data, chosen after a look: with 8 campaigns a task, 80 periods and

@@ -133,6 +133,7 @@ def test_a_result_shows_itself(tested, untrained, garages):
     assert tested.capacity_kw == pytest.approx(0.15 * 6 * RATE_KW)
 
 
+@pytest.mark.slow
 @optimised()
 def test_training_serves_more_than_least_laxity_at_stations_never_seen(garages):
     trained = train_charging(garages, SETTINGS)

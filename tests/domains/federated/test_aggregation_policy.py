@@ -235,6 +235,7 @@ def learn(policies, task, weight, keys):
     return eqx.filter_vmap(one)(policies, keys)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_to_do_better_than_fedavg_and_the_drawn_task_counts_by_its_weight():
     keys = jax.random.split(jax.random.key(SEED), 8)
     policies = eqx.filter_jit(

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from apportion.composition import EqualShares
 from apportion.domains.portfolio import Costs, Market, SimulatedMarket
@@ -63,6 +64,7 @@ def growth_over_equal(policies: Policy, market: Market, tasks: Task):
     return eqx.filter_vmap(run)(policies, market.prices, tasks)
 
 
+@pytest.mark.slow
 @optimised()
 def test_prioritised_learning_earns_more_than_equal_shares_on_instruments_it_never_saw():
     split = [split_entities(40, 10, seed=seed) for seed in range(4)]
