@@ -7,7 +7,7 @@ with acnportal (`make peers-env`), least laxity first is timed against its simul
 10 stations; that both deliver the same energy is asked by `make test-peers`.
 """
 
-import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,10 @@ from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.policy import Pooled
 
-PROGRAM = ROOT / "tests" / "domains" / "charging" / "acnportal_days.py"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from domains.charging.garages import acnportal_days
+
 STATIONS, DAYS, COPIES, PHI, RATE_KW = 10, 20, 48, 0.15, 6.656
 
 
@@ -59,31 +62,17 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
     some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
-    garage = some.garage
-    where = np.nonzero(garage.begins)
-    midnight = 96 * (some.dates - some.dates[0]).astype(int)[where[0]]
     capacity = PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
+    work = partial(simulate, some, [SCHEDULERS["llf"]], capacity, garages)
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "days.npz", Path(folder) / "energy.npz"
-        np.savez(
-            source,
-            station=where[1],
-            arrival=midnight + garage.arrival[where],
-            departure=midnight + garage.departure[where],
-            need=garage.need_kwh[where],
-            requested=garage.requested_kwh[where],
-            leaves=midnight + 4 * garage.stated_departure[where],
-            capacity=capacity,
-        )
 
         def theirs() -> float:
-            subprocess.run([python, str(PROGRAM), str(source), str(target)], check=True)
-            return DAYS / float(np.load(target)["llf/seconds"])
+            found = acnportal_days(python, some, capacity, Path(folder))
+            return DAYS / float(found["llf/seconds"])
 
-        work = partial(simulate, some, [SCHEDULERS["llf"]], capacity, garages)
-        ours = per_second(COPIES * DAYS, work)
-        found = alternate({"ours": ours, "acnportal": theirs}, turns)
+        sides = {"ours": per_second(COPIES * DAYS, work), "acnportal": theirs}
+        found = alternate(sides, turns)
     return {
         "schedule": f"llf; {STATIONS} stations",
         "site-days a second": spread(found["ours"]),

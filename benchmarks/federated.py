@@ -12,7 +12,6 @@ seconds an episode of the paper's size costs in training, beside the card's limi
 
 import argparse
 import itertools
-import json
 import math
 import os
 import statistics
@@ -219,9 +218,9 @@ def bandwidth_seconds(settings: PPOSettings) -> float:
     return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
 
 
-def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, float]:
-    """Seconds an episode of training takes, updates of the policy included, once it is compiled: some
-    policies at once, each with tasks of its own."""
+def episodes(settings: PPOSettings, digits: Digits, runs: int) -> tuple[int, float]:
+    """How many episodes of training go on at once, some policies each with tasks of its own, and the
+    seconds that one takes, updates of the policy included, once it is compiled."""
     times: list[tuple[int, float]] = []
     federation, tasks = paper_world(settings, digits, range(runs))
     train_paper_policies(
@@ -231,22 +230,23 @@ def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, floa
     )  # fmt: skip
     (first, begin), (last, end) = times[0], times[-1]
     count = runs * settings.rollouts
-    return {"episodes_at_once": count, "seconds_an_episode": (end - begin) / (last - first) / count}
+    return count, (end - begin) / (last - first) / count
 
 
 def on_gpu(asked: argparse.Namespace) -> None:
-    settings = paper_size(asked.images, rounds=50, precision="bfloat16")
-    digits = read_digits(settings)
-    found = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "precision": settings.precision,
-        "bandwidth_seconds": bandwidth_seconds(settings),
-        "measured": [episodes(settings, digits, runs) for runs in (1, 2, 9)],
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "federated_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    settings = paper_size(asked.images)
+    about, digits = facts(precision=settings.precision), read_digits(settings)
+    limit = bandwidth_seconds(settings)
+    rows = (
+        {
+            "episodes at once": count,
+            "seconds an episode": seconds,
+            f"times the bandwidth's limit of {limit:.3f}": seconds / limit,
+        }
+        for count, seconds in (episodes(settings, digits, runs) for runs in (1, 2, 9))
+    )
+    text = "The paper's sizes, 50 rounds an episode."
+    write("federated_gpu", "An episode of the paper's federation", text, rows, about, asked.out)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Flower's own strategies and the shipped policy in real Flower: kinds of federations, and troubles.
 
-    python benchmarks/flower.py [--seeds 8] [--simulated 1] [--rounds 20]
-    python benchmarks/flower.py troubles [--seeds 4] [--simulated 1] [--rounds 20]
+    python benchmarks/flower.py [kinds] [--seeds 8] [--simulated 1] [--rounds 20]
+    python benchmarks/flower.py troubles --seeds 1 --simulated 0 --rounds 10
 
-The first has five kinds of federations with the clients of examples/flower_app, on digits that the policy
+`kinds` has five kinds of federations with the clients of examples/flower_app, on digits that the policy
 was not trained on. `troubles` has scikit-learn's digits and tumours, logistic regressions and, where torch
 is installed, networks of torch's; 3, 10 and 40 clients, who hold few classes, flip labels, crash or send
 NaN (`flower_clients.py`). Every run is `Strategy.start` of Flower. With the first seeds (`--simulated`) the
@@ -13,8 +13,6 @@ which clients are added up. Writes table.csv, a row for each run, and about.json
 or to docs/results/flower_troubles.
 """
 
-import argparse
-import json
 import logging
 import os
 import sys
@@ -43,12 +41,12 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg, FedAvgM, FedYogi
 from flwr.simulation import run_simulation
 from flwr.supercore.task_identity import TaskIdentity
+from table import DOCS, options, write_rows
 
 from apportion.bridges.flower import LearnedAggregation
 from apportion.domains.federated.data import embedded_digits, halves, mixture
-from apportion.runs.environment import installed, versions
+from apportion.runs.environment import installed
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 KINDS = ("equal", "dirichlet-0.1", "two-labels", "flipped-3", "paper")
 CLIENTS, CROWDS = 10, (3, 10, 40)
 """Clients of a kind of federation, and of federations in trouble."""
@@ -86,13 +84,13 @@ class Kind:
         return cls(kind, seed, folder, images[own], digits.labels[own])
 
     def strategies(self) -> Iterator[tuple[dict, FedAvg]]:
-        """Each with what its row says of it: the number of the server's samples that it looks at, too."""
+        """Each with what its row says of it."""
         plain = {"fraction_evaluate": 0.0}
-        found: dict[str, tuple[int | None, FedAvg]] = {
-            "FedAvg": (None, FedAvg(**plain)),
-            "FedAvgM": (None, FedAvgM(server_momentum=0.7, **plain)),
-            "FedYogi": (None, FedYogi(eta=0.05, **plain)),
-            "LearnedAggregation, no samples": (0, LearnedAggregation()),
+        found: dict[str, FedAvg] = {
+            "FedAvg": FedAvg(**plain),
+            "FedAvgM": FedAvgM(server_momentum=0.7, **plain),
+            "FedYogi": FedYogi(eta=0.05, **plain),
+            "LearnedAggregation, no samples": LearnedAggregation(),
         }
         for samples in SAMPLES:
             own = slice(TESTED, TESTED + samples)
@@ -101,10 +99,9 @@ class Kind:
                 return network.logits(arrays.to_numpy_ndarrays(), self.images[own])
 
             strategy = LearnedAggregation(predict, self.labels[own])
-            found[f"LearnedAggregation, {samples} samples"] = (samples, strategy)
-        for name, (samples, strategy) in found.items():
-            row = {"kind": self.kind, "strategy": name, "samples": samples, "seed": self.seed}
-            yield row, strategy
+            found[f"LearnedAggregation, {samples} samples"] = strategy
+        for name, strategy in found.items():
+            yield {"kind": self.kind, "strategy": name, "seed": self.seed}, strategy
 
     def play(self, grid, strategy: FedAvg, rounds: int) -> list[float]:
         """The accuracies after each round, that of the first model in front."""
@@ -167,11 +164,8 @@ def runs(grid, how: str, federations: Sequence[Kind | Troubled], rounds: int) ->
         for row, strategy in own.strategies():
             begun = time.perf_counter()
             tested = own.play(grid, strategy, rounds)
-            rows.append({
-                **row, "how": how, "accuracy": round(tested[-1], 4),
-                "mean": round(float(np.mean(tested[1:])), 4),
-                "seconds": round(time.perf_counter() - begun, 2),
-            })  # fmt: skip
+            seconds = round(time.perf_counter() - begun, 2)
+            rows.append(row | {"how": how, "accuracy": round(tested[-1], 4), "seconds": seconds})
             print(rows[-1], flush=True)
     return rows
 
@@ -213,43 +207,28 @@ def troubles(seeds: int, first: int, rounds: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, out=DOCS / "results")
     parser.add_argument("what", nargs="?", choices=["kinds", "troubles"], default="kinds")
-    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--simulated", type=int, default=1, help="seeds that Flower simulates, too")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    in_kinds = asked.what == "kinds"
-    seeds = asked.seeds or (8 if in_kinds else 4)
-    rows = (kinds if in_kinds else troubles)(seeds, asked.simulated, asked.rounds)
-    table = pd.DataFrame(rows)
-    measured = ["samples", "how", "accuracy", "mean", "seconds"]
-    runs_of = [name for name in table.columns if name not in measured]
-    wide = table.pivot(index=runs_of, columns="how", values="accuracy")
-    apart = (
-        wide.reindex(columns=["simulation", "in process"]).diff(axis=1).iloc[:, 1].dropna().abs()
-    )
+    play, folder = (kinds, "flower") if asked.what == "kinds" else (troubles, "flower_troubles")
+    table = pd.DataFrame(play(asked.seeds, asked.simulated, asked.rounds))
+    federation = table.columns.difference(["how", "accuracy", "seconds"]).tolist()
+    wide = table.pivot(index=federation, columns="how", values="accuracy")
+    wide = wide.reindex(columns=["simulation", "in process"])
+    apart = (wide["simulation"] - wide["in process"]).dropna().abs()
     about = {
-        "command": f"python benchmarks/flower.py {'' if in_kinds else 'troubles '}"
-        f"--seeds {seeds} --simulated {asked.simulated} --rounds {asked.rounds}",
-        "versions": versions() | {name: installed(name) for name in ("flwr", "ray", "torch")},
-        "clients": CLIENTS if in_kinds else CROWDS,
-        "tested_on": TESTED if in_kinds else {data: own[0] for data, own in SERVERS.items()},
+        "command": f"python benchmarks/flower.py {asked.what} --seeds {asked.seeds} "
+        f"--simulated {asked.simulated} --rounds {asked.rounds}",
         "runs_in_both": len(apart),
         # Between the simulation and the run in one process.
         "largest_difference": float(apart.max()) if len(apart) else None,
         "seconds": round(float(table["seconds"].sum()), 1),
     }
-    if in_kinds:
-        about["options"] = {"FedAvgM": {"server_momentum": 0.7}, "FedYogi": {"eta": 0.05}}
-    folder = asked.out or RESULTS / ("flower" if in_kinds else "flower_troubles")
-    folder.mkdir(parents=True, exist_ok=True)
-    table.to_csv(folder / "table.csv", index=False)
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    shown = [name for name in runs_of if name not in ("seed", "strategy")]
-    print(table.pivot_table("accuracy", ["how", *shown], "strategy").round(3).to_string())
+    write_rows(asked.out / folder, table, about, ("flwr", "ray", "torch"))
 
 
 if __name__ == "__main__":

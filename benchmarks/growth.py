@@ -11,7 +11,7 @@ two largest sizes, where what does not grow weighs least.
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
@@ -27,6 +27,7 @@ AXES = {
     "universe": (50, 500, 5_000),
     "runs": (1, 10, 100, 1_000),
 }
+STEPS = 100
 USUAL = {"tasks": 30, "entities": 10, "universe": 200, "runs": 1}
 
 
@@ -63,48 +64,39 @@ def slope(sizes: list[int], seconds: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def along(axis: str, sizes: tuple[int, ...], steps: int, turns: int) -> list[dict]:
+def along(axis: str, sizes: tuple[int, ...], turns: int) -> Iterator[dict]:
     """One axis: its sizes by turns."""
     sides: dict[str, Callable[[], float]] = {}
     kept: dict[str, float] = {}
     for size in sizes:
         # A step of a thousand runs is a thousand steps.
-        length = max(steps // (size if axis == "runs" else 1), 3)
+        length = max(STEPS // (size if axis == "runs" else 1), 3)
         sides[str(size)], kept[str(size)] = prepare(length, **(USUAL | {axis: size}))
     found = alternate(sides, turns)
     medians = [statistics.median(found[str(size)]) for size in sizes]
-    rows = []
     for place, size in enumerate(sizes):
         last = place == len(sizes) - 1
-        rows.append(
-            {
-                "axis": axis,
-                "size": f"{size:,}",
-                "microseconds a step": spread([1e6 * each for each in found[str(size)]]),
-                "to the smallest": medians[place] / medians[0],
-                "exponent": slope(list(sizes), medians) if last else None,
-                "at the end": slope(list(sizes[-2:]), medians[-2:]) if last else None,
-                "MiB of trees and memory": kept[str(size)],
-            }
-        )
-    return rows
+        yield {
+            "axis": axis,
+            "size": f"{size:,}",
+            "microseconds a step": spread([1e6 * each for each in found[str(size)]]),
+            "to the smallest": medians[place] / medians[0],
+            "exponent": slope(list(sizes), medians) if last else None,
+            "at the end": slope(list(sizes[-2:]), medians[-2:]) if last else None,
+            "MiB of trees and memory": kept[str(size)],
+        }
 
 
 def main() -> None:
-    parser = options(__doc__, turns=7)
-    parser.add_argument("--steps", type=int, default=100)
-    asked = parser.parse_args()
+    asked = options(__doc__, turns=7).parse_args()
     about = facts()
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
     text = (
         "Medians over turns taken alternately, with the least and the most. Where an axis does "
         f"not grow: {usual}. A step of several runs is a step of each."
     )
-    rows: list[dict] = []
-    for axis, sizes in AXES.items():
-        rows += along(axis, sizes, asked.steps, asked.turns)
-        # Written after each, so that a run cut short leaves what it had.
-        write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
+    rows = (row for axis, sizes in AXES.items() for row in along(axis, sizes, asked.turns))
+    write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
 
 
 if __name__ == "__main__":
