@@ -31,7 +31,7 @@ from domains.charging.garages import acnportal_days
 STATIONS, DAYS, COPIES, PHI, RATE_KW = 10, 20, 48, 0.15, 6.656
 
 
-def whole_site(days: Days, turns: int) -> list[dict]:
+def whole_site(days: Days) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
     days = add_forecasts(days, Predictor.fit(days), recall=True)
     capacity = PHI * len(days.stations) * RATE_KW
@@ -45,7 +45,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
         name: per_second(len(days), partial(simulate, days, [schedule], capacity))
         for name, schedule in schedules.items()
     }
-    found = alternate(sides, turns)
+    found = alternate(sides, 7)
     return [
         {
             "schedule": f"{name}; {len(days.stations)} stations",
@@ -58,7 +58,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     ]
 
 
-def against_acnportal(days: Days, python: str, turns: int) -> dict:
+def against_acnportal(days: Days, python: str) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
     some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
@@ -72,7 +72,7 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
             return DAYS / float(found["llf/seconds"])
 
         sides = {"ours": per_second(COPIES * DAYS, work), "acnportal": theirs}
-        found = alternate(sides, turns)
+        found = alternate(sides, 3)
     return {
         "schedule": f"llf; {STATIONS} stations",
         "site-days a second": spread(found["ours"]),
@@ -83,13 +83,13 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
 
 
 def main() -> None:
-    asked = options(__doc__, turns=7, peer="acnportal").parse_args()
+    asked = options(__doc__, peer="acnportal").parse_args()
     versions = {"acnportal": version_in(asked.peer, "acnportal")} if asked.peer else {}
     about = facts(**versions)
     days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
-    rows = whole_site(days, asked.turns)
+    rows = whole_site(days)
     if asked.peer:
-        rows.append(against_acnportal(days, asked.peer, 3))
+        rows.append(against_acnportal(days, asked.peer))
     text = (
         f"{len(days)} days of 96 periods; medians over turns taken alternately, with the least and "
         "the most."

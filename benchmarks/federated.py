@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from table import facts, options, spread, write
+from table import facts, median_seconds, options, spread, write
 
 from apportion.domains.federated.data import Digits, read_digits
 from apportion.domains.federated.federation import paper_world
@@ -41,7 +41,7 @@ from apportion.domains.federated.settings import PPOSettings, paper_size, reduce
 from apportion.domains.federated.training import train_paper_policies
 
 CORES = len(os.sched_getaffinity(0))
-WARM_UP = 3
+ROUNDS, WARM_UP = 10, 3
 BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
 
 
@@ -54,7 +54,7 @@ def setting():
     return federation, unseen[0], trained
 
 
-def ours(rounds: int) -> tuple[Callable[[], float], float]:
+def ours() -> tuple[Callable[[], float], float]:
     """One episode under equal shares, stepped as in training, its clients spread over the cores: what
     times seconds a round, and the accuracy in the end."""
     federation, task, _ = setting()
@@ -62,31 +62,24 @@ def ours(rounds: int) -> tuple[Callable[[], float], float]:
     axis = {"axis_types": (AxisType.Auto,), "devices": devices}
     mesh = jax.make_mesh((len(devices),), ("entities",), **axis)
     task = jax.device_put(task, NamedSharding(mesh, PartitionSpec("entities")))
-    shares = task.mask / task.mask.sum()
-    held, form = eqx.partition(federation, eqx.is_array)
-    keys = jax.random.split(jax.random.key(1), rounds)
-    held, keys = jax.device_put((held, keys), NamedSharding(mesh, PartitionSpec()))
+    whole = (federation, jax.random.split(jax.random.key(1), ROUNDS))
+    federation, keys = eqx.filter_shard(whole, NamedSharding(mesh, PartitionSpec()))
 
-    @jax.jit
-    def start(held, task):
-        return eqx.combine(held, form).reset(task, key=jax.random.key(0))
-
-    @jax.jit
-    def several(held, task, shares, state, keys):
+    @eqx.filter_jit
+    def several(federation, task, state, keys):
         def one(state, key):
-            step = eqx.combine(held, form).step(task, state, shares, key=key)
+            step = federation.step(task, state, task.mask / task.mask.sum(), key=key)
             return step.state, step.reward
 
         return jax.lax.scan(one, state, keys)
 
-    begin, rewards = several(held, task, shares, start(held, task), keys)
+    first = eqx.filter_jit(federation.reset)(task, key=jax.random.key(0))
+    begin, rewards = several(federation, task, first, keys)
 
-    def seconds() -> float:
-        begun = time.perf_counter()
-        jax.block_until_ready(several(held, task, shares, begin, keys))
-        return (time.perf_counter() - begun) / rounds
+    def again() -> None:
+        jax.block_until_ready(several(federation, task, begin, keys))
 
-    return seconds, float(rewards[-1])
+    return lambda: median_seconds(again) / ROUNDS, float(rewards[-1])
 
 
 def client_app():
@@ -117,7 +110,7 @@ def train(message, context):
     return Message(content, reply_to=message)
 
 
-def flowers(rounds: int) -> dict[str, Any]:
+def flowers() -> dict[str, Any]:
     """Seconds a round in Flower's simulation, how much of it is training and scoring, and the
     accuracy after as many rounds as ours.
     """
@@ -159,7 +152,7 @@ def flowers(rounds: int) -> dict[str, Any]:
         Scoring(fraction_evaluate=0.0).start(
             grid,
             ArrayRecord([jax.device_get(first)]),
-            num_rounds=rounds + WARM_UP,
+            num_rounds=ROUNDS + WARM_UP,
             timeout=120.0,
             evaluate_fn=evaluate,
         )
@@ -175,17 +168,17 @@ def flowers(rounds: int) -> dict[str, Any]:
         "seconds": [after - before for before, after in itertools.pairwise(times)][WARM_UP:],
         "training": statistics.median(trained[WARM_UP:]) / CORES,
         "scoring": statistics.median(scored[WARM_UP:]),
-        "accuracy": tested[rounds],
+        "accuracy": tested[ROUNDS],
     }
 
 
 def against_flower(asked: argparse.Namespace) -> None:
     jax.config.update("jax_num_cpu_devices", CORES)
     about = facts("flwr")
-    seconds, accuracy = ours(asked.rounds)
+    seconds, accuracy = ours()
     # Before and after Flower's run, lest the machine's other work count for one side alone.
     before = [seconds() for _ in range(3)]
-    there = flowers(asked.rounds)
+    there = flowers()
     here, flower = spread([*before, *(seconds() for _ in range(3))]), spread(there["seconds"])
     row = {
         "seconds a round, ours": here,
@@ -252,7 +245,6 @@ def on_gpu(asked: argparse.Namespace) -> None:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--images", type=Path, help="the paper's episodes, on a graphics card")
-    parser.add_argument("--rounds", type=int, default=10)
     asked = parser.parse_args()
     on_gpu(asked) if asked.images else against_flower(asked)
 

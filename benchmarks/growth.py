@@ -10,12 +10,11 @@ two largest sizes, where what does not grow weighs least.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
-from table import alternate, facts, options, spread, write
+from table import alternate, facts, median_seconds, options, spread, write
 
 from apportion import Direct, Recurrent, Replay, Task
 from apportion.algorithm import Algorithm, advance, begin
@@ -27,7 +26,7 @@ AXES = {
     "universe": (50, 500, 5_000),
     "runs": (1, 10, 100, 1_000),
 }
-STEPS = 100
+STEPS, TURNS = 100, 7
 USUAL = {"tasks": 30, "entities": 10, "universe": 200, "runs": 1}
 
 
@@ -50,12 +49,10 @@ def prepare(steps: int, tasks: int, entities: int, universe: int, runs: int):
     leaves = jax.tree.leaves((held[0].memory, held[0].selection))
     kept = sum(leaf.nbytes for leaf in leaves) / 2**20
 
-    def turn() -> float:
-        start = time.perf_counter()
+    def several() -> None:
         held[0] = jax.block_until_ready(forward(held[0]))[0]
-        return (time.perf_counter() - start) / steps
 
-    return turn, kept
+    return lambda: median_seconds(several) / steps, kept
 
 
 def slope(sizes: list[int], seconds: list[float]) -> float:
@@ -64,7 +61,7 @@ def slope(sizes: list[int], seconds: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def along(axis: str, sizes: tuple[int, ...], turns: int) -> Iterator[dict]:
+def along(axis: str, sizes: tuple[int, ...]) -> Iterator[dict]:
     """One axis: its sizes by turns."""
     sides: dict[str, Callable[[], float]] = {}
     kept: dict[str, float] = {}
@@ -72,7 +69,7 @@ def along(axis: str, sizes: tuple[int, ...], turns: int) -> Iterator[dict]:
         # A step of a thousand runs is a thousand steps.
         length = max(STEPS // (size if axis == "runs" else 1), 3)
         sides[str(size)], kept[str(size)] = prepare(length, **(USUAL | {axis: size}))
-    found = alternate(sides, turns)
+    found = alternate(sides, TURNS)
     medians = [statistics.median(found[str(size)]) for size in sizes]
     for place, size in enumerate(sizes):
         last = place == len(sizes) - 1
@@ -88,14 +85,14 @@ def along(axis: str, sizes: tuple[int, ...], turns: int) -> Iterator[dict]:
 
 
 def main() -> None:
-    asked = options(__doc__, turns=7).parse_args()
+    asked = options(__doc__).parse_args()
     about = facts()
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
     text = (
         "Medians over turns taken alternately, with the least and the most. Where an axis does "
         f"not grow: {usual}. A step of several runs is a step of each."
     )
-    rows = (row for axis, sizes in AXES.items() for row in along(axis, sizes, asked.turns))
+    rows = (row for axis, sizes in AXES.items() for row in along(axis, sizes))
     write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
 
 

@@ -35,14 +35,18 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> dict[str,
 
 def per_second(amount: float, work: Callable[[], object]) -> Callable[[], float]:
     """A side: how much is done a second by a call; the first, which compiles, is made here."""
+    work()
+    return lambda: amount / median_seconds(work)
 
-    def turn() -> float:
+
+def median_seconds(call: Callable[[], object], times: int = 1) -> float:
+    """How long a call takes."""
+    found = []
+    for _ in range(times):
         begun = time.perf_counter()
-        work()
-        return amount / (time.perf_counter() - begun)
-
-    turn()
-    return turn
+        call()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -59,14 +63,10 @@ def best(rates: Mapping[str, Sequence[float]]) -> list[float]:
     return [max(turn) for turn in zip(*rates.values(), strict=True)]
 
 
-def options(
-    doc: str | None, *, turns: int | None = None, peer: str = "", out: Path = RESULTS
-) -> argparse.ArgumentParser:
-    """A benchmark's options: where results go, how many turns, and another environment's Python."""
+def options(doc: str | None, *, peer: str = "", out: Path = RESULTS) -> argparse.ArgumentParser:
+    """A benchmark's options: where results go, and another environment's Python."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=out)
-    if turns:
-        parser.add_argument("--turns", type=int, default=turns)
     if peer:
         parser.add_argument("--peer", help=f"python of an environment with {peer}")
     return parser
@@ -97,9 +97,8 @@ def printed_by(python: str, *words: object) -> str:
 
 def version_in(python: str, package: str) -> str:
     """The version of a package in another environment."""
-    return printed_by(
-        python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"
-    )
+    ask = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return printed_by(python, "-c", ask)
 
 
 def cell(value: Any) -> str:
