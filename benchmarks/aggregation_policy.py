@@ -14,7 +14,6 @@ docs/results unless given.
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,13 +212,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "make":
         return make(asked.out / "aggregator_training")
-    begun = time.perf_counter()
     rows = pd.DataFrame(blind(range(100, 100 + asked.seeds))).round(4)
     about = {
         "command": f"python benchmarks/aggregation_policy.py blind --seeds {asked.seeds}",
-        "policy": "apportion train federated --state blind",
         "devices": devices(),
-        "seconds": round(time.perf_counter() - begun),
     }
     write_rows(asked.out / "blind", rows, about)
 

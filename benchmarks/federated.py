@@ -62,22 +62,27 @@ def ours() -> tuple[Callable[[], float], float]:
     axis = {"axis_types": (AxisType.Auto,), "devices": devices}
     mesh = jax.make_mesh((len(devices),), ("entities",), **axis)
     task = jax.device_put(task, NamedSharding(mesh, PartitionSpec("entities")))
-    whole = (federation, jax.random.split(jax.random.key(1), ROUNDS))
-    federation, keys = eqx.filter_shard(whole, NamedSharding(mesh, PartitionSpec()))
+    shares = task.mask / task.mask.sum()
+    held, form = eqx.partition(federation, eqx.is_array)
+    keys = jax.random.split(jax.random.key(1), ROUNDS)
+    held, keys = jax.device_put((held, keys), NamedSharding(mesh, PartitionSpec()))
 
-    @eqx.filter_jit
-    def several(federation, task, state, keys):
+    @jax.jit
+    def start(held, task):
+        return eqx.combine(held, form).reset(task, key=jax.random.key(0))
+
+    @jax.jit
+    def several(held, task, shares, state, keys):
         def one(state, key):
-            step = federation.step(task, state, task.mask / task.mask.sum(), key=key)
+            step = eqx.combine(held, form).step(task, state, shares, key=key)
             return step.state, step.reward
 
         return jax.lax.scan(one, state, keys)
 
-    first = eqx.filter_jit(federation.reset)(task, key=jax.random.key(0))
-    begin, rewards = several(federation, task, first, keys)
+    begin, rewards = several(held, task, shares, start(held, task), keys)
 
     def again() -> None:
-        jax.block_until_ready(several(federation, task, begin, keys))
+        jax.block_until_ready(several(held, task, shares, begin, keys))
 
     return lambda: median_seconds(again) / ROUNDS, float(rewards[-1])
 
