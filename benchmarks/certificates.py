@@ -1,13 +1,12 @@
 """The certificates of docs/certificates.md, and how often certificates deceive.
 
-    python benchmarks/certificates.py [--paths 10000]
+    python benchmarks/certificates.py
 
 Trains a charging, a portfolio and a federated policy as the page says, and certifies them; simulates gains
 of known mean besides. Writes table.csv, simulated.csv and certificate.json to docs/results/certificates,
 and docs/assets/certificate.png. Tests take their gains from here.
 """
 
-import argparse
 import json
 import math
 import shutil
@@ -26,7 +25,7 @@ from apportion.certificate import Gains
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "certificates"
-PERIODS = 400
+PATHS, PERIODS = 10_000, 400
 TRAINED = {
     "garage": "train charging",
     "market": "train portfolio --until 2018-12-31",
@@ -107,19 +106,19 @@ def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
     return clipped(rng.normal(0.1, 0.3, (paths, PERIODS)))
 
 
-def simulated(paths: int) -> pd.DataFrame:
+def simulated() -> pd.DataFrame:
     """How many paths of each kind are certified at their best moment, and when half of them are."""
     rows = []
     for kind, (draw, block) in (
         NULLS | UNBLOCKED | {"mean 0.1, deviation 0.3": (gained, 1)}
     ).items():
         when = []
-        for own in draw(np.random.default_rng(7), paths):
+        for own in draw(np.random.default_rng(7), PATHS):
             made = Gains(own, -1.0, 1.0).certify(block=block)
             won = made.decided is not None and made.verdict == "certified"
             when.append(made.ends[made.decided] + 1 if won else np.inf)
         share, half = float(np.isfinite(when).mean()), float(np.median(when))
-        row = {"gains": kind, "block": block, "paths": paths, "periods": PERIODS}
+        row = {"gains": kind, "block": block, "paths": PATHS, "periods": PERIODS}
         row |= {"certified": round(share, 4), "half_after": half if half < np.inf else None}
         rows.append(row)
         print(rows[-1], flush=True)
@@ -154,9 +153,7 @@ def certified(runs: Path) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--paths", type=int, default=10_000)
-    simulated(parser.parse_args().paths).to_csv(RESULTS / "simulated.csv", index=False)
+    simulated().to_csv(RESULTS / "simulated.csv", index=False)
     with tempfile.TemporaryDirectory() as runs:
         certified(Path(runs)).to_csv(RESULTS / "table.csv", index=False)
 

@@ -7,7 +7,7 @@ with acnportal (`make peers-env`), least laxity first is timed against its simul
 10 stations; that both deliver the same energy is asked by `make test-peers`.
 """
 
-import subprocess
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,14 @@ from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
 from apportion.policy import Pooled
 
-PROGRAM = ROOT / "tests" / "domains" / "charging" / "acnportal_days.py"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from domains.charging.garages import acnportal_days
+
 STATIONS, DAYS, COPIES, PHI, RATE_KW = 10, 20, 48, 0.15, 6.656
 
 
-def whole_site(days: Days, turns: int) -> list[dict]:
+def whole_site(days: Days) -> list[dict]:
     """All days of all stations, under each schedule by turns."""
     days = add_forecasts(days, Predictor.fit(days), recall=True)
     capacity = PHI * len(days.stations) * RATE_KW
@@ -42,7 +45,7 @@ def whole_site(days: Days, turns: int) -> list[dict]:
         name: per_second(len(days), partial(simulate, days, [schedule], capacity))
         for name, schedule in schedules.items()
     }
-    found = alternate(sides, turns)
+    found = alternate(sides, 7)
     return [
         {
             "schedule": f"{name}; {len(days.stations)} stations",
@@ -55,35 +58,21 @@ def whole_site(days: Days, turns: int) -> list[dict]:
     ]
 
 
-def against_acnportal(days: Days, python: str, turns: int) -> dict:
+def against_acnportal(days: Days, python: str) -> dict:
     """Least laxity first on the same few days; ours at several garages at once, as it is used."""
     some = days.at(np.random.default_rng(0).choice(len(days.stations), STATIONS, replace=False))
     some = add_forecasts(some, Predictor.fit(days)).between(None, some.dates[DAYS - 1])
-    garage = some.garage
-    where = np.nonzero(garage.begins)
-    midnight = 96 * (some.dates - some.dates[0]).astype(int)[where[0]]
     capacity = PHI * STATIONS * RATE_KW
     garages = np.broadcast_to(np.arange(STATIONS), (COPIES, STATIONS))
+    work = partial(simulate, some, [SCHEDULERS["llf"]], capacity, garages)
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "days.npz", Path(folder) / "energy.npz"
-        np.savez(
-            source,
-            station=where[1],
-            arrival=midnight + garage.arrival[where],
-            departure=midnight + garage.departure[where],
-            need=garage.need_kwh[where],
-            requested=garage.requested_kwh[where],
-            leaves=midnight + 4 * garage.stated_departure[where],
-            capacity=capacity,
-        )
 
         def theirs() -> float:
-            subprocess.run([python, str(PROGRAM), str(source), str(target)], check=True)
-            return DAYS / float(np.load(target)["llf/seconds"])
+            found = acnportal_days(python, some, capacity, Path(folder))
+            return DAYS / float(found["llf/seconds"])
 
-        work = partial(simulate, some, [SCHEDULERS["llf"]], capacity, garages)
-        ours = per_second(COPIES * DAYS, work)
-        found = alternate({"ours": ours, "acnportal": theirs}, turns)
+        sides = {"ours": per_second(COPIES * DAYS, work), "acnportal": theirs}
+        found = alternate(sides, 3)
     return {
         "schedule": f"llf; {STATIONS} stations",
         "site-days a second": spread(found["ours"]),
@@ -94,13 +83,13 @@ def against_acnportal(days: Days, python: str, turns: int) -> dict:
 
 
 def main() -> None:
-    asked = options(__doc__, turns=7, peer="acnportal").parse_args()
+    asked = options(__doc__, peer="acnportal").parse_args()
     versions = {"acnportal": version_in(asked.peer, "acnportal")} if asked.peer else {}
     about = facts(**versions)
     days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
-    rows = whole_site(days, asked.turns)
+    rows = whole_site(days)
     if asked.peer:
-        rows.append(against_acnportal(days, asked.peer, 3))
+        rows.append(against_acnportal(days, asked.peer))
     text = (
         f"{len(days)} days of 96 periods; medians over turns taken alternately, with the least and "
         "the most."

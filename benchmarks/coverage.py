@@ -5,7 +5,6 @@ what its units share (years, days, policies) and the skew seen in its committed 
 docs/results/coverage/table.csv; tests/test_statistics.py holds it to 93 to 97 %.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ from apportion.statistics import (
 )
 from apportion.studies.theory import crossover, fig1
 
+SIMULATIONS = 10_000
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "coverage" / "table.csv"
 
 
@@ -202,13 +202,10 @@ def measure(layout: Layout, simulations: int, seed: int = 0) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--simulations", type=int, default=10_000)
-    count = parser.parse_args().simulations
     rows = []
     for layout in layouts():
-        row = {"study": layout.study, "units": layout.units, "simulations": count}
-        rows.append(row | {"coverage": round(measure(layout, count), 4)})
+        row = {"study": layout.study, "units": layout.units, "simulations": SIMULATIONS}
+        rows.append(row | {"coverage": round(measure(layout, SIMULATIONS), 4)})
         print(rows[-1], flush=True)
     pd.DataFrame(rows).to_csv(TABLE, index=False)
 

@@ -12,7 +12,6 @@ seconds an episode of the paper's size costs in training, beside the card's limi
 
 import argparse
 import itertools
-import json
 import math
 import os
 import statistics
@@ -34,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from table import facts, options, spread, write
+from table import facts, median_seconds, options, spread, write
 
 from apportion.domains.federated.data import Digits, read_digits
 from apportion.domains.federated.federation import paper_world
@@ -42,7 +41,7 @@ from apportion.domains.federated.settings import PPOSettings, paper_size, reduce
 from apportion.domains.federated.training import train_paper_policies
 
 CORES = len(os.sched_getaffinity(0))
-WARM_UP = 3
+ROUNDS, WARM_UP = 10, 3
 BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
 
 
@@ -55,7 +54,7 @@ def setting():
     return federation, unseen[0], trained
 
 
-def ours(rounds: int) -> tuple[Callable[[], float], float]:
+def ours() -> tuple[Callable[[], float], float]:
     """One episode under equal shares, stepped as in training, its clients spread over the cores: what
     times seconds a round, and the accuracy in the end."""
     federation, task, _ = setting()
@@ -65,7 +64,7 @@ def ours(rounds: int) -> tuple[Callable[[], float], float]:
     task = jax.device_put(task, NamedSharding(mesh, PartitionSpec("entities")))
     shares = task.mask / task.mask.sum()
     held, form = eqx.partition(federation, eqx.is_array)
-    keys = jax.random.split(jax.random.key(1), rounds)
+    keys = jax.random.split(jax.random.key(1), ROUNDS)
     held, keys = jax.device_put((held, keys), NamedSharding(mesh, PartitionSpec()))
 
     @jax.jit
@@ -82,12 +81,10 @@ def ours(rounds: int) -> tuple[Callable[[], float], float]:
 
     begin, rewards = several(held, task, shares, start(held, task), keys)
 
-    def seconds() -> float:
-        begun = time.perf_counter()
+    def again() -> None:
         jax.block_until_ready(several(held, task, shares, begin, keys))
-        return (time.perf_counter() - begun) / rounds
 
-    return seconds, float(rewards[-1])
+    return lambda: median_seconds(again) / ROUNDS, float(rewards[-1])
 
 
 def client_app():
@@ -118,7 +115,7 @@ def train(message, context):
     return Message(content, reply_to=message)
 
 
-def flowers(rounds: int) -> dict[str, Any]:
+def flowers() -> dict[str, Any]:
     """Seconds a round in Flower's simulation, how much of it is training and scoring, and the
     accuracy after as many rounds as ours.
     """
@@ -160,7 +157,7 @@ def flowers(rounds: int) -> dict[str, Any]:
         Scoring(fraction_evaluate=0.0).start(
             grid,
             ArrayRecord([jax.device_get(first)]),
-            num_rounds=rounds + WARM_UP,
+            num_rounds=ROUNDS + WARM_UP,
             timeout=120.0,
             evaluate_fn=evaluate,
         )
@@ -176,17 +173,17 @@ def flowers(rounds: int) -> dict[str, Any]:
         "seconds": [after - before for before, after in itertools.pairwise(times)][WARM_UP:],
         "training": statistics.median(trained[WARM_UP:]) / CORES,
         "scoring": statistics.median(scored[WARM_UP:]),
-        "accuracy": tested[rounds],
+        "accuracy": tested[ROUNDS],
     }
 
 
 def against_flower(asked: argparse.Namespace) -> None:
     jax.config.update("jax_num_cpu_devices", CORES)
     about = facts("flwr")
-    seconds, accuracy = ours(asked.rounds)
+    seconds, accuracy = ours()
     # Before and after Flower's run, lest the machine's other work count for one side alone.
     before = [seconds() for _ in range(3)]
-    there = flowers(asked.rounds)
+    there = flowers()
     here, flower = spread([*before, *(seconds() for _ in range(3))]), spread(there["seconds"])
     row = {
         "seconds a round, ours": here,
@@ -219,9 +216,9 @@ def bandwidth_seconds(settings: PPOSettings) -> float:
     return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
 
 
-def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, float]:
-    """Seconds an episode of training takes, updates of the policy included, once it is compiled: some
-    policies at once, each with tasks of its own."""
+def episodes(settings: PPOSettings, digits: Digits, runs: int) -> tuple[int, float]:
+    """How many episodes of training go on at once, some policies each with tasks of its own, and the
+    seconds that one takes, updates of the policy included, once it is compiled."""
     times: list[tuple[int, float]] = []
     federation, tasks = paper_world(settings, digits, range(runs))
     train_paper_policies(
@@ -231,28 +228,28 @@ def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, floa
     )  # fmt: skip
     (first, begin), (last, end) = times[0], times[-1]
     count = runs * settings.rollouts
-    return {"episodes_at_once": count, "seconds_an_episode": (end - begin) / (last - first) / count}
+    return count, (end - begin) / (last - first) / count
 
 
 def on_gpu(asked: argparse.Namespace) -> None:
-    settings = paper_size(asked.images, rounds=50, precision="bfloat16")
-    digits = read_digits(settings)
-    found = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "precision": settings.precision,
-        "bandwidth_seconds": bandwidth_seconds(settings),
-        "measured": [episodes(settings, digits, runs) for runs in (1, 2, 9)],
-    }
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "federated_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found))
+    settings = paper_size(asked.images)
+    about, digits = facts(precision=settings.precision), read_digits(settings)
+    limit = bandwidth_seconds(settings)
+    rows = (
+        {
+            "episodes at once": count,
+            "seconds an episode": seconds,
+            f"times the bandwidth's limit of {limit:.3f}": seconds / limit,
+        }
+        for count, seconds in (episodes(settings, digits, runs) for runs in (1, 2, 9))
+    )
+    text = "The paper's sizes, 50 rounds an episode."
+    write("federated_gpu", "An episode of the paper's federation", text, rows, about, asked.out)
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--images", type=Path, help="the paper's episodes, on a graphics card")
-    parser.add_argument("--rounds", type=int, default=10)
     asked = parser.parse_args()
     on_gpu(asked) if asked.images else against_flower(asked)
 

@@ -12,20 +12,15 @@ its median step.
 
 import argparse
 import os
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from table import alternate, best, facts, options, ratio, spread, version_in, write
+import table
 
 CHANNELS, HIDDEN, DAYS, UNIVERSE, TASKS, COST, RATE = 3, 25, 1000, 50, 30, 0.0025, 2.8e-4
-LEARNERS = {1: (2500, 50), 10: (2500, 50), 90: (1000, 20), 900: (500, 5)}
-"""On a card, learners at once, and the steps of a turn: ours, in five calls of up to 500 steps as training
-makes them, and those of PyTorch with all in one product."""
+TURNS = 9
 
 
 @dataclass(frozen=True)
@@ -51,6 +46,14 @@ ROWS = [
     Row("H8 B32 m5", 8, 32, 5, 1, 100, 2.0),
     Row("H8 B32 m5, ten learners", 8, 32, 5, 10, 40, 8.0),
 ]
+CARD = {
+    Row("1 learner", 31, 109, 10, 1, 2500): 50,
+    Row("10 learners", 31, 109, 10, 10, 2500): 50,
+    Row("90 learners", 31, 109, 10, 90, 1000): 20,
+    Row("900 learners", 31, 109, 10, 900, 500): 5,
+}
+"""On a card; a turn's steps are made in five calls of up to 500 as training makes them. With them those of
+PyTorch with all learners in one product."""
 
 
 def ours(row: Row) -> Callable[[], float]:
@@ -90,16 +93,7 @@ def ours(row: Row) -> Callable[[], float]:
     def step() -> None:
         held[0] = jax.block_until_ready(forward(held[0]))[0]
 
-    return lambda: row.learners * length / median_seconds(step, 5)
-
-
-def median_seconds(call: Callable[[], object], times: int) -> float:
-    found = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+    return lambda: row.learners * length / table.median_seconds(step, 5)
 
 
 def loop(x, from_input, from_state, bias):
@@ -169,20 +163,18 @@ def theirs(
 
 def in_other_process(python: str, row: Row, threads: int) -> float:
     """A turn of PyTorch in its own environment."""
-    sizes = [str(n) for n in (*row.sizes, row.steps, threads)]
-    command = [python, __file__, "as-peer", *sizes]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.split()[-1])
+    sizes = (*row.sizes, row.steps, threads)
+    return float(table.printed_by(python, __file__, "as-peer", *sizes).split()[-1])
 
 
 def as_peer(window: int, batch: int, entities: int, steps: int, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    print(1 / median_seconds(theirs(window, batch, entities), steps))
+    print(1 / table.median_seconds(theirs(window, batch, entities), steps))
 
 
-def on_card(row: Row, batched_steps: int, turns: int) -> dict:
+def on_card(row: Row, batched_steps: int) -> dict:
     """One number of learners: those of PyTorch that take one learner run them one after another."""
     import torch
 
@@ -197,49 +189,49 @@ def on_card(row: Row, batched_steps: int, turns: int) -> dict:
                 step()
             torch.cuda.synchronize()
 
-        return lambda: learners * length / median_seconds(several, 5)
+        return lambda: learners * length / table.median_seconds(several, 5)
 
-    sides = {"ours": ours(row), "eager": turn_of()}
-    sides["torch.nn.RNN"] = turn_of(library=True)
+    sides = {"ours": ours(row), "eager": turn_of(), "torch.nn.RNN": turn_of(library=True)}
     if row.learners > 1:
         sides["eager, batched"] = turn_of(row.learners, batched_steps)
-    rates = alternate(sides, turns)
+    rates = table.alternate(sides, TURNS)
     own = rates.pop("ours")
     return {
         "learners": row.learners,
-        "ours": spread(own),
-        "eager": spread(rates["eager"]),
-        "torch.nn.RNN": spread(rates["torch.nn.RNN"]),
-        "eager, batched": spread(rates["eager, batched"]) if row.learners > 1 else None,
-        "ratio to eager": ratio(own, rates["eager"]),
-        "ratio to the best": ratio(own, best(rates)),
+        "ours": table.spread(own),
+        "eager": table.spread(rates["eager"]),
+        "torch.nn.RNN": table.spread(rates["torch.nn.RNN"]),
+        "eager, batched": table.spread(rates["eager, batched"]) if row.learners > 1 else None,
+        "ratio to eager": table.ratio(own, rates["eager"]),
+        "ratio to the best": table.ratio(own, table.best(rates)),
+    }
+
+
+def on_cores(row: Row, python: str) -> dict:
+    """One size; the peer has one thread or one for each core."""
+    sides = {"ours": ours(row)}
+    for threads in sorted({1, len(os.sched_getaffinity(0))}):
+        sides[f"{threads} threads"] = partial(in_other_process, python, row, threads)
+    rates = table.alternate(sides, TURNS)
+    own = rates.pop("ours")
+    return {
+        "size": row.name,
+        "ours": table.spread(own),
+        "PyTorch, eager": table.spread(table.best(rates)),
+        "ratio": table.ratio(own, table.best(rates)),
+        "to reach": row.target,
     }
 
 
 def on_cpu(asked: argparse.Namespace) -> None:
-    about, rows = facts(torch=version_in(asked.peer, "torch")), []
+    about = table.facts(torch=table.version_in(asked.peer, "torch"))
     text = (
         "Medians over turns taken alternately, with the least and the most. The peer is eager "
         "PyTorch with one thread or one for each core, whichever was faster in that turn."
     )
-    for row in ROWS:
-        sides = {"ours": ours(row)}
-        for threads in sorted({1, len(os.sched_getaffinity(0))}):
-            sides[f"{threads} threads"] = partial(in_other_process, asked.peer, row, threads)
-        rates = alternate(sides, asked.turns)
-        own = rates.pop("ours")
-        rows.append(
-            {
-                "size": row.name,
-                "ours": spread(own),
-                "PyTorch, eager": spread(best(rates)),
-                "ratio": ratio(own, best(rates)),
-                "to reach": row.target,
-            }
-        )
-        # Written after each, so that a run cut short leaves what it had.
-        title = "Gradient steps a second against PyTorch"
-        write("gradient_step", title, text, rows, about, asked.out)
+    rows = (on_cores(row, asked.peer) for row in ROWS)
+    title = "Gradient steps a second against PyTorch"
+    table.write("gradient_step", title, text, rows, about, asked.out)
 
 
 def on_gpu(asked: argparse.Namespace) -> None:
@@ -247,23 +239,20 @@ def on_gpu(asked: argparse.Namespace) -> None:
 
     # JAX would take most of the card's memory at once; PyTorch needs its part.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    about = facts(torch=torch.__version__)
+    about = table.facts(torch=torch.__version__)
     text = (
         "All learners together, H31 B109 m10; medians over turns taken alternately, with the least "
         "and the most. `eager` and `torch.nn.RNN` (cuDNN) train one learner after another."
     )
-    rows = []
-    for learners, (steps, batched_steps) in LEARNERS.items():
-        row = Row(f"{learners} learners", 31, 109, 10, learners, steps)
-        rows.append(on_card(row, batched_steps, asked.turns))
-        title = "Gradient steps a second on a graphics card"
-        write("gradient_step_gpu", title, text, rows, about, asked.out)
+    rows = (on_card(row, batched_steps) for row, batched_steps in CARD.items())
+    title = "Gradient steps a second on a graphics card"
+    table.write("gradient_step_gpu", title, text, rows, about, asked.out)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["as-peer"]:
         return as_peer(*map(int, sys.argv[2:]))
-    parser = options(__doc__, turns=9, peer="PyTorch, for cpu")
+    parser = table.options(__doc__, peer="PyTorch, for cpu")
     parser.add_argument("where", choices=["cpu", "gpu"])
     asked = parser.parse_args()
     on_cpu(asked) if asked.where == "cpu" else on_gpu(asked)

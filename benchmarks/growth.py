@@ -10,12 +10,11 @@ two largest sizes, where what does not grow weighs least.
 
 import math
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import equinox as eqx
 import jax
-from table import alternate, facts, options, spread, write
+from table import alternate, facts, median_seconds, options, spread, write
 
 from apportion import Direct, Recurrent, Replay, Task
 from apportion.algorithm import Algorithm, advance, begin
@@ -27,6 +26,7 @@ AXES = {
     "universe": (50, 500, 5_000),
     "runs": (1, 10, 100, 1_000),
 }
+STEPS, TURNS = 100, 7
 USUAL = {"tasks": 30, "entities": 10, "universe": 200, "runs": 1}
 
 
@@ -49,12 +49,10 @@ def prepare(steps: int, tasks: int, entities: int, universe: int, runs: int):
     leaves = jax.tree.leaves((held[0].memory, held[0].selection))
     kept = sum(leaf.nbytes for leaf in leaves) / 2**20
 
-    def turn() -> float:
-        start = time.perf_counter()
+    def several() -> None:
         held[0] = jax.block_until_ready(forward(held[0]))[0]
-        return (time.perf_counter() - start) / steps
 
-    return turn, kept
+    return lambda: median_seconds(several) / steps, kept
 
 
 def slope(sizes: list[int], seconds: list[float]) -> float:
@@ -63,48 +61,39 @@ def slope(sizes: list[int], seconds: list[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
-def along(axis: str, sizes: tuple[int, ...], steps: int, turns: int) -> list[dict]:
+def along(axis: str, sizes: tuple[int, ...]) -> Iterator[dict]:
     """One axis: its sizes by turns."""
     sides: dict[str, Callable[[], float]] = {}
     kept: dict[str, float] = {}
     for size in sizes:
         # A step of a thousand runs is a thousand steps.
-        length = max(steps // (size if axis == "runs" else 1), 3)
+        length = max(STEPS // (size if axis == "runs" else 1), 3)
         sides[str(size)], kept[str(size)] = prepare(length, **(USUAL | {axis: size}))
-    found = alternate(sides, turns)
+    found = alternate(sides, TURNS)
     medians = [statistics.median(found[str(size)]) for size in sizes]
-    rows = []
     for place, size in enumerate(sizes):
         last = place == len(sizes) - 1
-        rows.append(
-            {
-                "axis": axis,
-                "size": f"{size:,}",
-                "microseconds a step": spread([1e6 * each for each in found[str(size)]]),
-                "to the smallest": medians[place] / medians[0],
-                "exponent": slope(list(sizes), medians) if last else None,
-                "at the end": slope(list(sizes[-2:]), medians[-2:]) if last else None,
-                "MiB of trees and memory": kept[str(size)],
-            }
-        )
-    return rows
+        yield {
+            "axis": axis,
+            "size": f"{size:,}",
+            "microseconds a step": spread([1e6 * each for each in found[str(size)]]),
+            "to the smallest": medians[place] / medians[0],
+            "exponent": slope(list(sizes), medians) if last else None,
+            "at the end": slope(list(sizes[-2:]), medians[-2:]) if last else None,
+            "MiB of trees and memory": kept[str(size)],
+        }
 
 
 def main() -> None:
-    parser = options(__doc__, turns=7)
-    parser.add_argument("--steps", type=int, default=100)
-    asked = parser.parse_args()
+    asked = options(__doc__).parse_args()
     about = facts()
     usual = ", ".join(f"{name} {size}" for name, size in USUAL.items())
     text = (
         "Medians over turns taken alternately, with the least and the most. Where an axis does "
         f"not grow: {usual}. A step of several runs is a step of each."
     )
-    rows: list[dict] = []
-    for axis, sizes in AXES.items():
-        rows += along(axis, sizes, asked.steps, asked.turns)
-        # Written after each, so that a run cut short leaves what it had.
-        write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
+    rows = (row for axis, sizes in AXES.items() for row in along(axis, sizes))
+    write("growth", "What a step costs as the problem grows", text, rows, about, asked.out)
 
 
 if __name__ == "__main__":

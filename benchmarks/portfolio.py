@@ -21,7 +21,7 @@ from apportion.domains.portfolio import Market, SimulatedMarket
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
 
-WINDOW, ENTITIES, UNIVERSE, COST, REACH, DAYS = 31, 10, 50, 0.0025, 5.0, 250
+WINDOW, ENTITIES, UNIVERSE, COST, REACH, DAYS, TURNS = 31, 10, 50, 0.0025, 5.0, 250, 5
 
 
 class NumpyMarket(gymnasium.vector.VectorEnv):
@@ -90,7 +90,7 @@ def scanned(market: Market, tasks, actions: np.ndarray) -> Callable[[], float]:
     return per_second(days, lambda: jax.block_until_ready(run(market, tasks, actions)))
 
 
-def measure(count: int, turns: int) -> dict:
+def measure(count: int) -> dict:
     prices = SimulatedMarket.draw(universe=UNIVERSE, days=1000, seed=0).prices
     market = Market.of(prices, window=WINDOW)
     tasks = draw_tasks(UNIVERSE, ENTITIES, count, seed=0)
@@ -102,20 +102,20 @@ def measure(count: int, turns: int) -> dict:
         "ours, by Gymnasium": stepped(ProblemVectorEnv(count, market, tasks), actions),
         "NumPy": stepped(NumpyMarket(count, values, members), actions),
     }
-    found = alternate(sides, turns)
+    found = alternate(sides, TURNS)
     scan, gym, numpy = found.values()
     ratios = {"scan to NumPy": ratio(scan, numpy), "by Gymnasium to NumPy": ratio(gym, numpy)}
     return {"environments": count} | {name: spread(own) for name, own in found.items()} | ratios
 
 
 def main() -> None:
-    asked = options(__doc__, turns=5).parse_args()
+    asked = options(__doc__).parse_args()
     about = facts("gymnasium", numpy=np.__version__)
     text = (
         "All environments together; medians over turns taken alternately, with the least and the "
         f"most. A turn has {DAYS} days."
     )
-    rows = [measure(count, asked.turns) for count in (1, 30, 300)]
+    rows = [measure(count) for count in (1, 30, 300)]
     write("portfolio", "Days of trading a second", text, rows, about, asked.out)
 
 

@@ -1,8 +1,9 @@
-"""What every benchmark writes, benchmarks/results/NAME.json: measured by turns, with spread.
+"""What the benchmarks share: their options, sides that take turns, other environments, and tables.
 
-Sides are timed by turns in one run, so that what else the machine does meets all of them; a cell is
-the median over turns with the least and the most, and a ratio is taken turn by turn. A row is a
-dictionary from the table's headings to cells; what starts with an underscore is in the file alone.
+A benchmark of speed writes benchmarks/results/NAME.json, one of how policies do a folder of docs/results.
+Sides are timed by turns in one run, so that what else the machine does meets all of them; a cell is the
+median over turns with the least and the most, and a ratio is taken turn by turn. A row is a dictionary from
+the table's headings to cells; what starts with an underscore is in the file alone.
 """
 
 import argparse
@@ -15,10 +16,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 Spread = dict[str, float]
 
 
@@ -30,14 +35,18 @@ def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> dict[str,
 
 def per_second(amount: float, work: Callable[[], object]) -> Callable[[], float]:
     """A side: how much is done a second by a call; the first, which compiles, is made here."""
+    work()
+    return lambda: amount / median_seconds(work)
 
-    def turn() -> float:
+
+def median_seconds(call: Callable[[], object], times: int = 1) -> float:
+    """How long a call takes."""
+    found = []
+    for _ in range(times):
         begun = time.perf_counter()
-        work()
-        return amount / (time.perf_counter() - begun)
-
-    turn()
-    return turn
+        call()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -54,14 +63,10 @@ def best(rates: Mapping[str, Sequence[float]]) -> list[float]:
     return [max(turn) for turn in zip(*rates.values(), strict=True)]
 
 
-def options(
-    doc: str | None, *, turns: int | None = None, peer: str = ""
-) -> argparse.ArgumentParser:
-    """A benchmark's options: where results go, how many turns, and another environment's Python."""
+def options(doc: str | None, *, peer: str = "", out: Path = RESULTS) -> argparse.ArgumentParser:
+    """A benchmark's options: where results go, and another environment's Python."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    if turns:
-        parser.add_argument("--turns", type=int, default=turns)
+    parser.add_argument("--out", type=Path, default=out)
     if peer:
         parser.add_argument("--peer", help=f"python of an environment with {peer}")
     return parser
@@ -83,11 +88,17 @@ def facts(*packages: str, **others: str) -> dict[str, str]:
     }
 
 
-def version_in(python: str | Path, package: str) -> str:
+def printed_by(python: str, *words: object) -> str:
+    """What the Python of another environment prints when it is called with these words."""
+    command = [python, *map(str, words)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
+
+
+def version_in(python: str, package: str) -> str:
     """The version of a package in another environment."""
     ask = f"import importlib.metadata as m; print(m.version({package!r}))"
-    done = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return printed_by(python, "-c", ask)
 
 
 def cell(value: Any) -> str:
@@ -126,12 +137,28 @@ def write(
     name: str,
     title: str,
     about: str,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]],
     facts: Mapping[str, str],
     out: Path = RESULTS,
 ) -> None:
-    """Write what was measured, and print its table; docs/tables.py puts it into the page on speed."""
-    found = {"title": title, "about": about, "rows": list(rows), **facts}
+    """Write what is measured, after each row, so that a run cut short leaves what it had, and print its
+    table; docs/tables.py puts it into the page on speed.
+    """
+    found: dict[str, Any] = {"title": title, "about": about, "rows": [], **facts}
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    for row in rows:
+        found["rows"].append(row)
+        (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
     print(f"# {title}\n\n{as_markdown(found)}\n")
+
+
+def write_rows(
+    folder: Path, rows: "pd.DataFrame", about: Mapping[str, Any], packages: Sequence[str] = ()
+) -> None:
+    """Write table.csv, and about.json with the versions that it was made with, these packages' too."""
+    from apportion.runs.environment import installed, versions
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.to_csv(folder / "table.csv", index=False)
+    found = {**about, "versions": versions() | {name: installed(name) for name in packages}}
+    (folder / "about.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -218,24 +218,6 @@ def listed(numbers: Sequence[float]) -> str:
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
 
 
-def federated_episodes() -> str:
-    """Seconds of a federated episode on a graphics card, beside what its bandwidth allows."""
-    found = json.loads((SPEED / "federated_gpu.json").read_text())
-    limit = found["bandwidth_seconds"]
-    rows = [
-        [
-            str(row["episodes_at_once"]),
-            f"{row['seconds_an_episode']:.3f}",
-            f"{row['seconds_an_episode'] / limit:.1f}",
-        ]
-        for row in found["measured"]
-    ]
-    heads = ["episodes at once", "seconds an episode"]
-    heads.append(f"times the bandwidth's limit of {limit:.3f}")
-    about = f"{found['device']}, {found['precision']}, jax {found['jax']}"
-    return f"{markdown_table(heads, rows)}\n\n- {about}"
-
-
 def certificates() -> str:
     """A row for each certificate: what was asked, what it said and when."""
     rows = []
@@ -454,7 +436,7 @@ def estimate(gain: Estimate) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        all_studies, coverage, seconds_of_studies, steps_on_gpu, federated_episodes, certificates,
+        all_studies, coverage, seconds_of_studies, steps_on_gpu, certificates,
         certificates_simulated, federations, federations_elsewhere, federations_below,
         federations_attacked, aggregator_training, flower, flower_troubles, blind, blind_elsewhere,
     )

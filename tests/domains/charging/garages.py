@@ -1,7 +1,9 @@
 """Garages made up for tests: random days of a few stations, walks that keep what was seen, a policy."""
 
+import subprocess
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -175,3 +177,26 @@ def walk_problem(problem: Charging, task: Task, policy: Policy, day, capacity_kw
 def stack(*days: Garage) -> Garage:
     """Days on a first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *days)
+
+
+def acnportal_days(python: str, days: Days, capacity: float, folder: Path) -> dict[str, np.ndarray]:
+    """What the simulator of acnportal, in the environment of `python`, makes of the same days: the energy
+    of each session by scheduler, and under `NAME/seconds` how long it took.
+    """
+    garage, periods = days.garage, days.physics.periods
+    where = np.nonzero(garage.begins)
+    midnight = (days.dates - days.dates[0]).astype(int)[where[0]] * periods
+    np.savez(
+        folder / "days.npz",
+        station=where[1],
+        arrival=midnight + garage.arrival[where],
+        departure=midnight + garage.departure[where],
+        need=garage.need_kwh[where],
+        requested=garage.requested_kwh[where],
+        leaves=midnight + garage.stated_departure[where] / days.physics.period_hours,
+        capacity=capacity,
+    )
+    program = Path(__file__).with_name("acnportal_days.py")
+    command = [python, str(program), str(folder / "days.npz"), str(folder / "energy.npz")]
+    subprocess.run(command, check=True)
+    return dict(np.load(folder / "energy.npz"))

@@ -5,7 +5,6 @@ APPORTION_ACNPORTAL_PYTHON to the python of an environment with acnportal, or ha
 """
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +18,11 @@ from apportion.domains.charging.garage import Physics
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.site import embedded_site
+from domains.charging.garages import acnportal_days
 
 pytestmark = pytest.mark.peer
 OWN = Path(__file__).parents[3] / ".peers" / "acnportal" / "bin" / "python"
 PYTHON = os.environ.get("APPORTION_ACNPORTAL_PYTHON", str(OWN))
-PROGRAM = Path(__file__).with_name("acnportal_days.py")
 STATIONS, DAYS = 10, 20
 LINEAR = Physics(taper=False, gaps=0.0)
 """Set-points as they are; batteries and meters as acnportal's, which neither taper nor fail."""
@@ -69,23 +68,8 @@ def both(request, tmp_path_factory):
     site, phi = request.param
     days = comparable(site)
     capacity = phi * float(days.wiring.max_kw.sum())
-    garage, periods = days.garage, days.physics.periods
-    where = np.nonzero(garage.begins)
-    midnight = (days.dates - days.dates[0]).astype(int)[where[0]] * periods
     folder = tmp_path_factory.mktemp("acnportal")
-    np.savez(
-        folder / "days.npz",
-        station=where[1],
-        arrival=midnight + garage.arrival[where],
-        departure=midnight + garage.departure[where],
-        need=garage.need_kwh[where],
-        requested=garage.requested_kwh[where],
-        leaves=midnight + garage.stated_departure[where] / days.physics.period_hours,
-        capacity=capacity,
-    )
-    command = [PYTHON, str(PROGRAM), str(folder / "days.npz"), str(folder / "energy.npz")]
-    subprocess.run(command, check=True)
-    return Both(days, capacity, dict(np.load(folder / "energy.npz")))
+    return Both(days, capacity, acnportal_days(PYTHON, days, capacity, folder))
 
 
 @pytest.mark.parametrize("name", ["edf", "llf", "fcfs", "largest-remaining"])
