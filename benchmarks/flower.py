@@ -1,7 +1,7 @@
 """Flower's own strategies and the shipped policy in real Flower: kinds of federations, and troubles.
 
     python benchmarks/flower.py [kinds] [--seeds 8] [--simulated 1] [--rounds 20]
-    python benchmarks/flower.py troubles --seeds 1 --simulated 0 --rounds 10
+    python benchmarks/flower.py troubles --seeds 4 --simulated 0 --rounds 10
 
 `kinds` has five kinds of federations with the clients of examples/flower_app, on digits that the policy
 was not trained on. `troubles` has scikit-learn's digits and tumours, logistic regressions and, where torch
