@@ -218,6 +218,9 @@ def test_a_garage_that_a_file_describes_is_tested_whole_and_its_certificate_is_r
     path, made = tmp_path / "certificate.json", gains.certify().to_json()
     path.write_text(json.dumps(made))
     assert read_certificate(path, site) == made
+    path.write_text(json.dumps(made | {"verdict": "harmful", "trust": 0.4}))
+    assert read_certificate(path, site)["trust"] == 0
+    path.write_text(json.dumps(made))
     with pytest.raises(InputError, match="it is not of this site, 52 stations"):
         read_certificate(path, other)
     # Garages drawn at a site, which have no fingerprint, are not the garage.

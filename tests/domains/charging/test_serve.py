@@ -232,6 +232,8 @@ def test_the_certificate_decides_on_trust_while_it_runs_and_why_is_said(tmp_path
         ({"site": "another"}, 0.5, "not of this site"),
         ({"against": "equal"}, 0.5, "against equal"),
         ({"trust": "much"}, 0.5, "no certificate"),
+        ({"trust": True}, 0.5, "no certificate"),
+        ({"verdict": "fine"}, 0.5, "no certificate"),
     ):
         certificate(tmp_path, **changes)
         assert gate.look() == trust

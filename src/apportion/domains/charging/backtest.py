@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certificate import Gains
+from apportion.certificate import Gains, Verdict
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.garage import physics_of
@@ -583,7 +583,8 @@ def _sums(kwh: np.ndarray) -> np.ndarray:
 
 
 def read_certificate(path: Path, site: Site) -> dict[str, Any]:
-    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted.
+    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted, which is
+    not at all where it is harmful.
 
     Raises
     ------
@@ -592,15 +593,18 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
     """
     with reading(path, "certify the policy for this site first"):
         saved = json.loads(read_bytes(path))
-    trust = saved.get("trust") if isinstance(saved, dict) else None
-    if not isinstance(trust, int | float) or not 0 <= trust <= 1 or "verdict" not in saved:
+    found = saved if isinstance(saved, dict) else {}
+    trust, verdict = found.get("trust"), found.get("verdict")
+    if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 1:
+        trust = None
+    if trust is None or verdict not in get_args(Verdict):
         raise InputError(f"{path}: no certificate; apportion certify writes one")
-    if saved.get("site") != site.fingerprint:
+    if found.get("site") != site.fingerprint:
         raise InputError(
             f"{path}: it is not of this site, {site.describe()}; certify the policy with --site and its "
             "TOML file"
         )
-    return saved
+    return found | {"trust": 0.0 if verdict == "harmful" else float(trust)}
 
 
 def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:

@@ -261,7 +261,7 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
     about, earlier = load_about(run.folder), None
     site, trust = saved_site(about, options.site), options.trust
     if options.certificate is not None:
-        trust = float(read_certificate(options.certificate, site)["trust"])
+        trust = read_certificate(options.certificate, site)["trust"]
     if options.earlier is not None:
         earlier = read_sessions(options.earlier, timezone=site.timezone, columns=options.columns)
     return Controller(

@@ -91,9 +91,8 @@ class CertificateGate:
         against, verdict = found.get("against"), found.get("verdict")
         if against != self.baseline:
             raise InputError(f"it is against {against}, and the baseline is {self.baseline}")
-        trust = 0.0 if verdict == "harmful" else float(found["trust"])
         days = f"{found.get('start')} to {found.get('end')}"
-        return trust, f"{verdict} against {against}, by the days {days}"
+        return found["trust"], f"{verdict} against {against}, by the days {days}"
 
 
 class Service:
