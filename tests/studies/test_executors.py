@@ -96,10 +96,25 @@ def test_no_more_programs_of_a_study_are_computed_at_once_than_fit_together(tmp_
     assert same_files(tmp_path / "one", tmp_path / "two")
 
 
-def test_where_a_gpu_is_full_fewer_go_on(tmp_path, threads):
-    log, begun = tmp_path / "log", []
-    worker = executors._Worker
-    threads.setattr(executors, "_Worker", lambda *args: begun.append(worker(*args)) or begun[-1])
+@pytest.fixture
+def begun(threads):
+    """Every worker that is begun."""
+    found, worker = [], executors._Worker
+    threads.setattr(executors, "_Worker", lambda *args: found.append(worker(*args)) or found[-1])
+    return found
+
+
+def test_who_computed_what_takes_much_memory_makes_place_before_it_computes_another_study(begun):
+    much = replace(toy(), study="much", at_once=1)
+    plans = [much, toy()]
+    programs = [one for plan in plans for one in programs_of(plan, plan.cells)]
+    results = list(Processes(1).execute(programs, lambda what, done: None))
+    assert [one.study for one in results] == ["much"] * 6 + ["toy"] * 6
+    assert [worker.programs for worker in begun] == [2, 2]
+
+
+def test_where_a_gpu_is_full_fewer_go_on(tmp_path, begun):
+    log = tmp_path / "log"
     perform(toy(log, trouble={"cell-0": ("full", 2)}), tmp_path / "toy", Processes(3))
     assert computed(log).count("cell-0") == 3
     # The first has had no other program: it ends. The second makes place for a third.

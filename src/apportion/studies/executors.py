@@ -135,8 +135,13 @@ class Processes(Executor):
                 for place, worker in enumerate(workers):
                     if not worker.left:
                         taken = _take(waiting, place, beside=worker.number % 3 == 2)
-                        if taken is not None:
-                            worker.begin(*taken)
+                        if taken is None:
+                            continue
+                        if worker.keeps_much and taken[0].plan.at_once is None:
+                            # The others need the room that it would keep for nothing.
+                            worker.process.kill()
+                            worker = workers[place] = _Worker(worker.number, plans)
+                        worker.begin(*taken)
                 busy: dict[Any, _Worker] = {
                     worker.connection: worker for worker in workers if worker.left
                 }
@@ -204,11 +209,13 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.number, self.left, self.attempt, self.programs = number, (), 1, 0
+        self.keeps_much = False
 
     def begin(self, program: Program, attempt: int) -> None:
         """Have it compute a program."""
         self.plan, self.left, self.attempt = program.plan, program.cells, attempt
         self.programs += 1
+        self.keeps_much = program.plan.at_once is not None
         # That it has died meanwhile is noticed by whoever receives.
         with suppress(OSError):
             self.connection.send((self.plan.study, self.left))

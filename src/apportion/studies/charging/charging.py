@@ -23,8 +23,6 @@ test share their weather and their week; the table also has those by days and st
 wider.
 """
 
-# The types of pandas do not know that a mask picks rows.
-# pyright: reportReturnType=false
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -425,7 +423,7 @@ def _read_later(rows: pd.DataFrame) -> pd.DataFrame:
     kept |= (rows.unit == "planned") & planned
     kept |= (rows.unit == _PLANNED_COST) & for_cost
     kept |= rows.unit.isin([name for name in OBJECTIVES if name != "energy"]) & by_objective
-    return rows[kept]
+    return rows.loc[kept]
 
 
 def _measures(result: backtest.ChargingBacktest, name: str) -> dict[str, Any]:
