@@ -20,9 +20,6 @@ def test_every_study_is_committed():
     } == set(STUDIES)
 
 
-# This fails until all results were computed by one command at one commit. When they are, it says so by
-# failing the other way: then take the mark away.
-@pytest.mark.xfail(strict=True, reason="the results are of two commits")
 def test_all_results_are_of_one_commit_and_those_of_the_registry_of_one_command():
     found = {name: json.loads((RESULTS / name / "study.json").read_text()) for name in FOLDERS}
     commits = {name: about["commit"] for name, about in found.items()}
