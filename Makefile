@@ -116,7 +116,6 @@ bench: install
 	$(BIN)/python benchmarks/federated.py
 	$(BIN)/python benchmarks/portfolio.py
 	$(BIN)/python benchmarks/charging.py $(call peer,acnportal)
-	$(BIN)/python benchmarks/controller.py
 	$(if $(call peer,torch),$(BIN)/python benchmarks/gradient_step.py cpu $(call peer,torch), \
 		@echo "skipped gradient_step: no .peers/torch (make bench-env)")
 peer = $(if $(wildcard .peers/$(1)/.installed),--peer .peers/$(1)/bin/python)

@@ -100,18 +100,15 @@ UNBLOCKED: dict[str, tuple[Draw, int]] = {
     for tenths in (3, 7, 9)
 }
 """To be bet on one by one, as they should not be."""
-
-
-def gained(rng: np.random.Generator, paths: int) -> np.ndarray:
-    return clipped(rng.normal(0.1, 0.3, (paths, PERIODS)))
+GAINED: dict[str, tuple[Draw, int]] = {
+    "mean 0.1, deviation 0.3": (lambda rng, n: clipped(rng.normal(0.1, 0.3, (n, PERIODS))), 1)
+}
 
 
 def simulated() -> pd.DataFrame:
     """How many paths of each kind are certified at their best moment, and when half of them are."""
     rows = []
-    for kind, (draw, block) in (
-        NULLS | UNBLOCKED | {"mean 0.1, deviation 0.3": (gained, 1)}
-    ).items():
+    for kind, (draw, block) in (NULLS | UNBLOCKED | GAINED).items():
         when = []
         for own in draw(np.random.default_rng(7), PATHS):
             made = Gains(own, -1.0, 1.0).certify(block=block)

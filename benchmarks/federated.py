@@ -7,7 +7,7 @@ On a processor ten clients train the same model on the same images for the same 
 every submitted model and the aggregate on its evaluation set; Flower's clients run the simulator's own
 compiled step. Either side has all cores: ours spreads the clients of one episode over them, Flower has a
 worker of one thread on each. Both are timed when everything is compiled and every worker runs. On a card:
-seconds an episode of the paper's size costs in training, beside the card's limits.
+seconds an episode of the paper's size costs in training.
 """
 
 import argparse
@@ -42,7 +42,6 @@ from apportion.domains.federated.training import train_paper_policies
 
 CORES = len(os.sched_getaffinity(0))
 ROUNDS, WARM_UP = 10, 3
-BANDWIDTH = 4.3e12  # of an H200: bytes copied a second
 
 
 @cache
@@ -206,17 +205,7 @@ def against_flower(asked: argparse.Namespace) -> None:
     write("federated", title, text, [row], about, asked.out)
 
 
-def bandwidth_seconds(settings: PPOSettings) -> float:
-    """Seconds an H200 needs to move the hidden layer of all clients in an episode, written and read once
-    each way in bf16; one kernel for both layers leaves it in registers."""
-    clients = sum(settings.task_sizes)
-    layer = (28 // settings.pooling - 4) ** 2 * settings.width
-    trained = clients * settings.samples * settings.epochs
-    scored = (clients + 1) * settings.evaluation
-    return settings.rounds * 2 * layer * (4 * trained + 2 * scored) / BANDWIDTH
-
-
-def episodes(settings: PPOSettings, digits: Digits, runs: int) -> tuple[int, float]:
+def episodes(settings: PPOSettings, digits: Digits, runs: int) -> dict[str, float]:
     """How many episodes of training go on at once, some policies each with tasks of its own, and the
     seconds that one takes, updates of the policy included, once it is compiled."""
     times: list[tuple[int, float]] = []
@@ -228,21 +217,14 @@ def episodes(settings: PPOSettings, digits: Digits, runs: int) -> tuple[int, flo
     )  # fmt: skip
     (first, begin), (last, end) = times[0], times[-1]
     count = runs * settings.rollouts
-    return count, (end - begin) / (last - first) / count
+    seconds = (end - begin) / (last - first) / count
+    return {"episodes at once": count, "seconds an episode": seconds}
 
 
 def on_gpu(asked: argparse.Namespace) -> None:
     settings = paper_size(asked.images)
     about, digits = facts(precision=settings.precision), read_digits(settings)
-    limit = bandwidth_seconds(settings)
-    rows = (
-        {
-            "episodes at once": count,
-            "seconds an episode": seconds,
-            f"times the bandwidth's limit of {limit:.3f}": seconds / limit,
-        }
-        for count, seconds in (episodes(settings, digits, runs) for runs in (1, 2, 9))
-    )
+    rows = (episodes(settings, digits, runs) for runs in (1, 2, 9))
     text = "The paper's sizes, 50 rounds an episode."
     write("federated_gpu", "An episode of the paper's federation", text, rows, about, asked.out)
 

@@ -85,8 +85,6 @@ class Kind:
         """Write the digits of the clients to files, as if they lay on many machines."""
         digits = embedded_digits().pooled(2)
         dealt = mixture(digits, [(kind, CLIENTS, seed)], halves(digits)[1])
-        if not (dealt.partition.factors == 1).all():
-            raise ValueError(f"{kind}: the example's clients send their updates as they are")
         images = dealt.digits.images.reshape(len(dealt.digits.images), -1)
         folder.mkdir()
         for client, count in enumerate(dealt.partition.counts):

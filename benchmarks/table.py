@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-Spread = dict[str, float]
 
 
 def alternate(sides: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
@@ -49,11 +48,11 @@ def median_seconds(call: Callable[[], object], times: int = 1) -> float:
     return statistics.median(found)
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
-def ratio(ours: Sequence[float], peer: Sequence[float]) -> Spread:
+def ratio(ours: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
     """Ours over the peer's, turn by turn."""
     return spread([one / other for one, other in zip(ours, peer, strict=True)])
 

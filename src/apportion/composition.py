@@ -54,7 +54,7 @@ class PolicyWrapper(Policy):
 class PartialTrading(PolicyWrapper):
     """Move only the fraction `eta` of the way from what is held to what the policy wants.
 
-    PolicyWrapper `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
+    Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
 
     Examples
     --------
