@@ -54,4 +54,4 @@ def test_rules_are_described_and_kept_in_settings(tmp_path):
     (tmp_path / "s.toml").write_text(to_toml(settings, "portfolio"))
     again = PortfolioJob(**read_settings(tmp_path / "s.toml", "portfolio", PortfolioJob))
     assert again == settings
-    assert Rules.of(again) == rules
+    assert again.rules == rules

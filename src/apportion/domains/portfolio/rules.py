@@ -5,16 +5,13 @@ to them, and the market holds between rebalancing days.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from apportion.domains.settings import check_choices
 from apportion.errors import InputError
-
-if TYPE_CHECKING:
-    from apportion.domains.portfolio.settings import PortfolioSettings
 
 CASH = "cash"
 """What cash is called among the instruments, where there is any."""
@@ -50,11 +47,6 @@ class Rules:
                 f"max_turnover is {self.max_turnover:g}; it must be above 0 and at most 2, which "
                 "exchanges everything"
             )
-
-    @classmethod
-    def of(cls, settings: "PortfolioSettings") -> "Rules":
-        """The rules of these settings."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     @property
     def bind_shares(self) -> bool:

@@ -66,7 +66,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
             "last": str(known.dates[-1]),
             "trained_on": [known.tickers[i] for i in done.seen],
             "chosen": _describe_choice(known, settings, choice),
-            "rules": asdict(Rules.of(settings)),
+            "rules": asdict(settings.rules),
         }
         trained, result = backtest.TrainedPolicy.of(done.policy, about), None
         if len(known.dates) < len(prices.dates):
@@ -226,7 +226,7 @@ def _next_shares(
 def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
     """How trust, trade fraction and the number of updates came about, in a sentence."""
     if choice is not None:
-        kept = "" if Rules.of(settings) == Rules() else ", all of them within the rules"
+        kept = "" if settings.rules == Rules() else ", all of them within the rules"
         return f"chosen: {choice.summary()}{kept}"
     from apportion.domains.portfolio.validation import no_validation_year
 

@@ -6,7 +6,7 @@ command line chooses trust, trade fraction and the updates anew on validation ye
 starts JAX.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,12 @@ class PortfolioSettings(TrainingSettings):
         check_cost(self.cost)
         if self.tracking_error_weight < 0 or self.learning_rate <= 0:
             raise InputError("tracking_error_weight must be >= 0 and learning_rate > 0")
-        Rules.of(self).check_weights(self.task_size, f"the {self.task_size} instruments of a task")
+        self.rules.check_weights(self.task_size, f"the {self.task_size} instruments of a task")
+
+    @property
+    def rules(self) -> Rules:
+        """What every allocation keeps to."""
+        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     @classmethod
     def paper(cls, **changes) -> "PortfolioSettings":

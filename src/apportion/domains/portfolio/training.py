@@ -160,7 +160,7 @@ def untrained_policies(
     first = eqx.filter_vmap(lambda key: Recurrent(channels, settings.hidden, head=head, key=key))(
         keys
     )
-    return constrain(first, Rules.of(settings))
+    return constrain(first, settings.rules)
 
 
 def until_traded(
@@ -212,7 +212,7 @@ def draw_portfolio_tasks(
 
 def training_market(prices: Prices, settings: PortfolioSettings) -> Market:
     """The market over every period that has a full window behind it; refuses rules it cannot meet."""
-    rules = Rules.of(settings)
+    rules = settings.rules
     rules.check(prices.tickers)
     market = Market.of(
         prices,
@@ -233,7 +233,7 @@ def compose(members: Policy, settings: PortfolioSettings) -> Policy:
     """Stacked policies as one: averaged, shrunk to equal shares, trading part of the way, within the
     rules.
     """
-    rules = Rules.of(settings)
+    rules = settings.rules
     team = Ensemble(unconstrained(members, rules))
     return constrain(
         PartialTrading(ShrunkToEqual(team, settings.trust), settings.trade_fraction), rules

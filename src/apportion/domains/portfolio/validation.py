@@ -223,7 +223,7 @@ def select_variant(
     *_, tasks = draw_portfolio_tasks(len(prices.tickers), settings)
     pairs = list(product(K_GRID, ETA_GRID))
     costs = Costs(settings.cost, exact=True, cash=settings.cash)
-    rules = Rules.of(settings)
+    rules = settings.rules
     market = Market.of(prices, window=settings.window, costs=costs, rules=rules)
     market = replace(market, horizon=max(spans.days))
     starts, days = jnp.asarray([spans.firsts, spans.days], jnp.int32)
