@@ -61,6 +61,17 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: PLACE.get(item.path.name, len(LONG)))
 
 
+@pytest.fixture(scope="module")
+def few_schedulers():
+    """Three stand for all: each is a part of every program that walks days, and compiled with it."""
+    from apportion.domains.charging.schedulers import SCHEDULERS
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in set(SCHEDULERS) - {"equal", "llf", "clairvoyant"}:
+            patched.delitem(SCHEDULERS, name)
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Where peers are required, one that is not there is a failure and no skip."""
