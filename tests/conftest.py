@@ -35,17 +35,12 @@ settings.register_profile(
 )
 settings.load_profile("apportion")
 
-# The files that take longest, half a minute or more, the longest first.
+# The files that take longest, a quarter of a minute or more, the longest first.
 LONG = (
-    *(
-        "test_aggregation_policy",
-        "test_simulation",
-        "test_docs",
-        "test_simulated",
-        "test_gymnasium",
-    ),
-    *("test_commands", "test_schedulers", "test_executors", "test_federation", "test_strategy"),
-    *("test_prioritisation", "test_everything_registered", "test_training"),
+    *("test_portfolio_domain", "test_training", "test_fig3_4", "test_schedulers", "test_commands"),
+    *("test_gymnasium", "test_charging_backtest", "test_committed", "test_aggregation_policy"),
+    *("test_federated_training", "test_backtest", "test_listings", "test_algorithm", "test_serve"),
+    *("test_ppo", "test_fig1", "test_fuzz", "test_federation", "test_recurrence"),
 )
 PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}
 
