@@ -272,7 +272,7 @@ def plain_day(day: Garage, name: str, capacity: float) -> float:
 
 
 def test_a_simulated_day_equals_one_walked_car_by_car():
-    days = [random_garage(seed) for seed in range(4)]
+    days = [random_garage(seed) for seed in range(8)]
     stacked = days_of(*days, physics=Physics(gaps=0.0))
     for phi in (0.08, 0.25):
         capacity = phi * FULL_KW
