@@ -35,17 +35,12 @@ settings.register_profile(
 )
 settings.load_profile("apportion")
 
-# The files that take longest, half a minute or more, the longest first.
+# The files that take longest, a quarter of a minute or more, the longest first.
 LONG = (
-    *(
-        "test_aggregation_policy",
-        "test_simulation",
-        "test_docs",
-        "test_simulated",
-        "test_gymnasium",
-    ),
-    *("test_commands", "test_schedulers", "test_executors", "test_federation", "test_strategy"),
-    *("test_prioritisation", "test_everything_registered", "test_training"),
+    *("test_portfolio_domain", "test_training", "test_fig3_4", "test_schedulers", "test_commands"),
+    *("test_gymnasium", "test_charging_backtest", "test_committed", "test_aggregation_policy"),
+    *("test_federated_training", "test_backtest", "test_listings", "test_algorithm", "test_serve"),
+    *("test_ppo", "test_fig1", "test_fuzz", "test_federation", "test_recurrence"),
 )
 PLACE = {f"{name}.py": place for place, name in enumerate(LONG)}
 
@@ -59,6 +54,17 @@ def pytest_ignore_collect(collection_path):
 def pytest_collection_modifyitems(items):
     """Files that take long come first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: PLACE.get(item.path.name, len(LONG)))
+
+
+@pytest.fixture(scope="module")
+def few_schedulers():
+    """Three stand for all: each is a part of every program that walks days, and compiled with it."""
+    from apportion.domains.charging.schedulers import SCHEDULERS
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in set(SCHEDULERS) - {"equal", "llf", "clairvoyant"}:
+            patched.delitem(SCHEDULERS, name)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ def printed(name, capsys, monkeypatch):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_policy_trained_on_some_campaigns_gains_on_campaigns_never_seen(capsys, monkeypatch):
     text = printed("01_budget.py", capsys, monkeypatch)
     assert "campaigns never seen: +" in text

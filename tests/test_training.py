@@ -43,7 +43,11 @@ def policy(key=KEY):
     return Recurrent(channels=1, hidden=8, key=key)
 
 
-@pytest.mark.parametrize("problem", [ShownBest(), HeldPays()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "problem",
+    [HeldPays(), pytest.param(ShownBest(), marks=pytest.mark.slow)],
+    ids=lambda p: type(p).__name__,
+)
 def test_direct_gradient_reaches_95_percent_of_the_optimum_on_every_probe(problem):
     policies = train_seeds(problem, TASKS, policy, LEARNER, steps=300)
     for tasks in (TASKS, draw_tasks(12, 4, 8, seed=9)):
@@ -51,6 +55,7 @@ def test_direct_gradient_reaches_95_percent_of_the_optimum_on_every_probe(proble
             assert_mean_above(of_task, 0.95)
 
 
+@pytest.mark.slow
 def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
     """Runs of the same keys, tried on unseen tasks of the carriers."""
     problem, keys = SomeCarrySignal(), jax.random.split(jax.random.key(1), 12)
@@ -135,6 +140,7 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
     assert bool(eqx.tree_equal(take(many.policy, 0), take(policies, 0)))
 
 
+@pytest.mark.slow
 def test_the_default_memory_learns_where_much_is_carried_from_period_to_period():
     problem, tasks, fresh = Backlog(), draw_tasks(40, 5, 32), draw_tasks(40, 5, 16, seed=1)
 
@@ -198,22 +204,23 @@ OTHERS = {
 
 
 def test_a_state_goes_on_with_its_own_run_and_no_other(tmp_path):
-    own = {"problem": ShownBest(), "tasks": TASKS, "policy": policy(), "learner": Direct(4)}
+    own = {"problem": ShownBest(), "tasks": TASKS, "policy": policy(), "learner": LEARNER}
 
     def go(steps, **others):
-        return train(**({**own, "key": KEY} | others), steps=steps, measure=0)
+        given = {**own, "key": KEY} | others
+        return train(**given, steps=steps, chunks=Chunks(10), measure=0)
 
-    half, whole = go(2), go(4)
+    half, whole = go(10), go(20)
     saved = load_state(save_state(half.state, tmp_path / "half.safetensors"))
     for state in (half.state, saved):
-        assert bool(eqx.tree_equal(go(4, state=state).state, whole.state))
+        assert bool(eqx.tree_equal(go(20, state=state).state, whole.state))
     for part, other in OTHERS.items():
         with pytest.raises(InputError, match=f"another {part}"):
-            go(4, state=half.state, **other)
+            go(20, state=half.state, **other)
     with pytest.raises(InputError, match="another key"):
-        go(4, state=saved, **OTHERS["key"])
+        go(20, state=saved, **OTHERS["key"])
     with pytest.raises(InputError, match="of other shapes .* give the policy"):
-        go(4, state=half.state, policy=Recurrent(channels=1, hidden=9, key=KEY))
+        go(20, state=half.state, policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
 def test_a_million_tasks_need_memory_only_for_those_in_use():

@@ -103,6 +103,7 @@ def federation(tmp_path_factory):
     return Federation(tmp_path_factory.mktemp("federation"))
 
 
+@pytest.mark.slow
 @pytest.mark.flower
 def test_learned_shares_beat_fedavg_at_the_same_round(federation):
     learned, fedavg = (np.array(federation.tested[name]) for name in ("learned", "fedavg"))
@@ -111,6 +112,7 @@ def test_learned_shares_beat_fedavg_at_the_same_round(federation):
     assert learned[1:].mean() > fedavg[1:].mean() + 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.flower
 def test_every_client_fails_as_it_should(federation):
     """Or else the next test would show nothing.
@@ -135,6 +137,7 @@ def test_every_client_fails_as_it_should(federation):
         assert (seen[seen.index > last] == "kept").any()
 
 
+@pytest.mark.slow
 @pytest.mark.flower
 def test_no_round_is_lost_to_clients_that_raise_sleep_send_nan_or_die(federation):
     models = federation.models

@@ -33,6 +33,8 @@ from apportion.runs.folder import Run
 from apportion.runs.runner import finish
 from apportion.runs.settings import read_settings
 
+pytestmark = pytest.mark.usefixtures("few_schedulers")
+
 NOW = {
     "time": "2019-06-20 09:00",
     "capacity_kw": 9.0,

@@ -158,6 +158,7 @@ def test_every_schedule_is_shown_by_every_measure():
         assert replace(test, objective=objective).ahead("llf").value == pytest.approx(lead)
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_for_cost_and_held_against_plans():
     settings = ChargingSettings(
         method="mtl", site=("jpl",), until="2019-06-30", tasks=4, task_size=4, steps=2, days=2,

@@ -274,6 +274,7 @@ def test_years_are_validated_on_where_they_are_long_enough(settings):
     assert "trust 0.5, trade fraction 0.1 and 6 updates as given; the prices, " in given
 
 
+@pytest.mark.slow
 def test_a_run_with_cash_is_tested_and_asked(place, tmp_path):
     settings = replace(TINY, prices=place / "prices.csv", cash=True, validation=0, steps=2)
     folder = tmp_path / "run"

@@ -154,11 +154,14 @@ def test_an_update_out_of_memory_charges_the_remembered_allocation(batch):
     """Each day's reward is a step from the state in memory; `lookback` agrees on the first day alone."""
     market, task, policy, days = batch
     key = jax.random.key(2)
-    found, ours = (rolled(market, task, policy, days, key) for rolled in (remembered, lookback))
+    found, ours = (
+        eqx.filter_jit(rolled)(market, task, policy, days, key) for rolled in (remembered, lookback)
+    )
     np.testing.assert_array_equal(found.allocations, ours.allocations)
+    step = eqx.filter_jit(market.step)
     for day in range(4):
-        step = market.step(task, take(days.states, day), found.allocations[day], key=key)
-        assert float(found.rewards[day]) == pytest.approx(float(step.reward), rel=1e-5)
+        alone = step(task, take(days.states, day), found.allocations[day], key=key)
+        assert float(found.rewards[day]) == pytest.approx(float(alone.reward), rel=1e-5)
     gaps = np.abs(np.asarray(found.rewards - ours.rewards))
     assert gaps[0] == 0
     assert (gaps[1:] > 1e-6).all()
@@ -169,14 +172,16 @@ def test_a_score_after_the_update_is_that_of_the_new_policy(batch, after):
     market, task, policy, days = batch
     learner = AsPrinted(4, Direct(4, 0.1), scored_after=after, rewrites=not after)
     weight, key = jnp.ones(()), jax.random.key(2)
-    update = learner.update(market, task, days, policy, learner.start(policy), weight, key=key)
+    state = eqx.filter_jit(learner.start)(policy)
+    update = eqx.filter_jit(learner.update)(market, task, days, policy, state, weight, key=key)
     for one, expected in ((update.policy, after), (policy, not after)):
-        shares = lookback(market, task, one, days, key).allocations
+        shares = eqx.filter_jit(lookback)(market, task, one, days, key).allocations
         gap = np.abs(np.asarray(update.evidence.allocations - shares)).max()
         assert (gap < 1e-5) == expected
     assert (update.new_states is None) == after
 
 
+@pytest.mark.slow
 def test_a_tiny_literal_run_is_tested_on_everything(plan, compute):
     cells = [c for c in plan.cells if c.program == f"stl, {LITERAL}"]
     table = pd.concat(compute(plan, cells).values(), ignore_index=True)

@@ -20,15 +20,21 @@ def plan(prices, tiny, sized):
     return sized(mechanisms, size, prices=prices)
 
 
-def test_policies_are_tested_before_and_in_their_year(plan, compute):
-    """The plain network, and those that spread over seeds: a program each."""
-    programs = ("generalisation-plain", "stability")
-    found = compute(plan, [cell for cell in plan.cells if cell.program in programs])
-    rows = pd.concat(found.values(), ignore_index=True)
-    plain, spread = (rows[rows.figure == name] for name in ("generalisation", "stability"))
+def rows_of(program, plan, compute):
+    found = compute(plan, [cell for cell in plan.cells if cell.program == program])
+    return pd.concat(found.values(), ignore_index=True)
+
+
+def test_a_plain_network_is_tested_before_and_in_its_year(plan, compute):
+    plain = rows_of("generalisation-plain", plan, compute)
+    assert set(plain.figure) == {"generalisation"}
     assert len(plain) == 2 * 2
     assert np.isfinite(plain[["in_sample", "out_of_sample"]]).all(axis=None)
-    figure = mechanisms.conclude_stability(spread)
+
+
+@pytest.mark.slow
+def test_policies_that_spread_over_seeds_are_tested_in_their_year(plan, compute):
+    figure = mechanisms.conclude_stability(rows_of("stability", plan, compute))
     assert figure.table.year.tolist() == ["2001", "2002"] * 2
     assert len(figure.plot().axes) == 2
 
