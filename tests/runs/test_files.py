@@ -227,6 +227,23 @@ def test_one_process_cannot_write_twice_and_an_error_lets_go(tmp_path):
     _write_in(tmp_path)
 
 
+def test_what_a_killed_save_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    (tmp_path / "cells").mkdir()
+    names = (".a.json.12.part", ".b.json.34.part", "cells/.c.parquet.5.part", ".mine.part")
+    for name in names:
+        (tmp_path / name).touch()
+
+    def there():
+        return [name for name in names if (tmp_path / name).exists()]
+
+    # Another process may be saving the others.
+    with checksummed(tmp_path, "a.json"):
+        assert there() == list(names[1:])
+    # Nobody else saves anything here.
+    _write_in(tmp_path)
+    assert there() == [".mine.part"]
+
+
 def test_folders_that_cannot_be_written_are_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / ".gitkeep").touch()
     # An empty folder with hidden files is room enough.

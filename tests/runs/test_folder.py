@@ -50,13 +50,11 @@ def test_cutting_back_loses_no_row_before_the_step_and_keeps_none_after(run):
     for last in (2, 4, 6):
         run.write_rows("metrics", last, _rows(last - 1, last))
         run.write_checkpoint(last, {"x": np.zeros(2)}, {})
-    (run.folder / ".torn.1.part").write_bytes(b"half")
     run.truncate_after(4)
     run.write_rows("metrics", 6, _rows(5, 6))
     assert run.metrics["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert len(pd.read_parquet(run.folder / "metrics.parquet")) == 6
     assert run.newest_checkpoint()[0] == 4
-    assert not list(run.folder.rglob(".*.part"))
 
 
 def test_only_the_newest_checkpoints_are_kept_and_read_without_a_warning(run):

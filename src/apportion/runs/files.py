@@ -15,7 +15,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,12 +65,21 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
+def _remove(unfinished: Iterable[Path]) -> None:
+    """Remove what processes left that died in a save."""
+    for path in unfinished:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def checksummed(folder: Path, *names: str) -> Iterator[None]:
     """Files of these names that are there at the block's end are from then on held against their sum.
 
-    While they are written they have none: whoever dies in between leaves no sum of another content.
+    While they are written they have none: whoever dies in between leaves no sum of another content. What
+    a process left unfinished that died in an earlier save of them is removed.
     """
+    for name in names:
+        _remove(folder.glob(f".{name}.[0-9]*.part"))
     others = {name: digest for name, digest in _sums(folder).items() if name not in names}
     if _sums(folder) != others:
         _write_sums(folder, others)
@@ -290,7 +299,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Make the folder and lock it: a second process that wants to write there is refused.
 
     The operating system releases the lock when its holder ends, however it ends. The file stays, and
-    says that whatever is unfinished beside it is ours.
+    says that whatever is unfinished beside it is ours. What a killed save left is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -301,6 +310,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"{folder}: another process is writing in it; wait for it or stop it"
         ) from None
     try:
+        _remove(folder.rglob(".*.[0-9]*.part"))
         yield
     finally:
         lock.release()

@@ -184,13 +184,11 @@ class Run:
         return None
 
     def truncate_after(self, step: int) -> None:
-        """Remove everything after a step, and what a killed save left behind."""
+        """Remove everything after a step."""
         tables = self.folder.glob("*.parquet/step-*.parquet")
         for part in [*tables, *self._checkpoints.glob("step-*.safetensors")]:
             if _step(part) > step:
                 part.unlink()
-        for unfinished in self.folder.rglob(".*.part"):
-            unfinished.unlink()
 
     @property
     def _checkpoints(self) -> Path:
