@@ -28,10 +28,10 @@ from apportion.domains.charging.garage import (
     StationView,
     draw,
     see,
-    unknown,
 )
 from apportion.domains.charging.schedulers import (
     Drawn,
+    at_midnight,
     gather,
     lanes_of,
     on_first_days,
@@ -66,7 +66,7 @@ def simulate_mpc(
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes = lanes_of(days.joins)
+    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
     # A row for each task and lane.
     task, lane = np.divmod(np.arange(len(tasks) * len(lanes)), len(lanes))
     table, wiring = (jax.tree.map(jnp.asarray, x) for x in (with_room(garage), days.wiring))
@@ -76,7 +76,7 @@ def simulate_mpc(
     for day in lanes.T[:, lane]:
         today, stations = gather(table, wiring, day, tasks[task].astype(np.int32))
         arrival, departure = np.asarray(today.arrival), np.asarray(today.departure)
-        state = jax.vmap(unknown)(stations) if state is None else state
+        state = at_midnight(state, stations, joins[day])
         by_session = np.zeros(arrival.shape, np.float32)
         together, peak = [], np.zeros(len(task))
         for n in range(physics.periods):

@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, vstack
 
@@ -272,16 +272,30 @@ def gather(
 def lanes_of(joins: np.ndarray) -> np.ndarray:
     """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
 
-    A day that joins the one before stays in its lane.
+    A day that joins the one before follows it in its lane. Others begin anew, wherever they stand: they
+    fill the lanes up to the length of the longest, which all are walked for. Days without a night are kept
+    together, since hours in which nobody is anywhere cost nothing.
 
-    >>> lanes_of(np.array([False, True, False, False, True])).tolist()
-    [[0, 1], [2, -1], [3, 4]]
+    >>> lanes_of(np.array([False, False, True, True, False, False, True])).tolist()
+    [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
     """
-    lane = np.cumsum(~joins) - 1
-    place = np.arange(len(joins)) - np.flatnonzero(~joins)[lane]
-    lanes = np.full((lane[-1] + 1, place.max() + 1), -1)
-    lanes[lane, place] = np.arange(len(joins))
-    return lanes
+    together = np.split(np.arange(len(joins)), np.flatnonzero(~joins)[1:])
+    longest = max(map(len, together))
+    lanes: list[list[int]] = [[]]
+    for days in sorted(together, key=len, reverse=True):
+        if len(lanes[-1]) + len(days) > longest:
+            lanes.append([])
+        lanes[-1].extend(days)
+    return np.array([lane + [-1] * (longest - len(lane)) for lane in lanes])
+
+
+@jax.jit
+def at_midnight(state: State | None, stations: Stations, joins: Bool[Array, " rows"]) -> State:
+    """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
+    nothing = jax.vmap(unknown)(stations)
+    if state is None:
+        return nothing
+    return jax.tree.map(lambda was, new: jnp.where(joins[:, None], was, new), state, nothing)
 
 
 class Drawn(NamedTuple):
@@ -317,9 +331,8 @@ def simulate(
     """
     garage, physics = days.garage, days.physics
     tasks, capacity = tasks_of(days, capacity_kw, members)
-    lanes = lanes_of(days.joins)
-    # A row for each lane and task, the longest lanes first: the others' rows are soon done.
-    lanes = lanes[np.argsort((lanes < 0).sum(1), kind="stable")]
+    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    # A row for each lane and task.
     lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
     on_cpu = jax.default_backend() == "cpu"
     cores = (os.cpu_count() or 1) if on_cpu else 1
@@ -333,15 +346,15 @@ def simulate(
     energy = np.zeros((*whole, tasks.shape[1], sessions), np.float32)
     by_period = np.zeros((*whole, physics.periods), np.float32)
 
-    def walk(job: tuple[int, np.ndarray]) -> None:
+    def walk(job: tuple[int, np.ndarray], most: int = lanes.shape[1]) -> None:
         number, rows = job
         # Rows that nobody needs are empty days.
         own = np.pad(task[rows], (0, size - len(rows)))
         days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
         state = None
-        for today in days_of.T[: (days_of >= 0).sum(1).max()]:
+        for today in days_of.T[: min(most, (days_of >= 0).sum(1).max())]:
             here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
-            state = jax.vmap(unknown)(stations) if state is None else state
+            state = at_midnight(state, stations, joins[today])
             feeder = jnp.asarray(capacity[own])
             state, *found = _walk_rows(
                 here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
@@ -351,11 +364,11 @@ def simulate(
             energy[number, own[there], today[there]] = drawn[..., :sessions]
             by_period[number, own[there], today[there]] = together
 
-    # The first is begun alone, since that compiles.
-    first, *others = [(number, part) for number in range(len(schedules)) for part in parts]
-    walk(first)
+    jobs = [(number, part) for number in range(len(schedules)) for part in parts]
+    # A day alone, since that compiles: several at once would all do so.
+    walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
-        list(threads.map(walk, others))
+        list(threads.map(walk, jobs))
     return Drawn(on_first_days(energy, garage, tasks), by_period)
 
 
