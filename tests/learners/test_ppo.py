@@ -34,12 +34,13 @@ def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "universe", "learner", "steps"),
     [
         (HeldPays(), 12, PPO(8, 3e-2, gamma=0.9, noise_std=1.0), 60),
-        pytest.param(SomeCarrySignal(), 8, PPO(8, 5e-2, gamma=0.0), 60, marks=pytest.mark.slow),
-        pytest.param(ShownBest(), 12, PPO(8, 5e-2, gamma=0.0), 60, marks=pytest.mark.slow),
+        (SomeCarrySignal(), 8, PPO(8, 5e-2, gamma=0.0), 60),
+        (ShownBest(), 12, PPO(8, 5e-2, gamma=0.0), 60),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -189,6 +189,7 @@ class Harmful(AggregationPolicy):
         return Decision(shares, 1.0 + 2 * self.harm, jnp.zeros(()))
 
 
+@pytest.mark.slow
 @optimised()
 def test_behind_the_gate_a_harmful_policy_does_as_well_as_fedavg():
     # Long enough for FedAvg to learn what can be lost.

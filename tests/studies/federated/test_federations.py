@@ -55,6 +55,7 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(small):
     pd.testing.assert_frame_equal(alone[name], together[name], check_exact=False, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_learned_aggregation_has_an_accuracy_for_every_round_of_every_seed(small):
     found = computed(cells_of(federations.LEARNED)).values()
     for rows in found:

@@ -17,6 +17,7 @@ def plan(prices, tiny, sized):
     return sized(fig2, size, prices=prices.until("2001-02-01"))
 
 
+@pytest.mark.slow
 def test_figure_2_watches_runs_and_correlates(plan, compute, alone_is_given_the_same):
     cells = compute(plan)
     [study] = plan.conclude(pd.concat(cells.values(), ignore_index=True), plan.settings)

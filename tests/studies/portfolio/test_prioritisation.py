@@ -69,6 +69,7 @@ def short(sized):
     return sized(prioritisation, sizes)
 
 
+@pytest.mark.slow
 def test_cells_are_trained_and_tested_in_their_own_worlds(short, compute, alone_is_given_the_same):
     some = {"case": list(CASES)[:1], "rule": (UNIFORM.name, PAPER.name)}
     cells = cells_of(short, "prioritisation", **some)

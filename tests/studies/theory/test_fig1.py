@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from apportion.domains.synthetic import spaced_betas
 from apportion.studies.theory import fig1
@@ -12,6 +13,7 @@ from learning import optimised
 COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "fig1"
 
 
+@pytest.mark.slow
 def test_permuting_helps_where_entities_are_alike_and_leaves_a_gap_where_they_differ(monkeypatch):
     monkeypatch.setattr(fig1, "SIZES", (20, 100, 2000))
     with optimised():
