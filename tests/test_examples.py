@@ -21,6 +21,7 @@ def test_a_policy_trained_on_some_campaigns_gains_on_campaigns_never_seen(capsys
     assert "campaigns never seen: +" in text
 
 
+@pytest.mark.slow
 def test_an_own_problem_takes_at_most_sixty_lines_and_gains_over_equal_shares(capsys, monkeypatch):
     assert len((EXAMPLES / "02_your_own_problem.py").read_text().splitlines()) <= 60
     text = printed("02_your_own_problem.py", capsys, monkeypatch)

@@ -94,11 +94,8 @@ def test_a_batch_needs_a_period():
         Direct(0)
 
 
-@pytest.mark.parametrize(
-    "problem",
-    [HeldPays(), pytest.param(ShownBest(), marks=pytest.mark.slow)],
-    ids=lambda p: type(p).__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [HeldPays(), ShownBest()], ids=lambda p: type(p).__name__)
 def test_whole_episodes_solve_the_probes(problem):
     tasks = draw_tasks(12, 4, 8)
     policies = train_seeds(

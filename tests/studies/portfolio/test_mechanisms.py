@@ -25,6 +25,7 @@ def rows_of(program, plan, compute):
     return pd.concat(found.values(), ignore_index=True)
 
 
+@pytest.mark.slow
 def test_a_plain_network_is_tested_before_and_in_its_year(plan, compute):
     plain = rows_of("generalisation-plain", plan, compute)
     assert set(plain.figure) == {"generalisation"}
