@@ -78,7 +78,7 @@ def checksummed(folder: Path, *names: str) -> Iterator[None]:
     While they are written they have none: whoever dies in between leaves no sum of another content. What
     a process left unfinished that died in an earlier save of them is removed.
     """
-    for name in names:
+    for name in (*names, SUMS):
         _remove(folder.glob(f".{name}.[0-9]*.part"))
     others = {name: digest for name, digest in _sums(folder).items() if name not in names}
     if _sums(folder) != others:

@@ -365,8 +365,9 @@ def simulate(
             by_period[number, own[there], today[there]] = together
 
     jobs = [(number, part) for number in range(len(schedules)) for part in parts]
-    # A day alone, since that compiles: several at once would all do so.
-    walk(jobs[0], most=1)
+    if min(cores, len(jobs)) > 1:
+        # A day alone, since that compiles: several at once would all do so.
+        walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
     return Drawn(on_first_days(energy, garage, tasks), by_period)
