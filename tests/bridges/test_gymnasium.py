@@ -64,18 +64,12 @@ class NumpyBudget(gymnasium.Env):
         return self.show(), reward, False, self.n >= BUDGET.horizon, {}
 
 
-def numpy_budget(**options):
-    return from_gymnasium(NumpyBudget, universe=12, horizon=BUDGET.horizon, **options)
+def numpy_budget():
+    return from_gymnasium(NumpyBudget, universe=12, horizon=BUDGET.horizon)
 
 
-def lottery(**options):
-    return from_gymnasium(Lottery, universe=8, horizon=6, **options)
-
-
-def train_shortly(problem, tasks, **options):
-    policy, learner = Pooled(2, 4, key=KEY), PPO(rollouts=3, epochs=2, minibatches=2)
-    options = {"replay": Replay(act_periods=0), "chunks": Chunks(2)} | options
-    return train(problem, tasks, policy, learner, steps=4, key=KEY, **options)
+def lottery():
+    return from_gymnasium(Lottery, universe=8, horizon=6)
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -83,6 +77,9 @@ def test_gymnasium_s_own_checks_find_nothing(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gymnasium.make(name, entities=3, tasks=4).unwrapped)
+    envs = gymnasium.make_vec(name, num_envs=2, entities=3, tasks=4).unwrapped
+    assert isinstance(envs, ProblemVectorEnv)
+    assert envs.action_space.shape == (2, 3)
 
 
 def test_episodes_side_by_side_are_those_of_single_environments_of_the_same_seed():
@@ -96,31 +93,31 @@ def test_episodes_side_by_side_are_those_of_single_environments_of_the_same_seed
     # Episodes of other seeds are other episodes.
     assert any((shown[0] != shown[1]).any() for shown in seen)
     for i in range(3):
-        assert env.reset(seed=7 + i)[0]["history"].tolist() == seen[0][i].tolist()
+        observation, info = env.reset(seed=7 + i)
+        assert observation["history"].tolist() == seen[0][i].tolist()
+        there = info["mask"]
+        assert observation["mask"].tolist() == observation["limits"].tolist() == there.tolist()
         for n, action in enumerate(actions[:, i]):
-            observation, reward, *_ = env.step(action)
+            observation, reward, *_, info = env.step(action)
             assert observation["history"].tolist() == seen[n + 1][i].tolist()
             assert reward == pytest.approx(rewards[n][i], abs=1e-6)
-    # An action is scores: five times them through a softmax over those who are there.
-    env = ProblemEnv(ShownBest(), MIXED[1])
-    observation, info = env.reset(seed=0)
-    assert observation["mask"].tolist() == info["mask"].tolist() == [1, 1, 0]
-    assert observation["limits"].tolist() == [1, 1, 0]
-    *_, info = env.step(np.array([1.0, 0.9, 1.0], np.float32))
-    shares = np.exp([5.0, 4.5]) / np.exp([5.0, 4.5]).sum()
-    np.testing.assert_allclose(info["allocation"], [*shares, 0], atol=1e-6)
+            # An action is scores: five times them through a softmax over those who are there.
+            raised = np.where(there, np.exp(5 * action), 0)
+            np.testing.assert_allclose(info["allocation"], raised / raised.sum(), atol=1e-6)
+    # One task alone is stayed with.
+    _, info = ProblemEnv(ShownBest(), MIXED[1]).reset(seed=0)
+    assert info["mask"].tolist() == [True, True, False]
 
 
 def test_an_ended_episode_begins_anew_at_the_next_step_and_says_how_it_ended():
-    envs = gymnasium.make_vec("apportion/Budget-v0", num_envs=2, entities=3, tasks=4)
-    _, horizon = envs.reset(seed=0), envs.unwrapped.interface.problem.horizon
-    still = np.zeros((2, 3), np.float32)
-    for _ in range(horizon):
+    envs, still = ProblemVectorEnv(3, ShownBest(), MIXED), np.zeros((3, 3), np.float32)
+    envs.reset(seed=0)
+    for _ in range(ShownBest().horizon):
         _, _, terminated, truncated, _ = envs.step(still)
     assert truncated.all()
     assert not terminated.any()
     _, reward, terminated, truncated, _ = envs.step(still)
-    assert reward.tolist() == [0, 0]
+    assert reward.tolist() == [0, 0, 0]
     assert not (terminated | truncated).any()
     assert (envs.step(still)[1] > 0).all()
 
@@ -186,23 +183,37 @@ def _mean_reward(model, env, episodes=8):
     return float(np.mean(rewards))
 
 
-def test_training_on_a_simulator_is_that_on_the_same_problem_in_jax_and_goes_on_bit_for_bit():
+def test_episodes_of_a_simulator_are_those_of_the_same_problem_in_jax():
+    problem = numpy_budget()
+    assert (problem.horizon, *problem.shape) == (BUDGET.horizon, 8, 2, False)
+    # Far from the first parameters, where all shares are nearly equal.
+    parameters, others = eqx.partition(Pooled(2, 4, key=KEY), eqx.is_inexact_array)
+    policy = eqx.combine(jax.tree.map(lambda x: 30 * x, parameters), others)
+    theirs, ours = (evaluate(each, policy, MIXED, key=KEY) for each in (problem, BUDGET))
+    assert np.ptp(ours.allocations, -1).mean() > 0.3
+    np.testing.assert_allclose(theirs.allocations, ours.allocations, atol=1e-4)
+    np.testing.assert_allclose(theirs.rewards, ours.rewards, rtol=1e-4)
+
+
+def test_training_on_a_simulator_goes_on_bit_for_bit():
     """With a scorer that asks what equal shares would have earned: nothing disturbs an episode. With
     memory too: what it holds of an episode is enough to lead a new environment there.
     """
     problem, states = numpy_budget(), []
-    assert (problem.horizon, *problem.shape) == (BUDGET.horizon, 8, 2, False)
-    options = {"scorer": realised_gain, "replay": Replay(act_periods=2)}
+    learner = PPO(rollouts=3, epochs=2, minibatches=2)
     keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
-    whole = train_shortly(problem, MIXED, chunks=keep, **options)
-    theirs, ours = whole.metrics, train_shortly(BUDGET, MIXED, **options).metrics
-    assert theirs["task"].tolist() == ours["task"].tolist()
-    np.testing.assert_allclose(theirs["reward"], ours["reward"], rtol=1e-3)
-    np.testing.assert_allclose(theirs["score"], ours["score"], atol=1e-4)
+
+    def train_from(state=None):
+        return train(
+            problem, MIXED, Pooled(2, 4, key=KEY), learner, steps=4, state=state, key=KEY,
+            scorer=realised_gain, replay=Replay(act_periods=2), chunks=keep,
+        )  # fmt: skip
+
+    whole = train_from()
     assert problem.host.episodes.replayed > 0
     problem.close()
-    resumed = train_shortly(problem, MIXED, state=states[0], **options)
-    assert resumed.metrics["loss"].tolist() == theirs["loss"].tolist()[2:]
+    resumed = train_from(states[0])
+    assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
     assert eqx.tree_equal(resumed.policy, whole.policy)
 
 
@@ -314,8 +325,8 @@ def test_environments_of_one_size_are_taken_and_what_no_policy_sees_is_named():
 
 @pytest.mark.parametrize("wrong", [np.full(3, np.nan), np.zeros(4)])
 def test_actions_that_are_no_scores_are_refused(wrong):
-    env, envs = ProblemEnv(ShownBest(), MIXED), ProblemVectorEnv(2, ShownBest(), MIXED)
-    for one, action in ((env, wrong), (envs, np.stack([np.zeros(len(wrong)), wrong]))):
+    env, envs = ProblemEnv(ShownBest(), MIXED), ProblemVectorEnv(3, ShownBest(), MIXED)
+    for one, action in ((env, wrong), (envs, np.stack([np.zeros(len(wrong)), wrong, wrong]))):
         one.reset(seed=0)
         with pytest.raises(InputError, match=r"action: . values that are not finite in shape"):
             one.step(action.astype(np.float32))
