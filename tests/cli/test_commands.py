@@ -6,6 +6,7 @@ What every command does with a domain is asked of a toy; here the main job is tr
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -20,23 +21,29 @@ pytestmark = pytest.mark.usefixtures("few_schedulers")
 
 
 def test_a_garage_is_trained_tested_and_asked(tmp_path):
-    garage, file, site = tmp_path / "garage", tmp_path / "sessions.csv", tmp_path / "jpl.toml"
-    sessions = read_sessions()
-    summer = (sessions.site == "jpl") & (sessions.arrival >= "2021-06-01")
-    sessions[summer].to_csv(file, index=False)
-    site.write_text(embedded_site("jpl").to_toml())
-    small = "--steps 4 --days 2 --chunk 2 --hidden 4 --tasks 4 --task-size 4"
-    some = ("--site", site, "--until", "2021-07-31", "--out", garage, "--json")
+    names = ("garage", "sessions.csv", "later.csv", "jpl.toml")
+    garage, file, later, site = (tmp_path / name for name in names)
+    # Four stations of twelve are held out, and four are tested on as many days: the program that walks
+    # days is compiled once.
+    whole, sessions = embedded_site("jpl"), read_sessions()
+    stations = dict(list(whole.stations.items())[:12])
+    site.write_text(replace(whole, stations=stations).to_toml())
+    june = sessions.arrival.between("2021-06-07", "2021-06-12")
+    august = sessions.arrival.between("2021-08-02", "2021-08-07")
+    for path, days in ((file, june), (later, june | august)):
+        sessions[days & sessions.station.isin(stations)].to_csv(path, index=False)
+    small = "--steps 4 --days 2 --chunk 2 --hidden 4 --tasks 4 --task-size 4 --held-out 0.34"
+    some = ("--site", site, "--until", "2021-06-11", "--out", garage, "--json")
     printed = one_object(apportion("train", "charging", "--sessions", file, *small.split(), *some))
     assert "jpl, stations never seen" in printed["results"]
     assert len(pd.read_parquet(garage / "metrics.parquet")) == 4
-    asked = ("--sessions", file, "--start", "2021-08-02", "--end", "2021-08-06", "--stations", "4")
-    tested = one_object(apportion("backtest", garage, *asked, "--capacity", "0.2", "--json"))
+    asked = "--start 2021-08-02 --end 2021-08-06 --stations 4 --tasks 1 --capacity 0.2 --json"
+    tested = one_object(apportion("backtest", garage, "--sessions", later, *asked.split()))
     assert (tested["days"], tested["stations"]) == (5, 4)
     assert tested["capacity"] == pytest.approx(0.2)
     assert {"policy", "llf", "clairvoyant", "optimum"} < set(tested["served"])
     now = tmp_path / "now.json"
-    first, second, *_ = embedded_site("jpl").stations
+    first, second, *_ = stations
     car = {"id": first, "plugged": True, "arrival": "2021-08-03 08:00", "max_kw": 6.0}
     told = {"time": "2021-08-03 09:00", "capacity_kw": 20, "stations": [car, {"id": second}]}
     now.write_text(json.dumps(told))
