@@ -72,30 +72,28 @@ def from_arrays(
     """
     if about.get("format") != _FORMAT:
         raise InputError(f"{source}: holds no checkpoint; give the folder of a run")
-    expected = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(first)}
-    kinds = {name: str(jax.random.key_impl(x)) for name, x in expected.items() if _is_key(x)}
-    odd = sorted(expected.keys() ^ arrays.keys()) or sorted(
-        kinds if about.get("keys") != kinds else ()
-    )
-    for name in odd or sorted(expected):
-        if odd or _signature(expected[name]) != (arrays[name].shape, str(arrays[name].dtype)):
-            raise InputError(
-                f"{source}: {name} does not fit this run; its problem, tasks, policy, learner or settings, "
-                "or the version of apportion, have changed since it was saved, so train anew"
-            )
-
-    def fill(path: tuple, leaf: Any) -> Any:
-        array = jax.numpy.asarray(arrays[leaf_name(path)])
-        return (
-            jax.random.wrap_key_data(array, impl=kinds[leaf_name(path)]) if _is_key(leaf) else array
+    expected, own = to_arrays(first)
+    odd = expected.keys() ^ arrays.keys()
+    if not odd and about.get("keys") != own["keys"]:
+        odd = own["keys"].keys()
+    if not odd:
+        odd = {
+            name
+            for name, array in expected.items()
+            if (array.shape, array.dtype) != (arrays[name].shape, arrays[name].dtype)
+        }
+    if odd:
+        raise InputError(
+            f"{source}: {min(odd)} does not fit this run; its problem, tasks, policy, learner or settings, "
+            "or the version of apportion, have changed since it was saved, so train anew"
         )
 
+    def fill(path: tuple, leaf: Any) -> Any:
+        name = leaf_name(path)
+        array = jax.numpy.asarray(arrays[name])
+        return jax.random.wrap_key_data(array, impl=own["keys"][name]) if _is_key(leaf) else array
+
     return jax.tree_util.tree_map_with_path(fill, first)
-
-
-def _signature(leaf: Any) -> tuple[tuple[int, ...], str]:
-    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    return data.shape, str(data.dtype)
 
 
 def _is_key(leaf: PyTree) -> bool:
