@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -14,14 +13,8 @@ from apportion.cli import main
 Done = subprocess.CompletedProcess[str]
 
 
-def in_own_process(*arguments: object) -> Done:
-    """The command as a user starts it."""
-    command = [sys.executable, "-m", "apportion", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
 def apportion(*arguments: object) -> Done:
-    """The same `main` in this process, which has started JAX and compiled much already.
+    """A command in this process, which has started JAX and compiled much already.
 
     Standard output and standard error are caught at the file descriptors, where `main` switches them.
     """
