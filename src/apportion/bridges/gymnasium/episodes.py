@@ -37,7 +37,7 @@ class Episodes:
         self.make_env, self.shape = make_env, Shape(*shape)
         self.live: OrderedDict[tuple[Entities, int, bytes], Any] = OrderedDict()
         self.idle: list[tuple[Entities, Any]] = []
-        self.stepped = self.replayed = 0
+        self.replayed = 0
 
     def begin(self, members: np.ndarray, mask: np.ndarray, seeds: np.ndarray) -> Arrays:
         """First observations, (batch, ...) each."""
@@ -73,7 +73,6 @@ class Episodes:
             share = np.ascontiguousarray(shares[row][real], np.float32)
             env = self._arrive(entities, seed, before)
             observation, rewards[row], terminated[row], truncated[row], _ = env.step(share)
-            self.stepped += 1
             self._write(answers, row, real, observation)
             if terminated[row] or truncated[row] or last[row]:
                 self._rest(entities, env)
