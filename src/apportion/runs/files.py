@@ -188,9 +188,7 @@ def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     metadata = {"apportion": json.dumps({"sha256": _BLANK.decode(), "about": about})}
     # Safetensors writes what lies in memory, so every array must be in C order.
     raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
-    head, found, tail = raw.partition(_DIGEST + _BLANK)
-    assert found, "the header has room for the checksum"
-    return head + _DIGEST + hashlib.sha256(raw).hexdigest().encode() + tail
+    return raw.replace(_DIGEST + _BLANK, _DIGEST + _sha256(raw).encode(), 1)
 
 
 def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -211,7 +209,7 @@ def unpack(raw: bytes, source: str) -> tuple[dict[str, np.ndarray], dict[str, An
             "give one made by apportion"
         ) from None
     blank = raw.replace(_DIGEST + digest, _DIGEST + _BLANK, 1)
-    if hashlib.sha256(blank).hexdigest().encode() != digest:
+    if _sha256(blank).encode() != digest:
         raise InputError(
             f"{source}: the checksum does not match, the file was cut short or changed; "
             "use another copy"
@@ -256,8 +254,7 @@ def pack_rows(frame: "pd.DataFrame") -> bytes:
         compression="zstd",
     )
     raw = sink.getvalue().to_pybytes()
-    digest = hashlib.sha256(raw).hexdigest().encode()
-    return raw.replace(mark[b"checksum"], b"apportion-sha256:" + digest)
+    return raw.replace(mark[b"checksum"], b"apportion-sha256:" + _sha256(raw).encode())
 
 
 def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
@@ -271,7 +268,7 @@ def read_rows(path: Path, way_out: str) -> "pd.DataFrame":
     marked = _OF_ROWS.search(raw)
     if marked is not None:
         blank = raw.replace(marked[1], _BLANK)
-        if hashlib.sha256(blank).hexdigest().encode() != marked[1]:
+        if _sha256(blank).encode() != marked[1]:
             raise InputError(
                 f"{path}: the checksum does not match, the file was cut short or changed; {way_out}"
             )
