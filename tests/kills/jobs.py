@@ -1,7 +1,6 @@
 """Small jobs of every kind that writes, each a command that can be given again after it was killed."""
 
 import contextlib
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,8 +190,3 @@ def what_is_damaged(folder: Path) -> list[str]:
             except Exception as error:
                 damaged.append(f"{path.relative_to(folder)} ({error})")
     return damaged
-
-
-def clear(folder: Path) -> None:
-    """Nothing is left of it."""
-    shutil.rmtree(folder, ignore_errors=True)
