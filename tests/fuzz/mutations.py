@@ -162,9 +162,7 @@ def _parquet(content: bytes, rng: random.Random) -> bytes:
             [float("nan"), float("inf"), -1.0, 0.0, 1e308, None]
         )
         frame[name] = pd.Series(cells, frame.index)
-    out = io.BytesIO()
-    frame.to_parquet(out)
-    return out.getvalue()
+    return frame.to_parquet()
 
 
 def _safetensors(content: bytes, rng: random.Random) -> bytes:

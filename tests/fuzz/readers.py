@@ -124,10 +124,8 @@ NOW = {
 }  # fmt: skip
 
 
-def _frame_bytes(frame: pd.DataFrame) -> bytes:
-    out = io.BytesIO()
-    frame.to_parquet(out)
-    return out.getvalue()
+def _json(content: Any) -> bytes:
+    return to_json(content).encode()
 
 
 def _long() -> pd.DataFrame:
@@ -206,12 +204,10 @@ def _run_files() -> Files:
     )
     return {
         "settings.toml": settings,
-        "environment.json": to_json(
-            {"data": {"a": 1}, "versions": {"jax": "1"}, "seed": 0}
-        ).encode(),
-        "choice.json": to_json({"settings": about["settings"], "choice": choice}).encode(),
-        "results.json": to_json({"net": {"policy": {"wealth": 1.5}}}).encode(),
-        "metrics.parquet/step-000000003.parquet": _frame_bytes(rows),
+        "environment.json": _json({"data": {"a": 1}, "versions": {"jax": "1"}, "seed": 0}),
+        "choice.json": _json({"settings": about["settings"], "choice": choice}),
+        "results.json": _json({"net": {"policy": {"wealth": 1.5}}}),
+        "metrics.parquet/step-000000003.parquet": rows.to_parquet(),
         "checkpoints/step-000000003.safetensors": pack(arrays, about),
     }
 
@@ -298,12 +294,12 @@ PLAN = Plan(
 
 def _study_files(whole: bool) -> Files:
     files = {
-        "cells.json": to_json({"study": "toy", "digest": PLAN.digest}).encode(),
-        "study.json": to_json({"name": "toy", "device": "cpu", "seconds": 1.5}).encode(),
+        "cells.json": _json({"study": "toy", "digest": PLAN.digest}),
+        "study.json": _json({"name": "toy", "device": "cpu", "seconds": 1.5}),
     }
     if whole:
-        return files | {"rows.parquet": _frame_bytes(ROWS)}
-    parts = {f"cells/{name}.parquet": _frame_bytes(rows) for name, rows in ROWS.groupby("cell")}
+        return files | {"rows.parquet": ROWS.to_parquet()}
+    parts = {f"cells/{name}.parquet": rows.to_parquet() for name, rows in ROWS.groupby("cell")}
     return files | parts
 
 
@@ -352,10 +348,8 @@ def _study_page() -> Files:
     }
     about = {"name": "fig1", "figures": [figure], "settings": {"seed": 0}, "seed": 0}
     return {
-        "verdict.json": to_json(
-            [verdict | {"interval": [0.1, None], "adjusted": "holds"}]
-        ).encode(),
-        "study.json": to_json(about).encode(),
+        "verdict.json": _json([verdict | {"interval": [0.1, None], "adjusted": "holds"}]),
+        "study.json": _json(about),
         "table.csv": b"a,b\n1,2\n3,4\n",
     }
 
@@ -366,7 +360,7 @@ def _run_page() -> Files:
     days = ["2020-01-01", "2020-01-02", "2020-01-03"]
     head = {"title": "t", "subtitle": "s", "cards": [card], "words": ["w"], "lead": "l"}
     return {
-        "headline.json": to_json(head).encode(),
+        "headline.json": _json(head),
         "settings.toml": b'job = "budget"\nseed = 0\n',
         "environment.json": b'{"versions": {"jax": "1"}, "data": {}}',
         "metrics.csv": (
@@ -388,7 +382,7 @@ def _text(name: str, content: str) -> Callable[[], Files]:
 
 
 def _table(name: str, frame: Callable[[], pd.DataFrame]) -> Callable[[], Files]:
-    return lambda: {name: _frame_bytes(frame())}
+    return lambda: {name: frame().to_parquet()}
 
 
 def _session_frame() -> pd.DataFrame:
