@@ -192,26 +192,33 @@ def test_episodes_of_a_simulator_are_those_of_the_same_problem_in_jax():
     np.testing.assert_allclose(theirs.rewards, ours.rewards, rtol=1e-4)
 
 
-def test_training_on_a_simulator_goes_on_bit_for_bit():
+def train_shortly(problem, **options):
     """With a scorer that asks what equal shares would have earned: nothing disturbs an episode. With
     memory too: what it holds of an episode is enough to lead a new environment there.
     """
+    return train(
+        problem, MIXED, Pooled(2, 4, key=KEY), PPO(rollouts=3, epochs=2, minibatches=2), steps=4,
+        key=KEY, scorer=realised_gain, replay=Replay(act_periods=2), **options,
+    )  # fmt: skip
+
+
+def test_training_on_a_simulator_goes_on_bit_for_bit():
     problem, states = numpy_budget(), []
-    learner = PPO(rollouts=3, epochs=2, minibatches=2)
     keep = Chunks(2, on_chunk=lambda chunk: states.append(jax.tree.map(jnp.copy, chunk.state)))
-
-    def train_from(state=None):
-        return train(
-            problem, MIXED, Pooled(2, 4, key=KEY), learner, steps=4, state=state, key=KEY,
-            scorer=realised_gain, replay=Replay(act_periods=2), chunks=keep,
-        )  # fmt: skip
-
-    whole = train_from()
+    whole = train_shortly(problem, chunks=keep)
     assert problem.host.episodes.replayed > 0
     problem.close()
-    resumed = train_from(states[0])
+    resumed = train_shortly(problem, state=states[0], chunks=keep)
     assert resumed.metrics["loss"].tolist() == whole.metrics["loss"].tolist()[2:]
     assert eqx.tree_equal(resumed.policy, whole.policy)
+
+
+@pytest.mark.slow
+def test_training_on_a_simulator_is_that_on_the_same_problem_in_jax():
+    theirs, ours = (train_shortly(each).metrics for each in (numpy_budget(), BUDGET))
+    assert theirs["task"].tolist() == ours["task"].tolist()
+    np.testing.assert_allclose(theirs["reward"], ours["reward"], rtol=1e-3)
+    np.testing.assert_allclose(theirs["score"], ours["score"], atol=1e-4)
 
 
 def test_a_step_is_a_pure_function_however_often_and_wherever_it_is_asked():
