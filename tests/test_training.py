@@ -120,6 +120,8 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
     pd.testing.assert_frame_equal(later, trained.metrics[20:].reset_index(drop=True))
     with pytest.raises(InputError, match="another key"):
         run(state=saved, key=jax.random.key(1))
+    with pytest.raises(InputError, match="of other shapes .* give the policy"):
+        run(state=half, policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,6 @@ def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_
 def test_a_state_goes_on_with_its_own_run_and_no_other(watched, part, other):
     with pytest.raises(InputError, match=f"another {part}"):
         run(state=watched[0][0], **{part: other})
-
-
-def test_a_state_goes_on_with_a_policy_of_its_own_shape(watched):
-    with pytest.raises(InputError, match="of other shapes .* give the policy"):
-        run(state=watched[0][0], policy=Recurrent(channels=1, hidden=9, key=KEY))
 
 
 def test_the_result_shows_itself(trained):
