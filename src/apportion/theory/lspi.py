@@ -91,7 +91,9 @@ def lspi_paths(
         last, (policies, values) = jax.lax.scan(iterate, jnp.zeros(reward.shape[0]), draws)
         return jnp.concatenate([policies, greedy(last)[None]]), values
 
-    return PathResult(*jax.vmap(one)(kernel, reward, draws))
+    # Arrays of NumPy as soon as they leave `in_float64`.
+    found: Any = jax.vmap(one)(kernel, reward, draws)
+    return PathResult(*found)
 
 
 def _stationary_path(chain, draws):
