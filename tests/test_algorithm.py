@@ -162,6 +162,7 @@ def both(request):
         ),
         steps=STEPS,
         chunks=Chunks(1, on_chunk=watch),
+        measure=0,
         key=key,
     )
     reference, expected = Reference(np.asarray(tasks.members), request.param), []

@@ -79,34 +79,63 @@ def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
 
 # In float64, where several runs' sums, taken in another order, come to the same.
 def run(**options):
+    own = {"problem": ShownBest(), "tasks": TASKS, "learner": LEARNER, "key": KEY, "steps": 40}
     with jax.enable_x64(True):
         return train(
-            ShownBest(), TASKS, policy(), LEARNER, steps=60, key=KEY,
-            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2), **options,
+            **({"policy": policy()} | own | options), measure=5,
+            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2),
         )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def trained():
+def watched():
+    """The states and rewards at the chunks' ends of a run, and its result."""
+    seen = []
+
+    def watch(chunk):
+        seen.append((jax.tree.map(jnp.copy, chunk.state), chunk.measured))
+
     with warnings.catch_warnings():
         # Its step has a slope, and nothing is warned of.
         warnings.simplefilter("error", UserWarning)
-        return run(chunks=Chunks(60))
+        # A seed does for a key.
+        result = run(chunks=Chunks(20, on_chunk=watch), key=0)
+    return *zip(*seen, strict=True), result
 
 
-def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_matter(trained):
-    stops = []
+@pytest.fixture
+def trained(watched):
+    return watched[-1]
 
-    def stop(chunk):
-        stops.append(jax.tree.map(jnp.copy, chunk.state))
-        return True
 
-    first = run(chunks=Chunks(30, on_chunk=stop))
-    resumed = run(chunks=Chunks(30), state=stops[0])
+def test_a_run_goes_on_bit_for_bit_as_if_it_had_never_stopped_and_chunks_do_not_matter(
+    watched, tmp_path
+):
+    (half, _), _, trained = watched
+    stopped = run(chunks=Chunks(10, on_chunk=lambda chunk: True), state=half)
+    saved = load_state(save_state(stopped.state, tmp_path / "stopped.safetensors"))
+    resumed = run(chunks=Chunks(10), state=saved)
     assert bool(eqx.tree_equal(resumed.state, trained.state))
-    pd.testing.assert_frame_equal(
-        pd.concat([first.metrics, resumed.metrics], ignore_index=True), trained.metrics
-    )
+    later = pd.concat([stopped.metrics, resumed.metrics], ignore_index=True)
+    pd.testing.assert_frame_equal(later, trained.metrics[20:].reset_index(drop=True))
+    with pytest.raises(InputError, match="another key"):
+        run(state=saved, key=jax.random.key(1))
+    with pytest.raises(InputError, match="of other shapes .* give the policy"):
+        run(state=half, policy=Recurrent(channels=1, hidden=9, key=KEY))
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("problem", ShownBest(horizon=17)),
+        ("tasks", draw_tasks(12, [3, 4], 8, seed=1)),
+        ("learner", Direct(4, 2e-3)),
+        ("key", jax.random.key(1)),
+    ],
+)
+def test_a_state_goes_on_with_its_own_run_and_no_other(watched, part, other):
+    with pytest.raises(InputError, match=f"another {part}"):
+        run(state=watched[0][0], **{part: other})
 
 
 def test_the_result_shows_itself(trained):
@@ -114,12 +143,28 @@ def test_the_result_shows_itself(trained):
         "step", "task", "loss", "reward", "score", "probability", "weight", "deviation",
         "gradient_norm",
     ]  # fmt: skip
-    assert len(trained.metrics) == 60
-    assert "60 steps over 8 tasks" in trained.summary()
+    assert len(trained.metrics) == 40
+    lines = trained.summary().splitlines()
+    assert "40 steps over 8 tasks" in lines[0]
+    assert "on 5 of the tasks" in lines[1]
+    assert float(lines[3].split()[-1]) == pytest.approx(trained.progress[0].mean(), abs=1e-3)
+    assert "gained" in lines[6]
     # The rewards of whichever tasks were drawn are no progress, and none is told.
-    assert not {"reward", "loss"} & {line.split()[0] for line in trained.summary().splitlines()}
+    assert not {"reward", "loss"} & {line.split()[0] for line in lines}
     with jax.enable_x64(True):
         assert trained.probabilities.sum() == pytest.approx(1)
+
+
+def test_progress_is_what_evaluate_measures_on_the_same_tasks_before_along_and_after(watched):
+    _, measured, trained = watched
+    progress = trained.progress
+    assert list(progress.columns) == ["equal", 0, 20, 40]
+    assert progress["equal"].tolist() == pytest.approx([1 / int(m.mask.sum()) for m in TASKS[:5]])
+    assert measured == pytest.approx((progress[20].mean(), progress[40].mean()))
+    with jax.enable_x64(True):
+        key = jax.random.fold_in(KEY, 2**32 - 2)
+        again = evaluate(ShownBest(), trained.policy, TASKS[:5], key=key).mean_reward[:, 0]
+    assert progress[40].tolist() == pytest.approx(again.tolist())
 
 
 def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trained):
@@ -176,53 +221,6 @@ def test_memory_that_covers_little_is_warned_of(learner, replay, steps, warned):
     assert warned is None or re.search(warned, str(found[0].message))
 
 
-def test_progress_is_what_evaluate_measures_on_the_same_tasks_before_along_and_after():
-    stages = []
-    chunks = Chunks(10, on_chunk=lambda chunk: stages.append(chunk.measured))
-    # A seed does for a key.
-    done = train(ShownBest(), TASKS, policy(), LEARNER, steps=20, chunks=chunks, measure=5, key=0)
-    assert list(done.progress.columns) == ["equal", 0, 10, 20]
-    assert done.progress["equal"].tolist() == pytest.approx(
-        [1 / int(m.mask.sum()) for m in TASKS[:5]]
-    )
-    assert stages == pytest.approx([done.progress[10].mean(), done.progress[20].mean()])
-    key = jax.random.fold_in(KEY, 2**32 - 2)
-    again = evaluate(ShownBest(), done.policy, TASKS[:5], key=key).mean_reward[:, 0]
-    assert done.progress[20].tolist() == pytest.approx(again.tolist())
-    lines = done.summary().splitlines()
-    assert "on 5 of the tasks" in lines[1]
-    assert float(lines[3].split()[-1]) == pytest.approx(done.progress[0].mean(), abs=1e-3)
-    assert "gained" in lines[6]
-
-
-OTHERS = {
-    "problem": {"problem": ShownBest(horizon=17)},
-    "tasks": {"tasks": draw_tasks(12, [3, 4], 8, seed=1)},
-    "learner": {"learner": Direct(4, 2e-3)},
-    "key": {"key": jax.random.key(1)},
-}
-
-
-def test_a_state_goes_on_with_its_own_run_and_no_other(tmp_path):
-    own = {"problem": ShownBest(), "tasks": TASKS, "policy": policy(), "learner": LEARNER}
-
-    def go(steps, **others):
-        given = {**own, "key": KEY} | others
-        return train(**given, steps=steps, chunks=Chunks(10), measure=0)
-
-    half, whole = go(10), go(20)
-    saved = load_state(save_state(half.state, tmp_path / "half.safetensors"))
-    for state in (half.state, saved):
-        assert bool(eqx.tree_equal(go(20, state=state).state, whole.state))
-    for part, other in OTHERS.items():
-        with pytest.raises(InputError, match=f"another {part}"):
-            go(20, state=half.state, **other)
-    with pytest.raises(InputError, match="another key"):
-        go(20, state=saved, **OTHERS["key"])
-    with pytest.raises(InputError, match="of other shapes .* give the policy"):
-        go(20, state=half.state, policy=Recurrent(channels=1, hidden=9, key=KEY))
-
-
 def test_a_million_tasks_need_memory_only_for_those_in_use():
     members = jax.random.randint(KEY, (1_000_000, 4), 0, 12)
     tasks = Task(members, members >= 0)
@@ -247,7 +245,8 @@ class Poison(ShownBest):
 
 
 def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were():
-    algorithm = Algorithm.of(Poison(), TASKS, policy(), Direct(4), scorer=mean_deviation)
+    kept = {"scorer": mean_deviation, "replay": Replay(warm_up=0, act_periods=0)}
+    algorithm = Algorithm.of(Poison(), TASKS, policy(), Direct(4), **kept)
     state = eqx.filter_jit(begin)(algorithm, policy(), KEY)
     after, _ = eqx.filter_jit(lambda a, s: advance(a, s, 5))(algorithm, state)
     with pytest.raises(

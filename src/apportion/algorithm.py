@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from apportion import memory as memories
-from apportion.errors import InputError
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
 from apportion.policy import GaussianScores, Policy, ScoringPolicy
@@ -85,13 +84,6 @@ class Algorithm(eqx.Module):
     skeleton: PyTree = eqx.field(static=True)
     scorer: Scorer = eqx.field(static=True)
     replay: Replay = eqx.field(static=True)
-
-    def __check_init__(self):
-        if self.replay.warm_up and self.replay.slots < self.tasks.count:
-            raise InputError(
-                f"warm_up needs a slot for each of the {self.tasks.count} tasks, but slots is "
-                f"{self.replay.slots}"
-            )
 
     @classmethod
     def of(

@@ -75,6 +75,10 @@ class Replay:
             raise InputError(f"recency is {self.recency}; it must be in [0, 1)")
         if self.slots < 1:
             raise InputError(f"slots is {self.slots}; at least one task needs memory")
+        if warm_up and self.slots < tasks:
+            raise InputError(
+                f"warm_up needs a slot for each of the {tasks} tasks, but slots is {self.slots}"
+            )
         return replace(self, length=length, warm_up=warm_up, act_periods=acted)
 
 

@@ -189,13 +189,10 @@ def train(
     key = as_key(key)
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
-    wishes: dict[str, Any] = {
-        "selection": selection,
-        "scorer": scorer,
-        "explore": explore,
-        "replay": replay,
-    }
-    algorithm = Algorithm.of(problem, tasks, policy, learner, **wishes)
+    algorithm = Algorithm.of(
+        problem, tasks, policy, learner,
+        selection=selection, scorer=scorer, explore=explore, replay=replay,
+    )  # fmt: skip
     fixed = tasks[: min(measure, len(tasks))]
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
@@ -243,13 +240,10 @@ def train_runs(
     some_tasks = tasks[0] if own else tasks
     check_problem(one_problem, some_tasks)
     _check_policy(one_problem, some_tasks, some)
-    wishes: dict[str, Any] = {
-        "selection": selection,
-        "scorer": scorer,
-        "explore": explore,
-        "replay": replay,
-    }
-    algorithm = Algorithm.of(problem, tasks, some, learner, **wishes, horizon=one_problem.horizon)
+    algorithm = Algorithm.of(
+        problem, tasks, some, learner, horizon=one_problem.horizon,
+        selection=selection, scorer=scorer, explore=explore, replay=replay,
+    )  # fmt: skip
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None

@@ -3,7 +3,7 @@ are the same.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -45,26 +45,23 @@ def one_of(arrays: Tree, index) -> Tree:
     return jax.tree.map(lambda leaf: leaf[index], arrays)
 
 
+def _on_arrays(change: Callable[[Any], Any], tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: change(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
 def repeat(tree: Tree, times: int) -> Tree:
     """Each of a stack so many times, one after the other."""
-    return jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, times, 0) if eqx.is_array(leaf) else leaf, tree
-    )
+    return _on_arrays(lambda leaf: jnp.repeat(leaf, times, 0), tree)
 
 
 def copies(tree: Tree, count: int) -> Tree:
     """One tree as a stack of equal ones."""
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)) if eqx.is_array(leaf) else leaf,
-        tree,
-    )
+    return _on_arrays(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
 
 
 def grouped(tree: Tree, size: int) -> Tree:
     """A stack as a stack of groups of `size`."""
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]) if eqx.is_array(leaf) else leaf, tree
-    )
+    return _on_arrays(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), tree)
 
 
 def fingerprint(tree: Any) -> int:

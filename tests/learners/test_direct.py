@@ -57,7 +57,7 @@ def unroll(problem, task, policy, batch, key):
 
 def test_looking_back_is_unrolling_where_effects_last_one_period():
     problem = HeldPays()
-    policy, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 8, 16)
+    policy, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 4, 16)
     near = gradient(lookback, problem, policy, batch)
     full = gradient(unroll, problem, policy, batch)
     # The last parameter reads the held share, which memory and the walk know differently.
@@ -67,9 +67,9 @@ def test_looking_back_is_unrolling_where_effects_last_one_period():
 
 def test_the_weight_scales_the_step_and_the_loss_but_not_the_gradient_norm_and_limits_stay():
     problem = HeldPays()
-    inside, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 8, 16)
+    inside, batch = steep(Recurrent(1, 6, key=KEY)), batch_of(problem, 4, 16)
     policy = LimitedTurnover(inside, 0.3)
-    learner = Direct(8, 0.1, transform=optax.identity())
+    learner = Direct(4, 0.1, transform=optax.identity())
 
     @eqx.filter_jit
     def updated(weight):

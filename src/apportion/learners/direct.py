@@ -108,9 +108,7 @@ class Direct(Learner):
         def roll_out(policy):
             return self.objective(problem, task, policy, batch, key)
 
-        update, rollout = _improve(self, problem, task, roll_out, policy, state, weight, key)
-        # The batch's own states replace those it was drawn from: the write-back of EIIE.
-        return Update(update.policy, update.state, update.evidence, rollout.new_states)
+        return _improve(self, problem, task, roll_out, policy, state, weight, key)
 
 
 class DirectEpisodes(Learner):
@@ -165,7 +163,7 @@ class DirectEpisodes(Learner):
 
         return _improve(
             self, problem, task, roll_out, policy, state, weight, key, clip=self.gradient_clip
-        )[0]
+        )
 
 
 def _improve(
@@ -179,7 +177,7 @@ def _improve(
     key: PRNGKeyArray,
     *,
     clip: Array | None = None,
-) -> tuple[Update, BatchRollout]:
+) -> Update:
     """The policy one step up the mean reward of its rollout, and what scorers read of that."""
 
     @eqx.filter_value_and_grad(has_aux=True)
@@ -207,4 +205,5 @@ def _improve(
     trainable = eqx.filter(policy, eqx.is_inexact_array)
     direction, state = learner.transform.update(scaled, state, trainable)
     step = jax.tree.map(lambda d: -learner.learning_rate * d, direction)
-    return Update(eqx.apply_updates(policy, step), state, evidence), rollout
+    # A batch's own states replace those it was drawn from: the write-back of EIIE.
+    return Update(eqx.apply_updates(policy, step), state, evidence, rollout.new_states)

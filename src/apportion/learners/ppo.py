@@ -105,10 +105,10 @@ class PPO(Learner):
         advantages = _standard(scaled_by_period(advantages, seen.alive), seen.alive)
 
         length = advantages.size
-        samples = jax.tree.map(
-            lambda leaf: leaf.reshape(length, *leaf.shape[2:]),
-            (seen.observations, seen.actions, seen.log_probs, advantages, seen.alive),
+        flat, advantages = jax.tree.map(
+            lambda leaf: leaf.reshape(length, *leaf.shape[2:]), (seen, advantages)
         )
+        samples = (flat.observations, flat.actions, flat.log_probs, advantages, flat.alive)
         orders = jax.vmap(lambda key: jax.random.permutation(key, length))(
             jax.random.split(order_key, self.epochs)
         )
@@ -119,15 +119,9 @@ class PPO(Learner):
             policy, state, samples, places, task.mask, weight
         )
         evidence = Evidence(
-            seen.allocations.reshape(length, -1),
-            seen.equal.reshape(length, -1),
-            seen.rewards.reshape(length),
-            seen.equal_rewards.reshape(length),
-            seen.alive.reshape(length),
-            task.mask,
-            weight * losses.mean(),
-            norms.mean(),
-        )
+            flat.allocations, flat.equal, flat.rewards, flat.equal_rewards, flat.alive, task.mask,
+            weight * losses.mean(), norms.mean(),
+        )  # fmt: skip
         policy = eqx.combine(trained[0], eqx.filter(policy, eqx.is_inexact_array, inverse=True))
         return Update(policy, PPOState(trained[1], optimiser), evidence)
 

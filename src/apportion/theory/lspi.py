@@ -54,9 +54,10 @@ class PathResult(eqx.Module):
     values: Float[np.ndarray, "*runs iterations states"]
 
 
+@in_float64
 def lspi_paths(
-    kernel: Float[np.ndarray, "*runs states actions states"],
-    reward: Float[np.ndarray, "*runs states actions"],
+    kernel: Float[np.ndarray, "runs states actions states"],
+    reward: Float[np.ndarray, "runs states actions"],
     features: Float[np.ndarray, "states dimension"],
     gamma: float,
     *,
@@ -69,29 +70,9 @@ def lspi_paths(
     pi_k is greedy in the MDP with respect to the clipped value of pi_{k-1} (0 at first); its value is
     LSTD's on a fresh stationary path of `length` samples of M^{pi_k}, clipped to +-V_max.
     """
-    lead = kernel.shape[:-3]
-    runs = int(np.prod(lead))
-    states, actions = reward.shape[-2:]
-    policies, values = _all_paths(
-        kernel.reshape(runs, states, actions, states),
-        reward.reshape(runs, states, actions),
-        features,
-        gamma,
-        length,
-        iterations,
-        jax.random.key_data(key),
-    )
-    return PathResult(
-        policies.reshape(*lead, iterations + 1, states), values.reshape(*lead, iterations, states)
-    )
-
-
-@in_float64
-def _all_paths(kernel, reward, features, gamma, length: int, iterations: int, key_data):
     # All draws at once: a generator under vmap takes many times longer to compile.
-    key = jax.random.wrap_key_data(key_data)
     draws = jax.random.uniform(key, (kernel.shape[0], iterations, length))
-    features = jnp.asarray(features)
+    phi = jnp.asarray(features)
 
     def one(kernel, reward, draws):
         v_max = jnp.abs(reward).max() / (1 - gamma)
@@ -104,13 +85,15 @@ def _all_paths(kernel, reward, features, gamma, length: int, iterations: int, ke
             chain = jnp.take_along_axis(kernel, policy[:, None, None], 1)[:, 0]
             path = _stationary_path(chain, draws)
             gained = jnp.take_along_axis(reward, policy[:, None], 1)[:, 0][path]
-            value = jnp.clip(features @ pathwise_lstd(features[path], gained, gamma), -v_max, v_max)
+            value = jnp.clip(phi @ pathwise_lstd(phi[path], gained, gamma), -v_max, v_max)
             return value, (policy, value)
 
         last, (policies, values) = jax.lax.scan(iterate, jnp.zeros(reward.shape[0]), draws)
         return jnp.concatenate([policies, greedy(last)[None]]), values
 
-    return jax.vmap(one)(kernel, reward, draws)
+    # Arrays of NumPy as soon as they leave `in_float64`.
+    found: Any = jax.vmap(one)(kernel, reward, draws)
+    return PathResult(*found)
 
 
 def _stationary_path(chain, draws):
