@@ -190,9 +190,15 @@ def train(
     check_problem(problem, tasks)
     _check_policy(problem, tasks, policy)
     algorithm = Algorithm.of(
-        problem, tasks, policy, learner,
-        selection=selection, scorer=scorer, explore=explore, replay=replay,
-    )  # fmt: skip
+        problem,
+        tasks,
+        policy,
+        learner,
+        selection=selection,
+        scorer=scorer,
+        explore=explore,
+        replay=replay,
+    )
     fixed = tasks[: min(measure, len(tasks))]
 
     def measured(policy: Policy | EqualShares) -> np.ndarray:
@@ -241,9 +247,16 @@ def train_runs(
     check_problem(one_problem, some_tasks)
     _check_policy(one_problem, some_tasks, some)
     algorithm = Algorithm.of(
-        problem, tasks, some, learner, horizon=one_problem.horizon,
-        selection=selection, scorer=scorer, explore=explore, replay=replay,
-    )  # fmt: skip
+        problem,
+        tasks,
+        some,
+        learner,
+        horizon=one_problem.horizon,
+        selection=selection,
+        scorer=scorer,
+        explore=explore,
+        replay=replay,
+    )
 
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None

@@ -119,9 +119,15 @@ class PPO(Learner):
             policy, state, samples, places, task.mask, weight
         )
         evidence = Evidence(
-            flat.allocations, flat.equal, flat.rewards, flat.equal_rewards, flat.alive, task.mask,
-            weight * losses.mean(), norms.mean(),
-        )  # fmt: skip
+            flat.allocations,
+            flat.equal,
+            flat.rewards,
+            flat.equal_rewards,
+            flat.alive,
+            task.mask,
+            weight * losses.mean(),
+            norms.mean(),
+        )
         policy = eqx.combine(trained[0], eqx.filter(policy, eqx.is_inexact_array, inverse=True))
         return Update(policy, PPOState(trained[1], optimiser), evidence)
 
@@ -207,9 +213,16 @@ def roll_out(
         # Compiled away where no scorer reads it.
         equal_reward = problem.step(task, state, equal, key=keys[1]).reward
         row = (
-            action, log_prob, shares, equal, step.reward, equal_reward, step.terminated,
-            step.truncated, alive,
-        )  # fmt: skip
+            action,
+            log_prob,
+            shares,
+            equal,
+            step.reward,
+            equal_reward,
+            step.terminated,
+            step.truncated,
+            alive,
+        )
         return (step.state, alive & ~(step.terminated | step.truncated)), (observation, row)
 
     def episode(key):
