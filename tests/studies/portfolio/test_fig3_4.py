@@ -1,6 +1,7 @@
 """Figures 3 and 4: the cells of their grid, what each method is given, and the reading of tables."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import jax
@@ -67,10 +68,11 @@ def test_a_cell_alone_learns_from_the_same(plan, alone_is_given_the_same, name, 
     alone_is_given_the_same(fig3_4, plan, name, parts, runs)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(plan, given):
-    """What `train_policies` is given for the cells of a program."""
+    """What is trained with for the cells of a program."""
 
+    @cache
     def of(program: str) -> dict:
         return given(fig3_4, plan, [cell for cell in plan.cells if cell.program == program])
 

@@ -1,6 +1,7 @@
 """The paper as printed: what each arm is trained with, its two parts, and the reading of tables."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import equinox as eqx
@@ -51,10 +52,11 @@ def plan(prices, tiny, sized):
     return sized(literal, size, prices=prices)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(plan, given):
     """What a variant is trained with."""
 
+    @cache
     def of(name: str, method: str = "pmtl") -> dict:
         cells = [c for c in plan.cells if (c["variant"], c["method"]) == (name, method)]
         return given(literal, plan, cells)
