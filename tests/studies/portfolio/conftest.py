@@ -62,12 +62,13 @@ def given() -> Callable[..., dict[str, Any]]:
             seen.update(market=market, tasks=tasks, settings=settings, **others)
             raise KeyboardInterrupt
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, train_portfolio_runs.__name__, take_down)
             # Nor is it computed what equal shares gain, which some studies begin with.
             for walks in ("_record", "_walks"):
                 patch.setattr(module, walks, lambda *where: None, raising=False)
-            list(plan.compute(cells, lambda what, fraction: None))
+            with pytest.raises(KeyboardInterrupt):
+                list(plan.compute(cells, lambda what, fraction: None))
         return seen
 
     return of
