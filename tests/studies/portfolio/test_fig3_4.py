@@ -29,7 +29,8 @@ def plan(prices, tiny, sized):
         counts=(2, 4),
         held_out=4,
         long=1,
-        shown=2,
+        # As many as own tasks: one program walks both.
+        shown=4,
         epoch=2,
         epochs=2,
     )
