@@ -40,7 +40,7 @@ LONG = (
     *("test_schedulers", "test_portfolio_domain", "test_training", "test_gymnasium"),
     *("test_commands", "test_charging_backtest", "test_everything_registered", "test_fig3_4"),
     *("test_federation", "test_serve", "test_committed", "test_forecasts", "test_mpc", "test_docs"),
-    *("test_controller", "test_executors", "test_ocpp", "test_runner", "test_literal"),
+    *("test_controller", "test_executors", "test_ocpp", "test_runner"),
     *("test_charging_export", "test_strategy", "test_fuzz", "test_recipe"),
     *("test_federated_training",),
 )
