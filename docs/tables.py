@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.statistics import Estimate, compare, in_words
+from apportion.statistics import compare, in_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -334,7 +334,8 @@ def flower() -> str:
     rows = []
     for kind in (*dict.fromkeys(here["kind"]), "**mean**"):
         own = means if kind == "**mean**" else wide.loc[kind]
-        gain = estimate(compare(own[OURS].to_numpy(), own["FedAvg"].to_numpy()))
+        found = compare(own[OURS].to_numpy(), own["FedAvg"].to_numpy())
+        gain = with_interval(found.value, found.low, found.high)
         rows.append([kind, *(share(own[name].mean()) for name in names), gain])
     heads = ["", *(name.replace("LearnedAggregation", "learned") for name in names)]
     about = json.loads((RESULTS / "flower" / "about.json").read_text())
@@ -390,7 +391,7 @@ def blind() -> str:
     rows = []
     for kind in dict.fromkeys(own["kind"]):
         learned = found[kind, "learned"]
-        gain = f"{learned['gain']:+.3f} [{learned['low']:.3f}, {learned['high']:.3f}]"
+        gain = with_interval(learned["gain"], learned["low"], learned["high"])
         values = [share(found[kind, name]["accuracy"]) for name in names]
         rows.append([f"**{kind}**" if kind == "mean" else kind, *values, gain])
     return markdown_table(["", *names, "learned over FedAvg"], rows)
@@ -409,8 +410,8 @@ def blind_elsewhere() -> str:
             f"- {name}: {share(ours.loc['mean', 'accuracy'])} in the mean, FedAvg "
             f"{share(own.loc[('FedAvg', 'mean'), 'accuracy'])}, FedAvgM "
             f"{share(own.loc[('FedAvgM', 'mean'), 'accuracy'])}; worst kind {worst}, "
-            f"{kinds.loc[worst, 'gain']:+.3f} [{kinds.loc[worst, 'low']:.3f}, "
-            f"{kinds.loc[worst, 'high']:.3f}]; worst single run {ours.loc['mean', 'worst run']:+.3f}."
+            f"{with_interval(*kinds.loc[worst, ['gain', 'low', 'high']])}; "
+            f"worst single run {ours.loc['mean', 'worst run']:+.3f}."
         )
     return "\n".join(sentences)
 
@@ -419,18 +420,16 @@ def share(value: float) -> str:
     return f"{value:.3f}".removeprefix("0")
 
 
+def with_interval(value: float, low: float, high: float, digits: int = 3) -> str:
+    return f"{value:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
 def gain_in(row: Any, digits: int = 3) -> str:
-    low, high = row["gain low"], row["gain high"]
-    return f"{row['gain']:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    return with_interval(row["gain"], row["gain low"], row["gain high"], digits)
 
 
 def verdict_gain(verdict: dict[str, Any]) -> str:
-    low, high = verdict["interval"]
-    return f"{verdict['estimate']:+.4f} [{low:.4f}, {high:.4f}]"
-
-
-def estimate(gain: Estimate) -> str:
-    return f"{gain.value:+.3f} [{gain.low:.3f}, {gain.high:.3f}]"
+    return with_interval(verdict["estimate"], *verdict["interval"], digits=4)
 
 
 TABLES: dict[str, Callable[[], str]] = {

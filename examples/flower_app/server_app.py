@@ -18,7 +18,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
 
 from apportion.bridges.flower import LearnedAggregation
 from apportion.domains.federated import embedded_digits, paper_split, skewed_tasks
@@ -99,4 +98,6 @@ def main(grid, context):
 
 
 if __name__ == "__main__":
+    from flwr.simulation import run_simulation
+
     run_simulation(app, client_app.app, num_supernodes=CLIENTS, backend_config=BACKEND)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -11,36 +12,34 @@ from apportion.studies.registry import STUDIES, make_plan
 from apportion.studies.study import Study
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-FOLDERS = sorted(path.parent.name for path in RESULTS.glob("*/study.json"))
+ABOUT = {
+    path.parent.name: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/study.json"))
+}
+
+# A plan reads its study's data.
+plan_of = cache(make_plan)
 
 
-def test_every_study_is_committed():
-    assert {
-        json.loads((RESULTS / name / "study.json").read_text())["name"] for name in FOLDERS
-    } == set(STUDIES)
-
-
-def test_all_results_are_of_one_commit_and_those_of_the_registry_of_one_command():
-    found = {name: json.loads((RESULTS / name / "study.json").read_text()) for name in FOLDERS}
-    commits = {name: about["commit"] for name, about in found.items()}
+def test_every_study_is_committed_of_one_commit_and_those_of_the_registry_of_one_command():
+    assert {about["name"] for about in ABOUT.values()} == set(STUDIES)
+    commits = {name: about["commit"] for name, about in ABOUT.items()}
     assert len(set(commits.values())) == 1, commits
     assert re.fullmatch("[0-9a-f]{40}", commits["fig1"]), commits
-    runs = {name: about.get("run") for name, about in found.items() if name in STUDIES}
+    runs = {name: about.get("run") for name, about in ABOUT.items() if name in STUDIES}
     assert len(set(runs.values())) == 1, runs
     assert str(runs["fig1"]).startswith("apportion study all --scale paper"), runs
 
 
 def test_no_study_was_changed_since_it_was_computed():
-    found = {name: json.loads((RESULTS / name / "study.json").read_text()) for name in FOLDERS}
-    computed = {name: about.get("source") for name, about in found.items()}
-    assert computed == {name: make_plan(about["name"]).source for name, about in found.items()}
+    computed = {name: about.get("source") for name, about in ABOUT.items()}
+    assert computed == {name: plan_of(about["name"]).source for name, about in ABOUT.items()}
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", ABOUT)
 def test_the_committed_verdicts_follow_from_the_committed_numbers(folder):
-    about = json.loads((RESULTS / folder / "study.json").read_text())
+    about = ABOUT[folder]
     rows = pd.read_parquet(RESULTS / folder / "rows.parquet")
-    figures = make_plan(about["name"]).conclude(rows, about["settings"])
+    figures = plan_of(about["name"]).conclude(rows, about["settings"])
     now = Study(about["name"], tuple(figures)).verdicts()
     committed = json.loads((RESULTS / folder / "verdict.json").read_text())
     for before, found in zip(committed, now, strict=True):

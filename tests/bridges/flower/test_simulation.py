@@ -32,7 +32,6 @@ from faulty_clients import (
 )
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
 
 ROUNDS, FAULTY_ROUNDS, TIMEOUT = 5, 9, 4.0
 
@@ -55,6 +54,9 @@ class Federation:
     """One simulation, in which three federations are run one after the other."""
 
     def __init__(self, folder):
+        # It takes long to import, and `make test` simulates nothing here.
+        from flwr.simulation import run_simulation
+
         self.tested, self.models, self.nodes = {}, [], {}
         data = server_app.share_out(folder)
         self.strategies = {

@@ -14,11 +14,18 @@ SMALL = GradientSettings(
     pooling=1, samples=20, width=8, rounds=3, epochs=1, batch=10, client_rate=0.3, evaluation=60,
     test=100, block=60,
 )  # fmt: skip
-MANY = Digits(
-    np.zeros((70_000, 1, 1), np.float32), np.arange(70_000) % 10, np.arange(70_000) >= 60_000
-)
-"""As many images as MNIST has."""
-PLAN = federations.federations(scale="paper", digits=MANY)
+
+
+def paper_plan():
+    """At full size, with as many images as MNIST has."""
+    number = np.arange(70_000)
+    blank = Digits(np.zeros((70_000, 1, 1), np.float32), number % 10, number >= 60_000)
+    return federations.federations(scale="paper", digits=blank)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return paper_plan()
 
 
 def computed(cells):
@@ -35,10 +42,10 @@ def small(monkeypatch):
     monkeypatch.setitem(federations.SCENARIOS, "perceptron, 200 samples", own)
 
 
-def cells_of(method, kinds=("sizes", "scaled")):
+def cells_of(plan, method, kinds=("sizes", "scaled")):
     return [
         cell
-        for cell in PLAN.cells
+        for cell in plan.cells
         if cell["circumstance"] == "perceptron, 200 samples"
         and cell["method"] == method
         and cell["kind"] in kinds
@@ -47,8 +54,8 @@ def cells_of(method, kinds=("sizes", "scaled")):
 
 
 @pytest.mark.slow
-def test_a_cell_computed_alone_is_the_same_as_with_others(small):
-    several = cells_of("FedAvgM")
+def test_a_cell_computed_alone_is_the_same_as_with_others(plan, small):
+    several = cells_of(plan, "FedAvgM")
     assert len(several) == 4
     together, alone = computed(several), computed(several[2:3])
     name = several[2].name
@@ -56,8 +63,8 @@ def test_a_cell_computed_alone_is_the_same_as_with_others(small):
 
 
 @pytest.mark.slow
-def test_the_learned_aggregation_has_an_accuracy_for_every_round_of_every_seed(small):
-    found = computed(cells_of(federations.LEARNED)).values()
+def test_the_learned_aggregation_has_an_accuracy_for_every_round_of_every_seed(plan, small):
+    found = computed(cells_of(plan, federations.LEARNED)).values()
     for rows in found:
         assert rows["round"].tolist() == [1, 2, 3]
         assert rows["tested"].between(0, 1).all()
@@ -124,28 +131,27 @@ def test_seeds_that_disagree_leave_open_whether_a_kind_is_harmed():
 
 
 def test_paper_size_asks_for_all_of_mnist_and_another_policy_is_another_study(
-    tmp_path, monkeypatch
+    plan, tmp_path, monkeypatch
 ):
     with pytest.raises(InputError, match="--images"):
         federations.federations(scale="paper")
     with pytest.raises(InputError, match="needs 2000 images for clients, .* 342 and 300; give a"):
         federations.federations(scale="paper", digits=DIGITS)
-    before = PLAN.digest
     monkeypatch.setattr(policy, "FOLDER", tmp_path)
     (tmp_path / "policy.safetensors").write_bytes(b"another")
-    assert federations.federations(scale="paper", digits=MANY).digest != before
+    assert paper_plan().digest != plan.digest
 
 
-def test_every_seed_meets_every_method_in_every_kind():
-    names = [cell.name for cell in PLAN.cells]
+def test_every_seed_meets_every_method_in_every_kind(plan):
+    names = [cell.name for cell in plan.cells]
     assert len(set(names)) == len(names)
     assert all(name.replace("-", "").isalnum() for name in names)
     seeds = {}
-    for cell in PLAN.cells:
+    for cell in plan.cells:
         key = (cell["circumstance"], cell["kind"], cell["method"])
         seeds.setdefault(key, set()).add(cell["seed"])
     programs = 14 + 11 + 2 * 7 + 4 * 4
     assert len(seeds) == len(KINDS) * programs
     assert all(own == set(range(7)) for own in seeds.values())
-    assert len({cell.program for cell in PLAN.cells}) == programs
-    assert {cell["kind"] for cell in PLAN.cells} == set(KINDS) > set(HELD_BACK)
+    assert len({cell.program for cell in plan.cells}) == programs
+    assert {cell["kind"] for cell in plan.cells} == set(KINDS) > set(HELD_BACK)

@@ -51,8 +51,8 @@ def compute() -> Callable[..., dict[str, pd.DataFrame]]:
     return of
 
 
-@pytest.fixture
-def given(monkeypatch) -> Callable[..., dict[str, Any]]:
+@pytest.fixture(scope="session")
+def given() -> Callable[..., dict[str, Any]]:
     """What a study trains with for cells of a plan; nothing is trained."""
 
     def of(module: Any, plan: Plan, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -62,15 +62,19 @@ def given(monkeypatch) -> Callable[..., dict[str, Any]]:
             seen.update(market=market, tasks=tasks, settings=settings, **others)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(module, train_portfolio_runs.__name__, take_down)
-        with pytest.raises(KeyboardInterrupt):
-            list(plan.compute(cells, lambda what, fraction: None))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, train_portfolio_runs.__name__, take_down)
+            # Nor is it computed what equal shares gain, which some studies begin with.
+            for walks in ("_record", "_walks"):
+                patch.setattr(module, walks, lambda *where: None, raising=False)
+            with pytest.raises(KeyboardInterrupt):
+                list(plan.compute(cells, lambda what, fraction: None))
         return seen
 
     return of
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def alone_is_given_the_same(given) -> Callable[..., None]:
     """What a cell is trained with is its own part of what its whole program is trained with."""
 
