@@ -132,18 +132,12 @@ class Service:
         told = {} if offers is None else offers.allocation_a
         stations = [self._station(name, told.get(name, 0)) for name in site.stations]
         amperes = np.array([station["offered_a"] for station in stations], float)
-        wiring = self._wiring
+        used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
+        most = [round(self.controller.capacity_kw, 3), *self._wiring.limit[1:].tolist()]
         limits = [
-            {"name": name, "used": round(float(used), 3), "limit": float(limit), "unit": unit}
-            for name, used, limit, unit in zip(
-                wiring.names,
-                wiring.load @ amperes,
-                wiring.limit,
-                ["kW", *["A"] * (len(wiring.limit) - 1)],
-                strict=True,
-            )
+            {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
+            for n, name in enumerate(self._wiring.names)
         ]
-        limits[0]["limit"] = round(self.controller.capacity_kw, 3)
         warnings = [] if offers is None else list(offers.warnings)
         if self.points is not None:
             troubles = self.points.troubles.items()
@@ -157,7 +151,7 @@ class Service:
             "baseline": self.controller.baseline,
             "trust": self.controller.trust,
             "why": self.gate.why,
-            "capacity_kw": limits[0]["limit"],
+            "capacity_kw": most[0],
             "offered_kw": round(sum(station["offered_kw"] for station in stations), 3),
             "limits": limits,
             "stations": stations,
