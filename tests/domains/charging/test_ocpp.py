@@ -60,11 +60,6 @@ ABOUT = {
 }
 
 
-@pytest.fixture(scope="module")
-def controller() -> Controller:
-    return Controller(Pooled(CHANNELS, 4, key=jax.random.key(0)), ABOUT, SITE)
-
-
 class Ledger:
     """What may flow at every station by what its charge point took over, held against the limits."""
 
@@ -352,9 +347,8 @@ async def meters(town, names):
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
-    controller, tmp_path
-):
+def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(tmp_path):
+    controller = Controller(Pooled(CHANNELS, 4, key=jax.random.key(0)), ABOUT, SITE)
     path = tmp_path / "points.json"
     points, ledger = asyncio.run(everything(controller, path))
     assert ledger.above == []
