@@ -248,20 +248,17 @@ class Site:
     def of(cls, content: Mapping[str, Any]) -> "Site":
         """The site that a TOML file's tables describe."""
         _require_known(cls, "site", content)
-        stations, branches = (content.get(name, {}) for name in ("stations", "branches"))
-        for name, tables in (("stations", stations), ("branches", branches)):
+        described = dict(content)
+        for name, read in (("stations", _station), ("branches", _branch)):
+            tables = content.get(name, {})
             if not isinstance(tables, Mapping) or not all(
                 isinstance(table, Mapping) for table in tables.values()
             ):
                 raise InputError(f"site: {name} must be tables, such as [{name}.NAME]")
-        tables = ("stations", "branches", "prices")
-        plain = {k: v for k, v in content.items() if k not in tables}
-        return cls(
-            {str(name): _station(str(name), table) for name, table in stations.items()},
-            branches={str(name): _branch(str(name), table) for name, table in branches.items()},
-            prices=_prices(content["prices"]) if "prices" in content else None,
-            **plain,
-        )
+            described[name] = {str(one): read(str(one), table) for one, table in tables.items()}
+        if "prices" in content:
+            described["prices"] = _prices(content["prices"])
+        return cls(**described)
 
     @classmethod
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
