@@ -109,13 +109,11 @@ def play(
     minutes: int,
     *,
     silent: Callable[[str, pd.Timestamp], bool] = lambda name, time: False,
-    capacity_kw: float | None = None,
 ) -> float:
     """Ask every so many minutes, do as told in between; the kWh that all cars have drawn together."""
     waiting, here, told = sorted(stays, key=lambda stay: stay.comes)[::-1], {}, {}
     time, last = waiting[-1].comes.floor(f"{minutes}min"), max(stay.leaves for stay in stays)
     hours, step = minutes / 60, pd.Timedelta(minutes=minutes)
-    capacity = site.capacity_kw if capacity_kw is None else capacity_kw
     zone = "" if site.timezone is None else "-08:00"
     total, rng = 0.0, np.random.default_rng(0)
 
@@ -144,10 +142,8 @@ def play(
                 for name in site.stations
                 if not silent(name, time)
             ]
-            answer = ask(
-                {"time": f"{time}{zone}", "capacity_kw": capacity_kw, "stations": stations}
-            )
-            check_limits(site, answer, capacity)
+            answer = ask({"time": f"{time}{zone}", "stations": stations})
+            check_limits(site, answer, site.capacity_kw)
             told |= {name: a for name, a in answer.items() if not silent(name, time)}
         drawn = 0.0
         for stay in here.values():
@@ -159,7 +155,7 @@ def play(
             stay.since_kwh = min(amperes * kw_per_a * hours, left)
             stay.got_kwh += stay.since_kwh
             drawn += stay.since_kwh
-        assert drawn <= capacity * hours + 1e-3
+        assert drawn <= site.capacity_kw * hours + 1e-3
         total += drawn
         time += step
     return total

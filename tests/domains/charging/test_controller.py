@@ -24,7 +24,7 @@ from apportion.domains.charging.site import Branch, Site, Station, embedded_site
 from apportion.errors import InputError
 from apportion.policy import Policy
 from domains.charging.garages import opinionated
-from domains.charging.live_garage import KINDS, check_limits, play, stays_of
+from domains.charging.live_garage import KINDS, Stay, check_limits, play, stays_of
 
 # As many as are simulated by one program.
 NAMES = list(embedded_site("jpl").stations)[:23]
@@ -90,21 +90,23 @@ def simulated() -> tuple[dict[str, np.ndarray], np.ndarray]:
     return dict(zip(("llf", "policy"), kwh, strict=True)), need
 
 
-def points(served: float, schedule: str, days: slice) -> float:
-    """What a controller served more than the simulator says, in points of the need."""
+def stays(days: slice, *, whole: bool = True) -> list[Stay]:
+    """The cars of some days of the fortnight."""
+    chosen = FORTNIGHT.dates[days]
+    return stays_of(FORTNIGHT.between(chosen[0], chosen[-1]), whole=whole)
+
+
+def points_ahead(ask, days: slice, schedule="policy", *, minutes=15, whole=True, **options):
+    """What who is asked serves more than the simulator says, in points of the need."""
+    served = play(SITE, stays(days, whole=whole), ask, minutes, **options)
     kwh, need = simulated()
     return 100 * (served - kwh[schedule][days].sum()) / need[days].sum()
-
-
-def only(days: slice) -> Days:
-    """Some days of the fortnight."""
-    return FORTNIGHT.between(FORTNIGHT.dates[days][0], FORTNIGHT.dates[days][-1])
 
 
 def test_a_week_with_a_restart_serves_what_the_backtest_does(tmp_path, monkeypatch):
     # Nobody pulls the plug: a disk that is asked to keep up takes longer than everything else.
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    state, days = tmp_path / "state.json", slice(0, 5)
+    state = tmp_path / "state.json"
     asked, running = 0, controller(SITE, state=state)
 
     def ask(now):
@@ -116,11 +118,10 @@ def test_a_week_with_a_restart_serves_what_the_backtest_does(tmp_path, monkeypat
         assert (found.warnings, found.decided_by) == ((), "policy")
         return found.allocation_a
 
-    served = play(SITE, stays_of(only(days), whole=True), ask, 15)
+    assert points_ahead(ask, slice(0, 5)) == pytest.approx(0, abs=0.01)
     assert asked > 250
     kwh, need = simulated()
     assert kwh["policy"].sum() < 0.97 * need.sum()
-    assert points(served, "policy", days) == pytest.approx(0, abs=0.01)
 
 
 A_DAY = slice(1, 2)
@@ -128,12 +129,12 @@ A_DAY = slice(1, 2)
 
 def test_without_trust_the_baseline_serves_what_its_backtest_does():
     ask = controller(SITE, trust=0.0).allocate
-    served = play(SITE, stays_of(only(A_DAY), whole=True), lambda now: ask(now).allocation_a, 15)
-    assert points(served, "llf", A_DAY) == pytest.approx(0, abs=0.01)
+    ahead = points_ahead(lambda now: ask(now).allocation_a, A_DAY, "llf")
+    assert ahead == pytest.approx(0, abs=0.01)
 
 
 def test_three_stations_that_fall_silent_for_an_hour_change_little():
-    days, lost = A_DAY, []
+    lost = []
     noon = pd.Timestamp(FORTNIGHT.dates[1]) + pd.Timedelta(hours=11)
 
     def silent(name, time):
@@ -142,22 +143,15 @@ def test_three_stations_that_fall_silent_for_an_hour_change_little():
         return gone
 
     ask = controller(SITE).allocate
-    served = play(
-        SITE, stays_of(only(days), whole=True), lambda now: ask(now).allocation_a, 15, silent=silent
-    )
+    assert abs(points_ahead(lambda now: ask(now).allocation_a, A_DAY, silent=silent)) < 0.5
     assert len(set(lost)) == 3
-    assert abs(points(served, "policy", days)) < 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("days", "whole"), [(A_DAY, False), (slice(None), True)])
-def test_asked_every_minute_it_serves_as_much(days, whole):
-    """In whole periods what the backtest says; where cars come and go at any minute, more if anything."""
+def test_where_cars_come_and_go_at_any_minute_it_serves_more_if_anything():
     ask = controller(SITE).allocate
-    stays = stays_of(only(days), whole=whole)
-    served = play(SITE, stays, lambda now: ask(now).allocation_a, 1)
-    ahead = points(served, "policy", days)
-    assert -0.5 < ahead < (0.5 if whole else 5.0)
+    ahead = points_ahead(lambda now: ask(now).allocation_a, A_DAY, minutes=1, whole=False)
+    assert -0.5 < ahead < 5.0
 
 
 ODD = st.sampled_from(
@@ -232,6 +226,7 @@ def test_ten_thousand_garages_in_time_are_answered_within_every_limit(questions)
         ({"arrival": "2021-06-01 09:20"}, "after now; now is used"),
         ({"arrival": None}, "missing"),
         ({"arrival": "yesterday"}, "write it as"),
+        ({"arrival": "05/02/2018 09:00"}, "write it as"),
         ({"delivered_kwh": -1}, "delivered_kwh is -1; it is left out"),
         ({"drawn_kw": "6 kW"}, "drawn_kw is '6 kW'"),
         ({"drawn_kw": 6000}, "is it in W?"),
@@ -245,16 +240,11 @@ def test_ten_thousand_garages_in_time_are_answered_within_every_limit(questions)
     ],
 )
 def test_a_datum_that_cannot_be_is_set_aside_and_the_others_are_served(changes, said):
-    sound, told = controller(), controller()
-    expected = sound.allocate(at(0)).allocation_a
-    found = told.allocate(at(0, A=changes))
-    assert len(found.warnings) >= 1
+    found = controller().allocate(at(0, A=changes))
     assert said in " ".join(found.warnings)
     assert found.allocation_a["D"] >= 6
     if "id" not in changes:
         assert found.allocation_a["A"] >= 6
-    assert sound.allocate(at(0)).warnings == ()
-    assert sum(expected.values()) > 0
 
 
 def test_no_feeder_no_power_and_no_more_than_the_site_has():
@@ -407,11 +397,8 @@ def test_a_controller_recalls_the_sessions_it_is_given_and_works_without():
         Controller(POLICY, ABOUT, SITE, earlier=past)
     with pytest.raises(InputError, match="of 2 sites"):
         Controller(POLICY, about, SITE, earlier=read_sessions())
-    day = only(slice(1, 2))
     seen = []
-    play(
-        SITE, stays_of(day, whole=True), lambda now: seen.append(now) or dict.fromkeys(NAMES, 0), 15
-    )
+    play(SITE, stays(A_DAY), lambda now: seen.append(now) or dict.fromkeys(NAMES, 0), 15)
     midday = max(seen, key=lambda now: sum(station["plugged"] for station in now["stations"]))
     told = [one.allocate(midday) for one in both]
     assert told[0].allocation_a != told[1].allocation_a
@@ -426,9 +413,3 @@ def test_stations_that_nobody_knows_are_named_up_to_twenty_in_letters_that_can_b
     assert r"station \ud800 is not one" in offers.warnings[0]
     assert "\n".join(offers.warnings).encode("utf-8")
     assert max(map(len, offers.warnings)) < 150
-
-
-@pytest.mark.parametrize("time", ["Mon 05/02/2018", "05/02/2018 09:00", "tomorrow"])
-def test_a_time_that_may_be_another_is_not_read(time):
-    told = controller().allocate(NOW | {"time": time}).warnings
-    assert any("write it as 2021-06-01 09:00" in warning for warning in told)

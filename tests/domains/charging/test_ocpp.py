@@ -20,17 +20,10 @@ from ocpp.v201 import ChargePoint as Client201
 from ocpp.v201 import call as call201
 from ocpp.v201 import call_result as result201
 from websockets.asyncio.client import connect
-from websockets.asyncio.server import serve as listen
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from apportion.domains.charging.controller import Controller
-from apportion.domains.charging.ocpp import (
-    VALID_PERIODS,
-    ChargePoints,
-    Point,
-    choose_subprotocol,
-    read_samples,
-)
+from apportion.domains.charging.ocpp import VALID_PERIODS, ChargePoints, Point, read_samples
 from apportion.domains.charging.ocpp_versions import stamp
 from apportion.domains.charging.problem import CHANNELS
 from apportion.domains.charging.site import Branch, Site, Station
@@ -65,11 +58,6 @@ ABOUT = {
         "to_come_kwh": [0.0] * 96,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def controller() -> Controller:
-    return Controller(Pooled(CHANNELS, 4, key=jax.random.key(0)), ABOUT, SITE)
 
 
 class Ledger:
@@ -240,16 +228,9 @@ class Town:
         self.points = ChargePoints(SITE, controller.allocate, every=EVERY, path=path)
 
     async def __aenter__(self):
-        points = self.points
-        self.server = await listen(
-            points.converse,
-            "127.0.0.1",
-            0,
-            select_subprotocol=choose_subprotocol,
-            process_request=points.refuse_unknown,
-        )
+        self.server = await self.points.listen(host="127.0.0.1", port=0)
         self.port = self.server.sockets[0].getsockname()[1]
-        self.deciding = asyncio.create_task(points.run())
+        self.deciding = asyncio.create_task(self.points.run())
         return self
 
     async def __aexit__(self, *_):
@@ -366,9 +347,8 @@ async def meters(town, names):
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(
-    controller, tmp_path
-):
+def test_thirty_charge_points_of_both_versions_never_take_more_than_the_feeder(tmp_path):
+    controller = Controller(Pooled(CHANNELS, 4, key=jax.random.key(0)), ABOUT, SITE)
     path = tmp_path / "points.json"
     points, ledger = asyncio.run(everything(controller, path))
     assert ledger.above == []

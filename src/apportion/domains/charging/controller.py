@@ -29,14 +29,13 @@ from apportion.domains.charging.garage import (
     State,
     StationView,
     learn,
-    look,
     offer,
     physics_of,
+    see,
     unknown,
-    visit,
 )
 from apportion.domains.charging.schedulers import HINDSIGHT, SCHEDULERS, PolicySchedule
-from apportion.domains.charging.site import Site
+from apportion.domains.charging.site import Site, is_number
 from apportion.errors import InputError, reading
 from apportion.policy import Policy
 from apportion.runs.files import write_json
@@ -52,8 +51,6 @@ _TIMES = ("arrival", "stated_departure")
 _FIELDS = ("id", "plugged", "full", "fixed_a", *_NUMBERS, *_TIMES)
 _KEPT = ("job", "objective", "predictor", "recall", "channels")
 """The facts about a policy that matter here."""
-_MOST = 1e9
-"""No feeder gives so many kW."""
 _LONGEST_GAP_HOURS = 24.0
 """After so long without a question nothing is concluded from the meters."""
 _NO_ZONE = "a time carries a zone, and the site has none; its clock is taken to be UTC's"
@@ -421,7 +418,7 @@ class Controller:
         capacity, own = now.get("capacity_kw"), self.site.capacity_kw
         if capacity is None:
             capacity = own
-        elif not _is_number(capacity) or capacity < 0:
+        elif not is_number(capacity) or capacity < 0:
             warnings.append(f"capacity_kw is {_shown(capacity)}; the site's own {own:g} kW is used")
             capacity = own
         elif capacity > own * (1 + 1e-6):
@@ -455,7 +452,7 @@ class Controller:
                 car = self._car(name, station, time, warnings)
                 if (still := station.get("fixed_a")) is not None:
                     place = self._places[name]
-                    if not _is_number(still) or not 0 <= still <= self._stations.max_a[place]:
+                    if not is_number(still) or not 0 <= still <= self._stations.max_a[place]:
                         warnings.append(
                             f"station {name}: fixed_a is {_shown(still)}; its cable's limit counts"
                         )
@@ -488,7 +485,7 @@ class Controller:
             value = station.get(field)
             if value is None:
                 continue
-            if not _is_number(value) or value < 0:
+            if not is_number(value) or value < 0:
                 warnings.append(f"{what}: {field} is {_shown(value)}; it is left out")
             else:
                 found[field] = float(value)
@@ -580,10 +577,6 @@ def to_standard(time: datetime, zone: str | None, fold: int = 0) -> datetime:
     return wall.replace(fold=0, tzinfo=None) - (ahead or timedelta(0))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
-
-
 def _shown(value: Any) -> str:
     return repr(value)[:40]
 
@@ -593,11 +586,7 @@ def _single(values: Any) -> np.ndarray:
     return values if values.dtype == bool else values.astype(np.float32)
 
 
-_seen = eqx.filter_jit(
-    lambda garage, stations, state, n, capacity_kw, physics: look(
-        visit(garage, stations, n, capacity_kw, physics), state, physics
-    )
-)
+_seen = eqx.filter_jit(see)
 _wishes = eqx.filter_jit(lambda schedule, seen: schedule(seen))
-_set_points = eqx.filter_jit(lambda seen, wishes, physics: offer(seen, wishes, physics))
+_set_points = eqx.filter_jit(offer)
 _learnt = eqx.filter_jit(learn)

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
@@ -42,6 +42,9 @@ _ATTEMPTS = 4
 _MOST_UNKNOWN = 100
 
 _log = logging.getLogger("apportion.charging")
+_websockets = logging.getLogger("apportion.websockets")
+# Who connects and goes is told by what follows from it.
+_websockets.setLevel(logging.CRITICAL)
 
 
 @dataclass
@@ -177,7 +180,17 @@ class ChargePoints:
 
     # What comes in.
 
-    def refuse_unknown(self, connection: ServerConnection, request: Request) -> Response | None:
+    def listen(self, **where: Any) -> serve:
+        """The server that they connect to, at the address or socket that `websockets` is told."""
+        return serve(
+            self._converse,
+            select_subprotocol=_choose_subprotocol,
+            process_request=self._refuse_unknown,
+            logger=_websockets,
+            **where,
+        )
+
+    def _refuse_unknown(self, connection: ServerConnection, request: Request) -> Response | None:
         """An answer to who asks for anything but a station of the site; None lets it connect."""
         point_id = _identity(request.path)
         if point_id in self._of:
@@ -187,7 +200,7 @@ class ChargePoints:
             _log.warning("refused charge point %.60r: it is no station of the site", point_id)
         return connection.respond(404, "no station of this site\n")
 
-    async def converse(self, connection: ServerConnection) -> None:
+    async def _converse(self, connection: ServerConnection) -> None:
         """Listen to a charge point until it goes."""
         request = connection.request
         point_id = _identity("" if request is None else request.path)
@@ -586,6 +599,6 @@ def _one_period(amperes: float, station: Station) -> dict[str, Any]:
     return {"charging_rate_unit": "A", "charging_schedule_period": [period]}
 
 
-def choose_subprotocol(connection: ServerConnection, offered: Any) -> Any:
+def _choose_subprotocol(connection: ServerConnection, offered: Any) -> Any:
     """The newest of what is offered that is spoken here; None where none is, and it is closed then."""
     return next((name for name in LINKS if name in offered), None)

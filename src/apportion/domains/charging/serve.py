@@ -1,7 +1,7 @@
 """`apportion serve`: a garage's controller that runs, asked by HTTP or connected to the charge points.
 
 One loop owns the controller; a decision takes milliseconds. The gate says who decides: the certificate in
-the run's folder, read again whenever it changes, is how far the policy is trusted, and why is logged.
+the run's folder, read before each decision, is how far the policy is trusted, and why is logged.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -25,11 +25,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from websockets.asyncio.server import serve as listen
 
 from apportion.domains.charging.backtest import read_certificate
 from apportion.domains.charging.controller import Controller, PowerOffers
-from apportion.domains.charging.ocpp import ChargePoints, choose_subprotocol
+from apportion.domains.charging.ocpp import ChargePoints
 from apportion.domains.charging.settings import ChargingServeOptions
 from apportion.domains.charging.site import Site
 from apportion.errors import InputError, first_line
@@ -44,9 +43,6 @@ _LATE_PERIODS = 3
 """A controller that has not decided for so long is not healthy."""
 
 _log = logging.getLogger("apportion.charging")
-_websockets = logging.getLogger("apportion.websockets")
-# Who connects and goes is told by what follows from it.
-_websockets.setLevel(logging.CRITICAL)
 
 
 @dataclass
@@ -63,27 +59,19 @@ class CertificateGate:
     """The trust where no certificate counts."""
     why: str = ""
     trust: float = 0.0
-    _seen: Any = field(default=(), init=False)
 
     def look(self) -> float:
         """The trust now; why is said in the log whenever it changes."""
+        before, level = (self.trust, self.why), logging.INFO
+        self.trust, self.why = self.told, "no certificate; as --trust says"
         try:
-            status = os.stat(self.path)
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            seen = None
-        if seen != self._seen:
-            self._seen = seen
-            before, level = (self.trust, self.why), logging.INFO
-            self.trust, self.why = self.told, "no certificate; as --trust says"
-            try:
-                if seen is not None:
-                    self.trust, self.why = self._judge()
-            except InputError as error:
-                level = logging.WARNING
-                self.why = f"the certificate is not used: {error}; as --trust says"
-            if (self.trust, self.why) != before:
-                _log.log(level, "trust in the policy %.0f %%: %s", 100 * self.trust, self.why)
+            if os.path.exists(self.path):
+                self.trust, self.why = self._judge()
+        except InputError as error:
+            level = logging.WARNING
+            self.why = f"the certificate is not used: {error}; as --trust says"
+        if (self.trust, self.why) != before:
+            _log.log(level, "trust in the policy %.0f %%: %s", 100 * self.trust, self.why)
         return self.trust
 
     def _judge(self) -> tuple[float, str]:
@@ -144,18 +132,12 @@ class Service:
         told = {} if offers is None else offers.allocation_a
         stations = [self._station(name, told.get(name, 0)) for name in site.stations]
         amperes = np.array([station["offered_a"] for station in stations], float)
-        wiring = self._wiring
+        used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
+        most = [round(self.controller.capacity_kw, 3), *self._wiring.limit[1:].tolist()]
         limits = [
-            {"name": name, "used": round(float(used), 3), "limit": float(limit), "unit": unit}
-            for name, used, limit, unit in zip(
-                wiring.names,
-                wiring.load @ amperes,
-                wiring.limit,
-                ["kW", *["A"] * (len(wiring.limit) - 1)],
-                strict=True,
-            )
+            {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
+            for n, name in enumerate(self._wiring.names)
         ]
-        limits[0]["limit"] = round(self.controller.capacity_kw, 3)
         warnings = [] if offers is None else list(offers.warnings)
         if self.points is not None:
             troubles = self.points.troubles.items()
@@ -169,7 +151,7 @@ class Service:
             "baseline": self.controller.baseline,
             "trust": self.controller.trust,
             "why": self.gate.why,
-            "capacity_kw": limits[0]["limit"],
+            "capacity_kw": most[0],
             "offered_kw": round(sum(station["offered_kw"] for station in stations), 3),
             "limits": limits,
             "stations": stations,
@@ -345,21 +327,12 @@ async def run_service(
     server = _Server(config)
     answering = asyncio.create_task(server.serve(sockets=[http]))
     tasks = [answering, asyncio.create_task(stop.wait())]
-    points, listener = service.points, None
-    if ocpp is not None and points is not None:
-        listener = await listen(
-            points.converse,
-            sock=ocpp,
-            select_subprotocol=choose_subprotocol,
-            process_request=points.refuse_unknown,
-            logger=_websockets,
-        )
-        tasks.append(asyncio.create_task(points.run()))
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    if listener is not None:
-        listener.close()
-        await listener.wait_closed()
+    async with AsyncExitStack() as listeners:
+        if ocpp is not None and service.points is not None:
+            await listeners.enter_async_context(service.points.listen(sock=ocpp))
+            tasks.append(asyncio.create_task(service.points.run()))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -371,12 +344,12 @@ def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOp
         raise InputError(
             f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
         )
-    with ExitStack() as until_the_end:
-        http = until_the_end.enter_context(_bind(options.host, options.port, "--port"))
-        ocpp = None
-        if options.ocpp is not None:
-            ocpp = until_the_end.enter_context(_bind(options.host, options.ocpp, "--ocpp"))
-        until_the_end.enter_context(_logged())
+    ocpp_port = options.ocpp
+    with (
+        _bind(options.host, options.port, "--port") as http,
+        nullcontext() if ocpp_port is None else _bind(options.host, ocpp_port, "--ocpp") as ocpp,
+        _logged(),
+    ):
         decisions = asyncio.run(_live(make(), folder, options, http, ocpp))
     kept = f"; what is known of the cars is in {options.state}" if options.state else ""
     return f"stopped after {decisions} decisions{kept}"

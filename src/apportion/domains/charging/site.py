@@ -45,6 +45,15 @@ _RATINGS = ((16.0, (1,)), (32.0, (1,)), (16.0, PHASES), (32.0, PHASES))
 """The usual cables, by what they give."""
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is one that volts, amperes, kW or prices can be.
+
+    >>> is_number(7), is_number(True), is_number(float("nan")), is_number(1e9)
+    (True, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
 @dataclass(frozen=True)
 class Station:
     """A charging station: its cable's limit, and the phases it is wired to."""
@@ -79,8 +88,7 @@ class Prices:
             ("peak_per_kw", (self.peak_per_kw,), 0),
         ):
             for value in values:
-                sound = isinstance(value, int | float) and not isinstance(value, bool)
-                if not sound or not abs(value) < 1e9 or (least is not None and value < least):
+                if not is_number(value) or (least is not None and value < least):
                     raise InputError(f"site: prices: {name} is {value!r}; it must be a number")
         if len(self.per_kwh) != 24:
             raise InputError(
@@ -149,7 +157,7 @@ class Site:
         for name, branch in self.branches.items():
             numbers[f"branch {name}: limit_a"] = branch.limit_a
         for what, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            if not is_number(value) or value <= 0:
                 raise InputError(f"site: {what} is {value!r}; it must be a number above 0")
         if not self.stations:
             raise InputError("site: no station is described; add a table [stations.NAME]")
@@ -240,20 +248,17 @@ class Site:
     def of(cls, content: Mapping[str, Any]) -> "Site":
         """The site that a TOML file's tables describe."""
         _require_known(cls, "site", content)
-        stations, branches = (content.get(name, {}) for name in ("stations", "branches"))
-        for name, tables in (("stations", stations), ("branches", branches)):
+        described = dict(content)
+        for name, read in (("stations", _station), ("branches", _branch)):
+            tables = content.get(name, {})
             if not isinstance(tables, Mapping) or not all(
                 isinstance(table, Mapping) for table in tables.values()
             ):
                 raise InputError(f"site: {name} must be tables, such as [{name}.NAME]")
-        tables = ("stations", "branches", "prices")
-        plain = {k: v for k, v in content.items() if k not in tables}
-        return cls(
-            {str(name): _station(str(name), table) for name, table in stations.items()},
-            branches={str(name): _branch(str(name), table) for name, table in branches.items()},
-            prices=_prices(content["prices"]) if "prices" in content else None,
-            **plain,
-        )
+            described[name] = {str(one): read(str(one), table) for one, table in tables.items()}
+        if "prices" in content:
+            described["prices"] = _prices(content["prices"])
+        return cls(**described)
 
     @classmethod
     def infer(cls, sessions: pd.DataFrame, *, timezone: str | None = None) -> "Site":
