@@ -38,7 +38,6 @@ from apportion.domains.federated.states import (
     Blind,
     Invariant,
     SampleScores,
-    ServerInfo,
     Submission,
 )
 from apportion.errors import InputError, optional_import
@@ -532,14 +531,15 @@ class LearnedAggregation(GuardedFedAvg):
         m = len(models)
         rows = geometry(models, start, self._memory.move)
         rows = np.pad(rows, ((0, 0), (0, padded_width(m) - m)))
-        info = ServerInfo(
+        submission = Submission(
+            _padded(rows[:-1]),
+            jax.device_put(np.arange(padded_width(m)) < m),
             _padded(sample_counts(fedavg.updates, self.weighted_by_key)),
             _padded(np.array([self._memory.absence(own.node) for own in fedavg.updates])),
             _array(rows[-1]),
             _array(float(self._memory.rounds)),
+            scores,
         )
-        present = jax.device_put(np.arange(padded_width(m)) < m)
-        submission = Submission(_padded(rows[:-1]), present, info, scores)
         return np.asarray(_channels(self.state, submission))[:m]
 
     def gains(self) -> Gains:

@@ -49,7 +49,6 @@ from apportion.domains.federated.states import (
     ClassScores,
     ClientState,
     SampleScores,
-    ServerInfo,
     Submission,
     average,
     shares_by_samples,
@@ -259,21 +258,20 @@ class Federation(Problem):
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
-        info = ServerInfo(
-            self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
-        )
+        counts = self.counts[task.members].astype(jnp.float32)
         scores = None
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
         elif self.state.reads == "samples":
-            fedavg = average(shares_by_samples(info.counts, present), models)
+            fedavg = average(shares_by_samples(counts, present), models)
             towards = fedavg + QUARTER * (models - fedavg)
             tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
             found = self.chances(tried, last.server.places)
             own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
             scores = SampleScores(own, near, rest[0], rest[1], last.server.shown)
-        submission = Submission(models - aggregate[None, :], present, info, scores)
+        updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
+        submission = Submission(updates, present, counts, last.absent, move, rounds, scores)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
         history = jnp.where(present[:, None, None], latest, last.history)
         held = held if self.whole else jnp.where(present, held, last.held)
