@@ -524,8 +524,7 @@ def test_noise_for_equal_weights_is_refused(tmp_path):
     strategy.start(NoNodes(), record, num_rounds=0)
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
-    strategy._memory.told.append(RoundNote(1, "FedAvg's", 0.5))
-    strategy._memory.end_round()
+    strategy._memory.end_round(RoundNote(1, "FedAvg's", 0.5))
     assert strategy.summary().startswith("1 rounds")
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
