@@ -1,12 +1,10 @@
 """Models that are worked on block by block: the same numbers, and no more memory than a few models."""
 
-import os
 import tracemalloc
 
 import numpy as np
 import pytest
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord

@@ -1,11 +1,8 @@
 """What the gate of LearnedAggregation saw, round by round, as gains that can be certified."""
 
-import os
-
 import numpy as np
 import pytest
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
 from apportion.bridges.flower.strategy import partly

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 pytest.importorskip("ray")
 

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import os
 import pickle
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 from jax.flatten_util import ravel_pytree
 
-os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 pytest.importorskip("flwr")
 
 from flwr.app import (
@@ -136,6 +134,16 @@ def shares_of(strategy, server_round=1):
     seen = strategy.to_frame()
     kept = seen[(seen["round"] == server_round) & (seen["outcome"] == "kept")]
     return kept.set_index("node")["share"]
+
+
+def walk(strategy, rounds, model=TRUTH * 0):
+    """The model after rounds of these replies, each of which starts from the last, and their metrics."""
+    metrics = []
+    for n, replies in enumerate(rounds, 1):
+        arrays, own = begin(strategy, model, n).aggregate_train(n, replies)
+        model = arrays["scores"].numpy()
+        metrics.append(own)
+    return model, metrics
 
 
 def test_permuting_the_clients_permutes_the_shares_and_the_order_of_arrival_changes_nothing():
@@ -356,18 +364,13 @@ def test_a_server_that_dies_goes_on_with_its_memory(tmp_path):
     tables, file = models(4), tmp_path / "memory.safetensors"
     rounds = [replies_of([table + 0.1 * n for table in tables]) for n in range(4)]
 
-    def after(strategy, model, rounds):
-        for n, replies in enumerate(rounds, 1):
-            model = scores_of(begin(strategy, model, n), replies, n)
-        return model
-
-    expected = after(shipped(), TRUTH * 0, rounds)
+    expected, _ = walk(shipped(), rounds)
     first = shipped(checkpoint_path=file)
-    made = after(first, TRUTH * 0, rounds[:2])
+    made, _ = walk(first, rounds[:2])
     second = shipped(checkpoint_path=file)
     kept = second.kept_model["scores"].numpy()
     assert (kept == made).all()
-    np.testing.assert_allclose(after(second, kept, rounds[2:]), expected, atol=1e-5)
+    np.testing.assert_allclose(walk(second, rounds[2:], kept)[0], expected, atol=1e-5)
     told, whole = second.to_frame(), first.to_frame()
     assert told["round"].tolist() == np.repeat([1, 2, 3, 4], 4).tolist()
     pd.testing.assert_frame_equal(told[:8], whole)
@@ -443,13 +446,15 @@ def test_the_summary_says_what_happened():
     assert told.endswith("left out: node 9 not finite 2 times")
 
 
+def moves(rounds, **options):
+    """The server's step and momentum in each round."""
+    _, metrics = walk(shipped(**options), rounds)
+    return [(own["server-step"], own["server-momentum"]) for own in metrics]
+
+
 def farthest(tables, **options):
     """The longest step and the largest momentum of three rounds with these models."""
-    strategy, model, made = shipped(**options), TRUTH * 0, []
-    for n in (1, 2, 3):
-        arrays, metrics = begin(strategy, model, n).aggregate_train(n, replies_of(tables))
-        model = arrays["scores"].numpy()
-        made.append((metrics["server-step"], metrics["server-momentum"]))
+    made = moves([replies_of(tables)] * 3, **options)
     return tuple(map(max, zip(*made, strict=True)))
 
 
@@ -465,12 +470,9 @@ def test_step_and_momentum_are_taken_where_clients_know_different_things_or_are_
 
 def test_clients_of_earlier_rounds_count_among_the_many():
     same = [np.where(LABELS[:, None] == 0, TRUTH, TRUTH * 0.1)] * 3
-    strategy, model, steps = shipped(), TRUTH * 0, []
-    for n in range(1, 7):
-        replies = [reply(3 * n + place, table) for place, table in enumerate(same)]
-        arrays, metrics = begin(strategy, model, n).aggregate_train(n, replies)
-        model = arrays["scores"].numpy()
-        steps.append((metrics["server-step"], metrics["server-momentum"]))
+    steps = moves(
+        [[reply(3 * n + place, table) for place, table in enumerate(same)] for n in range(6)]
+    )
     assert set(steps[:4]) == {(1.0, 0.0)}
     assert max(steps[4:]) > (1.0, 0.0)
 
@@ -524,8 +526,7 @@ def test_noise_for_equal_weights_is_refused(tmp_path):
     strategy.start(NoNodes(), record, num_rounds=0)
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)
-    strategy._memory.told.append(RoundNote(1, "FedAvg's", 0.5))
-    strategy._memory.end_round()
+    strategy._memory.end_round(RoundNote(1, "FedAvg's", 0.5))
     assert strategy.summary().startswith("1 rounds")
     with pytest.raises(InputError, match="noise protects an average of equal"):
         wrapped.start(NoNodes(), record, num_rounds=1)

@@ -74,24 +74,18 @@ def test_samples_weigh_and_the_minority_gets_its_total():
     assert float(shares.sum()) == pytest.approx(1)
 
 
-def test_krum_chooses_a_model_of_the_crowd_whatever_byzantine_clients_send():
-    crowd = np.ones((6, 4)) + 0.01 * np.random.default_rng(1).normal(size=(6, 4))
-    byzantine = np.array([[50.0] * 4, [-9.0] * 4])
-    model, shares = aggregate(Krum(2), received(np.vstack([crowd, byzantine])))
-    assert float(jnp.abs(model - 1).max()) < 0.1
-    assert int(shares.argmax()) < 6
-    assert float(shares.max()) == 1
-
-
-@pytest.mark.parametrize("byzantine", [0, 1, 2, 3])
-def test_krums_neighbours_are_all_but_the_byzantine_and_two(byzantine):
+@pytest.mark.parametrize("byzantine", [0, 3])
+def test_krum_chooses_the_model_nearest_to_all_but_the_byzantine_and_two(byzantine):
     rng = np.random.default_rng(2)
     for _ in range(8):
         models = rng.normal(size=(8, 2))
         apart = ((models[:, None] - models) ** 2).sum(-1)
         near = np.sort(apart, 1)[:, 1 : 1 + 8 - byzantine - 2]
-        _, shares = aggregate(Krum(byzantine), received(models))
-        assert int(shares.argmax()) == near.sum(1).argmin()
+        chosen = near.sum(1).argmin()
+        padded = np.vstack([models, np.zeros((2, 2))])
+        model, shares = aggregate(Krum(byzantine), received(padded, [True] * 8 + [False] * 2))
+        assert np.asarray(shares).tolist() == np.eye(10)[chosen].tolist()
+        assert np.asarray(model) == pytest.approx(models[chosen])
 
 
 def test_near_neighbours_are_mixed_before_the_trimmed_mean():

@@ -14,7 +14,7 @@ from apportion.domains.federated.clients import Convolutional, Perceptron
 from apportion.domains.federated.data import mixture, paper_split, skewed_tasks
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
-from apportion.domains.federated.states import STATES, ClassScores, ServerInfo, Submission
+from apportion.domains.federated.states import STATES, ClassScores, Submission
 from apportion.errors import InputError
 from apportion.problem import check_problem
 from apportion.simplex import equal_shares
@@ -163,9 +163,9 @@ def test_the_test_set_leaves_the_evaluation_set_out_unless_the_paper_is_followed
 def submitted(correct):
     """Three clients' models by the part of two classes that each gets right; the third moved the most."""
     updates = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
-    info = ServerInfo(jnp.ones(3), jnp.zeros(3), jnp.zeros(2), jnp.zeros(()))
     scores = ClassScores(jnp.asarray(correct), jnp.ones(2) / 2)
-    return Submission(updates, jnp.ones(3, bool), info, scores)
+    mask, nothing = jnp.ones(3, bool), jnp.zeros(3)
+    return Submission(updates, mask, jnp.ones(3), nothing, nothing[:2], nothing[0], scores)
 
 
 def test_the_papers_state_is_the_accuracy_and_ours_is_that_centred_and_scaled():

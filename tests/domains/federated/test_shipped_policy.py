@@ -3,6 +3,8 @@
 Its last unit alone says how far the clients' counts are discounted; `former` is the policy without it.
 """
 
+from functools import cache
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from apportion.domains.federated.states import shares_by_samples
 from apportion.problem import Observation
 
 
+@cache
 def former():
     """The shipped policy with its last unit silenced: nothing goes into it, and nothing comes out."""
     policy, last = shipped_policy(), shipped_policy().hidden - 1

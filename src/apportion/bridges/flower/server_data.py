@@ -78,6 +78,7 @@ class ServerData:
                 "labels without predict: give predict, a model's answers to the samples, too"
             )
         self.predict, self.score = predict, score
+        self.name = "predict" if score is None else "score"
         self.labels = None if predict is None else _classes(labels)
         self.scale = 1.0
 
@@ -96,14 +97,11 @@ class ServerData:
         """Refuse, with what to return, a `predict` or `score` that does not do for this model."""
         if self.empty:
             return
-        name, judge = (
-            ("predict", self._by_answers) if self.score is None else ("score", self._losses)
-        )
         try:
-            judge(model)
+            self._judged(model)
         except Exception as error:
             raise InputError(
-                f"{name}: tried on the first model, it fails ({type(error).__name__}: {error})"
+                f"{self.name}: tried on the first model, it fails ({type(error).__name__}: {error})"
             ) from error
 
     def begin_round(self, start: Model) -> None:
@@ -117,20 +115,20 @@ class ServerData:
         """How a model does; None where it cannot be tried."""
         if self.empty:
             return Judged(np.zeros(0), np.zeros(0, bool))
-        return self._guarded(self._by_losses if self.labels is None else self._by_answers, model)
+        return self._guarded(self._judged, model)
 
     def _guarded(self, judge: Callable[[Model], T], model: Model) -> T | None:
         """None where the user's own function fails, which must not cost a round."""
         try:
             return judge(model)
         except Exception as error:
-            name = "predict" if self.score is None else "score"
-            _log.warning("%s: %s: %s", name, type(error).__name__, error)
+            _log.warning("%s: %s: %s", self.name, type(error).__name__, error)
             return None
 
-    def _by_answers(self, model: Model) -> Judged:
-        assert self.predict is not None
-        assert self.labels is not None
+    def _judged(self, model: Model) -> Judged:
+        if self.predict is None or self.labels is None:
+            chances = np.exp(-self._losses(model) / self.scale)
+            return Judged(chances, chances > np.exp(-1))
         answers, labels = np.asarray(self.predict(write_model(model))), self.labels
         _check_answers(answers, labels)
         if answers.ndim == 1:
@@ -144,10 +142,6 @@ class ServerData:
         if not np.isfinite(chances).all():
             raise ValueError("scores that are not finite")
         return Judged(chances, answers.argmax(-1) == labels)
-
-    def _by_losses(self, model: Model) -> Judged:
-        chances = np.exp(-self._losses(model) / self.scale)
-        return Judged(chances, chances > np.exp(-1))
 
     def _losses(self, model: Model) -> np.ndarray:
         assert self.score is not None

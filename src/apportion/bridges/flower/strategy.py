@@ -38,7 +38,6 @@ from apportion.domains.federated.states import (
     Blind,
     Invariant,
     SampleScores,
-    ServerInfo,
     Submission,
 )
 from apportion.errors import InputError, optional_import
@@ -71,8 +70,8 @@ from apportion.bridges.flower.updates import (
 )
 
 _log = logging.getLogger("flwr")
-FEDAVGS, LAST = "FedAvg's", "the last one, all replies being harmful"
-"""Whose model was taken, where not the policy's."""
+POLICYS, FEDAVGS, LAST = "the policy's", "FedAvg's", "the last one, all replies being harmful"
+"""Whose model was taken."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Aggregated:
     """Of their models on the server's samples; not a number where they were not tried."""
     step: float = 1.0
     momentum: float = 0.0
-    by: str = "the policy's"
+    by: str = POLICYS
     """Whose model it is: the policy's, FedAvg's, or the last one, which stays."""
     accuracy: float = float("nan")
     """Of the model on the server's samples."""
@@ -184,8 +183,7 @@ class GuardedFedAvg(FedAvg):
         for node in sorted(self._asked - {message.metadata.src_node_id for message in replies}):
             self._note(server_round, node, "silent")
         if not updates:
-            self._memory.end_round()
-            self._memory.told.append(
+            self._memory.end_round(
                 RoundNote(self._resumed + server_round, "the last one, for want of replies", np.nan)
             )
             why = next(iter(refused.values()), "nobody replied")
@@ -196,8 +194,9 @@ class GuardedFedAvg(FedAvg):
         outcome = "harmful" if made.by == LAST else "kept"
         for update, share, right in zip(made.updates, made.shares, made.accuracies, strict=True):
             self._note(server_round, update.node, outcome, right, float(share))
-        self._memory.told.append(RoundNote(self._resumed + server_round, made.by, made.accuracy))
-        self._memory.end_round(made.gain)
+        self._memory.made = made.model
+        note = RoundNote(self._resumed + server_round, made.by, made.accuracy)
+        self._memory.end_round(note, made.gain)
         try:
             contents = [update.content for update in made.updates]
             metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
@@ -396,7 +395,8 @@ class LearnedAggregation(GuardedFedAvg):
     @property
     def kept_model(self) -> ArrayRecord | None:
         """The last model of the run whose memory `checkpoint_path` holds; None before the first."""
-        return None if self._made is None else write_model(self._made)
+        made = self._memory.made
+        return None if made is None else write_model(made)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -406,9 +406,10 @@ class LearnedAggregation(GuardedFedAvg):
             self.server.begin_round(self._memory.start)
         arrays, metrics = super().aggregate_train(server_round, replies)
         if metrics is not None:
-            metrics["gate-passed"], metrics["trust"] = int(self._learned), self.trust
-            if self.checkpoint_path is not None and self._made is not None:
-                self._memory.save(self.checkpoint_path, self._made)
+            by_policy = self._memory.told[-1].by == POLICYS
+            metrics["gate-passed"], metrics["trust"] = int(by_policy), self.trust
+            if self.checkpoint_path is not None:
+                self._memory.save(self.checkpoint_path)
         return arrays, metrics
 
     def make_model(
@@ -431,13 +432,13 @@ class LearnedAggregation(GuardedFedAvg):
                 _log.error("round %d: all replies harm the model, which stays", server_round)
             elif made.by == FEDAVGS:
                 _log.info("round %d: FedAvg's model, not the policy's", server_round)
-        self._made, self._learned = made.model, made.by not in (FEDAVGS, LAST)
         return made
 
     def try_out(self, model: Model) -> None:
         """Refuse a `predict` that fails on the first model, and the memory of another federation."""
         self.server.try_out(model)
-        if self._made is not None and shapes_of(self._made) != shapes_of(model):
+        made = self._memory.made
+        if made is not None and shapes_of(made) != shapes_of(model):
             raise InputError(
                 f"{self.checkpoint_path}: is the memory of a federation whose model has other arrays, or "
                 "other shapes of them; name another file"
@@ -532,14 +533,15 @@ class LearnedAggregation(GuardedFedAvg):
         m = len(models)
         rows = geometry(models, start, self._memory.move)
         rows = np.pad(rows, ((0, 0), (0, padded_width(m) - m)))
-        info = ServerInfo(
+        submission = Submission(
+            _padded(rows[:-1]),
+            jax.device_put(np.arange(padded_width(m)) < m),
             _padded(sample_counts(fedavg.updates, self.weighted_by_key)),
             _padded(np.array([self._memory.absence(own.node) for own in fedavg.updates])),
             _array(rows[-1]),
             _array(float(self._memory.rounds)),
+            scores,
         )
-        present = jax.device_put(np.arange(padded_width(m)) < m)
-        submission = Submission(_padded(rows[:-1]), present, info, scores)
         return np.asarray(_channels(self.state, submission))[:m]
 
     def gains(self) -> Gains:
@@ -558,9 +560,8 @@ class LearnedAggregation(GuardedFedAvg):
         """Forget the clients of an earlier run; go on from a file that is there."""
         super()._begin()
         self._memory.samples = self.server.fingerprint
-        self._made: Model | None = None
         if self.checkpoint_path is not None and self.checkpoint_path.exists():
-            self._memory, self._made = ClientMemory.restored(
+            self._memory = ClientMemory.restored(
                 self.checkpoint_path, self.window, self.server.fingerprint
             )
             self._resumed = self._memory.rounds

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from statistics import median_low
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -230,12 +231,6 @@ def _distance(model: Model, start: Model) -> float:
     return float(np.sqrt(total))
 
 
-def lower_median(values: Sequence[float] | np.ndarray) -> float:
-    """The middle one of the positive values, the lower of two; infinite where there is none."""
-    positive = np.sort([value for value in values if value > 0])
-    return float(positive[(len(positive) - 1) // 2]) if len(positive) else float("inf")
-
-
 def padded_width(count: int) -> int:
     """A power of two that so many clients fit in, so that those who come and go compile nothing anew."""
     return max(8, 1 << (count - 1).bit_length())
@@ -284,6 +279,8 @@ class ClientMemory:
         """Their median, where it was largest."""
         self.start: Model | None = None
         self.move: Model | None = None
+        self.made: Model | None = None
+        """The last model that was made."""
         self.clients: dict[int, ClientPast] = {}
         self.gains: list[float] = []
         """What the policy gained over FedAvg in each round; not a number where it was not tried."""
@@ -302,7 +299,8 @@ class ClientMemory:
         that come late go as far as all did at first.
         """
         self.norms.append(norms)
-        middle = lower_median([norm for some in self.norms for norm in some])
+        positive = [norm for some in self.norms for norm in some if norm > 0]
+        middle = median_low(positive) if positive else math.inf
         if math.isfinite(middle):
             self.usual = max(self.usual, middle)
         return self.usual or math.inf
@@ -331,9 +329,10 @@ class ClientMemory:
             past = self._extended(node, own)
             self.clients[node] = ClientPast(past, float(share), self.rounds + 1)
 
-    def end_round(self, gain: float = np.nan) -> None:
-        """Count a round, and what the policy gained in it."""
+    def end_round(self, note: RoundNote, gain: float = np.nan) -> None:
+        """Count a round, what became of it, and what the policy gained in it."""
         self.rounds += 1
+        self.told.append(note)
         self.gains.append(gain)
 
     def _extended(self, node: int, shown: np.ndarray) -> np.ndarray:
@@ -341,10 +340,11 @@ class ClientMemory:
         past = self.clients[node].history if node in self.clients else blank
         return np.concatenate([past[1:], shown[None, :]])
 
-    def save(self, path: Path, made: Model) -> None:
-        """Write everything, with the model just made, atomically; nothing is pickled."""
+    def save(self, path: Path) -> None:
+        """Write everything, atomically; nothing is pickled."""
+        start, made = self.start or {}, self.made or {}
         arrays = {f"history/{node}": own.history for node, own in self.clients.items()}
-        arrays |= {f"start/{name}": own for name, own in (self.start or {}).items()}
+        arrays |= {f"start/{name}": own for name, own in start.items()}
         arrays |= {f"made/{name}": own for name, own in made.items()}
         outcomes = sorted({note[2] for note in self.notes})
         numbers = [(n, node, outcomes.index(outcome)) for n, node, outcome, *_ in self.notes]
@@ -367,8 +367,8 @@ class ClientMemory:
         write_arrays(path, arrays, about)
 
     @classmethod
-    def restored(cls, path: Path, window: int, samples: str) -> "tuple[ClientMemory, Model]":
-        """The memory of a file, and the model that was made last; refuse one of another federation."""
+    def restored(cls, path: Path, window: int, samples: str) -> "ClientMemory":
+        """The memory of a file; refuse one of another federation."""
         arrays, about = read_arrays(path)
         memory = cls(window, samples)
         try:
@@ -380,7 +380,7 @@ class ClientMemory:
                 memory.clients[node] = ClientPast(arrays[f"history/{node}"], share, seen)
             # The file sorts arrays; a model goes by their order.
             memory.start = {name: arrays[f"start/{name}"] for name in about["names"]}
-            made = {name: arrays[f"made/{name}"] for name in about["names"]}
+            memory.made = {name: arrays[f"made/{name}"] for name in about["names"]}
             numbers, measures = arrays["notes"].tolist(), arrays["measures"].tolist()
             memory.notes = [
                 ClientNote(n, node, about["outcomes"][code], accuracy, share)
@@ -401,4 +401,4 @@ class ClientMemory:
                 f"{path}: is the memory of a federation whose server has other samples (labels of "
                 f"fingerprint {known}, here {samples}); name another file"
             )
-        return memory, made
+        return memory

@@ -29,7 +29,7 @@ from apportion.domains.federated.federation import (
     Models,
     ServerSamples,
 )
-from apportion.domains.federated.policy import AggregationPolicy, Decision, fedavg
+from apportion.domains.federated.policy import AggregationPolicy, Decision
 from apportion.domains.federated.states import average, shares_by_samples
 from apportion.problem import Choice, Observation
 from apportion.simplex import Mask, masked_softmax
@@ -64,6 +64,15 @@ class Received(eqx.Module):
     def by_samples(self) -> Shares:
         """FedAvg's shares: in proportion to the clients' samples, capped."""
         return shares_by_samples(self.counts.astype(jnp.float32), self.mask)
+
+    @property
+    def fedavg(self) -> Decision:
+        """FedAvg as a decision."""
+        return Decision(self.by_samples, jnp.ones(()), jnp.zeros(()))
+
+    def next_model(self, decision: Decision) -> Model:
+        """What a decision makes of the round."""
+        return decision.model(self.models, self.start, self.move)
 
 
 class Aggregator(eqx.Module):
@@ -149,18 +158,15 @@ class Learned(Memoryless):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         decision = self.policy.decide(received.observation, received.mask)
         if not self.gated:
-            model = decision.model(received.models, received.start, received.move)
-            return model, decision.shares
+            return received.next_model(decision), decision.shares
         samples, federation = received.samples, received.federation
         real = samples.shown | samples.kept
         each = jnp.log(federation.chances(received.models, samples.places) + WRONG)
         few_alike = alike(each, decision.shares, real) & (received.heard < MANY)
         step = jnp.where(few_alike, 1.0, decision.step)
         momentum = jnp.where(few_alike, 0.0, decision.momentum)
-        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
-        ways = Decision(decision.shares, step, momentum), plain
-        models = [way.model(received.models, received.start, received.move) for way in ways]
-        models = jnp.stack([*models, received.start])
+        ours, plain = Decision(decision.shares, step, momentum), received.fedavg
+        models = jnp.stack([received.next_model(ours), received.next_model(plain), received.start])
         chances, right = federation.answers(models, samples.places)
         logs = jnp.log(chances + WRONG)
         gains = logs[0] - logs[1], right[0] - right[1]
@@ -343,7 +349,7 @@ class ServerStep(Memoryless):
     def __call__(self, received: Received) -> tuple[Model, Shares]:
         shares = received.by_samples
         decision = Decision(shares, jnp.asarray(self.step_size), jnp.asarray(self.momentum))
-        return decision.model(received.models, received.start, received.move), shares
+        return received.next_model(decision), shares
 
 
 FIRST_DECAY, SECOND_DECAY, FLOOR = 0.9, 0.99, 1e-3
@@ -395,7 +401,7 @@ class GradientShares(Memoryless):
 
         shares = descend_shares(loss, received.by_samples, received.mask)
         decision = Decision(shares, jnp.ones(()), jnp.asarray(self.momentum))
-        return decision.model(received.models, received.start, received.move), shares
+        return received.next_model(decision), shares
 
 
 STEPS, STEP_SIZE, PULL = 20, 0.5, 0.05

@@ -10,7 +10,7 @@ that a policy learns from (`training_world`), those of other clients that it is 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Literal
@@ -25,7 +25,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from apportion.domains.federated.clients import (
     ClientModel,
     Convolutional,
-    Logits,
     Owned,
     Perceptron,
     descend,
@@ -49,7 +48,6 @@ from apportion.domains.federated.states import (
     ClassScores,
     ClientState,
     SampleScores,
-    ServerInfo,
     Submission,
     average,
     shares_by_samples,
@@ -61,8 +59,6 @@ from apportion.tasks import Task
 
 Model = Float[Array, " parameters"]
 Models = Float[Array, "entities parameters"]
-Judge = Callable[[Logits, Int[Array, " batch"], Bool[Array, " batch"]], Array]
-"""From a model's logits, the labels, and which of the images are no padding, to how it does."""
 HELD = 0.35
 """The part of the training federations' images for their server."""
 
@@ -259,21 +255,20 @@ class Federation(Problem):
         trained = jax.vmap(lambda c, k: self.train(aggregate, c, key=k))(members, keys)
         models = jnp.broadcast_to(aggregate, last.models.shape).at[slots].set(trained)
         absent = jnp.where(present, 0.0, last.absent + 1)
-        info = ServerInfo(
-            self.counts[task.members].astype(jnp.float32), last.absent, move, n.astype(jnp.float32)
-        )
+        counts = self.counts[task.members].astype(jnp.float32)
         scores = None
         if self.state.reads == "classes":
             frequency = jax.nn.one_hot(self.labels[self.evaluation], self.classes).mean(0)
             scores = ClassScores(self.correct(models, self.evaluation), frequency)
         elif self.state.reads == "samples":
-            fedavg = average(shares_by_samples(info.counts, present), models)
+            fedavg = average(shares_by_samples(counts, present), models)
             towards = fedavg + QUARTER * (models - fedavg)
             tried = jnp.concatenate([models, towards, jnp.stack([fedavg, aggregate])])
             found = self.chances(tried, last.server.places)
             own, near, rest = jnp.split(found, [len(models), 2 * len(models)])
             scores = SampleScores(own, near, rest[0], rest[1], last.server.shown)
-        submission = Submission(models - aggregate[None, :], present, info, scores)
+        updates, rounds = models - aggregate[None, :], n.astype(jnp.float32)
+        submission = Submission(updates, present, counts, last.absent, move, rounds, scores)
         latest = jnp.concatenate([last.history[:, 1:], self.state(submission)[:, None, :]], axis=1)
         history = jnp.where(present[:, None, None], latest, last.history)
         held = held if self.whole else jnp.where(present, held, last.held)
@@ -317,16 +312,31 @@ class Federation(Problem):
         return self.answers(models, chosen)[0]
 
     def answers(self, models: Models, chosen: Int[Array, " chosen"]) -> tuple[Array, Array]:
-        """The `chances`, and whether the likeliest class is the right one, 1 or 0."""
+        """The `chances`, and whether the likeliest class is the right one, 1 or 0.
 
-        def judge(logits, labels, real):
-            own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-            right = (logits.argmax(-1) == labels).astype(jnp.float32)
-            return jnp.stack([jnp.exp(own - jax.nn.logsumexp(logits, axis=-1)), right], -1)
+        Memory is bounded by a block of images, however many models there are.
+        """
+        size = chosen.shape[0]
+        blocks = -(-size // min(self.block, size))
+        length = -(-size // blocks)
 
-        found = self._by_block(models, chosen, judge)
-        flat = jnp.moveaxis(found, 0, 1).reshape(len(models), -1, 2)[:, : len(chosen)]
-        return flat[..., 0], flat[..., 1]
+        def judge(places):
+            images, labels = self.images[places], self.labels[places]
+
+            def of_model(flat):
+                logits = self.model.logits(unravelled(self.model, flat), images)
+                own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+                right = (logits.argmax(-1) == labels).astype(jnp.float32)
+                return jnp.exp(own - jax.nn.logsumexp(logits, axis=-1)), right
+
+            return jax.vmap(of_model)(models)
+
+        padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
+        chances, right = (
+            jnp.moveaxis(each, 0, 1).reshape(len(models), -1)[:, :size]
+            for each in jax.lax.map(judge, padded)
+        )
+        return chances, right
 
     def loss(self, model: Model, chosen: Int[Array, " chosen"]) -> Float[Array, ""]:
         """Cross-entropy on the chosen images."""
@@ -334,35 +344,8 @@ class Federation(Problem):
 
     def correct(self, models: Models, chosen: Int[Array, " chosen"]) -> Float[Array, "entities _"]:
         """The part of the chosen images that is of a class and that each model gets right."""
-
-        def right(logits, labels, real):
-            classes = jax.nn.one_hot(labels, self.classes) * real[:, None]
-            return (logits.argmax(-1) == labels).astype(jnp.float32) @ classes
-
-        return self._by_block(models, chosen, right).sum(0) / chosen.shape[0]
-
-    def _by_block(
-        self, models: Models, chosen: Int[Array, " chosen"], judge: Judge
-    ) -> Float[Array, "blocks entities ..."]:
-        """What `judge` says of each model and block of the chosen images: memory is bounded by a block,
-        however many models there are.
-        """
-        size = chosen.shape[0]
-        blocks = -(-size // min(self.block, size))
-        length = -(-size // blocks)
-        padded = jnp.pad(chosen, (0, blocks * length - size)).reshape(blocks, length)
-        real = (jnp.arange(blocks * length) < size).reshape(blocks, length)
-
-        def judge_block(block):
-            places, real = block
-
-            def of_model(flat):
-                logits = self.model.logits(unravelled(self.model, flat), self.images[places])
-                return judge(logits, self.labels[places], real)
-
-            return jax.vmap(of_model)(models)
-
-        return jax.lax.map(judge_block, (padded, real))
+        _, right = self.answers(models, chosen)
+        return right @ jax.nn.one_hot(self.labels[chosen], self.classes) / chosen.shape[0]
 
 
 def server_sets(

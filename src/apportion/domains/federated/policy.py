@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from apportion.domains.federated.states import average, shares_by_samples
+from apportion.domains.federated.states import average
 from apportion.errors import InputError
 from apportion.policy import ScoringPolicy
 from apportion.problem import Observation
@@ -171,11 +171,6 @@ def _standing(seen: History, mask: Mask) -> History:
 def _within(value: Array, low: Array | float, high: Array | float) -> Array:
     """The value held within bounds, its slope as if it were not: at a bound learning goes on."""
     return value + jax.lax.stop_gradient(jnp.clip(value, low, high) - value)
-
-
-def fedavg(counts: Float[Array, " entities"], mask: Mask) -> Decision:
-    """FedAvg as a decision."""
-    return Decision(shares_by_samples(counts, mask), jnp.ones(()), jnp.zeros(()))
 
 
 FOLDER = Path(__file__).parent / "policy_files"

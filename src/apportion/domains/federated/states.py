@@ -43,9 +43,12 @@ class ClassScores(eqx.Module):
     """The part of the set that is of a class."""
 
 
-class ServerInfo(eqx.Module):
-    """What a server without samples knows of a round's clients."""
+class Submission(eqx.Module):
+    """A round's models as the server scores them, and what it knows of the clients without samples."""
 
+    updates: Float[Array, "entities parameters"]
+    """Each model less the aggregate it started from."""
+    mask: Bool[Array, " entities"]
     counts: Float[Array, " entities"]
     """Samples each client says it holds."""
     absent: Float[Array, " entities"]
@@ -54,15 +57,6 @@ class ServerInfo(eqx.Module):
     """The aggregate less the one before, in the coordinates of the updates."""
     n: Float[Array, ""]
     """Rounds before this one."""
-
-
-class Submission(eqx.Module):
-    """A round's models as the server scores them."""
-
-    updates: Float[Array, "entities parameters"]
-    """Each model less the aggregate it started from."""
-    mask: Bool[Array, " entities"]
-    info: ServerInfo
     scores: SampleScores | ClassScores | None
     """What the state reads of how the models do."""
 
@@ -168,9 +162,9 @@ class Blind(ClientState):
     reads = "nothing"
 
     def __call__(self, submission: Submission) -> Channels:
-        info, mask = submission.info, submission.mask
+        mask, n = submission.mask, submission.n
         m = mask.sum()
-        share = shares_by_samples(info.counts, mask)
+        share = shares_by_samples(submission.counts, mask)
         log_share = jnp.log(jnp.maximum(share, 1e-12))
         updates = jnp.where(mask[:, None], submission.updates, 0.0)
         norms = jnp.linalg.norm(updates, axis=-1)
@@ -189,11 +183,11 @@ class Blind(ClientState):
             log_share,
             jnp.clip(norm, -3.0, 3.0),
             2 * cosines(mean),
-            cosines(info.move),
+            cosines(submission.move),
             jnp.where(others, pairs, 0.0).sum(1) / jnp.maximum(m - 1, 1),
             largest(jnp.where(others, pairs, -1.0)),
-            jnp.log1p(info.absent),
-            ones * info.n / (info.n + 10),
+            jnp.log1p(submission.absent),
+            ones * n / (n + 10),
             ones * jnp.log(m / 10) / 2,
         ]
         return jnp.where(mask[:, None], jnp.stack(channels, -1), 0.0)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray, PyTree
 from apportion.domains.federated.aggregators import receive
 from apportion.domains.federated.data import Digits
 from apportion.domains.federated.federation import Federation, training_world
-from apportion.domains.federated.policy import AggregationPolicy, fedavg
+from apportion.domains.federated.policy import AggregationPolicy
 from apportion.domains.federated.settings import GradientSettings, PPOSettings
 from apportion.domains.settings import Method
 from apportion.errors import InputError
@@ -160,9 +160,7 @@ def walk(
     def one_round(state, key):
         received = jax.lax.stop_gradient(receive(federation, task, state, key))
         decision = policy.decide(received.observation, received.mask)
-        model = decision.model(received.models, received.start, received.move)
-        plain = fedavg(received.counts.astype(jnp.float32), received.mask)
-        other = plain.model(received.models, received.start, received.move)
+        model, other = received.next_model(decision), received.next_model(received.fedavg)
         losses = federation.loss(model, federation.test), federation.loss(other, federation.test)
         stopped, shares = jax.lax.stop_gradient((model, decision.shares))
         step = federation.continue_from(task, state, stopped, shares, key=key)
