@@ -18,8 +18,7 @@ CORE = (
 DOMAINS = (
     *("training", "probes", "budget.problem"),
     *("charging.garage", "charging.problem", "charging.schedulers"),
-    *("federated.clients", "federated.convolution", "federated.federation"),
-    *("federated.states", "federated.training"),
+    *("federated.clients", "federated.federation", "federated.states", "federated.training"),
     *("portfolio.market", "portfolio.training"),
 )
 INSIDE = [f"apportion.{room}" for room in (*CORE, *(f"domains.{room}" for room in DOMAINS))]

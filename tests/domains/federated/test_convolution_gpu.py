@@ -9,7 +9,6 @@ import pytest
 
 from apportion.domains.federated import clients, convolution_gpu
 from apportion.domains.federated.clients import Convolutional
-from apportion.domains.federated.convolution import by_products
 
 MODELS = 2
 
@@ -53,7 +52,7 @@ def test_the_kernel_is_both_layers(sizes, interpreted):
     layers, images, weights = make(sizes)
     found = values_and_gradients(convolution_gpu.fused_layers, layers, images, weights)
     exact = images.astype(jnp.float32)
-    expected = values_and_gradients(by_products, layers, exact, weights)
+    expected = values_and_gradients(clients.by_products, layers, exact, weights)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -66,7 +65,7 @@ def test_the_client_takes_the_kernel_on_a_card_where_it_suits(interpreted, monke
     monkeypatch.setattr(
         convolution_gpu,
         "fused_layers",
-        lambda *layers: asked.append(True) or by_products(*layers),
+        lambda *layers: asked.append(True) or clients.by_products(*layers),
     )
     plain = client.logits(parameters, images)
     assert not asked
@@ -86,7 +85,7 @@ def test_the_images_have_their_gradient_too(interpreted):
 
     found, expected = (
         jax.jit(jax.grad(partial(total, each)))(images[0])
-        for each in (convolution_gpu.fused_layers, by_products)
+        for each in (convolution_gpu.fused_layers, clients.by_products)
     )
     np.testing.assert_array_equal(found.astype(float), expected.astype(float))
     assert np.abs(expected.astype(float)).max() > 1

@@ -1,7 +1,9 @@
 """What a client does: it trains a small classifier from the aggregate, by SGD on the images it holds.
 
 The paper's classifier is one 5 x 5 convolution with ReLU and a softmax layer, no pooling. Both layers are
-computed as products of patches (`convolution`), on a graphics card in one kernel (`convolution_gpu`).
+computed as products of patches: under `vmap` over clients a convolution would become a grouped one, which
+is slow everywhere, while a product becomes a larger product. On a graphics card one kernel computes both
+(`convolution_gpu`).
 """
 
 import math
@@ -15,11 +17,15 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from apportion.domains.federated.convolution import Images, Logits, by_products
 from apportion.errors import InputError
 from apportion.gpu import on_gpu
 
 Parameters = dict[str, Array]
+Filter = Float[Array, "pixels channels"]
+Bias = Float[Array, " channels"]
+Out = Float[Array, "channels places classes"]
+Images = Float[Array, "batch side side"]
+Logits = Float[Array, "batch classes"]
 
 
 class ClientModel(eqx.Module):
@@ -108,6 +114,21 @@ def _uniform(
     sample = jax.random.uniform(key, (sum(sizes),), minval=-1.0, maxval=1.0)
     pieces = jnp.split(sample, np.cumsum(sizes)[:-1])
     return [bound * p.reshape(s) for p, (s, bound) in zip(pieces, wanted, strict=True)]
+
+
+def by_products(filter_: Filter, bias: Bias, out: Out, images: Images) -> Logits:
+    """The logits, less the bias of the softmax layer, as two products in the images' precision."""
+    filter_, bias, out = (array.astype(images.dtype) for array in (filter_, bias, out))
+    kernel = math.isqrt(filter_.shape[0])
+    places = images.shape[1] - kernel + 1
+    rows = jnp.stack([images[:, i : i + places] for i in range(kernel)])
+    # Every place of every image is a column of the pixels under the filter.
+    patches = jnp.stack([rows[..., j : j + places] for j in range(kernel)], 1)
+    patches = patches.reshape(filter_.shape[0], -1)
+    # Channels first: with models along a `vmap`, neither product then needs a transposed copy.
+    hidden = jax.nn.relu(filter_.T @ patches + bias[:, None])
+    hidden = hidden.reshape(bias.shape[0], images.shape[0], -1)
+    return jnp.einsum("cbp,cpk->cbk", hidden, out, preferred_element_type=jnp.float32).sum(0)
 
 
 class Owned(eqx.Module):

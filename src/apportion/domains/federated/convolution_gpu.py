@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array
 
-from apportion.domains.federated.convolution import Bias, Filter, Images, Logits, Out, by_products
+from apportion.domains.federated.clients import Bias, Filter, Images, Logits, Out, by_products
 
 BLOCK = 64
 """Images of a program."""
