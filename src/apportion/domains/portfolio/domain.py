@@ -14,9 +14,10 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     from apportion.certificate import Gains
     from apportion.domains.portfolio.backtest import TrainedPolicy
+    from apportion.domains.portfolio.orders import NextAllocation
     from apportion.domains.portfolio.prices import Prices
     from apportion.domains.portfolio.record import Backtest
-    from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
+    from apportion.domains.portfolio.run import CheckedPrices
     from apportion.report.page import Section
     from apportion.runs.folder import Run
     from apportion.runs.progress import Progress
