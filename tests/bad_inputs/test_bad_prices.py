@@ -52,6 +52,12 @@ def files(*rows: tuple):
         ("fields without close", head("Date,Open,High,Low"), '"ticker" is missing beside "high"'),
         ("no days", columns(1, 2, 3), '"date" is missing'),
         ("two columns of days", head("A,date,DATE,B"), 'called "date" and not the first'),
+        (
+            "a written index",
+            head(",date,A,B"),
+            'column 2 is called "date"',
+            '.set_index("date").to_csv',
+        ),
         ("text", cell(4, 2, "n/k"), '"B"', "not numbers", '"n/k" at line 5'),
         ("thousands", cell(4, 2, '"1,234.5"'), "1234.5, without commas"),
         ("truth", cell(4, 2, "True"), "not numbers", "True"),

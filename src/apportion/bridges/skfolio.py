@@ -23,6 +23,7 @@ with optional_import("MultiTaskPortfolio needs skfolio", "market"):
     from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 _NUMBERS: dict[str, Any] = {"dtype": np.float64}
+_SETTINGS = {field.name for field in fields(PortfolioSettings)}
 
 
 class MultiTaskPortfolio(BaseOptimization):
@@ -134,8 +135,8 @@ class MultiTaskPortfolio(BaseOptimization):
             held = weights / weights.sum() if weights.sum() > 0 else None
         if self.policy is None:
             days, assets = prices.close.shape
-            known = {field.name for field in fields(PortfolioSettings)}
-            given = {name: v for name, v in self.get_params(deep=False).items() if name in known}
+            parameters = self.get_params(deep=False)
+            given = {name: parameters[name] for name in _SETTINGS & parameters.keys()}
             given["task_size"] = min(self.task_size, assets)
             given["batch"] = max(1, min(self.batch, days - self.window))
             self.policy_ = train_portfolio(prices, PortfolioSettings(**given)).policy
@@ -198,9 +199,9 @@ class MultiTaskPortfolio(BaseOptimization):
     def _refuse_ignored(self) -> None:
         """Refuse what a trained policy makes meaningless: a search over it finds nothing."""
         defaults = MultiTaskPortfolio().get_params(deep=False)
-        trained = {field.name for field in fields(PortfolioSettings)} & defaults.keys() - {"window"}
-        given = self.get_params(deep=False)
-        ignored = [name for name in given if name in trained and given[name] != defaults[name]]
+        trained = _SETTINGS - {"window"}
+        given = self.get_params(deep=False).items()
+        ignored = [name for name, value in given if name in trained and value != defaults[name]]
         if ignored:
             raise InputError(
                 f"MultiTaskPortfolio: {', '.join(ignored)} would do nothing beside policy=, which is used "

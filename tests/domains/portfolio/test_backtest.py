@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from apportion.domains.portfolio.backtest import (
     backtest_strategies,
     weekly_gains,
 )
-from apportion.domains.portfolio.market import walk_policy, walk_tasks
+from apportion.domains.portfolio.market import walk_tasks
 from apportion.errors import InputError
 from apportion.policy import Recurrent
 from apportion.problem import rollout
@@ -52,13 +53,10 @@ def result(policy):
 def test_the_parallel_walk_is_the_rollout_of_the_problem(policy):
     market = Market.of(PRICES, window=8, costs=Costs(0.0025))
     tasks = draw_tasks(5, 3, 4, seed=0)
-    task = tasks[1]
-    walk = walk_policy(policy, market, task, chunk=7)
-    path = rollout(market, policy, task, key=jax.random.key(0))
-    np.testing.assert_allclose(walk.log_return, path.rewards, atol=1e-6)
-    np.testing.assert_allclose(walk.allocations, path.allocations, atol=1e-6)
-    together = walk_tasks(policy, market, tasks)
-    np.testing.assert_allclose(together.growth[1], walk.growth, rtol=1e-6)
+    walks = walk_tasks(policy, market, tasks)
+    path = eqx.filter_jit(rollout)(market, policy, tasks[1], key=jax.random.key(0))
+    np.testing.assert_allclose(walks.log_return[1], path.rewards, atol=1e-6)
+    np.testing.assert_allclose(walks.allocations[1], path.allocations, atol=1e-6)
 
 
 def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start(result):
@@ -66,15 +64,6 @@ def test_the_first_period_ends_on_the_first_trading_day_on_or_after_start(result
     assert result.net["first"][0] == pytest.approx(
         (1 - 2 * 0.0025 * 0.8) * PRICES.relatives()[50, 0] - 1, abs=1e-5
     )
-
-
-def test_earlier_rows_serve_as_history_only(policy, result):
-    """Cutting off rows that no window reaches changes nothing."""
-    cut = type(PRICES)(
-        PRICES.dates[42:], PRICES.tickers, PRICES.close[42:], PRICES.high[42:], PRICES.low[42:]
-    )
-    again = backtest_strategies(cut, {"policy": policy}, start=START, window=8)
-    np.testing.assert_allclose(again.net["policy"], result.net["policy"], atol=1e-6)
 
 
 def test_the_result_shows_itself_and_json_is_the_contract(result):

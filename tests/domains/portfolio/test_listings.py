@@ -10,9 +10,9 @@ import pytest
 
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio import Costs, Market, Prices, SimulatedMarket
+from apportion.domains.portfolio.backtest import _walk_one as walked
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.constrained import constrain
-from apportion.domains.portfolio.market import walk_policy
 from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.training import next_allocation
 from apportion.policy import Recurrent
@@ -25,7 +25,6 @@ POLICY = eqx.tree_at(
     lambda p: p.score.of_features, Recurrent(3, 4, key=jax.random.key(0)), 3 * jnp.ones(4)
 )
 EVERYONE = Task.of([range(5)])[0]
-walked = eqx.filter_jit(walk_policy)
 
 
 def cut(spans: dict[int, tuple[int, int]]) -> Prices:
@@ -39,7 +38,8 @@ def cut(spans: dict[int, tuple[int, int]]) -> Prices:
 
 
 PARTLY = cut({1: (30, 79), 2: (0, 50), 4: (20, 60)})
-MARKET = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025))
+# As a backtest has it, which then shares its programs.
+MARKET = Market.of(PARTLY, window=WINDOW, costs=Costs(0.0025, exact=True))
 
 
 def by_hand(prices: Prices, targets: np.ndarray, eta: float, cost: float):

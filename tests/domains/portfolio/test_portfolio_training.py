@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,27 +10,12 @@ import pytest
 from apportion.domains.portfolio import SimulatedMarket
 from apportion.domains.portfolio.backtest import backtest_strategies
 from apportion.domains.portfolio.settings import PortfolioSettings
-from apportion.domains.portfolio.training import (
-    draw_portfolio_tasks,
-    next_allocation,
-    train_portfolio,
-)
+from apportion.domains.portfolio.training import draw_portfolio_tasks, next_allocation
 from apportion.domains.portfolio.validation import Years, best_variant
 from apportion.errors import InputError
+from apportion.policy import Recurrent
 
 PRICES = SimulatedMarket.draw(universe=5, days=1000, seed=2).prices
-TINY = PortfolioSettings(
-    tasks=3,
-    task_size=3,
-    steps=6,
-    members=2,
-    window=6,
-    batch=12,
-    hidden=4,
-    learning_rate=1e-2,
-    trust=1.0,
-    trade_fraction=0.5,
-)
 
 
 def votes(learned: list[float], equal: list[float]) -> pd.DataFrame:
@@ -62,31 +48,23 @@ def test_equal_shares_are_trained_least():
     assert "no learned policy had the better Sharpe ratio in most of 0-2" in choice.summary()
 
 
-SETTINGS = replace(TINY, held_out=1)
+def test_instruments_are_held_out_of_every_task():
+    settings = PortfolioSettings(tasks=3, task_size=3, held_out=1)
+    seen, unseen, tasks = draw_portfolio_tasks(5, settings)
+    assert sorted([*seen, *unseen]) == list(range(5))
+    assert len(unseen) == 1
+    assert tasks.members.shape == (3, 3)
+    assert unseen[0] not in np.asarray(tasks.members)
+    assert len(draw_portfolio_tasks(5, replace(settings, method="stl"))[-1]) == 1
 
 
-@pytest.fixture(scope="module")
-def trained():
-    return train_portfolio(PRICES, SETTINGS)
-
-
-def test_every_member_is_updated_and_instruments_are_held_out(trained):
-    assert len(trained.unseen) == 1
-    assert trained.unseen[0] not in np.asarray(trained.tasks.members)
-    assert np.asarray(trained.training.state.step).tolist() == [6, 6]
-    assert len(trained.training.metrics) == 2 * 6
-    alone = draw_portfolio_tasks(5, replace(SETTINGS, method="stl"))[-1]
-    assert len(alone) == 1
-
-
-def test_the_next_allocation_is_what_a_backtest_does_next(trained):
+def test_the_next_allocation_is_what_a_backtest_does_next():
     """Tomorrow's shares from a file cut today are those of a backtest that has tomorrow."""
-    day = PRICES.dates[700]
-    cut = PRICES.until(day)
-    ahead = backtest_strategies(PRICES, {"policy": trained.policy}, start=day, end=day, window=6)
-    np.testing.assert_allclose(
-        next_allocation(trained.policy, cut, window=6), ahead.allocations["policy"][0], atol=1e-6
-    )
+    policy, day = Recurrent(3, 4, key=jax.random.key(0)), PRICES.dates[700]
+    ahead = backtest_strategies(PRICES, {"policy": policy}, start=day, end=day, window=6)
+    shares = np.asarray(next_allocation(policy, PRICES.until(day), window=6))
+    np.testing.assert_allclose(shares, ahead.allocations["policy"][0], atol=1e-6)
+    assert np.ptp(shares) > 1e-4
 
 
 @pytest.mark.parametrize("year", [2000, 2010])

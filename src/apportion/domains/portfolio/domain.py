@@ -14,9 +14,10 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     from apportion.certificate import Gains
     from apportion.domains.portfolio.backtest import TrainedPolicy
+    from apportion.domains.portfolio.orders import NextAllocation
     from apportion.domains.portfolio.prices import Prices
     from apportion.domains.portfolio.record import Backtest
-    from apportion.domains.portfolio.run import CheckedPrices, NextAllocation
+    from apportion.domains.portfolio.run import CheckedPrices
     from apportion.report.page import Section
     from apportion.runs.folder import Run
     from apportion.runs.progress import Progress
@@ -129,16 +130,12 @@ class PortfolioDomain(Domain):
         return prepare_run(settings)
 
     def backtest(
-        self, run: "Run", options: PortfolioBacktestOptions, progress: "Progress | None" = None
+        self, run: "Run", options: PortfolioBacktestOptions, progress: "Progress"
     ) -> "Backtest":
         """A finished run's policy beside baselines, by default on all days after those trained on."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
         prices = prices if options.tickers is None else prices.select(options.tickers)
         from apportion.domains.portfolio.backtest import backtest_with_baselines
-
-        def on_strategy(name: str, done: float) -> None:
-            if progress is not None:
-                progress.stage(f"backtest: {name}", done)
 
         return backtest_with_baselines(
             _trained(run),
@@ -147,14 +144,14 @@ class PortfolioDomain(Domain):
             end=options.end,
             cost=options.cost,
             baselines=options.baselines,
-            on_strategy=on_strategy,
+            on_strategy=lambda name, done: progress.stage(f"backtest: {name}", done),
         )
 
     def allocate(self, run: "Run", options: PortfolioAllocateOptions) -> "NextAllocation":
         """The next period's shares, and the orders that lead to them from what is held."""
         prices = _own_prices(run, options.prices, options.allow_jumps)
+        from apportion.domains.portfolio.orders import allocate_next
         from apportion.domains.portfolio.prices import check_last_day
-        from apportion.domains.portfolio.run import allocate_next
 
         check_last_day(prices, options.delisted)
         return allocate_next(_trained(run), prices, options.holdings, options.lot)

@@ -1,4 +1,4 @@
-"""From an allocation to orders: what is held today, what to buy and sell, what that costs, what is left.
+"""The next allocation and its orders: what is held, what to buy and sell, what that costs, what is left.
 
 Holdings are shares, or quantities and cash. A CSV's columns decide which it is: ticker and share, or ticker
 and quantity with a row for cash. A ticker that the file leaves out holds nothing.
@@ -10,15 +10,19 @@ value before = value after + cost. Reading holdings starts no JAX.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.rules import CASH
+from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.rules import CASH, rebalancing_days
 from apportion.errors import InputError, reading
+
+if TYPE_CHECKING:
+    from apportion.domains.portfolio.backtest import TrainedPolicy
 
 _FORM = "write a CSV with columns ticker and share, or ticker and quantity with a row for cash"
 _ROUNDING = 1e-9
@@ -124,10 +128,6 @@ class Orders:
     """What each trade costs."""
     after: np.ndarray
     """What each is worth when all is traded, cash in front."""
-    date: str = ""
-    """The day of the prices."""
-    assumed: Mapping[str, str] | None = None
-    """What the orders rest on, in words."""
 
     @property
     def cost(self) -> float:
@@ -170,18 +170,16 @@ class Orders:
                 "after": float(self.after.sum()),
                 "cost": self.cost,
             },
-            "assumed": dict(self.assumed or {}),
         }
 
-    def summary(self) -> str:
+    def summary(self, title: str = "orders") -> str:
         """The orders as a table, the largest first, and the account of the money."""
         counted, form = self.holdings.counted, "{:,.2f}" if self.holdings.counted else "{:.4%}"
         table = self.to_frame()
         largest = np.argsort(-np.abs(self.trades), kind="stable")
         width = max(map(len, table["ticker"]))
         heads = ["now", "target", "after", *(["units"] if counted else []), "trade", "cost"]
-        lines = [f"orders for the period after {self.date}" if self.date else "orders"]
-        lines.append(f"  {'':{width}}" + "".join(f"{head:>14}" for head in heads))
+        lines = [title, f"  {'':{width}}" + "".join(f"{head:>14}" for head in heads)]
         for row in table.iloc[[*largest, len(table) - 1]].to_dict("records"):
             cells = [f"{row[name]:.3%}" for name in ("weight", "target", "after")]
             if counted:
@@ -193,7 +191,6 @@ class Orders:
             f"value {form.format(value)} = {form.format(end)} afterwards + {form.format(self.cost)} of "
             f"costs ({self.cost / value:.4%}); {form.format(self.after[0])} of cash is left"
         )
-        lines += [f"{name}: {text}" for name, text in (self.assumed or {}).items()]
         return "\n".join(lines)
 
 
@@ -206,8 +203,6 @@ def plan_orders(
     *,
     lot: float | None = None,
     hold: bool = False,
-    date: str = "",
-    assumed: Mapping[str, str] | None = None,
 ) -> Orders:
     """The orders that lead to `target`, its shares in the order of the tickers with cash in front.
 
@@ -247,7 +242,7 @@ def plan_orders(
     exact = not hold and abs(left - ideal[0]) <= _ROUNDING * value
     cash = ideal[0] if exact else max(left, 0.0)
     after = np.append(cash, np.maximum(before[1:] + trades, 0.0))
-    return Orders(tickers, prices, holdings, target, before, trades, costs, after, date, assumed)
+    return Orders(tickers, prices, holdings, target, before, trades, costs, after)
 
 
 def whole_lots(
@@ -282,3 +277,100 @@ def whole_lots(
             lots[i] += 1
             left -= price
     return lots.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class NextAllocation:
+    """The shares of the period after the last day of the prices, and orders where holdings were given."""
+
+    date: str
+    shares: Mapping[str, float]
+    orders: Orders | None = None
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """What the orders rest on, in words."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion allocate --json`."""
+        told = {"date": self.date, "allocation": dict(self.shares)}
+        if self.orders is None:
+            return told
+        return {**told, **self.orders.to_json(), "assumed": dict(self.assumed)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The orders, or else a row for each share."""
+        if self.orders is not None:
+            return self.orders.to_frame()
+        return pd.DataFrame({"ticker": list(self.shares), "share": list(self.shares.values())})
+
+    def summary(self) -> str:
+        """The orders, or else the shares, the largest first."""
+        if self.orders is not None:
+            orders = self.orders.summary(f"orders for the period after {self.date}")
+            return "\n".join([orders, *(f"{name}: {text}" for name, text in self.assumed.items())])
+        width = max(map(len, self.shares))
+        ordered = sorted(self.shares.items(), key=lambda pair: -pair[1])
+        lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
+        return "\n".join([f"allocation for the period after {self.date}", *lines])
+
+
+def allocate_next(
+    trained: "TrainedPolicy", prices: Prices, path: Path | None = None, lot: float | None = None
+) -> NextAllocation:
+    """The next period's shares, and the orders that lead to them from the holdings of a file."""
+    prices, rules, cost = trained.series(prices), trained.rules, trained.cost
+    date = str(prices.dates[-1])
+    if path is None:
+        return NextAllocation(date, next_shares(trained, prices))
+    holdings = read_holdings(path, prices.tickers, cash=rules.cash)
+    if lot is not None and not holdings.counted:
+        raise InputError(f"{path}: shares are not traded in lots; give quantities")
+    missing = np.flatnonzero((holdings.amounts > 0) & np.isnan(prices.close[-1]))
+    if holdings.counted and len(missing):
+        raise InputError(
+            f"{path}: {prices.tickers[missing[0]]} is held and has no price on {date}; "
+            "leave it out, or give prices up to a day on which it has one"
+        )
+    values = holdings.values(prices.close[-1])
+    values = values if rules.cash else values[1:]
+    # Where there is nothing but money a portfolio is set up.
+    held = values / values.sum() if values.sum() > 0 else None
+    shares = next_shares(trained, prices, held)
+    # Of what is no longer listed nothing can be held on, whatever the day.
+    listed = np.isfinite(prices.close[-1][holdings.amounts > 0]).all()
+    today = rebalancing_days(prices.dates, rules.rebalance)[-1]
+    hold = bool(listed) and held is not None and not today
+    assumed = {
+        "prices": f"the closes of {date}",
+        "costs": f"{cost:.2%} of the money that is traded, as in the run's backtest",
+        "lot": "fractions of a unit" if lot is None else f"whole lots of {lot:g}",
+    }
+    if not rules.cash and holdings.cash > 0 and not hold:
+        assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"
+    if held is None:
+        assumed["start"] = "nothing but cash is held: a portfolio is set up from equal shares"
+    if hold:
+        assumed["day"] = f"{date} is no day to rebalance ({rules.rebalance}): nothing is traded"
+    orders = plan_orders(
+        prices.tickers,
+        prices.close[-1],
+        holdings,
+        np.array([0.0] * (not rules.cash) + list(shares.values())),
+        cost,
+        lot=lot,
+        hold=hold,
+    )
+    return NextAllocation(date, shares, orders, assumed)
+
+
+def next_shares(
+    trained: "TrainedPolicy", prices: Prices, held: np.ndarray | None = None
+) -> dict[str, float]:
+    """The shares after the last day of the prices by name, cash first where the policy may hold some."""
+    from apportion.domains.portfolio.training import next_allocation
+
+    wanted = next_allocation(
+        trained.policy, prices, window=trained.window, held=held, rules=trained.rules
+    )
+    shares = np.asarray(wanted, float)
+    names = (CASH, *prices.tickers) if trained.rules.cash else prices.tickers
+    return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))

@@ -1,11 +1,10 @@
-"""A portfolio run: how it is trained from a file of prices, and what it would do next.
+"""A portfolio run: how it is trained from a file of prices, and what it found.
 
 Trust, trade fraction and the number of updates are chosen on validation years inside the training period. A
 policy is equivariant, so it may be tested on instruments it never saw; days it was trained on say nothing
 about days to come. Prices are read and refused before JAX is started.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from apportion.domains.portfolio.orders import Orders, plan_orders, read_holdings
+from apportion.domains.portfolio.orders import next_shares
 from apportion.domains.portfolio.prices import Prices, find_jumps, read_prices
-from apportion.domains.portfolio.rules import CASH, Rules, rebalancing_days
+from apportion.domains.portfolio.rules import Rules
 from apportion.domains.portfolio.settings import PortfolioJob
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
-    from apportion.domains.portfolio.backtest import TrainedPolicy
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.validation import Choice
     from apportion.policy import Policy
@@ -73,7 +71,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
             result = tested_after_training(
                 lambda: backtest.backtest_with_baselines(trained, prices, start=settings.until)
             )
-        shares = _next_shares(trained, prices)
+        shares = next_shares(trained, prices)
         day, names = str(prices.dates[-1]), list(shares)
         following = {"after": day, "entity": names, "share": list(shares.values())}
         return _outcome(done.policy, about, settings, result, choice, pd.DataFrame(following))
@@ -88,35 +86,6 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
     some = validation.validation_years(known, settings, settings.validation)
     notes = [f"moves far: {jump}" for jump in find_jumps(known) if jump.market]
     return PreparedJob(data, train, choose if some else None, notes)
-
-
-@dataclass(frozen=True, eq=False)
-class NextAllocation:
-    """The shares of the period after the last day of the prices, and orders where holdings were given."""
-
-    date: str
-    shares: Mapping[str, float]
-    orders: Orders | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The contract of `apportion allocate --json`."""
-        orders = {} if self.orders is None else self.orders.to_json()
-        return {"date": self.date, "allocation": dict(self.shares), **orders}
-
-    def to_frame(self) -> pd.DataFrame:
-        """The orders, or else a row for each share."""
-        if self.orders is not None:
-            return self.orders.to_frame()
-        return pd.DataFrame({"ticker": list(self.shares), "share": list(self.shares.values())})
-
-    def summary(self) -> str:
-        """The orders, or else the shares, the largest first."""
-        if self.orders is not None:
-            return self.orders.summary()
-        width = max(map(len, self.shares))
-        ordered = sorted(self.shares.items(), key=lambda pair: -pair[1])
-        lines = [f"  {name:{width}}  {share:8.3%}" for name, share in ordered]
-        return "\n".join([f"allocation for the period after {self.date}", *lines])
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,75 +121,6 @@ class CheckedPrices:
         found = sorted(find_jumps(self.prices), key=lambda jump: bool(jump.market))
         moves = [f"moves far: {jump}" for jump in found]
         return "\n".join([f"{self.path}: valid; {self.prices.summary()}", *moves])
-
-
-def allocate_next(
-    trained: "TrainedPolicy", prices: Prices, path: Path | None = None, lot: float | None = None
-) -> NextAllocation:
-    """The next period's shares, and the orders that lead to them from the holdings of a file."""
-    prices, rules, cost = trained.series(prices), trained.rules, trained.cost
-    date = str(prices.dates[-1])
-    if path is None:
-        return NextAllocation(date, _next_shares(trained, prices))
-    holdings = read_holdings(path, prices.tickers, cash=rules.cash)
-    if lot is not None and not holdings.counted:
-        raise InputError(f"{path}: shares are not traded in lots; give quantities")
-    missing = np.flatnonzero((holdings.amounts > 0) & np.isnan(prices.close[-1]))
-    if holdings.counted and len(missing):
-        raise InputError(
-            f"{path}: {prices.tickers[missing[0]]} is held and has no price on {date}; "
-            "leave it out, or give prices up to a day on which it has one"
-        )
-    values = holdings.values(prices.close[-1])
-    values = values if rules.cash else values[1:]
-    # Where there is nothing but money a portfolio is set up.
-    held = values / values.sum() if values.sum() > 0 else None
-    shares = _next_shares(trained, prices, held)
-    # Of what is no longer listed nothing can be held on, whatever the day.
-    listed = np.isfinite(prices.close[-1][holdings.amounts > 0]).all()
-    today = rebalancing_days(prices.dates, rules.rebalance)[-1]
-    hold = bool(listed) and held is not None and not today
-    assumed = {
-        "prices": f"the closes of {date}",
-        "costs": f"{cost:.2%} of the money that is traded, as in the run's backtest",
-        "lot": "fractions of a unit" if lot is None else f"whole lots of {lot:g}",
-    }
-    if not rules.cash and holdings.cash > 0 and not hold:
-        assumed["cash"] = "the policy holds none, so all of it is invested as far as lots allow"
-    if held is None:
-        assumed["start"] = "nothing but cash is held: a portfolio is set up from equal shares"
-    if hold:
-        assumed["day"] = f"{date} is no day to rebalance ({rules.rebalance}): nothing is traded"
-    orders = plan_orders(
-        prices.tickers,
-        prices.close[-1],
-        holdings,
-        np.array([0.0] * (not rules.cash) + list(shares.values())),
-        cost,
-        lot=lot,
-        hold=hold,
-        date=date,
-        assumed=assumed,
-    )
-    return NextAllocation(date, shares, orders)
-
-
-def _next_shares(
-    trained: "TrainedPolicy", prices: Prices, held: np.ndarray | None = None
-) -> dict[str, float]:
-    """The shares after the last day of the prices by name, cash first where the policy may hold some."""
-    from apportion.domains.portfolio.training import next_allocation
-
-    wanted = next_allocation(
-        trained.policy,
-        trained.series(prices),
-        window=trained.window,
-        held=held,
-        rules=trained.rules,
-    )
-    shares = np.asarray(wanted, float)
-    names = (CASH, *prices.tickers) if trained.rules.cash else prices.tickers
-    return dict(zip(names, (shares / shares.sum()).tolist(), strict=True))
 
 
 def _describe_choice(prices: Prices, settings: PortfolioJob, choice: "Choice | None") -> str:
