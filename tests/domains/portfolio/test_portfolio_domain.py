@@ -137,29 +137,22 @@ def test_a_run_keeps_to_its_rules_and_says_so(whole, place):
     assert first.min().min() >= 0.02 - 1e-6
 
 
-def test_a_run_is_backtested_beside_baselines(whole, place, monkeypatch):
+def test_a_run_is_backtested_beside_baselines(whole, place):
     run, watched = load_run(place / "whole"), Watched()
     told = DOMAIN.backtest(run, PortfolioBacktestOptions(baselines=("olmar",)), watched)
     assert told.to_json()["net"]["policy"] == whole[0].results["net"]["policy"]
     assert watched.stages == [f"backtest: {name}" for name in told.net]
     assert told.trained_until == "2002-12-14"
-    # What else may be asked for is handed on; other days and tickers would be other programs.
-    asked = {"start": "2002-12-01", "end": "2002-12-20", "cost": 0.0}
-    handed = {}
-
-    def strategies(prices, policies, **options):
-        handed.update(options, tickers=prices.tickers, policies=list(policies))
-        return told
-
-    monkeypatch.setattr(backtest, "backtest_strategies", strategies)
-    options = PortfolioBacktestOptions(tickers=PRICES.tickers[1:], baselines=(), **asked)
+    some = PRICES.tickers[1:]
+    asked = PortfolioBacktestOptions(
+        start="2002-12-01", end="2002-12-20", cost=0.0, tickers=some, baselines=()
+    )
     with pytest.warns(UserWarning, match="says nothing about days to come"):
-        DOMAIN.backtest(run, options, Quiet())
-    monkeypatch.undo()
-    assert asked.items() <= handed.items()
-    assert handed["tickers"] == PRICES.tickers[1:]
-    assert handed["policies"] == ["policy", "lazy-crp"]
-    assert handed["baselines"] == {}
+        few = DOMAIN.backtest(run, asked, Quiet())
+    assert few.tickers == some
+    assert 0 < few.in_sample < len(few.dates)
+    assert list(few.net) == ["policy", "lazy-crp", "equal-crp"]
+    np.testing.assert_allclose(few.net["policy"], few.gross["policy"], atol=1e-12)
     with pytest.raises(InputError, match="'olmr' is none of equal-crp.*olmar"):
         DOMAIN.backtest(run, PortfolioBacktestOptions(baselines=("olmr",)), Quiet())
     gains = DOMAIN.gains(run, "lazy-crp", PortfolioCertifyOptions())
