@@ -152,9 +152,9 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.backtest import backtest_saved
         from apportion.runs.policy_file import load_about
 
-        chosen = asdict(options) | {"embedded": embedded}
+        about, chosen = load_about(run.folder), asdict(options)
         del chosen["sessions"], chosen["columns"]
-        return backtest_saved(run.policy, load_about(run.folder), frame, **chosen)
+        return backtest_saved(run.policy, about, frame, embedded=embedded, **chosen)
 
     def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
         if isinstance(source, Path):
@@ -163,10 +163,10 @@ class ChargingDomain(Domain):
         from apportion.domains.charging.backtest import GAIN_BOUND, daily_gains
         from apportion.runs.policy_file import load_about
 
-        chosen = asdict(options) | {"embedded": embedded}
+        about, chosen = load_about(source.folder), asdict(options)
         del chosen["data"], chosen["columns"]
         chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
-        return daily_gains(source.policy, load_about(source.folder), frame, against, **chosen)
+        return daily_gains(source.policy, about, frame, against, embedded=embedded, **chosen)
 
     def allocate(self, run: "Run", options: ChargingAllocateOptions) -> "PowerOffers":
         if options.now is None:
