@@ -194,7 +194,7 @@ DOMAINS = (
           _PEERS + "pouring_fills_evenly_up_to_the_limits"),
     Fault("every car is short", "domains/charging/backtest.py",
           "self.drawn_kwh[name] < SHORT * self.need_kwh", "self.drawn_kwh[name] <= self.need_kwh",
-          "tests/domains/charging/test_charging_backtest.py::test_fairness_and_cars_left_short_are_their_formulas"),
+          "tests/domains/charging/test_objectives.py -k shown_by_every_measure"),
     Fault("what is offered counts as drawn", "domains/charging/problem.py",
           "(seen, drawn, state.peak_kw)",
           "(seen, allocation[: len(members)] * state.capacity_kw, state.peak_kw)",

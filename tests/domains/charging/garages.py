@@ -39,22 +39,19 @@ IDEAL = physics_of(ideal=True)
 def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS) -> Garage:
     """One day of sessions that do not overlap; about a quarter are absent, some were there before."""
     rng = np.random.default_rng(seed)
-    shape = (stations, sessions)
+    shape, kinds = (stations, sessions), np.arange(stations) % STATIONS
     cuts = np.sort(rng.integers(-12, REAL.periods + 12, (stations, 2 * sessions)), -1)
     arrival, departure = cuts[:, 0::2], cuts[:, 1::2]
     there = (departure > np.maximum(arrival, 0)) & (arrival < 96) & (rng.random(shape) < 0.75)
     stay = (departure - arrival) / 4
-    rate = WIRING.max_kw[np.arange(stations) % STATIONS, None]
-    need = np.minimum(rng.exponential(8.0, shape), 0.7 * stay * rate)
+    need = np.minimum(rng.exponential(8.0, shape), 0.7 * stay * WIRING.max_kw[kinds, None])
     said_energy, said_departure = rng.random((2, *shape)) < 0.8
     arrived, leaves = arrival / 4 - rng.random(shape) / 4, departure / 4
     arrays = {
         "arrived": arrived,
         "need_kwh": need,
         "car_a": rng.uniform(7.1, 32, shape),
-        "car_share": np.where(rng.random(shape) < 0.7, 1, 1 / WIRING.phases[:, None])
-        if stations == STATIONS
-        else 1.0,
+        "car_share": np.where(rng.random(shape) < 0.7, 1, 1 / WIRING.phases[kinds, None]),
         "requested_kwh": np.where(said_energy, need * rng.uniform(0.5, 3, shape), 9.0),
         "stated_departure": np.where(
             said_departure, leaves + rng.normal(0, 2, shape), arrived + 5.0
@@ -66,7 +63,6 @@ def random_garage(seed: int, stations: int = STATIONS, sessions: int = SESSIONS)
         "recalled_departure": leaves + rng.normal(0, 1, shape),
         "familiarity": rng.random(shape),
     }
-    arrays["car_a"] = np.minimum(arrays["car_a"], WIRING.max_a[:1] if stations == 1 else 32.0)
     return Garage(
         arrival=jnp.asarray(np.where(there, arrival, 0), jnp.int32),
         departure=jnp.asarray(np.where(there, departure, 0), jnp.int32),
@@ -132,9 +128,9 @@ def nights(seed: int, days: int = 6) -> Days:
     return add_forecasts(found, Predictor.fit(found))
 
 
-def days_of(*garages: Garage, physics: Physics = REAL, apart: int = 2) -> Days:
+def days_of(*garages: Garage, physics: Physics = REAL) -> Days:
     """Days of these garages that join no other."""
-    dates = np.datetime64("2019-05-01") + apart * np.arange(len(garages))
+    dates = np.datetime64("2019-05-01") + 2 * np.arange(len(garages))
     return Days("here", dates, tuple(SITE.stations), WIRING, stack(*garages), physics)
 
 

@@ -64,20 +64,16 @@ def tested(saved, untrained):
     return backtest_saved(untrained, saved, FRAME, **SOME)
 
 
-def test_every_schedule_delivers_what_its_own_simulation_does(tested, garages):
+def test_every_schedule_delivers_what_its_own_simulation_does_and_nobody_beats_the_optimum(
+    tested, garages, untrained
+):
     days = garages.all_days["jpl"].between("2019-07-01")
     assert tested.dates.tolist() == days.dates.tolist()
-    for name in ("llf", "clairvoyant"):
-        feeder = 0.15 * 6 * RATE_KW
-        alone = simulate(days, [SCHEDULERS[name]], feeder, tested.members).energy_kwh[0]
+    for name, schedule in ((POLICY, PolicySchedule(untrained)), ("llf", llf)):
+        alone = simulate(days, [schedule], 0.15 * 6 * RATE_KW, tested.members).energy_kwh[0]
         assert tested.drawn_kwh[name] == pytest.approx(alone, abs=1e-3)
         assert tested.served[name] == pytest.approx(alone.sum() / tested.need_kwh.sum(), rel=1e-5)
-
-
-def test_an_untrained_policy_is_nearly_equal_shares_and_nobody_beats_the_optimum(tested):
-    assert tested.served[POLICY] == pytest.approx(tested.served["equal"], abs=0.03)
     assert max(tested.served, key=lambda name: tested.served[name]) == OPTIMUM
-    assert tested.served["clairvoyant"] >= tested.served["llf"]
 
 
 def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_days(tested):
@@ -91,18 +87,6 @@ def test_a_lead_is_the_difference_of_what_was_served_and_its_interval_that_of_da
     assert (lead.high - lead.low) / 2 == pytest.approx(2.1 * error, rel=0.15)
     # A day on which nobody needed anything says nothing.
     assert lead.n == (needs > 0).sum()
-
-
-def test_fairness_and_cars_left_short_are_their_formulas(tested):
-    there = tested.need_kwh > 0
-    shares = tested.drawn_kwh["llf"] / np.where(there, tested.need_kwh, np.nan)
-    assert tested.short("llf") == pytest.approx((shares[there] < 0.8).mean())
-    indices = []
-    for task, day in np.ndindex(*shares.shape[:2]):
-        cars = shares[task, day][there[task, day]]
-        if cars.sum() > 0:
-            indices.append(cars.sum() ** 2 / (len(cars) * (cars**2).sum()))
-    assert tested.fairness("llf") == pytest.approx(np.mean(indices), rel=1e-5)
 
 
 def test_a_result_shows_itself(tested, untrained, garages):
@@ -309,7 +293,7 @@ def test_stations_that_training_did_not_know_redraw_nothing(saved, untrained, te
 
 def test_a_site_is_the_same_whatever_its_case_and_training_days_are_warned_of(saved, untrained):
     loud = inspect_frame(FRAME[FRAME.site == "jpl"].assign(site="JPL"), "s").frame
-    quick = {"tasks": 1, "optimum": False, "schedulers": {}}
+    quick = {"tasks": 3, "optimum": False, "schedulers": {}}
     found = backtest_saved(untrained, saved, loud, **quick)
     assert str(found.dates[0]) > "2019-06-30"
     assert backtest_saved(untrained, saved, FRAME, site="Jpl", **quick).dates[0] == found.dates[0]

@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apportion.composition import EqualShares
-from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts
 from apportion.domains.charging.problem import Charging
 from apportion.domains.charging.schedulers import SCHEDULERS, simulate
-from apportion.domains.charging.sessions import read_sessions
-from apportion.domains.charging.site import embedded_site
 from apportion.tasks import Task
 from domains.charging.garages import (
     SESSIONS,
@@ -39,23 +35,15 @@ def walk(garage, policy=None, capacity_kw=8.0):
 
 def test_a_kwh_is_worth_less_where_more_is_needed_and_the_same_at_one_site():
     """Both sites' whole need is then worth as much a station and day."""
-    frame = read_sessions()
-    days = [
-        Days.of(frame, site, embedded_site(site)).between("2019-05-01", "2019-06-30")
-        for site in ("caltech", "jpl")
-    ]
-    predictor = Predictor.fit(*days)
-    days = [add_forecasts(own, predictor) for own in days]
-    worth = np.asarray(Charging.of(days).worth)
-    first = len(days[0].stations)
-    # On each of its days a car needs what it could not have got before.
-    needs = [(own.garage.need_kwh * own.garage.begins).sum((1, 2)) for own in days]
-    means = [need.mean() / len(own.stations) for need, own in zip(needs, days, strict=True)]
-    assert means[0] < means[1]
-    assert worth[0] * means[0] == pytest.approx(worth[first] * means[1], rel=1e-5)
-    assert set(worth[:first]) == {worth[0]}
-    assert set(worth[first:]) == {worth[first]}
-    np.testing.assert_array_equal(Charging.of(days[:1]).worth, 1.0)
+    one, other = days_of(random_garage(0)), days_of(random_garage(1), random_garage(2)).at(range(4))
+    needs = [(own.garage.need_kwh * own.garage.begins).sum() for own in (one, other)]
+    means = [needs[0] / STATIONS, needs[1] / 8]
+    assert means[0] != pytest.approx(means[1], rel=0.1)
+    worth = np.asarray(Charging.of([one, other]).worth)
+    assert worth[0] * means[0] == pytest.approx(worth[-1] * means[1], rel=1e-5)
+    assert set(worth[:STATIONS]) == {worth[0]}
+    assert set(worth[STATIONS:]) == {worth[-1]}
+    np.testing.assert_array_equal(Charging.of([one]).worth, 1.0)
 
 
 def test_a_policy_is_shown_what_is_recalled_in_place_of_what_is_predicted():

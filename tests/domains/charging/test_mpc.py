@@ -21,7 +21,7 @@ def test_a_plan_that_knows_all_cars_and_their_future_is_the_optimum(seed):
 
 
 def test_plans_go_on_over_midnight_are_made_for_each_garage_and_serve_no_more_than_the_optimum():
-    days, tasks = nights(5), np.array([[0, 2, 4], [5, 1, 3]])
+    days, tasks = nights(5, days=3), np.array([[0, 2, 4], [5, 1, 3]])
     assert days.joins.any()
     planned = simulate_mpc(days, 12.0, tasks).energy_kwh[0]
     edf = simulate(days, [SCHEDULERS["edf"]], 12.0, tasks).energy_kwh[0]

@@ -3,16 +3,17 @@
 import tomllib
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from apportion.domains.charging.backtest import POLICY, ChargingBacktest, backtest_schedules
-from apportion.domains.charging.garage import Physics, draw, physics_of, see, unknown
+from apportion.domains.charging.garage import REAL, Physics, draw, physics_of, see, unknown
 from apportion.domains.charging.objectives import Cost, Energy, Fair, Promise
 from apportion.domains.charging.problem import with_spare
-from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate
+from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
 from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.charging.site import Prices, Site, embedded_site
@@ -63,26 +64,33 @@ def test_rewards_add_up_to_what_a_day_is_judged_by():
     assert total(cost, seen, drawn) == pytest.approx(0.5 * got.sum() - paid, abs=1e-2)
 
 
-@pytest.mark.parametrize("objective", [Energy(), Fair(), Promise(), Promise(3.0)], ids=str)
-def test_a_car_without_anything_has_a_finite_gradient_and_a_done_one_none_beyond_energy(objective):
-    seen = see(DAY, WIRING, unknown(WIRING), jnp.int32(40), jnp.float32(20.0))
-    assert seen.plugged.any()
-
-    def reward(kwh):
-        return objective(seen, kwh, jnp.float32(0))
-
-    gradient = np.asarray(jax.grad(reward)(jnp.full(STATIONS, 0.1)))
-    assert np.isfinite(gradient).all()
-    assert (gradient[np.asarray(seen.plugged)] > 0).all()
+@pytest.fixture(scope="module")
+def seen():
+    """The stations at ten in the morning, behind a feeder for all of them."""
+    at_ten = (DAY, WIRING, unknown(WIRING), jnp.int32(40), jnp.float32(FULL_KW))
+    found = eqx.filter_jit(see)(*at_ten)
+    assert found.plugged.any()
+    return found
 
 
-def test_power_nobody_wishes_for_stays_unused_where_it_has_a_price():
+def test_a_car_without_anything_has_a_finite_gradient_and_a_done_one_none_beyond_energy(seen):
+    done = replace(seen, known=replace(seen.known, got_kwh=seen.car_need_kwh))
+    gradient = eqx.filter_jit(jax.grad(lambda kwh, objective, view: objective(view, kwh, 0.0)))
+    for objective, beyond in ((Energy(), 1), (Fair(), 0), (Promise(), 1), (Promise(3.0), 1)):
+        first, last = (
+            np.asarray(gradient(jnp.full(STATIONS, 0.1), objective, view)) for view in (seen, done)
+        )
+        assert np.isfinite(first).all()
+        assert (first[np.asarray(seen.plugged)] > 0).all()
+        assert (last[np.asarray(seen.plugged)] == beyond).all()
+
+
+def test_power_nobody_wishes_for_stays_unused_where_it_has_a_price(seen):
     sparing = physics_of(objective="cost")
     assert sparing == Physics(fill=False)
     assert physics_of(objective="fair") == Physics()
-    seen = see(DAY, WIRING, unknown(WIRING), jnp.int32(40), jnp.float32(FULL_KW))
-    wishes = jnp.where(seen.plugged, 3.0, 0.0)
-    filled, spared = (draw(seen, wishes, physics)[1].sum() * 4 for physics in (Physics(), sparing))
+    wishes, drawn = jnp.where(seen.plugged, 3.0, 0.0), eqx.filter_jit(draw)
+    filled, spared = (drawn(seen, wishes, physics)[1].sum() * 4 for physics in (REAL, sparing))
     assert float(spared) <= float(wishes.sum()) + 1e-3
     assert float(spared) < float(filled)
 
@@ -97,9 +105,11 @@ def test_what_stays_unused_is_an_entity_that_can_take_everything():
     assert wider.limits is not None
     assert wider.limits[-1] == 1
     assert wider.held[-1] == pytest.approx(0.4)
-    days = replace(days_of(DAY), physics=Physics(fill=False))
+    feeder = jnp.float32(0.1 * FULL_KW)
     used, left = (
-        simulate(days, [PolicySchedule(opinionated(), spare)], 0.1 * FULL_KW).energy_kwh.sum()
+        walk_day(DAY, WIRING, PolicySchedule(opinionated(), spare), feeder, Physics(fill=False))[
+            1
+        ].sum()
         for spare in (False, True)
     )
     assert 0 < left < used
@@ -136,12 +146,17 @@ def test_objectives_that_there_are_not_are_refused():
 
 
 def test_every_schedule_is_shown_by_every_measure():
-    need = np.array([[[[4.0], [10.0]]]])
-    drawn = {POLICY: np.array([[[[4.0], [5.0]]]]), "llf": np.array([[[[3.0], [7.0]]]])}
-    cost = {POLICY: np.array([[1.8]]), "llf": np.array([[3.0]])}
+    def two_days(first: list[float], second: list[float]) -> np.ndarray:
+        return np.array([first, second]).reshape(1, 2, 2, 1)
+
+    # On the second day nobody needs anything, which counts in no mean.
+    need = two_days([4, 10], [0, 0])
+    drawn = {POLICY: two_days([4, 5], [0, 0]), "llf": two_days([3, 7], [0, 0])}
+    cost = {POLICY: np.array([[1.8, 0]]), "llf": np.array([[3.0, 0]])}
+    dates = np.array(["2021-03-01", "2021-03-02"], "datetime64[D]")
     test = ChargingBacktest(
-        "north", np.array(["2021-03-01"], "datetime64[D]"), np.array([[0, 1]]), 2, np.array([5.0]),
-        0.2, need, drawn, None, cost=cost, worth_per_kwh=0.5,
+        "north", dates, np.array([[0, 1]]), 2, np.array([5.0]), 0.2, need, drawn, None,
+        cost=cost, worth_per_kwh=0.5,
     )  # fmt: skip
     assert test.measures(POLICY) == pytest.approx(
         {"served": 9 / 14, "left_short": 0.5, "fairness": 0.9, "kept": 0.5, "cost_per_kwh": 0.2}

@@ -148,30 +148,25 @@ class ChargingDomain(Domain):
     def backtest(
         self, run: "Run", options: ChargingBacktestOptions, progress: Any = None
     ) -> "ChargingBacktest":
-        frame = _read_own(run, options.sessions, options)
+        frame, embedded = _read_own(run, options.sessions, options)
         from apportion.domains.charging.backtest import backtest_saved
         from apportion.runs.policy_file import load_about
 
-        chosen = asdict(options)
-        given = chosen.pop("sessions") or run.settings.get("sessions")
-        del chosen["columns"]
-        return backtest_saved(
-            run.policy, load_about(run.folder), frame, embedded=given is None, **chosen
-        )
+        about, chosen = load_about(run.folder), asdict(options)
+        del chosen["sessions"], chosen["columns"]
+        return backtest_saved(run.policy, about, frame, embedded=embedded, **chosen)
 
     def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
         if isinstance(source, Path):
             raise InputError(f"{source}: no folder of a charging run")
-        frame = _read_own(source, options.data, options)
+        frame, embedded = _read_own(source, options.data, options)
         from apportion.domains.charging.backtest import GAIN_BOUND, daily_gains
         from apportion.runs.policy_file import load_about
 
-        chosen = asdict(options)
-        given = chosen.pop("data") or source.settings.get("sessions")
-        del chosen["columns"]
-        chosen["embedded"] = given is None
+        about, chosen = load_about(source.folder), asdict(options)
+        del chosen["data"], chosen["columns"]
         chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
-        return daily_gains(source.policy, load_about(source.folder), frame, against, **chosen)
+        return daily_gains(source.policy, about, frame, against, embedded=embedded, **chosen)
 
     def allocate(self, run: "Run", options: ChargingAllocateOptions) -> "PowerOffers":
         if options.now is None:
@@ -275,22 +270,22 @@ def _controller(run: "Run", options: ControllerOptions) -> "Controller":
     )
 
 
-def _read_own(run: "Run", given: Path | None, options: GarageOptions) -> "pd.DataFrame":
-    """The sessions the user gave, else those the run was trained on."""
+def _read_own(
+    run: "Run", given: Path | None, options: GarageOptions
+) -> "tuple[pd.DataFrame, bool]":
+    """The sessions the user gave, else those the run was trained on, and whether they are the embedded."""
     from apportion.domains.charging.sessions import read_sessions
     from apportion.domains.charging.site import zone_of
 
-    if (given or run.settings.get("sessions")) is None:
-        return read_sessions()
-    sites = run.settings.get("site", ()) if given is None else ()
-    zone = zone_of([options.site] if options.site else sites, options.timezone)
-    columns = options.columns if given is not None else run.settings.get("columns", ())
-    return read_sessions(
-        given or run.settings.get("sessions"),
-        timezone=zone,
-        usual_zone=run.settings.get("timezone"),
-        columns=columns,
-    )
+    trained = run.settings
+    path, sites, columns = given, (), options.columns
+    if given is None:
+        path, sites, columns = (trained.get(name) for name in ("sessions", "site", "columns"))
+    if path is None:
+        return read_sessions(), True
+    zone = zone_of([options.site] if options.site else sites or (), options.timezone)
+    usual = trained.get("timezone")
+    return read_sessions(path, timezone=zone, usual_zone=usual, columns=columns or ()), False
 
 
 def draw_power(kw: "pd.DataFrame") -> "Plot":

@@ -15,16 +15,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
 from apportion.domains.charging.days import Days
 from apportion.domains.charging.garage import (
-    Garage,
     Physics,
-    State,
-    Stations,
     StationView,
     draw,
     see,
@@ -198,15 +194,6 @@ def _changes(prices: Prices, hour: np.ndarray, period_hours: float) -> np.ndarra
     return np.maximum(np.round(ahead / period_hours), 1) * period_hours
 
 
-@eqx.filter_jit
-def _see(
-    today: Garage, stations: Stations, state: State, n: Array, feeder: Array, physics: Physics
-) -> StationView:
-    """What is seen in each row."""
-    one = lambda day, wiring, known, kw: see(day, wiring, known, n, kw, physics)  # noqa: E731
-    return jax.vmap(one)(today, stations, state, feeder)
-
-
-@eqx.filter_jit
-def _draw(seen: StationView, wishes_kw: Array, physics: Physics) -> tuple[State, Array]:
-    return jax.vmap(lambda view, kw: draw(view, kw, physics))(seen, wishes_kw)
+_see = eqx.filter_jit(eqx.filter_vmap(see, in_axes=(0, 0, 0, None, 0, None)))
+_draw = eqx.filter_jit(eqx.filter_vmap(draw, in_axes=(0, 0, None)))
+"""What is seen, and what is drawn, in each of several garages."""

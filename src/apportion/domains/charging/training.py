@@ -39,8 +39,6 @@ from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
 
-_TESTED = {"capacity": 0.15, "tasks": 8}
-
 
 @dataclass(frozen=True, eq=False)
 class Garages:
@@ -252,7 +250,8 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
             objective=settings.objective,
             promise_kwh=settings.promise_kwh,
             mpc=settings.objective == "cost",
-            **_TESTED,
+            capacity=0.15,
+            tasks=8,
         )
         for name, days in test_days.items()
     }
