@@ -188,6 +188,7 @@ def pack(arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     metadata = {"apportion": json.dumps({"sha256": _BLANK.decode(), "about": about})}
     # Safetensors writes what lies in memory, so every array must be in C order.
     raw = save({name: np.asarray(array, order="C") for name, array in arrays.items()}, metadata)
+    assert _DIGEST + _BLANK in raw, "the header has room for the checksum"
     return raw.replace(_DIGEST + _BLANK, _DIGEST + _sha256(raw).encode(), 1)
 
 
