@@ -11,15 +11,18 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+PROJECTS := pyproject.toml packages/charging/pyproject.toml packages/studies/pyproject.toml
+
+$(STAMP): $(PROJECTS) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable ".[market,federated,cluster,gym,serve,docs,dev]"
+	$(INSTALL) --editable ".[market,federated,cluster,gym,docs,dev]" \
+		--editable "packages/charging[serve]" --editable packages/studies
 	touch $(STAMP) $(DEMO_STAMP)
 
-# The demo waits for no Ray, Flower or linter.
-$(DEMO_STAMP): pyproject.toml constraints.txt
+# The demo needs no Ray, Flower or linter.
+$(DEMO_STAMP): $(PROJECTS) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable .
+	$(INSTALL) --editable . --editable packages/charging
 	touch $(DEMO_STAMP)
 
 demo: $(DEMO_STAMP)
@@ -29,9 +32,12 @@ demo: $(DEMO_STAMP)
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile \
 	$(if $(PYTEST_SEED),--hypothesis-seed=$(PYTEST_SEED))
 
+SOURCES := src packages/charging/src packages/studies/src
+TESTS := tests packages/charging/tests packages/studies/tests
+
 # The tests, and the examples in the docstrings.
 test: install
-	$(PYTEST) --no-loadscope-reorder --doctest-modules src tests
+	$(PYTEST) --no-loadscope-reorder --doctest-modules $(SOURCES) $(TESTS)
 
 # The tests that train long, and the long versions of checks that `make test` runs short.
 test-slow: install
@@ -40,7 +46,7 @@ test-slow: install
 # The tests that train and compare: worth running under other instruction sets (XLA_FLAGS).
 test-learning: install
 	$(PYTEST) -m "not peer" tests/test_training.py tests/learners tests/domains/test_budget.py \
-		tests/domains/charging/test_charging_backtest.py tests/domains/portfolio/test_simulated.py
+		packages/charging/tests/test_charging_backtest.py tests/domains/portfolio/test_simulated.py
 
 # Other libraries in environments of their own, for the tests that hold ours against them; byzfl brings
 # torch along, gigabytes of it: it is asked for by name.

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from table import DOCS, options, write_rows
 
+from apportion.certify.statistics import compare
 from apportion.domains.federated.aggregators import Learned, run_episodes
 from apportion.domains.federated.data import HELD_BACK, KINDS, embedded_digits
 from apportion.domains.federated.federation import training_world, unseen_world
@@ -35,9 +36,8 @@ from apportion.domains.federated.training import ThroughRounds, shortfall, train
 from apportion.memory import Replay
 from apportion.runs.environment import devices
 from apportion.runs.policy_file import load_about, load_policy, save_policy
-from apportion.statistics import compare
-from apportion.studies.federated.federations import PEERS
 from apportion.training import Chunks, train
+from apportion_studies.federated.federations import PEERS
 
 THETA = DOCS / "results" / "aggregator_training" / "theta.json"
 TRAINED = tuple(kind for kind in KINDS if kind not in HELD_BACK)

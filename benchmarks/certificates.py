@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from apportion.certificate import Gains
+from apportion.certify.certificate import Gains
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "certificates"

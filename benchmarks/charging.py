@@ -20,18 +20,18 @@ import numpy as np
 import pandas as pd
 from table import ROOT, alternate, facts, options, per_second, ratio, spread, version_in, write
 
-from apportion.domains.charging.controller import Controller
-from apportion.domains.charging.days import Days
-from apportion.domains.charging.forecasts import Predictor, add_forecasts
-from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.schedulers import SCHEDULERS, PolicySchedule, simulate
-from apportion.domains.charging.sessions import read_sessions
-from apportion.domains.charging.site import Site, Station, embedded_site
 from apportion.policy import Pooled
+from apportion_charging.controller import Controller
+from apportion_charging.days import Days
+from apportion_charging.forecasts import Predictor, add_forecasts
+from apportion_charging.problem import CHANNELS
+from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, simulate
+from apportion_charging.sessions import read_sessions
+from apportion_charging.site import Site, Station, embedded_site
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from domains.charging.garages import acnportal_days
+from garages import acnportal_days
 
 STATIONS, DAYS, COPIES, PHI, RATE_KW, ANSWERS = 10, 20, 48, 0.15, 6.656, 2000
 

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of `apportion.statistics` hold the truth, in the layout of every study.
+"""Coverage of the 95 % intervals of `apportion.certify.statistics` in the layout of every study.
 
 Each layout is drawn many times with a known truth, with as many units as the study has at paper scale,
 what its units share (years, days, policies) and the skew seen in its committed tables. Written to
@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.signal import lfilter
 
-from apportion.domains.portfolio import record
-from apportion.statistics import (
+from apportion.certify.statistics import (
     Estimate,
     clustered_ratio,
     mean_over,
@@ -23,7 +22,8 @@ from apportion.statistics import (
     over_blocks,
     over_rows_and_columns,
 )
-from apportion.studies.theory import crossover, fig1
+from apportion.domains.portfolio import record
+from apportion_studies.theory import crossover, fig1
 
 SIMULATIONS = 10_000
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "coverage" / "table.csv"

@@ -63,7 +63,7 @@ def ours(row: Row) -> Callable[[], float]:
     from apportion import Direct, Recurrent, draw_tasks
     from apportion.algorithm import Algorithm, advance, begin
     from apportion.domains.portfolio import Market, SimulatedMarket
-    from apportion.gpu import as_graphs
+    from apportion.kernels.gpu import as_graphs
     from apportion.memory import Replay
 
     market = Market.of(

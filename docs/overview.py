@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from apportion import Direct, Recurrent, Replay, draw_tasks, split_entities, train_runs
+from apportion.certify.statistics import mean_over
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.problem import evaluate
-from apportion.statistics import mean_over
 from apportion.trees import stack, take
 
 COUNTS = (1, 2, 4, 16, 64)

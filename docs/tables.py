@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apportion.statistics import compare, in_words
+from apportion.certify.statistics import compare, in_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -147,7 +147,9 @@ SHOWN_TABLES: dict[str, Callable[[Path], str]] = {"omitted": omitted_values}
 
 def description(study: str) -> str:
     """What the study's module says of itself, below its first line."""
-    (module,) = (ROOT / "src/apportion/studies").glob(f"*/{study.replace('-', '_')}.py")
+    (module,) = (ROOT / "packages/studies/src/apportion_studies").glob(
+        f"*/{study.replace('-', '_')}.py"
+    )
     return (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")[2].strip()
 
 

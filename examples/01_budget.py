@@ -4,10 +4,10 @@ import jax
 import numpy as np
 
 from apportion import Direct, Recurrent, draw_tasks, split_entities, train
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.problem import evaluate
-from apportion.statistics import compare
 
 key = jax.random.key(0)
 problem = Budget.simulate(universe=60, periods=80, seed=0)

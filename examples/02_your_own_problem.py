@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from apportion import Direct, Problem, Recurrent, draw_tasks, split_entities, train
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.problem import Observation, Step, evaluate
-from apportion.statistics import compare
 
 WINDOW = 6
 

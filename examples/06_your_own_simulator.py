@@ -6,9 +6,9 @@ import numpy as np
 
 from apportion import PPO, Pooled, draw_tasks, split_entities, train
 from apportion.bridges.gymnasium import from_gymnasium
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.problem import evaluate
-from apportion.statistics import compare
 
 RATES = np.random.default_rng(0).lognormal(1.0, 0.8, 40)  # tickets an hour, desk by desk
 

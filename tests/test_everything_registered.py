@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from garages import STATIONS, WIRING, random_garage
 
 import apportion
 from apportion.composition import (
@@ -24,9 +25,6 @@ from apportion.composition import (
     ShrunkToEqual,
 )
 from apportion.domains.budget.problem import Budget
-from apportion.domains.charging.garage import physics_of
-from apportion.domains.charging.objectives import Energy
-from apportion.domains.charging.problem import Charging
 from apportion.domains.federated.data import paper_split
 from apportion.domains.federated.federation import Federation
 from apportion.domains.federated.policy import AggregationPolicy
@@ -39,9 +37,11 @@ from apportion.gate import Gate
 from apportion.policy import Policy, Pooled, Recurrent
 from apportion.problem import Observation, Problem, check_problem
 from apportion.simplex import Head
-from apportion.studies.portfolio.mechanisms import Plain
 from apportion.tasks import Task
-from domains.charging.garages import STATIONS, WIRING, random_garage
+from apportion_charging.garage import physics_of
+from apportion_charging.objectives import Energy
+from apportion_charging.problem import Charging
+from apportion_studies.portfolio.mechanisms import Plain
 from domains.federated.made_up import made_up_digits
 
 M, WINDOW, CHANNELS = 6, 5, 3

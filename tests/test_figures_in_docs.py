@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apportion.statistics import in_words
+from apportion.certify.statistics import in_words
 from apportion.studies.registry import study_names
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +160,7 @@ def test_sentence_by_sentence_no_row_is_empty_and_everything_named_is_there():
             named = re.findall(r"`([\w/]+\.py):([\w.]+)`", cell)
             assert named or cell.startswith("nothing to "), row
             for path, name in named:
-                file = ROOT / folder / path
+                file = ROOT / path if path.startswith("packages/") else ROOT / folder / path
                 files[file] = files.get(file) or names_in(file)
                 assert name.startswith(prefix), (number, name)
                 assert name in files[file], (number, path, name)

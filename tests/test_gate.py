@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion.betting import log_wealth, trust
-from apportion.certificate import Gains
+from apportion.certify.betting import log_wealth, trust
+from apportion.certify.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
 from apportion.errors import InputError
 from apportion.gate import Gate

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apportion import recurrence, recurrence_gpu
+from apportion import recurrence
+from apportion.kernels import recurrence as recurrence_gpu
 from apportion.recurrence import Recurrence
 
 TOLERANCE = 5e-5

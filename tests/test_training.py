@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from apportion.algorithm import Algorithm, _fault, advance, begin
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
@@ -19,7 +20,6 @@ from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.runs.checkpoint import load_state, save_state
 from apportion.scorers import Evidence, mean_deviation
-from apportion.statistics import compare
 from apportion.tasks import Task, draw_tasks
 from apportion.training import (
     Chunks,

@@ -1,4 +1,4 @@
-from .certificate import Gains as Gains
+from .certify.certificate import Gains as Gains
 from .gate import Gate as Gate
 from .learners.direct import Direct as Direct
 from .learners.direct import DirectEpisodes as DirectEpisodes

@@ -30,13 +30,24 @@ def reading(path: object, way_out: str) -> Generator[None]:
 
 
 @contextmanager
-def optional_import(what: str, extra: str, otherwise: str = "") -> Generator[None]:
-    """Imports in the block come with an extra; where it is missing, how to get it is told.
+def optional_import(
+    what: str, extra: str, otherwise: str = "", *, package: str = "apportion"
+) -> Generator[None]:
+    """Convert a failed import in the block into an `InputError` that says which extra to install.
 
-    `what` says who needs which package, `otherwise` what can be done without it.
+    Parameters
+    ----------
+    what
+        Which feature needs which package.
+    extra
+        Name of the extra.
+    otherwise
+        What can be done without it.
+    package
+        The distribution that has the extra.
     """
     try:
         yield
     except ImportError:
-        install = f"run pip install 'apportion[{extra}]'{otherwise}"
+        install = f"run pip install '{package}[{extra}]'{otherwise}"
         raise InputError(f"{what}, which is not installed; {install}") from None

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
-from apportion.betting import STAKES
+from apportion.certify.betting import STAKES
 from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.recurrence import History

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray, PyTree
 
 from apportion.errors import InputError
-from apportion.gpu import on_gpu
+from apportion.kernels.gpu import on_gpu
 from apportion.problem import Problem, State, equal_allocation
 from apportion.tasks import Task
 

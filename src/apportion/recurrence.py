@@ -225,10 +225,9 @@ def _on_gpu(name: str, scan: Callable[..., Any]) -> Callable[..., Any]:
 
     def kernel(from_input: Array, from_state: Array, *others: Array, **options: bool) -> Any:
         # Pallas takes long to import, and only a program for a GPU needs it.
-        from apportion import recurrence_gpu
+        from apportion.kernels import recurrence as kernels
 
-        suits = recurrence_gpu.fits_kernel(from_input)
-        chosen = getattr(recurrence_gpu, name) if suits else scan
+        chosen = getattr(kernels, name) if kernels.fits_kernel(from_input) else scan
         return chosen(from_input, from_state, *others, **options)
 
     return kernel

@@ -19,16 +19,16 @@ import pandas as pd
 from jaxtyping import Array, Key, PRNGKeyArray, PyTree
 
 from apportion.algorithm import FAULTS, PARTS, Algorithm, Metrics, RunState, advance, begin
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.errors import InputError
-from apportion.gpu import compiled_as_graph
+from apportion.kernels.gpu import compiled_as_graph
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
 from apportion.policy import GaussianScores, Policy
 from apportion.priority import Priority
 from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
 from apportion.scorers import Scorer, max_deviation
-from apportion.statistics import compare
 from apportion.tasks import Task
 from apportion.trees import fingerprint, take
 

@@ -15,7 +15,6 @@ import pytest
 from apportion.cli import main
 from apportion.composition import EqualShares
 from apportion.domains.budget.settings import BudgetSettings
-from apportion.domains.charging.settings import ChargingSettings
 from apportion.domains.domain import find_domain
 from apportion.domains.federated.policy import shipped_policy
 from apportion.domains.portfolio.settings import PortfolioJob
@@ -24,6 +23,7 @@ from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.runs.files import SUMS
 from apportion.runs.folder import Run
 from apportion.runs.runner import Outcome, finish
+from apportion_charging.settings import ChargingSettings
 
 Content = str | bytes | Callable[[Path], object]
 MARKET = SimulatedMarket.draw(universe=3, days=40).prices

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from apportion.domains.charging.sessions import read_sessions
-from apportion.domains.charging.site import embedded_site
 from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.runs import environment
+from apportion_charging.sessions import read_sessions
+from apportion_charging.site import embedded_site
 from cli.command import apportion, assert_refused, one_object
 from learning import optimised
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from apportion.certificate import Gains
+from apportion.certify.certificate import Gains
 from apportion.domains.domain import Domain
 from apportion.domains.settings import TrainingSettings
 from apportion.errors import InputError
@@ -160,3 +160,6 @@ class ToyDomain(Domain):
 
     def demo(self):
         return ToySettings()
+
+
+DOMAIN = ToyDomain()

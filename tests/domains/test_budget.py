@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares
 from apportion.domains.budget.problem import Budget
 from apportion.domains.settings import TrainingSettings
@@ -12,7 +13,6 @@ from apportion.learners.direct import Direct
 from apportion.policy import Recurrent
 from apportion.priority import Priority
 from apportion.problem import check_problem, evaluate
-from apportion.statistics import compare
 from apportion.tasks import Task, draw_tasks
 from apportion.training import Chunks, train_runs
 from apportion.trees import stack

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from apportion.domains.charging.sessions import read_sessions
 from apportion.domains.portfolio.prices import load_prices
 from apportion.errors import InputError
+from apportion_charging.sessions import read_sessions
 
 
 @pytest.mark.parametrize("read", [load_prices, read_sessions])

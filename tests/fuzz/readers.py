@@ -22,14 +22,8 @@ import numpy as np
 import pandas as pd
 from mutations import mutate
 
+from apportion.certify.statistics import compare
 from apportion.composition import EqualShares, PartialTrading
-from apportion.domains.charging.backtest import check_facts
-from apportion.domains.charging.controller import Controller, read_now
-from apportion.domains.charging.forecasts import Predictor
-from apportion.domains.charging.garage import QUARTERS
-from apportion.domains.charging.problem import CHANNELS
-from apportion.domains.charging.sessions import fingerprint, inspect_sessions
-from apportion.domains.charging.site import Site, Station
 from apportion.domains.domain import domain_names, find_domain
 from apportion.domains.federated.data import load_images
 from apportion.domains.portfolio.backtest import TrainedPolicy
@@ -51,10 +45,16 @@ from apportion.runs.policy_file import (
     save_policy,
 )
 from apportion.runs.settings import read_settings, to_toml
-from apportion.statistics import compare
 from apportion.studies.engine import Cell, CellStore, Plan
 from apportion.studies.study import FigureResult, Verdict
 from apportion.theory.pooling import Transitions
+from apportion_charging.backtest import check_facts
+from apportion_charging.controller import Controller, read_now
+from apportion_charging.forecasts import Predictor
+from apportion_charging.garage import QUARTERS
+from apportion_charging.problem import CHANNELS
+from apportion_charging.sessions import fingerprint, inspect_sessions
+from apportion_charging.site import Site, Station
 
 Files = dict[str, bytes]
 QUICK, SLOW = 8.2, 0.3

@@ -26,8 +26,10 @@ for _name in ("scipy.stats", "pandas", "optax", "equinox", "matplotlib.figure", 
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "results" / "mutants" / "table.csv"
+SOURCES = ("src", "packages/charging/src", "packages/studies/src")
 _COPIED = (
     "src",
+    "packages",
     "tests",
     "benchmarks",
     "docs/results",
@@ -67,8 +69,9 @@ def _child(folder: Path, tests: list[str]) -> None:
     for stream in (1, 2):
         os.dup2(silence, stream)
     os.chdir(folder)
-    os.environ |= {"PYTHONPATH": str(folder / "src"), "JAX_PLATFORMS": "cpu"}
-    sys.path.insert(0, str(folder / "src"))
+    sources = [str(folder / source) for source in SOURCES]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sources), "JAX_PLATFORMS": "cpu"}
+    sys.path[:0] = sources
     jax.config.update("jax_compilation_cache_dir", str(folder / ".compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--rootdir", str(folder)]
@@ -78,7 +81,7 @@ def _child(folder: Path, tests: list[str]) -> None:
 
 def outcome_of(fault: Fault, folder: Path) -> str:
     """What became of one fault; the copy is as before afterwards."""
-    path = folder / "src" / "apportion" / fault.file
+    path = folder / fault.file
     source = path.read_text()
     if source.count(fault.text) != 1:
         return f"unclear: the text is there {source.count(fault.text)} times"

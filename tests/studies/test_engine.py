@@ -214,7 +214,6 @@ def test_the_registry_gives_plans_their_settings_and_finds_figures():
         assert registry.find_plan(name) is registry.find_plan(study)
     with pytest.raises(InputError, match=r"no study 'boun'; .* did you mean bound\?"):
         registry.find_plan("boun")
-    assert set(registry.LONGEST) <= set(registry.STUDIES)
 
 
 @pytest.fixture
@@ -226,9 +225,8 @@ def toys(monkeypatch, tmp_path):
         for name in ("bound", "fig5")
     }
     monkeypatch.setattr(registry, "find_plan", plans.__getitem__)
-    monkeypatch.setattr(registry, "LONGEST", ("fig5",))
-    for name in set(registry.STUDIES) - set(plans):
-        monkeypatch.delitem(registry.STUDIES, name)
+    entries = {name: registry.installed_studies()[name] for name in plans}
+    monkeypatch.setattr(registry, "installed_studies", lambda: entries)
     return log
 
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
+from apportion.certify.statistics import Estimate, in_words, mean_over, t_estimate
 from apportion.report import write_report
-from apportion.statistics import Estimate, in_words, mean_over, t_estimate
 from apportion.studies.study import FigureResult, Study, Verdict, adjusted_for_all
 
 

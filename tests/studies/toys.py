@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from apportion.certify.statistics import mean_over
 from apportion.errors import InputError
-from apportion.statistics import mean_over
 from apportion.studies.engine import Cell, CellStore, Plan, perform_plans
 from apportion.studies.executors import Serial
 from apportion.studies.study import FigureResult, Verdict

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from apportion.certify.statistics import Estimate
 from apportion.errors import InputError
-from apportion.statistics import Estimate
 from apportion.theory import random_family
 from apportion.theory.pooling import TaskAnswer, draw_counts, draw_transitions, should_pool
 

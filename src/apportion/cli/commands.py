@@ -444,7 +444,13 @@ _CERTIFICATE = ("certificate.json", "certificate.csv", "certificate.png")
 
 def make_study(arguments: Sequence[str]) -> Command:
     """`study NAME`."""
-    from apportion.studies.registry import STUDIES, Request, Scale, perform, study_names
+    from apportion.studies.registry import (
+        Request,
+        Scale,
+        installed_studies,
+        perform,
+        study_names,
+    )
 
     names = (*study_names(), "all")
 
@@ -508,7 +514,7 @@ def make_study(arguments: Sequence[str]) -> Command:
             raise InputError(
                 f"--processes {processes} computes on this machine; leave {other} out, or --processes"
             )
-        for folder in [out / study for study in STUDIES] if name == "all" else [out]:
+        for folder in [out / study for study in installed_studies()] if name == "all" else [out]:
             require_writable(folder)
             found = sorted(e.name for e in folder.glob("*") if not e.name.startswith("."))
             if found and not {"cells.json", "study.json", "verdict.json"} & set(found):
@@ -537,7 +543,9 @@ def make_study(arguments: Sequence[str]) -> Command:
             return content | {"seconds": seconds, "seconds_in_all": whole}
         return "\n".join([*lines, f"took {whole:g} s"])
 
-    purposes = "\n".join(f"- `{name}`: {study.purpose}" for name, study in STUDIES.items())
+    purposes = "\n".join(
+        f"- `{name}`: {study.purpose}" for name, study in installed_studies().items()
+    )
     return with_options(command, {}, purposes)
 
 

@@ -1,24 +1,24 @@
-"""What a domain is to the rest of the house: an object that the command line, the page and bridges ask.
+"""The interface of a domain, which the command line, the page and the bridges call.
 
-A domain is a folder beside this file. Its `domain.py` holds `DOMAIN`, which names its settings and options
-and does what the commands ask for. Importing it starts no JAX: a method imports what it needs when it is
-called, reads and refuses the user's files first, and computes after that.
+A domain is an object that a package registers as an entry point of the group `apportion.domains`. It
+names its settings and options and implements the commands. Importing it starts no JAX: a method imports
+what it needs when it is called, validates the user's files first, and computes after that.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from apportion.errors import InputError
+from apportion.runs.plugins import DOMAINS, find_plugins, load_plugin
 from apportion.runs.settings import from_mapping, suggest
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from apportion.certificate import Gains
+    from apportion.certify.certificate import Gains
     from apportion.problem import Problem
     from apportion.report.page import Section
     from apportion.runs.folder import Run
@@ -136,26 +136,30 @@ class Domain(ABC):
         return None
 
 
-_FOLDERS = ("charging", "portfolio", "federated", "budget")
-"""The domains of the package: a new one is a folder with a `domain.py`, and its name here."""
-_registered: dict[str, Domain] = {}
-
-
-def register(domain: Domain) -> None:
-    """Make a domain from outside the package known by its name, for this process."""
-    _registered[domain.name] = domain
+_PACKAGES = {"charging": "apportion-charging"}
+"""Domains of our own that are separate packages, for the message when one is not installed."""
 
 
 def domain_names() -> tuple[str, ...]:
-    """The names of all domains."""
-    return (*_FOLDERS, *(name for name in _registered if name not in _FOLDERS))
+    """Return the names of all installed domains."""
+    return tuple(find_plugins(DOMAINS))
 
 
 def find_domain(name: str) -> Domain:
-    """The domain of this name; imports no JAX."""
-    if name in _registered:
-        return _registered[name]
-    if name not in _FOLDERS:
+    """Return the installed domain of this name; imports no JAX.
+
+    Raises
+    ------
+    InputError
+        No installed package registers this domain.
+    """
+    if name not in find_plugins(DOMAINS):
+        if name in _PACKAGES:
+            package = _PACKAGES[name]
+            raise InputError(
+                f"the domain {name!r} is in the package {package}, which is not installed; run pip "
+                f"install {package}"
+            )
         near = suggest(name, domain_names())
         raise InputError(f"there is no domain {name!r}; choose {', '.join(domain_names())}{near}")
-    return import_module(f"apportion.domains.{name}.domain").DOMAIN
+    return load_plugin(DOMAINS, name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from apportion.certify.statistics import Outcome
 from apportion.domains.domain import find_domain
 from apportion.errors import InputError
 from apportion.report import plots
@@ -27,7 +28,6 @@ from apportion.report.page import (
 )
 from apportion.report.plots import read_if_there, read_table
 from apportion.runs.settings import read_toml
-from apportion.statistics import Outcome
 
 _CURVES = {
     "reward": "Reward of the batch",

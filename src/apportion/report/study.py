@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from apportion.certify.statistics import in_words
 from apportion.report.page import (
     Headline,
     Headlines,
@@ -17,7 +18,6 @@ from apportion.report.page import (
 from apportion.report.plots import read_if_there, read_table
 from apportion.report.run import provenance
 from apportion.runs.files import read_bytes
-from apportion.statistics import in_words
 
 _COMPUTED = ("command", "run", "commit", "device", "seconds", "seed", "versions")
 """What the page says of how a study was computed."""

@@ -15,7 +15,6 @@ EXTRAS = {
     "federated": ("flwr", "mlxtend"),
     "cluster": ("ray",),
     "gym": ("gymnasium",),
-    "serve": ("starlette", "uvicorn", "ocpp", "websockets"),
 }
 
 

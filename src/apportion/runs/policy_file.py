@@ -3,8 +3,8 @@
 `policy.json` names the policy's class by import path and lists the constructor's arguments as plain
 JSON, policies inside policies included, so that nothing is guessed from array shapes. Loading calls
 the constructor, which checks its arguments, and fills in the arrays; nothing in the files is ever
-executed. Only classes of apportion are imported by name. Any other class is used only where the
-caller passes that class.
+executed. Only classes of apportion and of installed packages that registered an entry point of its are
+imported by name. Any other class is used only if the caller passes that class.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from apportion.errors import InputError
 from apportion.policy import Policy
 from apportion.runs.checkpoint import leaf_name
 from apportion.runs.files import read_arrays, read_json, to_json, write_arrays, write_json
+from apportion.runs.plugins import policy_packages
 from apportion.simplex import Head
 
 ARRAYS = "policy.safetensors"
@@ -36,7 +37,7 @@ _ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 
 
 class _OutsideClass(InputError):
-    """The description names a class that neither apportion has nor the caller gave."""
+    """The description names a class of no registered package, and the caller did not pass it."""
 
 
 def save_policy(policy: Policy, folder: Path | str, about: dict[str, Any] | None = None) -> Path:
@@ -94,8 +95,8 @@ def load_policy(folder: Path | str, *, kind: type | tuple[type, ...] = ()) -> Po
     folder
         The folder, or one of the two files in it.
     kind
-        Your own class, or classes, where the policy is made of any: a class from outside apportion
-        is only used when it is given here.
+        Your own class, or classes, if the policy uses any: a class of a package that registered no
+        entry point of apportion is only used if it is passed here.
 
     Raises
     ------
@@ -239,17 +240,18 @@ def _construct(cls: type, arguments: dict[str, Any]) -> Any:
 
 def _find_class(path: str, kinds: tuple[type, ...]) -> type:
     module, _, name = path.rpartition(".")
-    if path.startswith("apportion."):
+    package = path.partition(".")[0]
+    if package in policy_packages():
         found = getattr(import_module(module), name, None)
         if not isinstance(found, type) or not issubclass(found, Policy | Head):
-            raise ValueError(f"this version of apportion has no policy {path}")
+            raise ValueError(f"the installed version of {package} has no policy {path}")
         return found
     for kind in kinds:
         # By name only: the class may have moved to another module since.
         if path.endswith(f".{kind.__qualname__}"):
             return kind
     raise _OutsideClass(
-        f"holds a policy of class {path}, which is not part of apportion; "
+        f"holds a policy of class {path}, which is not part of apportion or of an installed plug-in; "
         f"if you trust it, pass the class itself: load_policy(folder, kind={name})"
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apportion.statistics import Estimate
+from apportion.certify.statistics import Estimate
 
 
 def panels(

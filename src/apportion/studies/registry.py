@@ -1,7 +1,8 @@
-"""The studies by name, and the one way to perform them: compute the missing cells, then conclude.
+"""The installed studies by name, and how they run: compute the missing cells, then conclude.
 
-A study is a function of its own name, `studies/ROOM/NAME.py: NAME(*, scale, seed, ...) -> Plan`; which
-data it reads is seen from its other arguments: `prices` or `digits`.
+A study is a function `NAME(*, scale, seed, ...) -> Plan`. Its other parameters say which data it reads:
+`prices` or `digits`. A package registers it with a `StudyEntry` in the entry-point group
+`apportion.studies`.
 """
 
 import inspect
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from apportion.errors import InputError
+from apportion.runs.plugins import STUDIES, find_plugins, load_plugin
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
@@ -21,73 +23,23 @@ if TYPE_CHECKING:
 Scale = Literal["quick", "paper"]
 
 
-class Entry(NamedTuple):
-    """A study's room, its purpose in a line, and its figures where it has several."""
+@dataclass(frozen=True)
+class StudyEntry:
+    """A study as its package registers it in the entry-point group `apportion.studies`.
 
-    room: str
+    Loading an entry imports no JAX; the plan is imported when the study runs.
+    """
+
+    plan: str
+    """Import path of the function that makes the plan, `module:function`."""
     purpose: str
+    """One line for the help text."""
     figures: tuple[str, ...] = ()
-
-
-STUDIES = {
-    "fig1": Entry("theory", "LSPI on the synthetic problem: real against permuted examples"),
-    "fig2": Entry("portfolio", "what a task's score says about its gradient and its progress"),
-    "fig3-4": Entry(
-        "portfolio",
-        "single-task, multi-task and prioritised learning: curves, and held-out instruments",
-        ("fig3", "fig4"),
-    ),
-    "literal": Entry(
-        "portfolio",
-        "the paper as printed, each departure from it, and each value that it leaves open",
-        ("literal", "omitted"),
-    ),
-    "fig5": Entry("portfolio", "allocations and wealth over the last year"),
-    "mechanisms": Entry(
-        "portfolio",
-        "gains in the days learned from and after them, and what priorities do to the spread over seeds",
-        ("generalisation", "stability"),
-    ),
-    "charging": Entry(
-        "charging",
-        "one policy for every garage beside every scheduler, on real charging sessions",
-        ("garages", "objectives"),
-    ),
-    "fig6": Entry("federated", "learned aggregation in a federation"),
-    "federations": Entry(
-        "federated", "one policy in every kind of federation, beside every other way to aggregate"
-    ),
-    "bound": Entry(
-        "theory",
-        "both theorems against measured suboptimality, with all features and with few",
-        ("bound", "approximation"),
-    ),
-    "crossover": Entry(
-        "theory",
-        "when multi-task learning stops paying as tasks drift apart, and how fast more tasks help",
-        ("crossover", "corollary1"),
-    ),
-    "corollary2": Entry("theory", "what all orderings and all subsets of the entities are worth"),
-    "equivariance": Entry(
-        "theory", "a network shared by all entities against a plain one of as many parameters"
-    ),
-    "recipe": Entry(
-        "portfolio", "a practical policy, walked forward over years beside lazy Equal CRP"
-    ),
-    "prioritisation": Entry(
-        "portfolio",
-        "where drawing tasks by priority pays, whom it serves where tasks conflict, and acting",
-        ("prioritisation", "conflict", "acting"),
-    ),
-}
-
-LONGEST = (
-    *("fig6", "federations", "charging", "fig3-4", "mechanisms", "literal", "fig2", "recipe"),
-    *("fig5", "prioritisation"),
-    *("corollary2", "crossover", "fig1"),
-)
-"""Studies whose programs take half a minute or more at paper size, the longest first: those of a GPU,
-and those of the processor."""
+    """Names of its figures, if it has several; each is accepted as a name of the study."""
+    cost: int = 0
+    """Rank by computing time at paper scale; `study all` starts the study with the highest first."""
+    on_processor: bool = False
+    """Its programs are too small for a GPU, and are computed beside it."""
 
 
 @dataclass(frozen=True)
@@ -102,43 +54,51 @@ class Request:
     """Moves of prices to take as they are, each TICKER:DAY, or `all`."""
 
 
+def installed_studies() -> dict[str, StudyEntry]:
+    """Return the installed studies by name."""
+    return {name: load_plugin(STUDIES, name) for name in find_plugins(STUDIES)}
+
+
 def study_names() -> dict[str, str]:
-    """The study of every name that is accepted: its own, and those of its figures."""
-    figures = {figure: study for study, entry in STUDIES.items() for figure in entry.figures}
-    return {study: study for study in STUDIES} | figures
+    """Return the study of every accepted name: the studies themselves and their figures."""
+    studies = installed_studies()
+    figures = {figure: study for study, entry in studies.items() for figure in entry.figures}
+    return {study: study for study in studies} | figures
 
 
 def find_study(name: str) -> str:
-    """The study of this name, or the one that has the figure of this name."""
+    """Return the study of this name, or the one that has the figure of this name.
+
+    Raises
+    ------
+    InputError
+        No installed package registers this study.
+    """
     known = study_names()
+    if not known:
+        raise InputError(
+            "no studies are installed; run pip install apportion-studies for those of the paper"
+        )
     if name not in known:
-        near = suggest(name, known)
-        raise InputError(f"there is no study {name!r}; choose {', '.join(STUDIES)} or all{near}")
+        choices, near = ", ".join(find_plugins(STUDIES)), suggest(name, known)
+        raise InputError(f"there is no study {name!r}; choose {choices} or all{near}")
     return known[name]
 
 
 def find_plan(name: str) -> "Callable[..., Plan]":
-    """The function that makes a study's plan: `apportion.studies.ROOM.NAME:NAME`.
-
-    Examples
-    --------
-    >>> find_plan("fig1").__module__
-    'apportion.studies.theory.fig1'
-    """
-    study = find_study(name)
-    function = study.replace("-", "_")
-    module = import_module(f"apportion.studies.{STUDIES[study].room}.{function}")
-    return getattr(module, function)
+    """Return the function that makes a study's plan."""
+    module, _, function = installed_studies()[find_study(name)].plan.partition(":")
+    return getattr(import_module(module), function)
 
 
 def make_plan(
     name: str, *, scale: Scale = "quick", seed: int = 0, data: dict[str, Any] | None = None
 ) -> "Plan":
-    """A study's plan, with scale and seed among its settings; finite problems are no work for a GPU."""
+    """Return a study's plan, with scale and seed among its settings."""
     plan = find_plan(name)(scale=scale, seed=seed, **(data or {}))
     settings = plan.settings | {"scale": scale, "seed": seed}
-    beside = STUDIES[find_study(name)].room == "theory"
-    return replace(plan, settings=settings, on_processor=beside)
+    entry = installed_studies()[find_study(name)]
+    return replace(plan, settings=settings, on_processor=entry.on_processor)
 
 
 def perform(
@@ -176,11 +136,12 @@ def perform(
     from apportion.studies.executors import Serial
 
     everything = name == "all"
-    # The longest first, so that none is begun when all others are at their end.
-    others = [study for study in STUDIES if study not in LONGEST]
+    studies = installed_studies()
+    # The most expensive first, so that none starts when all others are nearly finished.
+    ordered = sorted(studies, key=lambda study: studies[study].cost, reverse=True)
     data = read_data(request)
     stores, run = [], command_of(name, Path(out), request)
-    for study in [*LONGEST, *others] if everything else [find_study(name)]:
+    for study in ordered if everything else [find_study(name)]:
         known = inspect.signature(find_plan(study)).parameters
         for kind in data:
             if kind not in known and not everything:
@@ -215,8 +176,8 @@ def command_of(name: str, folder: Path, request: Request) -> str:
 
     Examples
     --------
-    >>> command_of("fig1", Path("studies/fig1"), Request(seed=3))
-    'apportion study fig1 --scale quick --seed 3 --out studies/fig1'
+    >>> command_of("all", Path("studies"), Request(seed=3))
+    'apportion study all --scale quick --seed 3 --out studies'
     """
     known = _OPTIONS if name == "all" else inspect.signature(find_plan(name)).parameters
     words = ["apportion", "study", name, "--scale", request.scale, "--seed", str(request.seed)]

@@ -9,9 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from apportion.errors import InputError
-from apportion.runs.files import checksummed, write_atomic, write_figure, write_json
-from apportion.statistics import (
+from apportion.certify.statistics import (
     CONFIDENCE,
     Estimate,
     Outcome,
@@ -22,6 +20,8 @@ from apportion.statistics import (
     outcome,
     p_value,
 )
+from apportion.errors import InputError
+from apportion.runs.files import checksummed, write_atomic, write_figure, write_json
 
 
 @dataclass(frozen=True)

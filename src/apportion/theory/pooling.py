@@ -18,8 +18,8 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy import sparse
 
+from apportion.certify.statistics import Estimate, interval
 from apportion.errors import InputError, reading
-from apportion.statistics import Estimate, interval
 from apportion.theory.mdp import MDP
 
 Answer = Literal["pool", "do not pool", "unclear"]

@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 
 from apportion.bridges.flower.strategy import partly
 from apportion.bridges.flower.updates import moved, weighted_sum
-from apportion.certificate import Certificate
+from apportion.certify.certificate import Certificate
 from apportion.domains.federated.domain import DOMAIN, CertifyOptions
 from bridges.flower.test_strategy import (
     LABELS,

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float
 
-from apportion.certificate import Gains
+from apportion.certify.certificate import Gains
 from apportion.domains.federated.aggregators import MANY, alike, descend_shares
 from apportion.domains.federated.domain import MAX_GAIN, round_gains
 from apportion.domains.federated.policy import (

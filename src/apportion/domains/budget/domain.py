@@ -29,6 +29,7 @@ class BudgetDomain(Domain):
         import numpy as np
         import pandas as pd
 
+        from apportion.certify.statistics import compare
         from apportion.composition import EqualShares
         from apportion.domains.budget.problem import Budget
         from apportion.domains.training import averaged, train_members
@@ -37,7 +38,6 @@ class BudgetDomain(Domain):
         from apportion.policy import Recurrent
         from apportion.problem import evaluate
         from apportion.runs.runner import Outcome, PreparedJob
-        from apportion.statistics import compare
         from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
         from apportion.training import Chunks, OnChunk, Resume
 

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from apportion.errors import InputError
-from apportion.gpu import on_gpu
+from apportion.kernels.gpu import on_gpu
 
 Parameters = dict[str, Array]
 Filter = Float[Array, "pixels channels"]

@@ -19,7 +19,7 @@ from apportion.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
-    from apportion.certificate import Gains
+    from apportion.certify.certificate import Gains
     from apportion.report.page import Section
     from apportion.runs.folder import Run
     from apportion.runs.runner import PreparedJob
@@ -114,7 +114,7 @@ def round_gains(values: "Sequence[float] | np.ndarray", max_gain: float = MAX_GA
     """Gains over FedAvg in the rounds of a federation, not a number where a round had none."""
     import numpy as np
 
-    from apportion.certificate import Gains
+    from apportion.certify.certificate import Gains
 
     given = np.asarray(values, float)
     return Gains.within(given, max_gain, baseline=FEDAVG, period="round", unit="the right answer")

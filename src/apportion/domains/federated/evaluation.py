@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certificate import Gains
+from apportion.certify.certificate import Gains
+from apportion.certify.statistics import compare
 from apportion.domains.federated.aggregators import (
     UNIFORM,
     Aggregator,
@@ -42,7 +43,6 @@ from apportion.policy import Policy, Recurrent
 from apportion.runs.runner import Outcome, PreparedJob
 from apportion.runs.settings import suggest
 from apportion.runs.signals import tested_after_training
-from apportion.statistics import compare
 from apportion.tasks import Task
 from apportion.training import Chunks, OnChunk, Resume
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certificate import Gains
+from apportion.certify.certificate import Gains
 from apportion.composition import EqualShares, PartialTrading
 from apportion.domains.portfolio.baselines import BASELINES, WITHOUT_HISTORY, Baseline
 from apportion.domains.portfolio.constrained import WithoutCash, everyone

@@ -12,7 +12,7 @@ from apportion.domains.portfolio.settings import PortfolioJob, all_or_named, che
 from apportion.errors import InputError
 
 if TYPE_CHECKING:
-    from apportion.certificate import Gains
+    from apportion.certify.certificate import Gains
     from apportion.domains.portfolio.backtest import TrainedPolicy
     from apportion.domains.portfolio.orders import NextAllocation
     from apportion.domains.portfolio.prices import Prices

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from apportion.statistics import Estimate, over_blocks
+from apportion.certify.statistics import Estimate, over_blocks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,668 @@
+"""A policy beside every scheduler on the same days, stations and feeder, and how sure its lead is.
+
+Served is the share of all need that was drawn. Leads are paired by day, with intervals by clusters of
+days: what the weather or a holiday does to one day it does to all tasks. A certificate bets on gains by
+day: the difference of the shares of that day's need that both met, over all garages drawn at the site, so
+that what garages of one day have in common counts once. Only days after training count.
+"""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.certify.certificate import Gains, Verdict
+from apportion.certify.statistics import Estimate, clustered_ratio
+from apportion.domains.tables import as_day
+from apportion.errors import InputError, reading
+from apportion.policy import Policy
+from apportion.runs.files import read_bytes
+from apportion.runs.policy_file import load_about, load_policy
+from apportion.runs.settings import suggest
+from apportion.tasks import count_tasks, draw_tasks
+from apportion_charging.days import Days
+from apportion_charging.forecasts import Predictor, add_forecasts
+from apportion_charging.garage import physics_of
+from apportion_charging.mpc import MPC, simulate_mpc
+from apportion_charging.problem import CHANNELS
+from apportion_charging.schedulers import (
+    CLAIRVOYANT,
+    HINDSIGHT,
+    OPTIMUM,
+    SCHEDULERS,
+    Drawn,
+    PolicySchedule,
+    Schedule,
+    best_energies,
+    simulate,
+    walk_day,
+)
+from apportion_charging.sessions import count
+from apportion_charging.settings import OBJECTIVES
+from apportion_charging.site import Prices, Site, describe_sites, of_site, saved_site
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POLICY = "policy"
+SHORT = 0.8
+"""A car that left with less than this share of its need left short."""
+GAIN_BOUND = 0.05
+"""A day's gain counts at 5 points of its need at most: schedulers that share one feeder among the same
+cars rarely differ by more, and what a certificate says is about gains so counted."""
+_FORMATS: Any = {
+    "served": "{:.2%}".format,
+    "left_short": "{:.1%}".format,
+    "fairness": "{:.3f}".format,
+    "kept": "{:.1%}".format,
+    "cost_per_kwh": "{:.4f}".format,
+    **dict.fromkeys(("ahead", "low", "high"), lambda share: f"{100 * share:+.2f}"),
+}
+"""How each column is told; a lead is a difference of shares, in points."""
+MEASURES = {
+    "energy": "Energy",
+    "fair": "Fairness",
+    "promise": "Promises kept",
+    "cost": "Value of the energy less its cost, a kWh of need,",
+}
+"""What each objective is judged by."""
+_SHOWN = (POLICY, "llf", "edf", "equal", CLAIRVOYANT)
+"""Schedules whose result is shown for each car of an example day."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChargingBacktest:
+    """What every schedule delivered, session by session."""
+
+    site: str
+    dates: np.ndarray
+    members: np.ndarray
+    """Stations of each task, (tasks, entities)."""
+    stations: int
+    """Stations that tasks were drawn from."""
+    capacity_kw: np.ndarray
+    """Each task's feeder."""
+    capacity: float
+    """The feeders, as a share of their stations' full rate."""
+    need_kwh: np.ndarray
+    """(tasks, days, entities, sessions), on a session's first day; 0 where there is no session."""
+    drawn_kwh: Mapping[str, np.ndarray]
+    """Of each schedule, in the same shape."""
+    optimum_kwh: np.ndarray | None
+    """The most that could be drawn together, (tasks, days)."""
+    cost: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What the energy of each schedule cost, (tasks, days); nothing where no prices are known."""
+    worth_per_kwh: float = 0.0
+    objective: str = "energy"
+    """What the policy was trained for, and leads are in."""
+    promise_kwh: float | None = None
+    """Promised to each car; otherwise 80 % of its need."""
+    fingerprint: str | None = None
+    """Of the garage's description, where it was tested as a whole."""
+
+    @cached_property
+    def served(self) -> dict[str, float]:
+        """The share of all need that each schedule met."""
+        needed = float(self.need_kwh.sum())
+        shares = {name: float(drawn.sum()) / needed for name, drawn in self.drawn_kwh.items()}
+        if self.optimum_kwh is not None:
+            shares[OPTIMUM] = float(self.optimum_kwh.sum()) / needed
+        return shares
+
+    def ahead(self, other: str) -> Estimate:
+        """By how much the policy is better than another in what it was trained for, by clusters of days.
+
+        For energy in shares of the need, for fairness in Jain's index, for promises in shares of the cars,
+        for cost in money a kWh of need.
+        """
+        (mine, unit), (others, _) = (self.daily(name, self.objective) for name in (POLICY, other))
+        return clustered_ratio((mine - others, unit))
+
+    def daily(self, name: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
+        """What a schedule is worth by an objective on each day, and what that is a share of: kWh drawn and
+        needed; Jain's index and garages; cars that left with what they were promised and all; what the
+        energy was worth less what it cost, and kWh needed.
+        """
+        need = self.need_kwh
+        if objective == "energy":
+            return self.by_day(name), self.by_day()
+        if objective == "fair":
+            return self._jain(name).sum(0), (need > 0).any((2, 3)).sum(0)
+        if objective == "promise":
+            part, kwh = SHORT * need, self.promise_kwh
+            promised = part if kwh is None else np.minimum(kwh, need)
+            # To a thousandth: energies are sums in single precision.
+            kept = (need > 0) & (self.drawn_kwh[name] >= 0.999 * promised)
+            return kept.sum((0, 2, 3)), (need > 0).sum((0, 2, 3))
+        return self.worth_per_kwh * self.by_day(name) - self.cost[name].sum(0), self.by_day()
+
+    def cost_per_kwh(self, name: str) -> float:
+        """What a kWh cost that was drawn, with its part of the charges for peaks."""
+        return float(self.cost[name].sum() / self.drawn_kwh[name].sum())
+
+    def short(self, name: str) -> float:
+        """The share of cars that left with less than 80 % of what they needed."""
+        there = self.need_kwh > 0
+        return float((self.drawn_kwh[name] < SHORT * self.need_kwh)[there].mean())
+
+    def fairness(self, name: str) -> float:
+        """Jain's index of the cars' shares of their need, within a task's day; the mean over them."""
+        index = self._jain(name)
+        return float(index[index > 0].mean())
+
+    def _jain(self, name: str) -> np.ndarray:
+        """Jain's index of each task and day; 0 where nobody was served anything."""
+        there = self.need_kwh > 0
+        shares = np.where(there, self.drawn_kwh[name] / np.where(there, self.need_kwh, 1.0), 0.0)
+        count = there.sum((2, 3))
+        squares = (shares**2).sum((2, 3)) * count
+        return shares.sum((2, 3)) ** 2 / np.where(squares > 0, squares, 1.0)
+
+    def measures(self, name: str) -> dict[str, float]:
+        """A schedule by everything that may be wanted of it; kept are the cars' promises."""
+        kept, cars = self.daily(name, "promise")
+        found = {
+            "served": self.served[name],
+            "left_short": self.short(name),
+            "fairness": self.fairness(name),
+            "kept": float(kept.sum() / cars.sum()),
+        }
+        return found | ({"cost_per_kwh": self.cost_per_kwh(name)} if self.cost else {})
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of `apportion backtest --json`."""
+        leads = {name: self.ahead(name) for name in self._compared()}
+        return {
+            "site": self.site,
+            "start": str(self.dates[0]),
+            "end": str(self.dates[-1]),
+            "days": len(self.dates),
+            "stations": int(self.members.shape[1]),
+            "capacity": self.capacity,
+            "capacity_kw": float(self.capacity_kw.mean()),
+            "served": self.served,
+            "ahead": {
+                name: {"estimate": lead.value, "low": lead.low, "high": lead.high}
+                for name, lead in leads.items()
+            },
+            "objective": self.objective,
+            "measures": {name: self.measures(name) for name in self.drawn_kwh},
+        }
+
+    def _compared(self) -> list[str]:
+        """Whom the policy is held against: the optimum, of energy, in energy alone."""
+        names = self.served if self.objective == "energy" else self.drawn_kwh
+        return [name for name in names if name != POLICY]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each schedule."""
+        rows = []
+        for name, share in sorted(self.served.items(), key=lambda pair: -pair[1]):
+            row: dict[str, Any] = {"schedule": name, "served": share}
+            if name in self.drawn_kwh:
+                row |= self.measures(name)
+            if name in self._compared():
+                ahead = self.ahead(name)
+                row |= {"ahead": ahead.value, "low": ahead.low, "high": ahead.high}
+            rows.append(row)
+        # In one order, whoever is first: what looks ahead has no cars, and the policy no lead.
+        table = pd.DataFrame(rows, columns=["schedule", *_FORMATS])
+        # Without prices nothing has a cost.
+        return table if self.cost else table.drop(columns="cost_per_kwh")
+
+    def summary(self) -> str:
+        """The schedules side by side."""
+        table = self.to_frame().to_string(index=False, na_rep="", formatters=_FORMATS)
+        return (
+            f"{self.site}, {self.dates[0]} to {self.dates[-1]}: {len(self.dates)} days, "
+            f"{len(self.members)} garages of {self.members.shape[1]} stations, feeder "
+            f"{self.capacity:.0%} of their full rate, {self.capacity_kw.mean():.1f} kW\n{table}\n"
+            f"ahead, from low to high: the policy's lead over each in points of {self.objective}, and "
+            "its 95 % interval\n"
+            "clairvoyant and optimum look ahead: nobody can know at the time what they know"
+        )
+
+    def plot(self) -> "Figure":
+        """The share of the need that each schedule met, least first."""
+        from matplotlib.figure import Figure
+
+        names = sorted(self.served, key=lambda name: self.served[name])
+        figure = Figure(figsize=(7, 0.35 * len(names) + 1), layout="constrained")
+        axes = figure.subplots()
+        colours = ["C1" if name == POLICY else "C0" for name in names]
+        axes.barh(names, [100 * self.served[name] for name in names], color=colours)
+        axes.set_xlabel("share of the need met (%)")
+        return figure
+
+    def by_day(self, name: str | None = None) -> np.ndarray:
+        """KWh of a schedule, or of the need, on each day."""
+        if name == OPTIMUM:
+            assert self.optimum_kwh is not None, "the optimum was not computed"
+            return self.optimum_kwh.sum(0)
+        kwh = self.need_kwh if name is None else self.drawn_kwh[name]
+        return kwh.sum((0, 2, 3))
+
+    def by_station(self, name: str | None = None) -> np.ndarray:
+        """KWh of a schedule, or of the need, at each station, over all tasks it is in."""
+        kwh, sums = self.need_kwh if name is None else self.drawn_kwh[name], np.zeros(self.stations)
+        np.add.at(sums, self.members, kwh.sum((1, 3)))
+        return sums
+
+
+def feeders(capacity: str | float, full_kw: np.ndarray) -> np.ndarray:
+    """What the feeder of each task gives: so much of its stations' full rate, or kW.
+
+    >>> feeders("0.5", np.array([20.0])).tolist(), feeders("7kW", np.array([20.0])).tolist()
+    ([10.0], [7.0])
+    """
+    text = str(capacity).strip().lower()
+    try:
+        number = float(text.removesuffix("kw"))
+    except ValueError:
+        number = float("nan")
+    if text.endswith("kw") and 0 < number < float("inf"):
+        return np.full(len(full_kw), number)
+    if not 0 < number <= 1:
+        raise InputError(
+            f"capacity {capacity}: give a share of the stations' full rate, above 0 and at most 1, or "
+            "power such as 30kW"
+        )
+    return number * full_kw
+
+
+def draw_garages(stations: int, task_size: int, tasks: int, seed: int = 0) -> np.ndarray:
+    """So many garages of these stations, or as many as there are, (tasks, entities)."""
+    count = min(tasks, count_tasks(stations, task_size))
+    return np.asarray(draw_tasks(stations, task_size, count, seed=seed).members)
+
+
+def backtest_schedules(
+    policy: Policy,
+    days: Days,
+    *,
+    capacity: str | float,
+    task_size: int,
+    tasks: int = 24,
+    optimum: bool = True,
+    schedulers: Mapping[str, Schedule] = SCHEDULERS,
+    mpc: bool = False,
+    objective: str = "energy",
+    promise_kwh: float | None = None,
+    seed: int = 0,
+) -> ChargingBacktest:
+    """Run a policy and every scheduler over days that have predictions (`add_forecasts`).
+
+    Parameters
+    ----------
+    capacity
+        The feeder, as a share of its stations' full rate or in kW.
+    task_size, tasks
+        Stations behind a feeder, and how many such garages are drawn.
+    optimum
+        Whether the linear programme of every garage and day is solved, which takes longest.
+    schedulers
+        Those beside the policy.
+    mpc
+        Whether model-predictive control is one of them: it plans some tens of days a second.
+    objective, promise_kwh
+        What the policy was trained for.
+    """
+    garage, stations = days.garage, len(days.stations)
+    members = draw_garages(stations, task_size, tasks, seed)
+    full = np.asarray(days.wiring.max_kw)[members].sum(1)
+    feeder = feeders(capacity, full)
+    drawn: dict[str, Drawn] = {}
+    others: dict[str, Schedule] = {}
+    own = PolicySchedule(policy, spare=not days.physics.fill)
+    for name, schedule in {POLICY: own, **schedulers}.items():
+        if isinstance(schedule, PolicySchedule):
+            # Alone, in one program for all of a shape: two equal policies then deliver equal energy.
+            drawn[name] = simulate(days, [schedule], feeder, members)
+        else:
+            others[name] = schedule
+    if others:
+        found = simulate(days, list(others.values()), feeder, members)
+        for place, name in enumerate(others):
+            drawn[name] = Drawn(*(x[place : place + 1] for x in found))
+    prices, by_cost = days.prices, objective == "cost"
+    if mpc:
+        drawn[MPC] = simulate_mpc(days, feeder, members, prices if by_cost else None)
+    best = best_energies(days, feeder, members) if optimum else None
+    need = np.where(garage.begins, garage.need_kwh, 0)[:, members].transpose(1, 0, 2, 3)
+    share = float((feeder / full).mean())
+    energy = {name: each.energy_kwh[0] for name, each in drawn.items()}
+    cost = {}
+    if prices is not None:
+        cost = {name: costs(days, prices, each) for name, each in drawn.items()}
+    return ChargingBacktest(
+        *(days.site, days.dates, members, stations, feeder, share, need, energy, best),
+        cost=cost,
+        worth_per_kwh=0.0 if prices is None else prices.worth_per_kwh,
+        objective=objective,
+        promise_kwh=promise_kwh,
+    )
+
+
+def costs(days: Days, prices: Prices, drawn: Drawn) -> np.ndarray:
+    """What was drawn by a single schedule cost, (tasks, days)."""
+    hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
+    clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
+    return prices.cost(drawn.by_period_kwh[0], clock, days.physics.period_hours)
+
+
+def check_facts(saved: Mapping[str, Any]) -> None:
+    """Refuse a policy for something else, and facts that no training can have saved with one.
+
+    Examples
+    --------
+    >>> check_facts({"job": "charging", "task_size": 10, "until": {"north": "2019-12-31"}})
+    """
+    if saved.get("job") != "charging":
+        raise InputError(
+            f"the policy was trained for {saved.get('job', 'something else')!r}, not for charging; "
+            "give the folder of a charging run"
+        )
+    until, seen = saved.get("until", {}), saved.get("trained_on", {})
+    size, recall = saved.get("task_size", 1), saved.get("recall", False)
+    channels = saved.get("channels", CHANNELS)
+    objective, promise = saved.get("objective", "energy"), saved.get("promise_kwh")
+    sound = {
+        f"objective {objective!r}": objective in OBJECTIVES,
+        f"promise_kwh {promise!r}": promise is None
+        or (type(promise) in (int, float) and promise > 0),
+        "until": isinstance(until, Mapping) and all(isinstance(day, str) for day in until.values()),
+        "trained_on": isinstance(seen, Mapping)
+        and all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names)
+            for names in seen.values()
+        ),
+        f"task_size {size!r}": type(size) is int and size >= 1,
+        f"recall {recall!r}": type(recall) is bool,
+        f"channels {channels!r}": channels == CHANNELS,
+    }
+    for what, fits in sound.items():
+        if not fits:
+            raise InputError(f"the policy's own facts are wrong ({what}); train it again")
+    for day in until.values():
+        as_day(day)
+
+
+def backtest_saved(
+    policy: Policy,
+    saved: Mapping[str, Any],
+    frame: pd.DataFrame,
+    *,
+    site: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    stations: int | None = None,
+    capacity: str | float | None = None,
+    tasks: int = 8,
+    embedded: bool = False,
+    timezone: str | None = None,
+    unseen: bool = False,
+    schedulers: Mapping[str, Schedule] = SCHEDULERS,
+    optimum: bool = True,
+    mpc: bool = False,
+    past_alone: bool = False,
+) -> ChargingBacktest:
+    """A policy, of which this was saved, beside every scheduler on a file's sessions.
+
+    Options are those of `ChargingBacktestOptions` and of `backtest_schedules`; the site need not be one
+    that was trained on. Of one that was, the stations are those known in training: garages are drawn
+    among them, and one that appears later is left out with a warning. With `past_alone` nothing that is
+    said of a day changes with sessions of later ones, and what cannot be so is refused.
+    """
+    check_facts(saved)
+    if tasks < 1:
+        raise InputError(f"tasks is {tasks}; at least one garage is needed")
+    names = sorted(map(str, frame.site.unique()))
+    if site is None and len(names) > 1:
+        raise InputError(
+            f"the file has {len(names)} sites; choose one with --site: {', '.join(names)}"
+        )
+    chosen = names[0] if site is None else site
+    described = describe_sites(
+        frame, (chosen,), embedded=embedded, timezone=timezone or saved.get("timezone")
+    )
+    [(name, description)] = described.items()
+    whole = site is not None and site.endswith(".toml")
+    if not whole and of_site(saved.get("sites", {}), name) is not None:
+        description = saved_site(saved, name)
+        frame = _at_known_stations(frame, name, description)
+    elif past_alone and not whole and not embedded:
+        raise InputError(
+            f'site "{name}" was not trained on, and what its stations are would be told by later sessions; '
+            "describe it in a TOML file and give that with --site"
+        )
+    objective = saved.get("objective", "energy")
+    physics = physics_of(
+        saved.get("period_minutes", 15), ideal=saved.get("ideal", False), objective=objective
+    )
+    everything = Days.of(
+        frame, name, description, physics=physics, quiet=saved.get("quiet_days", 0.0)
+    )
+    until = None if unseen else of_site(saved.get("until", {}), name)
+    if until is not None and start is None:
+        start = str(np.datetime64(until, "D") + np.timedelta64(1, "D"))
+    elif until is not None and as_day(str(start)) <= as_day(until):
+        warnings.warn(
+            f"the policy was trained on days of {name} up to {until}; what it serves on them says nothing "
+            "about days to come",
+            stacklevel=2,
+        )
+    known = set(of_site(saved.get("trained_on", {}), name) or ()) if unseen else set()
+    places = [i for i, station in enumerate(everything.stations) if station not in known]
+    if past_alone:
+        end = str(everything.over)
+    tested = everything.between(start, end)
+    size = saved.get("task_size", 1) if stations is None else stations
+    is_described = whole and stations is None and capacity is None and not unseen
+    if whole and stations is None:
+        # The garage as it is described, behind its own feeder.
+        size, tasks = len(places), 1
+        capacity = f"{description.capacity_kw}kW" if capacity is None else capacity
+    if not 1 <= size <= len(places):
+        raise InputError(
+            f'stations {size}: site "{everything.site}" has {len(places)} to choose from; give '
+            "--stations from 1 to that"
+        )
+    capacity = 0.15 if capacity is None else capacity
+    feeders(capacity, np.ones(1))
+    predictor = Predictor.from_dict(saved.get("predictor", {}))
+    drawn = np.asarray(places)[np.unique(draw_garages(len(places), size, tasks))]
+    days = add_forecasts(
+        everything, predictor, saved.get("recall", False), only=tested, stations=drawn
+    )
+    found = backtest_schedules(
+        policy,
+        days.at(places),
+        capacity=capacity,
+        task_size=size,
+        tasks=tasks,
+        schedulers=schedulers,
+        optimum=optimum,
+        mpc=mpc,
+        objective=objective,
+        promise_kwh=saved.get("promise_kwh"),
+    )
+    return replace(found, fingerprint=description.fingerprint if is_described else None)
+
+
+def _at_known_stations(frame: pd.DataFrame, site: str, description: Site) -> pd.DataFrame:
+    """The sessions at stations that are described; the others are named in a warning."""
+    here = frame.site == site
+    other = here & ~frame.station.isin(list(description.stations))
+    if not other.any():
+        return frame
+    names = sorted(frame.station[other].astype(str).unique())
+    if other.sum() == here.sum():
+        raise InputError(
+            f'site "{site}": none of its stations, such as {names[0]}, was there in training; if it is '
+            "another garage, call it something else"
+        )
+    warnings.warn(
+        f"{site}: {count(int(other.sum()), 'session')} at stations that were not there in "
+        f"training ({', '.join(names[:3])}{', ...' if names[3:] else ''}) are left out; describe the site "
+        "in a TOML file to test it with them",
+        stacklevel=3,
+    )
+    return frame.loc[~other]
+
+
+def daily_gains(
+    policy: Policy,
+    saved: Mapping[str, Any],
+    frame: pd.DataFrame,
+    against: str | Schedule,
+    *,
+    bound: float = GAIN_BOUND,
+    **chosen: Any,
+) -> Gains:
+    """A policy's gains over a scheduler on the days after training.
+
+    Parameters
+    ----------
+    saved
+        What was saved with the policy.
+    against
+        The name of a scheduler, the folder of another charging run, or a scheduler of your own. Another
+        run's policy is shown this run's predictions, on days after both were trained.
+    bound
+        What a day's gain counts at most; decide on it before you look.
+    chosen
+        Site, stations, capacity and tasks, as in `backtest_saved`.
+    """
+    saved = dict(saved)
+    name, schedule = against if isinstance(against, str) else "own", against
+    if isinstance(schedule, str):
+        schedule, until = _scheduler(schedule)
+        own = saved.get("until", {})
+        saved["until"] = {
+            site.casefold(): max(of_site(own, site) or "", of_site(until, site) or "")
+            for site in {*own, *until}
+        }
+    found = backtest_saved(
+        policy,
+        saved,
+        frame,
+        schedulers={name: schedule},
+        optimum=False,
+        past_alone=True,
+        **chosen,
+    )
+    needed = _sums(found.need_kwh)
+    more = _sums(found.drawn_kwh[POLICY]) - _sums(found.drawn_kwh[name])
+    # A day on which nobody needed anything says nothing.
+    share = np.where(needed > 0, more / np.where(needed > 0, needed, 1.0), np.nan)
+    return Gains.within(
+        share,
+        bound,
+        periods=found.dates,
+        baseline=name,
+        period="day",
+        unit="the day's need",
+        site=found.fingerprint,
+    )
+
+
+def _sums(kwh: np.ndarray) -> np.ndarray:
+    """Each day's sum, rounded once: no bit of it depends on what other days have."""
+    days = np.asarray(kwh, float).swapaxes(0, 1)
+    return np.array([math.fsum(day.ravel().tolist()) for day in days])
+
+
+def read_certificate(path: Path, site: Site) -> dict[str, Any]:
+    """A certificate of a policy at this very site; its `trust` is how far the policy is trusted, which is
+    not at all where it is harmful.
+
+    Raises
+    ------
+    InputError
+        Where it is of another site, of garages drawn among stations, or no certificate.
+    """
+    with reading(path, "certify the policy for this site first"):
+        saved = json.loads(read_bytes(path))
+    found = saved if isinstance(saved, dict) else {}
+    trust, verdict = found.get("trust"), found.get("verdict")
+    if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 1:
+        trust = None
+    if trust is None or verdict not in get_args(Verdict):
+        raise InputError(f"{path}: no certificate; apportion certify writes one")
+    if found.get("site") != site.fingerprint:
+        raise InputError(
+            f"{path}: it is not of this site, {site.describe()}; certify the policy with --site and its "
+            "TOML file"
+        )
+    return found | {"trust": 0.0 if verdict == "harmful" else float(trust)}
+
+
+def _scheduler(name: str) -> tuple[Schedule, dict[str, str]]:
+    """A scheduler by its name, or by the folder of its run with the last days it was trained on."""
+    if name in SCHEDULERS and name not in HINDSIGHT:
+        return SCHEDULERS[name], {}
+    # Of a name that is too long, os.path says no where Path raises.
+    if not os.path.isdir(name):
+        known = [scheduler for scheduler in SCHEDULERS if scheduler not in HINDSIGHT]
+        raise InputError(
+            f"there is no scheduler {name!r} to certify against; choose {', '.join(known)}, or the "
+            f"folder of another charging run{suggest(name, known)}"
+        )
+    about = load_about(name)
+    check_facts(about)
+    spare = about.get("objective") == "cost"
+    return PolicySchedule(load_policy(name), spare), about.get("until", {})
+
+
+def busiest_day(policy: Policy, days: Days, test: ChargingBacktest) -> dict[str, pd.DataFrame]:
+    """The day of most need as an operator sees it: whose power when, and with what each car left.
+
+    `power` has the kW each station draws, a row for each quarter of an hour in which anybody draws;
+    `cars` a row for each car: when it was there, what it needed, what each schedule gave it.
+    """
+    need = test.need_kwh.sum((2, 3))
+    task, day = (int(place) for place in np.unravel_index(int(need.argmax()), need.shape))
+    members, capacity, physics = test.members[task], float(test.capacity_kw[task]), days.physics
+    garage = jax.tree.map(lambda x: x[day, members], days.garage)
+    wiring = days.wiring.at(members)
+    own = PolicySchedule(policy, spare=not physics.fill)
+    _, kwh = walk_day(garage, wiring, own, jnp.float32(capacity), physics)
+    drawn = np.asarray(kwh) / physics.period_hours
+
+    def clock(periods: np.ndarray, form: str) -> pd.Index:
+        minutes = pd.to_timedelta(periods * round(60 * physics.period_hours), unit="min")
+        return pd.DatetimeIndex(pd.Timestamp(days.dates[day]) + minutes).strftime(form)
+
+    names = [days.stations[place] for place in members]
+    power = pd.DataFrame(drawn, columns=pd.Index(names)).assign(
+        unused=np.maximum(capacity - drawn.sum(1), 0.0)
+    )
+    power.insert(0, "time", clock(np.arange(physics.periods), "%Y-%m-%d %H:%M"))
+    active = np.flatnonzero(drawn.sum(1) > 0)
+    if len(active):
+        power = power.iloc[max(active[0] - 2, 0) : active[-1] + 3]
+
+    needed = test.need_kwh[task, day].astype(float)
+    there = np.nonzero(needed)
+    columns = {
+        "station": [names[place] for place in there[0]],
+        "from": clock(garage.arrival[there], "%H:%M"),
+        "to": clock(garage.departure[there], "%H:%M"),
+        "needed kWh": needed[there].round(1),
+    }
+    for name in _SHOWN:
+        if name in test.drawn_kwh:
+            shares = test.drawn_kwh[name][task, day][there] / needed[there]
+            columns[name] = [f"{share:.0%}" for share in shares]
+    cars = pd.DataFrame(columns).sort_values(["from", "to", "station"], ignore_index=True)
+    return {"power": power, "cars": cars}

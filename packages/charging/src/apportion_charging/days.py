@@ -1,0 +1,310 @@
+"""Sessions as days of a garage: arrays (days, stations, sessions) of one site.
+
+A session fills whole periods: its arrival is rounded up, its departure down. One that spans midnight stands
+in the table of each of its days, and counts on the first. Its need is what was delivered, or less where the
+car could not have taken it in those periods. Days are those of the zone's standard time, 24 hours each, so
+that a clock change is nothing; days without a car are not there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import jax
+import numpy as np
+import pandas as pd
+from numpy.typing import DTypeLike
+
+from apportion.domains.tables import as_day
+from apportion.errors import InputError
+from apportion_charging.garage import (
+    LAST_A,
+    REAL,
+    TAPERS_FROM,
+    Garage,
+    Physics,
+    Stations,
+)
+from apportion_charging.sessions import count, in_zone
+from apportion_charging.site import Prices, Site
+
+MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
+"""Cars of a mixed garage: the current each can take, and on how many phases."""
+
+
+@dataclass(frozen=True, eq=False)
+class Days:
+    """The days of one site on which a car was there.
+
+    Examples
+    --------
+    >>> from apportion_charging.sessions import read_sessions
+    >>> from apportion_charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-12-31")
+    >>> len(days.stations), days.garage.arrival.shape[:2] == (len(days), 52)
+    (52, True)
+    """
+
+    site: str
+    dates: np.ndarray
+    """Days, ascending, as datetime64[D]."""
+    stations: tuple[str, ...]
+    wiring: Stations
+    garage: Garage
+    """Arrays of NumPy (days, stations, sessions)."""
+    physics: Physics = REAL
+    prices: Prices | None = None
+    left_out: str = ""
+    """What quiet days left out, in words; nothing where none were."""
+
+    @classmethod
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        site: str,
+        description: Site,
+        *,
+        physics: Physics = REAL,
+        quiet: float = 0.0,
+        mixed: int | None = None,
+    ) -> "Days":
+        """Every day of a site, of sessions as `read_sessions` gives them.
+
+        Parameters
+        ----------
+        quiet
+            Days on which fewer sessions a station begin are left out.
+        mixed
+            A seed that draws every car out of `MIXED_CARS`; otherwise a car takes what its station gives.
+
+        Raises
+        ------
+        InputError
+            Where there is no such site, a station is not described, or no day is left.
+        """
+        rows = frame.loc[frame.site == site].sort_values(by="arrival", kind="stable")
+        if rows.empty:
+            known = ", ".join(sorted(frame.site.astype(str).unique()))
+            raise InputError(f'site "{site}": no session is from there; the sites are {known}')
+        names = tuple(description.stations)
+        station = pd.Index(names).get_indexer(rows.station.astype(str))
+        if (station < 0).any():
+            unknown = rows.station.astype(str)[station < 0].iloc[0]
+            raise InputError(
+                f'site "{site}": its description has no station "{unknown}"; add it to the TOML file'
+            )
+        wiring = stations_of(description)
+        dates, garage = _table(rows, station, wiring, description.timezone, physics, mixed)
+        days = cls(site, dates, names, wiring, garage, physics, description.prices)
+        busy = garage.begins.sum((1, 2)) >= quiet * len(names)
+        if busy.all():
+            return days
+        if not busy.any():
+            raise InputError(
+                f'site "{site}": none of its {len(dates)} days has {quiet:g} sessions a station; give '
+                "more sessions, or a smaller --quiet-days"
+            )
+        quiet_garage = jax.tree.map(lambda x: x[~busy], garage)
+        begins = quiet_garage.begins
+        said = (
+            f"{count(int((~busy).sum()), 'quiet day')} with {count(int(begins.sum()), 'session')} and "
+            f"{(quiet_garage.need_kwh * begins).sum():,.0f} kWh left out"
+        )
+        return replace(days._chosen(busy), left_out=said)
+
+    def __len__(self) -> int:
+        return len(self.dates)
+
+    def _chosen(self, rows: np.ndarray) -> "Days":
+        garage = jax.tree.map(lambda x: x[rows], self.garage)
+        return replace(self, dates=self.dates[rows], garage=garage)
+
+    def between(
+        self, start: str | np.datetime64 | None = None, end: str | np.datetime64 | None = None
+    ) -> "Days":
+        """The days from `start` to `end`, both included.
+
+        Raises
+        ------
+        InputError
+            Where no day is left.
+        """
+        first = self.dates[0] if start is None else as_day(start)
+        last = self.dates[-1] if end is None else as_day(end)
+        rows = (self.dates >= first) & (self.dates <= last)
+        if not rows.any():
+            raise InputError(
+                f'site "{self.site}": no day with a car from {first} to {last}; its days are '
+                f"{self.dates[0]} to {self.dates[-1]}"
+            )
+        return self._chosen(rows)
+
+    def at(self, stations: Sequence[int] | np.ndarray) -> "Days":
+        """Some of the stations, by their places, in this order."""
+        places = np.asarray(stations, int)
+        names = tuple(self.stations[place] for place in places)
+        garage = jax.tree.map(lambda x: x[:, places], self.garage)
+        return replace(self, stations=names, garage=garage, wiring=self.wiring.at(places))
+
+    @property
+    def joins(self) -> np.ndarray:
+        """Whether a car may be there from the day before: then the day cannot be simulated without it."""
+        follows = np.append(False, np.diff(self.dates).astype(int) == 1)
+        return follows & (self.garage.there & (self.garage.arrival < 0)).any((1, 2))
+
+    @property
+    def over(self) -> np.datetime64:
+        """The last day that later sessions cannot change, the one before the first if there is none.
+
+        A car that is still there after the last day on which one came shares the feeder with cars that
+        nobody knows of, and what it draws counts on its first day.
+        """
+        begins = self.garage.begins
+        later = np.where(begins, (self.garage.departure - 1) // self.physics.periods, 0)
+        last = self.dates[begins.any((1, 2))][-1]
+        open_days = self.dates[self.dates + later.max((1, 2)).astype("timedelta64[D]") > last]
+        return min(open_days[0] - 1, last) if len(open_days) else last
+
+    def summary(self) -> str:
+        """What the days are, in a line."""
+        begins = self.garage.begins
+        needed = float((self.garage.need_kwh * begins).sum())
+        return (
+            f"{self.site}: {count(len(self), 'day')} from {self.dates[0]} to {self.dates[-1]}, "
+            f"{count(len(self.stations), 'station')}, needed {needed:,.0f} kWh in "
+            f"{count(int(begins.sum()), 'session')}"
+            + (f"; {self.left_out}" if self.left_out else "")
+        )
+
+
+def stations_of(description: Site) -> Stations:
+    """A site's wiring as programs read it, in single precision."""
+    wiring = description.wiring()
+    phases = np.array([len(station.phases) for station in description.stations.values()])
+    arrays = (
+        wiring.max_a,
+        wiring.min_a,
+        phases,
+        wiring.kw_per_a,
+        wiring.load[1:],
+        wiring.limit[1:],
+    )
+    return Stations(*(np.asarray(x, np.float32) for x in arrays))
+
+
+def standard_time(times: Any, zone: str | None, *, later: bool = False) -> np.ndarray:
+    """Times in the zone's standard time, as datetime64[s]; gaps stay, and without a zone all.
+
+    Of an hour that the clock on the wall shows twice the first is meant, or the later.
+    """
+    times = in_zone(times, zone, later=later)
+    if times.dt.tz is not None:
+        own = ZoneInfo(zone or str(times.dt.tz))
+        times = times.dt.tz_convert(own)
+        # Clocks change on a quarter of an hour alone, so that each quarter is asked for once.
+        quarter, quarters = pd.factorize(times.dt.tz_convert("UTC").dt.floor("15min"))
+        clocks = [time.tz_convert(own).to_pydatetime(warn=False) for time in quarters]
+        summer = [own.dst(clock) or timedelta(0) for clock in clocks]
+        ahead = np.array([*summer, timedelta(0)], "timedelta64[s]")[quarter]
+        times = times.dt.tz_localize(None) - ahead
+    return times.to_numpy().astype("datetime64[s]")
+
+
+def summer_hours(dates: np.ndarray, zone: str | None) -> np.ndarray:
+    """What the clock on the wall is ahead of standard time on each day, in hours."""
+    if zone is None:
+        return np.zeros(len(dates), np.float32)
+    noon = pd.Series(dates.astype("datetime64[s]") + np.timedelta64(12, "h"))
+    ahead = noon - standard_time(noon, zone)
+    return (ahead.dt.total_seconds().to_numpy() / 3600).astype(np.float32)
+
+
+def _table(
+    rows: pd.DataFrame,
+    station: np.ndarray,
+    wiring: Stations,
+    zone: str | None,
+    physics: Physics,
+    mixed: int | None,
+) -> tuple[np.ndarray, Garage]:
+    """The days of rows that are sorted by arrival, and their sessions."""
+    times = {
+        name: standard_time(rows[name], zone, later=name != "arrival")
+        for name in ("arrival", "departure", "stated_departure")
+    }
+    first_day = times["arrival"].min().astype("datetime64[D]")
+    hours = {
+        name: (time - first_day.astype("datetime64[s]")) / np.timedelta64(3600, "s")
+        for name, time in times.items()
+    }
+    first = np.ceil(hours["arrival"] / physics.period_hours - 1e-9).astype(np.int64)
+    last = np.floor(hours["departure"] / physics.period_hours + 1e-9).astype(np.int64)
+    # Of two cars at one station in the same period the earlier stays.
+    busy = pd.Series(last).groupby(station).cummax().groupby(station).shift(fill_value=0)
+    first = np.maximum(first, busy.to_numpy())
+    car_a, car_share = _cars(rows, station, wiring, mixed)
+    most_kw = car_a * car_share * wiring.kw_per_a[station]
+    if physics.taper:
+        # The last part takes longer: the current falls with what is left.
+        falls = np.log(np.maximum(car_a / LAST_A, 1.001)) / (1 - LAST_A / np.maximum(car_a, 2.002))
+        most_kw = most_kw / (TAPERS_FROM + (1 - TAPERS_FROM) * falls)
+    stay = np.maximum(last - first, 0) * physics.period_hours
+    need = np.minimum(rows.delivered_kwh.to_numpy(), stay * most_kw)
+    whole = np.flatnonzero(last > first)
+    days_here = (last[whole] - 1) // physics.periods - first[whole] // physics.periods + 1
+    session = np.repeat(whole, days_here)
+    later = np.arange(len(session)) - np.repeat(np.cumsum(days_here) - days_here, days_here)
+    day = first[session] // physics.periods + later
+    dates, row = np.unique(day, return_inverse=True)
+    group = pd.Series(row * len(wiring.max_a) + station[session])
+    place = group.groupby(group).cumcount().to_numpy()
+    shape = (len(dates), len(wiring.max_a), int(place.max(initial=0)) + 1)
+    where = (row, station[session], place)
+
+    def spread(values: Any, dtype: DTypeLike = np.float32) -> np.ndarray:
+        full = np.zeros(shape, dtype)
+        full[where] = values
+        return full
+
+    def clock(name: str) -> np.ndarray:
+        return spread(np.nan_to_num(hours[name][session]) - 24.0 * day)
+
+    asked = rows.requested_kwh.notna().to_numpy()
+    told = rows.stated_departure.notna().to_numpy()
+    calendar = first_day + dates.astype("timedelta64[D]")
+    garage = Garage(
+        arrival=spread(first[session] - day * physics.periods, np.int32),
+        departure=spread(last[session] - day * physics.periods, np.int32),
+        arrived=clock("arrival"),
+        need_kwh=spread(need[session]),
+        car_a=spread(car_a[session]),
+        car_share=spread(car_share[session]),
+        requested_kwh=spread(np.nan_to_num(rows.requested_kwh.to_numpy())[session]),
+        stated_departure=np.where(spread(told[session], np.bool_), clock("stated_departure"), 0),
+        said_energy=spread(asked[session], np.bool_),
+        said_departure=spread(told[session], np.bool_),
+        number=spread(session, np.int32),
+        stay_hours=spread((hours["departure"] - hours["arrival"])[session]),
+        clock_hours=np.repeat(summer_hours(calendar, zone)[:, None], shape[1], 1),
+    )
+    return calendar, garage
+
+
+def _cars(
+    rows: pd.DataFrame, station: np.ndarray, wiring: Stations, mixed: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The current that each session's car can take, and the share of its station's phases it uses."""
+    cable, phases = wiring.max_a[station].astype(float), wiring.phases[station]
+    if mixed is None:
+        most = cable
+        if "max_kw" in rows:
+            known = rows.max_kw.to_numpy() / wiring.kw_per_a[station]
+            most = np.where(np.isfinite(known), np.minimum(known, cable), cable)
+        return most, np.ones(len(rows))
+    kinds = np.array(MIXED_CARS)[
+        np.random.default_rng(mixed).integers(len(MIXED_CARS), size=len(rows))
+    ]
+    return np.minimum(kinds[:, 0], cable), np.minimum(kinds[:, 1], phases) / phases

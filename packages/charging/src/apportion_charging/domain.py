@@ -1,0 +1,332 @@
+"""What the rest of the house asks of charging: settings, options, and what can be done with a run."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apportion.domains.domain import Domain
+from apportion.errors import InputError, optional_import
+from apportion_charging.settings import (
+    ChargingServeOptions,
+    ChargingSettings,
+    ControllerOptions,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from apportion.certify.certificate import Gains
+    from apportion.problem import Problem
+    from apportion.report.page import Plot, Section
+    from apportion.runs.folder import Run
+    from apportion.runs.runner import PreparedJob
+    from apportion_charging.backtest import ChargingBacktest
+    from apportion_charging.controller import Controller, PowerOffers
+    from apportion_charging.sessions import CheckedSessions
+
+_SCHEDULES = (
+    "All share the same feeder among the same cars. Left short: cars with less than 80 % of their need. "
+    "Fairness is Jain's index of the shares of need met. From, to: 95 % intervals by clusters of days. "
+    "Clairvoyant and optimum know the future; llf-recalled is no garage's: it reads what the policy "
+    "reads of earlier days."
+)
+_COLUMNS = (
+    ("served", "need met, %", 100),
+    ("left_short", "cars left short, %", 100),
+    ("fairness", "fairness", 1),
+    ("kept", "promises kept, %", 100),
+    ("cost_per_kwh", "cost a kWh", 1),
+    ("ahead", "the policy's lead, points", 100),
+    ("low", "from", 100),
+    ("high", "to", 100),
+)
+"""Of the table of schedules: what the page calls them, and times what; prices are not known everywhere."""
+
+
+@dataclass(frozen=True)
+class GarageOptions:
+    """The garages that a charging run is tested in."""
+
+    columns: tuple[str, ...] = ()
+    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for files whose times carry a zone; by default
+    what the file says, or what the run was trained with."""
+    site: str | None = None
+    """The site to test on, by name or by the TOML file that describes it, which is then tested as a whole;
+    needed where the sessions are of several."""
+    stations: int | None = None
+    """Stations behind one feeder; by default as in training, or all of a site that a file describes."""
+    capacity: str | None = None
+    """What the feeder gives, as a share of its stations' full rate or in kW, such as 30kW; by default a
+    site's own where a file describes it, else 0.15."""
+    tasks: int = 8
+    """Garages to draw among the site's stations."""
+
+
+@dataclass(frozen=True)
+class ChargingBacktestOptions(GarageOptions):
+    """Charging: the share of the need that was served, and the policy's lead by clusters of days."""
+
+    sessions: Path | None = None
+    """CSV or Parquet file of charging sessions; by default what the run was trained on."""
+    start: str | None = None
+    """First day, such as 2019-01-01; by default the day after the last one trained on."""
+    end: str | None = None
+    """Last day; by default the last in the file."""
+    unseen: bool = False
+    """Only stations that were not trained on; then all days by default."""
+    mpc: bool = False
+    """Model-predictive control beside the others, which plans some tens of days a second."""
+
+
+@dataclass(frozen=True)
+class ChargingCertifyOptions(GarageOptions):
+    """Charging: a gain is that of a day, as a share of the need met."""
+
+    data: Path | None = None
+    """Sessions newer than what it was trained on; without it, the run's own file."""
+    bound: float | None = None
+    """What a day's gain counts at most, by default 0.05 of its need. Decide on it before you look."""
+
+
+@dataclass(frozen=True)
+class ChargingAllocateOptions(ControllerOptions):
+    """Charging: the power to offer each car until the next question."""
+
+    now: Path | None = None
+    """What the garage's controller sees: a JSON object with time, capacity_kw and stations."""
+
+
+@dataclass(frozen=True)
+class ChargingCheckOptions:
+    """Charging: a file of sessions."""
+
+    sessions: Path | None = None
+    """CSV or Parquet file of charging sessions."""
+    columns: tuple[str, ...] = ()
+    """What the file calls its columns, where that is something else: arrival=Start delivered_kwh=Energy."""
+    timezone: str | None = None
+    """Where the garage is, such as America/Los_Angeles, for sessions whose times carry a zone."""
+    quiet_days: float = 0.0
+    """Say what training leaves out if days with fewer sessions a station are."""
+
+
+class ChargingDomain(Domain):
+    """A garage's power, shared out among the cars that are plugged in."""
+
+    name = "charging"
+    settings = ChargingSettings
+    backtest_options = ChargingBacktestOptions
+    allocate_options = ChargingAllocateOptions
+    certify_options = ChargingCertifyOptions
+    serve_options = ChargingServeOptions
+    check_options = ChargingCheckOptions
+    examples = (
+        "train charging --sessions sessions.csv --out runs/garage",
+        "backtest runs/garage --sessions sessions.csv --site north --capacity 0.2",
+        "certify runs/garage --against llf --data sessions.csv --site north",
+        "allocate runs/garage --now now.json",
+        "serve runs/garage --site site.toml --ocpp 9000 --state state.json",
+        "check --sessions sessions.csv",
+    )
+
+    def prepare(self, settings: ChargingSettings) -> "PreparedJob":
+        from apportion_charging.sessions import inspect_sessions, read_sessions
+        from apportion_charging.site import zone_of
+
+        # Read before JAX is started, so that a slip is told at once.
+        notes, frame = [], read_sessions()
+        if settings.sessions is not None:
+            zone = zone_of(settings.site, settings.timezone)
+            checked = inspect_sessions(settings.sessions, timezone=zone, columns=settings.columns)
+            notes, frame = checked.notes, checked.frame
+        from apportion_charging.training import prepare_charging
+
+        return prepare_charging(settings, frame, notes)
+
+    def backtest(
+        self, run: "Run", options: ChargingBacktestOptions, progress: Any = None
+    ) -> "ChargingBacktest":
+        frame, embedded = _read_own(run, options.sessions, options)
+        from apportion.runs.policy_file import load_about
+        from apportion_charging.backtest import backtest_saved
+
+        about, chosen = load_about(run.folder), asdict(options)
+        del chosen["sessions"], chosen["columns"]
+        return backtest_saved(run.policy, about, frame, embedded=embedded, **chosen)
+
+    def gains(self, source: "Run | Path", against: str, options: ChargingCertifyOptions) -> "Gains":
+        if isinstance(source, Path):
+            raise InputError(f"{source}: no folder of a charging run")
+        frame, embedded = _read_own(source, options.data, options)
+        from apportion.runs.policy_file import load_about
+        from apportion_charging.backtest import GAIN_BOUND, daily_gains
+
+        about, chosen = load_about(source.folder), asdict(options)
+        del chosen["data"], chosen["columns"]
+        chosen["bound"] = GAIN_BOUND if options.bound is None else options.bound
+        return daily_gains(source.policy, about, frame, against, embedded=embedded, **chosen)
+
+    def allocate(self, run: "Run", options: ChargingAllocateOptions) -> "PowerOffers":
+        if options.now is None:
+            raise InputError(
+                f"{run.folder}: a charging run; give what the controller sees now with "
+                "--now FILE.json"
+            )
+        from apportion_charging.controller import read_now
+
+        seen = read_now(options.now)
+        return _controller(run, options).allocate(seen)
+
+    def serve(self, run: "Run", options: ChargingServeOptions) -> str:
+        needs = "apportion serve needs starlette, uvicorn and ocpp"
+        with optional_import(needs, "serve", package="apportion-charging"):
+            from apportion_charging.serve import serve
+        return serve(lambda: _controller(run, options), run.folder, options)
+
+    def check(self, options: ChargingCheckOptions) -> "CheckedSessions":
+        from apportion_charging.sessions import inspect_sessions
+        from apportion_charging.site import describe_sites, inferred_rates
+
+        embedded = options.sessions is None
+        found = inspect_sessions(
+            options.sessions, timezone=options.timezone, columns=options.columns
+        )
+        sites = describe_sites(found.frame, embedded=embedded)
+        notes = [*found.notes, *([] if embedded else inferred_rates(sites))]
+        if options.quiet_days > 0:
+            from apportion_charging.days import Days
+
+            for name, site in sites.items():
+                days = Days.of(found.frame, name, site, quiet=options.quiet_days)
+                notes.append(f"{name}: {days.left_out or 'no day is quiet'}")
+        return replace(found, notes=notes)
+
+    def demo(self) -> ChargingSettings:
+        """2019 at two sites, tested at stations it never saw and on 2021."""
+        return ChargingSettings(method="mtl", until="2019-12-31", steps=600, days=24, chunk=50)
+
+    def problem(self) -> "Problem":
+        """The stations of one site in the year before the pandemic."""
+        from apportion_charging.days import Days
+        from apportion_charging.forecasts import Predictor, add_forecasts
+        from apportion_charging.problem import Charging
+        from apportion_charging.sessions import read_sessions
+        from apportion_charging.site import embedded_site
+
+        days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+        days = days.between("2019-01-01", "2019-12-31")
+        return Charging.of([add_forecasts(days, Predictor.fit(days), recall=True)])
+
+    def sections(self, folder: Path) -> "list[Section]":
+        """A garage as its operator sees it: a day's power, who left with what, and every scheduler."""
+        from apportion.report.page import Section, Table
+        from apportion.report.plots import read_table
+
+        kw, cars = read_table(folder, "power", indexed=True), read_table(folder, "cars")
+        schedules, found = read_table(folder, "schedules"), []
+        if kw is not None:
+            parts: list[Any] = [draw_power(kw)]
+            if cars is not None:
+                about = (
+                    "What each car left with, as a share of what it needed, under each schedule."
+                )
+                parts.append(Table("Who left with what", cars, about))
+            lead = "The busiest day of the last test, and the learned policy at work on it."
+            found.append(Section("One day", parts, lead))
+        if schedules is not None:
+            tables = [
+                Table(str(name), _shown(rows))
+                for name, rows in schedules.groupby("test", sort=False)
+            ]
+            found.append(Section("Against the schedulers that garages use", tables, _SCHEDULES))
+        return found
+
+
+DOMAIN = ChargingDomain()
+
+
+def _controller(run: "Run", options: ControllerOptions) -> "Controller":
+    from apportion.runs.policy_file import load_about
+    from apportion_charging.backtest import read_certificate
+    from apportion_charging.controller import Controller
+    from apportion_charging.sessions import read_sessions
+    from apportion_charging.site import saved_site
+
+    about, earlier = load_about(run.folder), None
+    site, trust = saved_site(about, options.site), options.trust
+    if options.certificate is not None:
+        trust = read_certificate(options.certificate, site)["trust"]
+    if options.earlier is not None:
+        earlier = read_sessions(options.earlier, timezone=site.timezone, columns=options.columns)
+    return Controller(
+        run.policy,
+        about,
+        site,
+        baseline=options.baseline,
+        trust=trust,
+        earlier=earlier,
+        state=options.state,
+    )
+
+
+def _read_own(
+    run: "Run", given: Path | None, options: GarageOptions
+) -> "tuple[pd.DataFrame, bool]":
+    """The sessions the user gave, else those the run was trained on, and whether they are the embedded."""
+    from apportion_charging.sessions import read_sessions
+    from apportion_charging.site import zone_of
+
+    trained = run.settings
+    path, sites, columns = given, (), options.columns
+    if given is None:
+        path, sites, columns = (trained.get(name) for name in ("sessions", "site", "columns"))
+    if path is None:
+        return read_sessions(), True
+    zone = zone_of([options.site] if options.site else sites or (), options.timezone)
+    usual = trained.get("timezone")
+    return read_sessions(path, timezone=zone, usual_zone=usual, columns=columns or ()), False
+
+
+def draw_power(kw: "pd.DataFrame") -> "Plot":
+    """Stacked area: a row for each period, a column for each station and one unused."""
+    import pandas as pd
+
+    from apportion.report.page import Plot
+    from apportion.report.plots import COLOURS, distinct, numbers, time_axis, times
+
+    stations = kw.drop(columns="unused")
+    order = stations.sum().sort_values(ascending=False).index
+    data: list[dict[str, Any]] = [
+        {
+            "type": "area",
+            "step": True,
+            "y": numbers(stations[column]),
+            "name": name,
+            "color": place % COLOURS + 1,
+        }
+        for place, (column, name) in enumerate(zip(order, distinct(order), strict=True))
+    ]
+    feeder = float(kw.sum(axis=1).max())
+    full = {"type": "line", "y": [round(feeder, 3)] * len(kw), "name": "the feeder"}
+    data.append(full | {"color": 12, "width": 1.5, "dash": "dash"})
+    layout = {
+        "x": times(kw.index),
+        "xaxis": time_axis(kw.index),
+        "yaxis": {"title": "power (kW)", "kind": "number"},
+    }
+    first, second = pd.to_datetime(kw.index[:2].astype(str))
+    kwh = kw.sum() * ((second - first) / pd.Timedelta(hours=1))
+    words = (
+        f"{len(order)} stations behind a feeder of {feeder:.1f} kW drew {kwh[order].sum():.0f} kWh "
+        f"together; {order[0]} drew most, {kwh[order[0]]:.1f} kWh, and "
+        f"{kwh['unused']:.0f} kWh of the time shown stayed unused."
+    )
+    return Plot("A day's power, as it was shared", words, data, layout, wide=True)
+
+
+def _shown(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """Schedules in per cent of the need, and the policy's lead over each in points."""
+    shown = {name: factor * rows[column] for column, name, factor in _COLUMNS if column in rows}
+    return rows[["schedule"]].assign(**shown).round(2)

@@ -1,0 +1,312 @@
+"""What is expected of cars: needs, stays, and what is still to come today; all known when a car arrives.
+
+`Predictor` regresses the logarithms of need and stay on what drivers state and on the hour of arrival,
+by least squares on training days alone. `EarlierDays` corrects it, since drivers come again and ask for
+the same: a car is expected to leave the mean remainder of those whose request, stated stay and hour of
+arrival were near its own, the nearer and the more recent the more. They also tell what cars that came
+after each quarter of an hour took on the last days of the same kind, weekdays or weekends: a feeder kept
+free for cars that will not come is wasted, and one given away before they come is missed. Only days before
+a car's own count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apportion.errors import InputError
+from apportion_charging.days import Days
+from apportion_charging.garage import QUARTERS, Garage
+from apportion_charging.sessions import count
+
+_LEAST_KWH = 0.5
+_LEAST_HOURS = 0.25
+_FORGOTTEN_DAYS = 300
+"""What is so old counts no more."""
+_RECALLED = 20_000
+"""Nor what is older than so many requests: a garage of hundreds of stations has them within weeks."""
+_LAST_DAYS = 20
+"""Days of the same kind whose arrivals count: about a month of weekdays."""
+_NEAR = (0.03, 0.1, 1.0)
+"""What sets two requests apart by one: logarithms of request and stay, hours of the clock."""
+_FADES_DAYS = 60.0
+"""What is forgotten weighs less than a hundredth."""
+_PRIOR = 0.5
+"""Sessions' worth of trust in the regression alone."""
+
+
+class Medians(NamedTuple):
+    """What stands in where a driver stated nothing: medians of the training days."""
+
+    requested_kwh: float
+    stay_hours: float
+    """From arrival to the stated departure."""
+
+    @classmethod
+    def of(cls, *training: Garage) -> "Medians":
+        """Of the training days of one or several sites; of what happened where nothing was stated."""
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([np.ravel(getattr(garage, name)) for garage in training])
+
+        begins = joined("begins")
+        requested = joined("requested_kwh")[joined("said_energy") & begins]
+        stated = joined("stated_departure") - joined("arrived")
+        stays = stated[joined("said_departure") & begins]
+        medians = (
+            np.median(requested if len(requested) else joined("need_kwh")[begins]),
+            np.median(stays if len(stays) else joined("stay_hours")[begins]),
+        )
+        return cls(*np.array(medians, np.float32).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Coefficients of the two regressions, and what stands in for what is missing."""
+
+    need: np.ndarray
+    stay: np.ndarray
+    medians: Medians
+    """For statements."""
+    to_come_kwh: np.ndarray
+    """For earlier days: what was still to come after each period, in the mean of days and sites."""
+
+    @classmethod
+    def fit(cls, *training: Days) -> "Predictor":
+        """Least squares on these days, which may be of several sites."""
+        garages = [days.garage for days in training]
+        medians = Medians.of(*garages)
+        x = np.concatenate([_features(garage, medians)[garage.begins] for garage in garages])
+        if len(x) < x.shape[1]:
+            raise InputError(
+                f"predictions: {count(len(x), 'session')} cannot fix {x.shape[1]} coefficients; give "
+                "more days"
+            )
+        needs = [_log(garage.need_kwh[garage.begins], _LEAST_KWH) for garage in garages]
+        stays = [_log(garage.stay_hours[garage.begins], _LEAST_HOURS) for garage in garages]
+        need, *_ = np.linalg.lstsq(x, np.concatenate(needs))
+        stay, *_ = np.linalg.lstsq(x, np.concatenate(stays))
+        usual = np.mean([still_to_come(garage).mean(0) for garage in garages], 0)
+        return cls(need, stay, medians, usual)
+
+    def apply(self, garage: Garage) -> Garage:
+        """Sessions (days, stations, sessions) with what is predicted on arrival; nothing is recalled."""
+        x, there = _features(garage, self.medians), garage.there
+        # Not by a matrix product, whose last bit may depend on how many days there are.
+        departure = garage.arrived + np.exp((x * self.stay).sum(-1))
+        need, departure = (
+            np.where(there, predicted, 0).astype(np.float32)
+            for predicted in (np.exp((x * self.need).sum(-1)), departure)
+        )
+        usual = garage.arrived + np.float32(self.medians.stay_hours)
+        asked = np.logical_or(garage.said_energy, ~there)
+        told = np.logical_or(garage.said_departure, ~there)
+        return replace(
+            garage,
+            requested_kwh=np.where(asked, garage.requested_kwh, np.float32(self.medians[0])),
+            stated_departure=np.where(told, garage.stated_departure, usual),
+            predicted_need_kwh=need,
+            predicted_departure=departure,
+            recalled_need_kwh=need,
+            recalled_departure=departure,
+            familiarity=np.zeros_like(need),
+            to_come_kwh=np.zeros((*need.shape[:2], QUARTERS), np.float32),
+        )
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain numbers, to be saved with a policy."""
+        return {
+            "need": self.need.tolist(),
+            "stay": self.stay.tolist(),
+            "medians": list(self.medians),
+            "to_come_kwh": self.to_come_kwh.tolist(),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Predictor":
+        """The predictor that `to_dict` wrote.
+
+        Raises
+        ------
+        InputError
+            Where the numbers are not what a predictor has.
+        """
+        shapes = {"need": (9,), "stay": (9,), "medians": (2,), "to_come_kwh": (QUARTERS,)}
+        try:
+            found = {name: np.asarray(saved[name], float) for name in shapes}
+        except (KeyError, TypeError, ValueError):
+            found = {}
+        sound = [x.shape == shapes[name] and np.isfinite(x).all() for name, x in found.items()]
+        if not found or not all(sound):
+            raise InputError(
+                "the policy's file has no sound predictions of needs and stays; train it again"
+            )
+        medians = Medians(*found["medians"].tolist())
+        return cls(found["need"], found["stay"], medians, found["to_come_kwh"])
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierDays:
+    """What is kept of one site's days, at all its stations, for the forecasts of later ones.
+
+    Examples
+    --------
+    >>> from apportion_charging.sessions import read_sessions
+    >>> from apportion_charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-06-30")
+    >>> garage = EarlierDays.of(days, Predictor.fit(days)).apply(days.garage, days.dates)
+    >>> same = garage.recalled_need_kwh == garage.predicted_need_kwh
+    >>> bool(same[0].all()), bool(same[-1].all())
+    (True, False)
+    """
+
+    predictor: Predictor
+    day: np.ndarray
+    """Days since 1970, ascending."""
+    to_come_kwh: np.ndarray
+    """(days, quarters), as `still_to_come` has it."""
+    request_day: np.ndarray
+    """The day of each session whose driver stated something, ascending."""
+    requests: np.ndarray
+    """Logarithms of request and stay, and the hour of arrival, each in what sets two apart by one."""
+    remainders: np.ndarray
+    """Of need and stay, in logarithms: what came less what the regression expected."""
+
+    @classmethod
+    def of(cls, days: Days | None, predictor: Predictor) -> "EarlierDays":
+        """All of these days; None is a garage without a past."""
+        if days is None:
+            return cls(predictor, *(np.zeros((0, *n)) for n in ((), (QUARTERS,), (), (3,), (2,))))
+        garage, day = predictor.apply(days.garage), days.dates.astype(int)
+        said = garage.begins & garage.said_energy & garage.said_departure
+        need = _log(garage.need_kwh, _LEAST_KWH) - _log(garage.predicted_need_kwh, _LEAST_KWH)
+        stay = _log(garage.stay_hours, _LEAST_HOURS) - _log(
+            garage.predicted_departure - garage.arrived, _LEAST_HOURS
+        )
+        return cls(
+            predictor,
+            day,
+            still_to_come(garage),
+            np.broadcast_to(day[:, None, None], said.shape)[said],
+            _requests(garage)[said],
+            np.stack([need, stay], -1)[said],
+        )
+
+    def apply(
+        self, garage: Garage, dates: np.ndarray, stations: np.ndarray | None = None
+    ) -> Garage:
+        """Sessions (days, stations, sessions) with all that is forecast, by the days before each.
+
+        Requests are recalled at all stations, or at these places alone.
+        """
+        garage = self.predictor.apply(garage)
+        said = garage.there & garage.said_energy & garage.said_departure
+        if stations is not None:
+            said = said & np.isin(np.arange(said.shape[1]), stations)[:, None]
+        requests = _requests(garage)
+        expected, to_come = np.zeros((*said.shape, 3)), np.zeros((len(dates), QUARTERS), np.float32)
+        for row, today in enumerate(dates.astype(int)):
+            expected[row][said[row]] = self._similar(today, requests[row][said[row]])
+            past = _past(self.day, today)
+            alike = _is_weekend(self.day[past]) == _is_weekend(today)
+            last = self.to_come_kwh[past][alike][-_LAST_DAYS:]
+            to_come[row] = last.mean(0) if len(last) else self.predictor.to_come_kwh
+        factor = np.exp(expected[..., :2])
+        stay = (garage.predicted_departure - garage.arrived) * factor[..., 1]
+        return replace(
+            garage,
+            recalled_need_kwh=(garage.predicted_need_kwh * factor[..., 0]).astype(np.float32),
+            recalled_departure=(garage.arrived + stay).astype(np.float32),
+            familiarity=expected[..., 2].astype(np.float32),
+            to_come_kwh=np.repeat(to_come[:, None], said.shape[1], 1),
+        )
+
+    def _similar(self, today: int, requests: np.ndarray) -> np.ndarray:
+        """The mean remainders of similar requests before today, and the weight of these in the mean, the
+        rest being the prior's; 0 where there are none.
+        """
+        past = _past(self.request_day, today)
+        past = slice(max(past.start, past.stop - _RECALLED), past.stop)
+        age = (today - self.request_day[past]) / _FADES_DAYS
+        apart = np.broadcast_to(age, (len(requests), len(age)))
+        for own, theirs in zip(requests.T, self.requests[past].T, strict=True):
+            apart = apart + np.abs(own[:, None] - theirs)
+        likeness = np.exp(-apart)
+        weight = likeness.sum(1, keepdims=True)
+        return np.concatenate([likeness @ self.remainders[past], weight], 1) / (weight + _PRIOR)
+
+
+def add_forecasts(
+    days: Days,
+    predictor: Predictor,
+    recall: bool = False,
+    *,
+    only: Days | None = None,
+    stations: np.ndarray | None = None,
+) -> Days:
+    """Days of one site with predictions and, with `recall`, with what the days before each tell.
+
+    Of all these days, or `only` of some of them and at these `stations`, which takes less time.
+    """
+    some = days if only is None else only
+    if not recall:
+        return replace(some, garage=predictor.apply(some.garage))
+    earlier = EarlierDays.of(days, predictor)
+    return replace(some, garage=earlier.apply(some.garage, some.dates, stations))
+
+
+def still_to_come(garage: Garage) -> np.ndarray:
+    """What cars that came after each quarter of an hour needed, in the mean of the stations."""
+    days, stations, _ = garage.arrival.shape
+    arriving = np.zeros((days, QUARTERS))
+    quarter = np.clip(np.ceil(4 * garage.arrived).astype(int), 0, QUARTERS - 1)
+    needed = np.where(garage.begins, garage.need_kwh, 0)
+    np.add.at(arriving, (np.arange(days)[:, None, None], quarter), needed)
+    after = arriving[:, :0:-1].cumsum(1)[:, ::-1]
+    return np.pad(after, ((0, 0), (0, 1))) / stations
+
+
+def _is_weekend(day: Any) -> Any:
+    # The first day of 1970 was a Thursday.
+    return (np.asarray(day) + 3) % 7 >= 5
+
+
+def _past(days: np.ndarray, today: int) -> slice:
+    return slice(*np.searchsorted(days, (today - _FORGOTTEN_DAYS, today)))
+
+
+def _log(values: Any, least: float) -> np.ndarray:
+    return np.log(np.maximum(values, least, dtype=float))
+
+
+def _features(garage: Garage, medians: Medians) -> np.ndarray:
+    """What is known on arrival, (days, stations, sessions, features)."""
+    requested = np.where(garage.said_energy, garage.requested_kwh, medians.requested_kwh)
+    stated = garage.stated_departure - garage.arrived
+    stay = np.where(garage.said_departure, stated, medians.stay_hours)
+    angle = 2 * np.pi * (garage.arrived + garage.clock_hours[..., None]).astype(float) / 24
+    return np.stack(
+        [
+            np.ones_like(angle),
+            _log(requested, _LEAST_KWH),
+            _log(stay, _LEAST_HOURS),
+            garage.said_energy.astype(float),
+            garage.said_departure.astype(float),
+            np.sin(angle),
+            np.cos(angle),
+            np.sin(2 * angle),
+            np.cos(2 * angle),
+        ],
+        -1,
+    )
+
+
+def _requests(garage: Garage) -> np.ndarray:
+    columns = (
+        _log(garage.requested_kwh, _LEAST_KWH),
+        _log(garage.stated_departure - garage.arrived, _LEAST_HOURS),
+        (garage.arrived + garage.clock_hours[..., None]) % 24,
+    )
+    return np.stack([x / near for x, near in zip(columns, _NEAR, strict=True)], -1)

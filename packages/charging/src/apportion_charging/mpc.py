@@ -1,0 +1,199 @@
+"""Model-predictive control: each period a linear programme plans the rest of every car's stay.
+
+The cars that are there are taken to need, and to stay, what is recalled of similar ones, which is what a
+policy sees. Between two departures all periods are alike: the plan has kWh x_{s,i} of car s in interval i,
+over the intervals it stays, at most what it takes in them, their sum at most what it still needs, and the
+sum over cars within every limit of the wiring. It maximises the energy served, of equal plans the earlier
+one, least laxity first; or, with prices, what the energy is worth less its price and the charge for the
+day's highest power. The first interval is the period to come: its power is wished for, and planned anew
+a period later. No car is planned for before it comes. HiGHS solves many garages' programmes in one call.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
+from apportion_charging.days import Days
+from apportion_charging.garage import (
+    Physics,
+    StationView,
+    draw,
+    see,
+)
+from apportion_charging.schedulers import (
+    Drawn,
+    at_midnight,
+    gather,
+    lanes_of,
+    on_first_days,
+    tasks_of,
+    with_room,
+)
+from apportion_charging.site import Prices
+
+MPC = "mpc"
+_TOGETHER = 256
+"""Garages in one programme: a call costs as much as some of them, and a larger one more than its parts."""
+_LATER = 1e-3
+"""What an hour's delay takes of a kWh's value: enough to prefer one plan among equals."""
+_LEAST_KWH = 0.1
+"""A car that has had what was expected of it is taken to need a little more for as long as it can draw."""
+
+
+def simulate_mpc(
+    days: Days,
+    capacity_kw: np.ndarray | float,
+    members: np.ndarray | None = None,
+    prices: Prices | None = None,
+) -> Drawn:
+    """What sessions draw under model-predictive control, as `simulate` tells it of a single schedule.
+
+    Parameters
+    ----------
+    days, capacity_kw, members
+        As in `simulate`.
+    prices
+        Plan for the least cost; without them, for the most energy.
+    """
+    garage, physics = days.garage, days.physics
+    tasks, capacity = tasks_of(days, capacity_kw, members)
+    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    # A row for each task and lane.
+    task, lane = np.divmod(np.arange(len(tasks) * len(lanes)), len(lanes))
+    table, wiring = (jax.tree.map(jnp.asarray, x) for x in (with_room(garage), days.wiring))
+    feeder, state = jnp.asarray(capacity[task]), None
+    shape = (len(tasks), len(days), tasks.shape[1], garage.arrival.shape[2])
+    energy, by_period = np.zeros(shape), np.zeros((*shape[:2], physics.periods))
+    for day in lanes.T[:, lane]:
+        today, stations = gather(table, wiring, day, tasks[task].astype(np.int32))
+        arrival, departure = np.asarray(today.arrival), np.asarray(today.departure)
+        state = at_midnight(state, stations, joins[day])
+        by_session = np.zeros(arrival.shape, np.float32)
+        together, peak = [], np.zeros(len(task))
+        for n in range(physics.periods):
+            seen = _see(today, stations, state, jnp.int32(n), feeder, physics)
+            wishes = plan(seen, physics, peak, prices)
+            state, drawn = _draw(seen, jnp.asarray(wishes, jnp.float32), physics)
+            kwh = np.asarray(drawn)
+            here = (arrival <= n) & (n < departure)
+            by_session += np.where(here, kwh[..., None], 0)
+            together.append(kwh.sum(-1))
+            peak = np.maximum(peak, together[-1] / physics.period_hours)
+        there = day >= 0
+        energy[task[there], day[there]] = by_session[there][..., : shape[-1]]
+        by_period[task[there], day[there]] = np.stack(together, 1)[there]
+    return Drawn(on_first_days(energy[None], garage, tasks), by_period[None])
+
+
+def plan(
+    seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Prices | None = None
+) -> np.ndarray:
+    """The kW to wish for in each of several garages, (garages, entities), from what is seen there.
+
+    Parameters
+    ----------
+    peak_kw
+        The highest power of the day so far, in each garage.
+    """
+    limit = np.asarray(seen.limit_kw, float)
+    capacity = np.asarray(seen.capacity_kw, float)
+    wishes = limit.copy()
+    rows = np.flatnonzero(limit.any(-1))
+    if prices is None:
+        # Where everybody can have the full rate, there is nothing to plan.
+        loads = np.asarray(seen.stations.load) * (limit / seen.stations.kw_per_a)[:, None]
+        short = (loads.sum(-1) > np.asarray(seen.stations.limit_a)).any(-1)
+        rows = np.flatnonzero((limit.sum(-1) > capacity) | short)
+    for start in range(0, len(rows), _TOGETHER):
+        some = rows[start : start + _TOGETHER]
+        wishes[some] = _solve(
+            jax.tree.map(lambda x, some=some: np.asarray(x)[some], seen),
+            physics.period_hours,
+            peak_kw[some],
+            prices,
+        )
+    return wishes
+
+
+def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Prices | None) -> np.ndarray:
+    """The first period of the best plans of these garages."""
+    can, outlook, stations = seen.can_draw, seen.recalled, seen.stations
+    garages, cars = can.shape
+    rate = np.maximum(outlook.rate_kw, 1e-6).astype(float)
+    need = np.where(can, np.maximum(outlook.open_kwh, _LEAST_KWH), 0.0)
+    # In whole periods, so that there are few intervals.
+    stay = np.clip(np.round(outlook.hours_left / hours), 1, 24 / hours) * hours
+    ends = [np.full((garages, 1), hours), np.where(can, stay, hours)]
+    if prices is not None:
+        ends.append(_changes(prices, seen.hour, hours))
+    ends = np.sort(np.concatenate(ends, 1), 1)
+    starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
+    length, intervals = ends - starts, ends.shape[1]
+    inside = can[:, :, None] & (length > 1e-6)[:, None] & (ends[:, None] <= stay[..., None] + 1e-6)
+    row, car, interval = np.nonzero(inside)
+    lasts, count = length[row, interval], len(row)
+    # What a kW drawn takes of the feeder, in the kW offered for it, and of phases and branches.
+    per_kw = seen.limit_kw / rate
+    loads = np.concatenate(
+        [np.ones((garages, 1, cars)), stations.load / stations.kw_per_a[:, None]], 1
+    )
+    limits = np.concatenate([seen.capacity_kw[:, None], stations.limit_a], 1).astype(float)
+    taken = (loads * per_kw[:, None])[row, :, car]
+    which, limit = np.nonzero(taken)
+    place = (row[which] * limits.shape[1] + limit) * intervals + interval[which]
+    sums = [
+        # Equation, column, factor; and what the sums must not exceed.
+        (row * cars + car, np.arange(count), np.ones(count), need.ravel()),
+        (place, which, taken[which, limit], (limits[..., None] * length[:, None]).ravel()),
+    ]
+    laxity = np.maximum(stay - need / rate, 0.0)[row, car]
+    late = _LATER * starts[row, interval] * (1 + 1 / (1 + laxity))
+    value, least, most = 1 - late, np.zeros(count), rate[row, car] * lasts
+    if prices is not None:
+        hour = (seen.hour[row] + starts[row, interval] + hours / 2) % 24
+        value = prices.worth_per_kwh - np.asarray(prices.per_kwh)[hour.astype(int)] - 0.1 * late
+        # A column more for each garage: its highest power, which no interval's exceeds.
+        every = np.arange(garages * intervals)
+        sums.append(
+            (
+                np.append(row * intervals + interval, every),
+                np.append(np.arange(count), count + every // intervals),
+                np.append(per_kw[row, car] / lasts, np.full(len(every), -1.0)),
+                np.zeros(len(every)),
+            )
+        )
+        value = np.append(value, np.full(garages, -prices.peak_per_kw))
+        least, most = np.append(least, peak_kw), np.append(most, np.full(garages, np.inf))
+    offset = np.cumsum([0, *(len(bound) for *_, bound in sums)])
+    equation = np.concatenate([part[0] + first for part, first in zip(sums, offset, strict=False)])
+    column, factor, bound = (np.concatenate([part[i] for part in sums]) for i in (1, 2, 3))
+    solution = linprog(
+        -value,
+        A_ub=csr_array((factor, (equation, column)), shape=(len(bound), len(value))),
+        b_ub=bound,
+        bounds=np.stack([least, most], 1),
+        method="highs",
+    )
+    if not solution.success:
+        raise RuntimeError(f"the plan of {garages} garages failed: {solution.message}")
+    wishes, first = np.zeros(can.shape), starts[row, interval] < 1e-6
+    wishes[row[first], car[first]] = solution.x[:count][first] / hours
+    return wishes * per_kw
+
+
+def _changes(prices: Prices, hour: np.ndarray, period_hours: float) -> np.ndarray:
+    """The hours until each change of the price, within a day, in every garage."""
+    per_kwh = np.asarray(prices.per_kwh)
+    changes = np.flatnonzero(per_kwh != np.roll(per_kwh, 1))
+    ahead = (changes[None] - hour[:, None]) % 24
+    return np.maximum(np.round(ahead / period_hours), 1) * period_hours
+
+
+_see = eqx.filter_jit(eqx.filter_vmap(see, in_axes=(0, 0, 0, None, 0, None)))
+_draw = eqx.filter_jit(eqx.filter_vmap(draw, in_axes=(0, 0, None)))
+"""What is seen, and what is drawn, in each of several garages."""

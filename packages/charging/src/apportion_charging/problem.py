@@ -1,0 +1,237 @@
+"""Charging as a problem: m stations behind one feeder, an episode of one day, rewarded by what is wanted.
+
+The universe is all stations of all sites; a task's stations are of one site. An episode is a training
+day of that site and a feeder of phi times its stations' full rate, both drawn at midnight. A share is of
+the feeder's capacity, its limit is what the plugged-in car is believed to take, and what nobody can draw
+stays unused. Shares are wishes: what stations are told are set-points, and the gradient is the wishes'. The
+reward is the objective's, by default kWh drawn, worth as much less as the site needs more: by plain kWh a
+policy of several sites learns from the thirstiest alone. Where energy has a price, the last entity of a
+task is no station but what stays unused (`with_spare`), since all of the feeder is shared out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from apportion.problem import Observation, Problem, Step
+from apportion.tasks import Task
+from apportion_charging.days import Days
+from apportion_charging.garage import (
+    Garage,
+    Outlook,
+    Physics,
+    Stations,
+    StationView,
+    draw,
+    see,
+    unknown,
+)
+from apportion_charging.garage import State as GarageState
+from apportion_charging.objectives import Energy, Objective
+
+CHANNELS = 24
+"""What is seen of a station, as numbers of about unit size."""
+_SHARED = np.isin(np.arange(CHANNELS), (18, 19, 20, 21, 23))
+"""Which channels all stations share."""
+_USUAL_KW = 7.0
+"""A station's full rate is told in units of this."""
+
+
+class DayState(eqx.Module):
+    """Which day it is, the period, the feeder, its highest power so far, and what is known of stations."""
+
+    day: Int[Array, "*stack"]
+    n: Int[Array, "*stack"]
+    capacity_kw: Float[Array, "*stack"]
+    peak_kw: Float[Array, "*stack"]
+    garage: GarageState
+
+
+class Charging(Problem):
+    """The training days of one or several sites, as a family of tasks.
+
+    Examples
+    --------
+    >>> from apportion_charging.sessions import read_sessions
+    >>> from apportion_charging.forecasts import Predictor, add_forecasts
+    >>> from apportion_charging.site import embedded_site
+    >>> days = Days.of(read_sessions(), "jpl", embedded_site("jpl"))
+    >>> days = days.between("2019-05-01", "2019-06-30")
+    >>> Charging.of([add_forecasts(days, Predictor.fit(days))]).universe
+    52
+    """
+
+    garage: Garage
+    """(days, universe, sessions); sites of fewer days are empty in the last ones."""
+    stations: Stations
+    days_of: Int[Array, " universe"]
+    """Days that each station's site has."""
+    worth: Float[Array, " universe"]
+    """What a kWh counts at each station: the mean daily need of a station over all sites, over that of
+    its own site; 1 where there is one site."""
+    capacity: Float[Array, " 2"]
+    """The least and the most that a feeder is to its stations' full rate, phi."""
+    objective: Objective
+    spare: bool = eqx.field(static=True)
+    """Whether a task's last entity is what stays unused."""
+    physics: Physics = eqx.field(static=True)
+    universe: int = eqx.field(static=True)
+    horizon: int = eqx.field(static=True)
+
+    @classmethod
+    def of(
+        cls,
+        sites: Sequence[Days],
+        capacity: tuple[float, float] = (0.05, 0.3),
+        objective: Objective | None = None,
+    ) -> "Charging":
+        """All stations of these sites; days must have predictions (`add_forecasts`)."""
+        counts = [len(days.stations) for days in sites]
+        physics = sites[0].physics
+        garages = [_at_midnight(days) for days in sites]
+
+        def joined(*arrays: np.ndarray) -> Array:
+            most = np.max([x.shape for x in arrays], 0)
+            wide = []
+            for x in arrays:
+                # Days, and sessions or quarters of an hour, up to the most; stations side by side.
+                short = [(0, longest - own) for longest, own in zip(most, x.shape, strict=True)]
+                wide.append(np.pad(x, [short[0], (0, 0), *short[2:]]))
+            return jnp.asarray(np.concatenate(wide, 1))
+
+        stations = Stations(
+            *(
+                jnp.asarray(np.concatenate([getattr(days.wiring, name) for days in sites]))
+                for name in ("max_a", "min_a", "phases", "kw_per_a")
+            ),
+            # Drawn garages have a feeder of their own, and no branches.
+            load=jnp.zeros((0, sum(counts))),
+            limit_a=jnp.zeros(0),
+        )
+        needs = np.array([(g.need_kwh * g.begins).sum() / g.arrival[..., 0].size for g in garages])
+        return cls(
+            garage=jax.tree.map(joined, *garages),
+            stations=stations,
+            days_of=jnp.asarray(np.repeat([len(days) for days in sites], counts), jnp.int32),
+            worth=jnp.asarray(np.repeat(np.mean(needs) / needs, counts), jnp.float32),
+            capacity=jnp.asarray(capacity, jnp.float32),
+            objective=Energy() if objective is None else objective,
+            spare=not physics.fill,
+            physics=physics,
+            universe=sum(counts) + (not physics.fill),
+            horizon=physics.periods,
+        )
+
+    def reset(self, task: Task, *, key: PRNGKeyArray) -> DayState:
+        day_key, capacity_key = jax.random.split(key)
+        day = jax.random.randint(day_key, (), 0, self.days_of[task.members[0]])
+        low, high = self.capacity
+        phi = jax.random.uniform(capacity_key, (), minval=low, maxval=high)
+        members, mask = self._stations(task)
+        full = jnp.where(mask, self.stations.max_kw[members], 0.0).sum()
+        return self.midnight(task, day, phi * full)
+
+    def _stations(self, task: Task) -> tuple[Int[Array, " entities"], Bool[Array, " entities"]]:
+        """The task's stations, and which of them are there."""
+        return (task.members[:-1], task.mask[:-1]) if self.spare else (task.members, task.mask)
+
+    def midnight(self, task: Task, day: Int[Array, ""], capacity_kw: Float[Array, ""]) -> DayState:
+        """The first state of a day behind a given feeder."""
+        start = jnp.zeros((), jnp.int32)
+        known = unknown(self.stations.at(self._stations(task)[0]))
+        return DayState(day.astype(jnp.int32), start, capacity_kw, jnp.zeros(()), known)
+
+    def see(self, task: Task, state: DayState) -> StationView:
+        """What a controller sees of the task's stations."""
+        members, _ = self._stations(task)
+        here = self.garage.at(state.day, members)
+        stations = self.stations.at(members)
+        return see(here, stations, state.garage, state.n, state.capacity_kw, self.physics)
+
+    def observe(self, task: Task, state: DayState) -> Observation:
+        seen = observation(self.see(task, state), self._stations(task)[1])
+        return with_spare(seen) if self.spare else seen
+
+    def step(
+        self,
+        task: Task,
+        state: DayState,
+        allocation: Float[Array, " entities"],
+        *,
+        key: PRNGKeyArray,
+    ) -> Step:
+        seen = self.see(task, state)
+        members, mask = self._stations(task)
+        garage, drawn = draw(seen, allocation[: len(members)] * state.capacity_kw, self.physics)
+        drawn, first = jnp.where(mask, drawn, 0.0), members[0]
+        n, power = state.n + 1, drawn.sum() / self.physics.period_hours
+        peak = jnp.maximum(state.peak_kw, power)
+        following = DayState(state.day, n, state.capacity_kw, peak, garage)
+        reward = self.worth[first] * self.objective.at(first)(seen, drawn, state.peak_kw)
+        return Step(following, reward, n >= self.horizon, jnp.array(False))
+
+
+def _at_midnight(days: Days) -> Garage:
+    """The days apart from one another: a car that was there before has what the full rate gave it."""
+    garage = days.garage
+    hours = np.maximum(-garage.arrival, 0) * days.physics.period_hours
+    had = np.asarray(days.wiring.max_kw)[:, None] * garage.car_share * hours
+    return replace(garage, need_kwh=np.maximum(garage.need_kwh - had, 0).astype(np.float32))
+
+
+def observation(seen: StationView, mask: Bool[Array, " entities"]) -> Observation:
+    """What a policy is shown: logarithms of energies, hours in thirds of a day, powers in full rates."""
+    can_draw = seen.can_draw & mask
+    stations, known = seen.stations, seen.known
+    angle = 2 * jnp.pi * seen.hour / 24
+    drawing = jnp.maximum(can_draw.sum(), 1)
+    wanted = jnp.where(can_draw, stations.max_kw, 0.0).sum()
+    per_car = jnp.log(jnp.clip(seen.capacity_kw / jnp.maximum(wanted, 1e-3), 1e-3, 1e3))
+    own = (
+        *(seen.plugged, can_draw, seen.said_energy, seen.said_departure),
+        jnp.log1p(seen.requested_kwh) / 3,
+        *_outlook(seen.said),
+        *_outlook(seen.recalled),
+        *(_hours(seen.hours_here), jnp.log1p(known.got_kwh) / 3),
+        *(known.offered_a / stations.max_a, known.current_a / stations.max_a),
+        *(known.limit_a / stations.max_a, known.on_hours > 0),
+        jnp.log(stations.max_kw / _USUAL_KW),
+    )
+    shared = (jnp.sin(angle), jnp.cos(angle), per_car, jnp.log1p(drawing) / 3)
+    earlier = (seen.familiarity, jnp.log1p(seen.to_come_kwh))
+    columns = jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float32) for x in own + shared + earlier))
+    capacity = jnp.maximum(seen.capacity_kw, 1e-6)
+    return Observation(
+        jnp.stack(columns, -1)[:, None, :],
+        known.offered_a * stations.kw_per_a / capacity,
+        jnp.where(mask, jnp.minimum(seen.limit_kw / capacity, 1.0), 0.0),
+    )
+
+
+def with_spare(seen: Observation) -> Observation:
+    """One entity more, who can take everything: what stays unused. Only what is no station's is shown."""
+    assert seen.limits is not None
+    row = jnp.where(_SHARED, seen.history[:1], 0.0)
+    return Observation(
+        jnp.concatenate([seen.history, row]),
+        jnp.append(seen.held, jnp.maximum(1 - seen.held.sum(), 0.0)),
+        jnp.append(seen.limits, 1.0),
+    )
+
+
+def _outlook(outlook: Outlook) -> tuple[Array, ...]:
+    return (
+        jnp.log1p(outlook.open_kwh) / 3,
+        _hours(outlook.hours_left),
+        _hours(outlook.laxity),
+    )
+
+
+def _hours(hours: Float[Array, " entities"]) -> Float[Array, " entities"]:
+    # Statements can be days off; beyond a day they say no more.
+    return jnp.clip(hours, -24.0, 24.0) / 8

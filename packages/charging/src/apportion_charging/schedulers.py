@@ -1,0 +1,486 @@
+"""The schedulers that garages use, from what is seen of each station to the kW wished for it.
+
+Sorted ones serve cars at full rate in their order until the feeder is exhausted: first come first
+served, earliest deadline first, least laxity first, largest remaining first. Ties are broken by the
+time of arrival to the second, and only then by the place of the station. Cars that are done are skipped.
+Days are simulated by `simulate`, one after the other wherever a car stays over midnight; set-points
+turn every scheduler's wishes into what stations are told. `best_energies` is the most that could be served.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, vstack
+
+from apportion.errors import InputError
+from apportion.policy import Policy
+from apportion_charging.days import Days
+from apportion_charging.garage import (
+    Flags,
+    Garage,
+    PerSession,
+    PerStation,
+    Physics,
+    State,
+    Stations,
+    StationView,
+    draw,
+    look,
+    plugged_in,
+    see,
+    unknown,
+    visit,
+)
+from apportion_charging.problem import observation, with_spare
+from apportion_charging.setpoints import COMPARED, comes_before, unsorted
+
+Schedule = Callable[[StationView], Float[Array, " entities"]]
+"""From what is seen to the kW wished for each station, within their limits and the capacity."""
+
+_ROWS, _ROWS_OF_A_GPU = 2**12, 2**16
+"""Stations that are worked on at once: few enough that what a policy computes of them stays in a CPU's
+cache, many enough that a period is worth its calls."""
+_STRETCH = 4
+"""Periods between two looks at which stations have a car at all."""
+_FEW = 24
+"""Below so many stations, all are worked on where any has a car."""
+_TOGETHER = 16
+"""Days in one linear programme: calling the solver costs more than a day's solution."""
+
+
+def equal(seen: StationView) -> PerStation:
+    """The same to every car that can draw; what exceeds one's limit goes to the others."""
+    return pour(seen.limit_kw, seen.capacity_kw)
+
+
+def in_order(key: Callable[[StationView], PerStation]) -> Schedule:
+    """The scheduler that serves the smallest of these keys first."""
+    return lambda seen: serve_in_order(seen, key(seen))
+
+
+def clairvoyant(seen: StationView) -> PerStation:
+    """Least laxity first by true needs and departures; nothing is offered beyond the need."""
+    useful = jnp.minimum(seen.limit_kw, 4 * seen.truth.open_kwh)
+    return serve_in_order(eqx.tree_at(lambda s: s.limit_kw, seen, useful), seen.truth.laxity)
+
+
+fcfs = in_order(lambda seen: seen.arrived)
+"""First come, first served."""
+edf = in_order(lambda seen: seen.said.hours_left)
+"""Earliest stated departure first."""
+llf = in_order(lambda seen: seen.said.laxity)
+"""Least laxity first, by statements."""
+SCHEDULERS: dict[str, Schedule] = {
+    "equal": equal,
+    "fcfs": fcfs,
+    "edf": edf,
+    "llf": llf,
+    "edf-predicted": in_order(lambda seen: seen.predicted.hours_left),
+    "llf-predicted": in_order(lambda seen: seen.predicted.laxity),
+    # By predictions that recall earlier days where the days do.
+    "llf-recalled": in_order(lambda seen: seen.recalled.laxity),
+    # The car with the most of its request still open first.
+    "largest-remaining": in_order(lambda seen: -seen.said.open_kwh),
+    "clairvoyant": clairvoyant,
+}
+"""Every scheduler by the name that the command line and the reports use."""
+CLAIRVOYANT, OPTIMUM = "clairvoyant", "optimum"
+HINDSIGHT = (CLAIRVOYANT, OPTIMUM)
+"""What no scheduler can know at the time."""
+
+
+class PolicySchedule(eqx.Module):
+    """A policy as a scheduler."""
+
+    policy: Policy
+    spare: bool = eqx.field(static=True, default=False)
+    """Whether it may leave power unused."""
+
+    def __call__(self, seen: StationView) -> PerStation:
+        count = seen.can_draw.shape[0]
+        shown = observation(seen, jnp.ones(count, bool))
+        shown = with_spare(shown) if self.spare else shown
+        everyone = jnp.ones(count + self.spare, bool)
+        return self.policy(shown, everyone)[:count] * seen.capacity_kw
+
+
+def pour(limits: PerStation, capacity: Float[Array, ""]) -> PerStation:
+    """Pour `capacity` evenly over stations until each is at its limit (water-filling, exactly).
+
+    >>> pour(jnp.array([1.0, 9.0, 9.0]), jnp.float32(7.0)).tolist()
+    [1.0, 3.0, 3.0]
+    """
+    # With the level at station i's limit this much is poured; the level lies above every limit that
+    # pours no more than there is.
+    if len(limits) > COMPARED:
+        order = jnp.argsort(limits)
+        rising, above = limits[order], jnp.arange(len(limits), dtype=limits.dtype)[::-1]
+        poured = unsorted(jnp.cumsum(rising) + rising * above, order)
+    else:
+        poured = jnp.minimum(limits[:, None], limits[None, :]).sum(-1)
+    below = poured <= capacity
+    left = capacity - jnp.where(below, limits, 0.0).sum()
+    level = left / jnp.maximum((~below).sum(), 1)
+    return jnp.where(below, limits, jnp.minimum(level, limits))
+
+
+def serve_in_order(seen: StationView, key: PerStation) -> PerStation:
+    """Full rate to the station with the smallest key, then to the next, until nothing is left."""
+    if len(key) > COMPARED:
+        order = jnp.lexsort([seen.arrived, key])
+        served = seen.limit_kw[order]
+        taken = unsorted(jnp.cumsum(served) - served, order)
+        return jnp.clip(seen.capacity_kw - taken, 0.0, seen.limit_kw)
+    # The barrier keeps a key from being computed anew for every pair.
+    key, arrived, limit = jax.lax.optimization_barrier((key, seen.arrived, seen.limit_kw))
+    taken = jnp.where(comes_before(arrived, key), limit[:, None], 0.0).sum(0)
+    return jnp.clip(seen.capacity_kw - taken, 0.0, limit)
+
+
+@eqx.filter_jit
+def walk_day(
+    day: Garage,
+    stations: Stations,
+    schedule: Schedule,
+    capacity_kw: Float[Array, ""],
+    physics: Physics,
+) -> tuple[StationView, Float[Array, "periods entities"]]:
+    """What a scheduler sees in each period of a day, and the kWh that are drawn."""
+
+    def period(state, n):
+        seen = see(day, stations, state, n, capacity_kw, physics)
+        state, drawn = draw(seen, schedule(seen), physics)
+        return state, (seen, drawn)
+
+    periods = jnp.arange(physics.periods, dtype=jnp.int32)
+    return jax.lax.scan(period, unknown(stations), periods)[1]
+
+
+@eqx.filter_jit
+def _walk_rows(
+    today: Garage,
+    stations: Stations,
+    state: State,
+    capacity_kw: Float[Array, " rows"],
+    schedules: tuple[Schedule, ...],
+    number: Int[Array, ""],
+    physics: Physics,
+) -> tuple[State, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
+    """A day of garages side by side under one of the schedules: the kWh of each session and period.
+
+    In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
+    the busiest garage needs: the schedule is not shown the others, to whom it could give nothing.
+    """
+    count, entities, _ = today.arrival.shape
+    sizes = (entities,)
+    if entities >= _FEW and jax.default_backend() == "cpu":
+        # Few choices, since each is compiled.
+        sizes = (-(-entities // 4), -(-entities // 2), entities)
+    # Functions, since a policy with traced parameters has no hash.
+    branches = [lambda seen, schedule=schedule: schedule(seen) for schedule in schedules]
+
+    def chosen(seen: StationView) -> PerStation:
+        return jax.lax.switch(number, branches, seen)
+
+    def stretch(carry, start):
+        awaits = ((today.arrival < start + _STRETCH) & (start < today.departure)).any(-1)
+
+        def in_rows(size: int):
+            one = partial(_stretch, size, chosen, physics, start)
+            return lambda: jax.vmap(one)(today, stations, capacity_kw, awaits, *carry)
+
+        nobody = jnp.zeros((count, _STRETCH), jnp.float32)
+        within = [lambda: (*carry, nobody), *map(in_rows, sizes)]
+        most = awaits.sum(-1).max()
+        *carry, drawn = jax.lax.switch((most > jnp.array((0, *sizes))).sum(), within)
+        return tuple(carry), drawn
+
+    starts = jnp.arange(0, physics.periods, _STRETCH, dtype=jnp.int32)
+    begun = state, jnp.zeros(today.arrival.shape, jnp.float32)
+    (state, energy), drawn = jax.lax.scan(stretch, begun, starts)
+    return state, energy, jnp.swapaxes(drawn, 0, 1).reshape(count, physics.periods)
+
+
+def _stretch(
+    size: int,
+    schedule: Schedule,
+    physics: Physics,
+    start: Int[Array, ""],
+    day: Garage,
+    stations: Stations,
+    capacity_kw: Float[Array, ""],
+    awaits: Flags,
+    state: State,
+    energy: PerSession,
+) -> tuple[State, PerSession, Float[Array, " periods"]]:
+    """A stretch of one garage in `size` rows, enough for all who have a car; the others' state stays."""
+    rank = jnp.cumsum(awaits.astype(jnp.int32))
+    packed_day, packed, wiring = day, state, stations
+    if size < len(rank):
+        # The station of each row, in their order; past the last one for rows that nobody needs.
+        station = (rank <= jnp.arange(size)[:, None]).sum(-1)
+        rows = partial(jnp.take, indices=station, axis=0, mode="fill", fill_value=0)
+        # What is to come is the same at every station, so that none need be looked up.
+        to_come: Any = day.to_come_kwh
+        packed_day, packed = jax.tree.map(rows, (replace(day, to_come_kwh=None), state))
+        packed_day = replace(packed_day, to_come_kwh=to_come[:size])
+        wiring = stations.at(jnp.minimum(station, len(rank) - 1))
+    periods = start + jnp.arange(_STRETCH, dtype=jnp.int32)
+    # What no offer changes is worked out for all periods at once.
+    fresh = jax.vmap(lambda n: visit(packed_day, wiring, n, capacity_kw, physics))(periods)
+
+    def period(state, fresh):
+        seen = look(fresh, state, physics)
+        return draw(seen, schedule(seen), physics)
+
+    packed, drawn = jax.lax.scan(period, packed, fresh)
+    here = jax.vmap(lambda n: plugged_in(packed_day, n))(periods)
+    added = jnp.where(here, drawn[..., None], 0.0).sum(0)
+    together = drawn.sum(-1)
+    if size == len(rank):
+        return packed, energy + added, together
+
+    def back(values: Array) -> Array:
+        return values[jnp.maximum(rank - 1, 0)]
+
+    state = jax.tree.map(lambda new, old: jnp.where(awaits, back(new), old), packed, state)
+    return state, energy + jnp.where(awaits[:, None], back(added), 0.0), together
+
+
+@jax.jit
+def gather(
+    garage: Garage,
+    stations: Stations,
+    day: Int[Array, " rows"],
+    members: Int[Array, "rows entities"],
+) -> tuple[Garage, Stations]:
+    """The day and the stations of each row."""
+    today = jax.tree.map(lambda x: x[day[:, None], members], garage)
+    return today, jax.vmap(stations.at)(members)
+
+
+def lanes_of(joins: np.ndarray) -> np.ndarray:
+    """Days as lanes that can be walked side by side, (lanes, days); -1 is no day.
+
+    A day that joins the one before follows it in its lane. Others begin anew, wherever they stand: they
+    fill the lanes up to the length of the longest, which all are walked for. Days without a night are kept
+    together, since hours in which nobody is anywhere cost nothing.
+
+    >>> lanes_of(np.array([False, False, True, True, False, False, True])).tolist()
+    [[1, 2, 3], [5, 6, 0], [4, -1, -1]]
+    """
+    together = np.split(np.arange(len(joins)), np.flatnonzero(~joins)[1:])
+    longest = max(map(len, together))
+    lanes: list[list[int]] = [[]]
+    for days in sorted(together, key=len, reverse=True):
+        if len(lanes[-1]) + len(days) > longest:
+            lanes.append([])
+        lanes[-1].extend(days)
+    return np.array([lane + [-1] * (longest - len(lane)) for lane in lanes])
+
+
+@jax.jit
+def at_midnight(state: State | None, stations: Stations, joins: Bool[Array, " rows"]) -> State:
+    """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
+    nothing = jax.vmap(unknown)(stations)
+    if state is None:
+        return nothing
+    return jax.tree.map(lambda was, new: jnp.where(joins[:, None], was, new), state, nothing)
+
+
+class Drawn(NamedTuple):
+    """What was drawn under each schedule."""
+
+    energy_kwh: np.ndarray
+    """By each session, on its first day: (schedules, tasks, days, entities, sessions)."""
+    by_period_kwh: np.ndarray
+    """By all together, when they drew it: (schedules, tasks, days, periods)."""
+
+
+def tasks_of(
+    days: Days, capacity_kw: np.ndarray | float, members: Array | np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The stations of each task, by default one of all, and each task's feeder."""
+    if days.garage.predicted_need_kwh is None:
+        raise InputError("charging: the days have no forecasts; see add_forecasts")
+    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
+    return tasks, np.broadcast_to(np.asarray(capacity_kw, np.float32), len(tasks))
+
+
+def simulate(
+    days: Days,
+    schedules: Sequence[Schedule],
+    capacity_kw: np.ndarray | float,
+    members: Int[Array, "tasks entities"] | np.ndarray | None = None,
+) -> Drawn:
+    """What sessions draw in tasks of stations under each schedule.
+
+    What a car draws on a later day than its first counts on the first. Days have forecasts
+    (`add_forecasts`); schedules are some of `SCHEDULERS`, or any others; members the stations of each task,
+    by default one task of all; `capacity_kw` is that of all tasks, or of each.
+    """
+    garage, physics = days.garage, days.physics
+    tasks, capacity = tasks_of(days, capacity_kw, members)
+    lanes, joins = lanes_of(days.joins), np.append(days.joins, False)
+    # A row for each lane and task.
+    lane, task = np.divmod(np.arange(lanes.shape[0] * len(tasks)), len(tasks))
+    on_cpu = jax.default_backend() == "cpu"
+    cores = (os.cpu_count() or 1) if on_cpu else 1
+    room = max((_ROWS if on_cpu else _ROWS_OF_A_GPU) // tasks.shape[1], 1)
+    size = rows_at_once(-(-len(lane) // cores), room, 2 if on_cpu else 8)
+    parts = np.array_split(np.arange(len(lane)), range(size, len(lane), size))
+    table = jax.tree.map(jnp.asarray, with_room(garage))
+    wiring = jax.tree.map(jnp.asarray, days.wiring)
+    whole = (len(schedules), len(tasks), len(days))
+    sessions = garage.arrival.shape[2]
+    energy = np.zeros((*whole, tasks.shape[1], sessions), np.float32)
+    by_period = np.zeros((*whole, physics.periods), np.float32)
+
+    def walk(job: tuple[int, np.ndarray], most: int = lanes.shape[1]) -> None:
+        number, rows = job
+        # Rows that nobody needs are empty days.
+        own = np.pad(task[rows], (0, size - len(rows)))
+        days_of = np.pad(lanes[lane[rows]], ((0, size - len(rows)), (0, 0)), constant_values=-1)
+        state = None
+        for today in days_of.T[: min(most, (days_of >= 0).sum(1).max())]:
+            here, stations = gather(table, wiring, today, tasks[own].astype(np.int32))
+            state = at_midnight(state, stations, joins[today])
+            feeder = jnp.asarray(capacity[own])
+            state, *found = _walk_rows(
+                here, stations, state, feeder, tuple(schedules), jnp.int32(number), physics
+            )
+            there = today >= 0
+            drawn, together = (np.asarray(x)[there] for x in found)
+            energy[number, own[there], today[there]] = drawn[..., :sessions]
+            by_period[number, own[there], today[there]] = together
+
+    jobs = [(number, part) for number in range(len(schedules)) for part in parts]
+    if min(cores, len(jobs)) > 1:
+        # A day alone, since that compiles: several at once would all do so.
+        walk(jobs[0], most=1)
+    with ThreadPoolExecutor(cores) as threads:
+        list(threads.map(walk, jobs))
+    return Drawn(on_first_days(energy, garage, tasks), by_period)
+
+
+def rows_at_once(rows: int, room: int, step: int) -> int:
+    """How many garages are walked side by side: a power of `step`, or what there is room for.
+
+    Few sizes, since each is compiled; on a GPU compiling costs more than rows that nobody needs.
+
+    >>> rows_at_once(100, 409, 2), rows_at_once(10_000, 409, 2)
+    (128, 256)
+    """
+    size, most = 1, 2 ** (room.bit_length() - 1)
+    while size < min(rows, most):
+        size *= step
+    return min(size, most)
+
+
+def with_room(garage: Garage) -> Garage:
+    """An empty day behind the last, and sessions in fours, so that sites are alike to a program."""
+    shape = garage.arrival.shape
+
+    def padded(values: Any) -> np.ndarray:
+        values = np.asarray(values)
+        more = -shape[2] % 4 if values.shape == shape else 0
+        return np.pad(values, [(0, 1), (0, 0), (0, more)][: values.ndim])
+
+    return jax.tree.map(padded, garage)
+
+
+def on_first_days(drawn: np.ndarray, garage: Garage, tasks: np.ndarray) -> np.ndarray:
+    """Energy of sessions that span days, moved to the first; of those that began before, left out."""
+    begins, number = np.asarray(garage.begins), np.asarray(garage.number)
+    goes_on = np.asarray(garage.there) & ~begins
+    if not goes_on.any():
+        return drawn
+    day, _, place = np.nonzero(begins)
+    first_day, first_place = np.full((2, int(number.max()) + 1), -1)
+    first_day[number[begins]], first_place[number[begins]] = day, place
+    moved = np.where(goes_on[:, tasks].swapaxes(0, 1), 0, drawn)
+    for task, members in enumerate(tasks):
+        days, entities, places = np.nonzero(goes_on[:, members])
+        own = number[days, members[entities], places]
+        known = first_day[own] >= 0
+        goal = (first_day[own][known], entities[known], first_place[own][known])
+        for schedule in range(len(drawn)):
+            energy = drawn[schedule, task, days, entities, places][known]
+            np.add.at(moved[schedule, task], goal, energy)
+    return moved
+
+
+def best_energies(
+    days: Days, capacity_kw: np.ndarray | float, members: np.ndarray | None = None
+) -> np.ndarray:
+    """The most kWh that the sessions of each task and day can be served together, (tasks, days).
+
+    What no scheduler can exceed, had everything been known: maximise the kWh x_{s,i} of session s in
+    interval i, over the intervals it fills, with x_{s,i} at most what station and car take in it, the
+    sum over i at most the session's need, and the sum over s at most what the feeder gives. Between two
+    arrivals or departures all periods are alike, so that they count as one interval. A session counts on
+    its first day. Solved by HiGHS.
+    """
+    garage, wiring = days.garage, days.wiring
+    tasks = np.arange(len(days.stations))[None] if members is None else np.asarray(members)
+    capacity = np.broadcast_to(np.asarray(capacity_kw, float), len(tasks))
+    day, station, _ = where = np.nonzero(garage.begins & (garage.need_kwh > 0))
+    start = day * days.physics.periods
+    first, last = start + garage.arrival[where], start + garage.departure[where]
+    rate = garage.car_a[where] * garage.car_share[where] * wiring.kw_per_a[station]
+    # Whole stretches between days that join no other, as many together as are worth a call.
+    stretch = np.cumsum(~days.joins) // _TOGETHER
+    best, need = np.zeros((len(tasks), len(days))), garage.need_kwh[where]
+    for task, chosen in enumerate(tasks):
+        here = np.flatnonzero(np.isin(station, chosen))
+        # Days ascend, so that each stretch's sessions stand together.
+        ends = np.searchsorted(stretch[day[here]], np.arange(1, stretch.max() + 1))
+        for own in np.split(here, ends):
+            sessions = (first[own], last[own], need[own], rate[own])
+            energy = _solve(capacity[task], days.physics.period_hours, *sessions)
+            np.add.at(best[task], day[own], energy)
+    return best
+
+
+def _solve(
+    capacity_kw: float,
+    period_hours: float,
+    first: np.ndarray,
+    last: np.ndarray,
+    need_kwh: np.ndarray,
+    rate_kw: np.ndarray,
+) -> np.ndarray:
+    """The kWh of each session, of those with the most together."""
+    if not len(first):
+        return np.zeros(0)
+    cuts = np.unique(np.concatenate([first, last]))
+    inside = (first[:, None] <= cuts[:-1]) & (cuts[1:] <= last[:, None])
+    filled = inside.any(0)
+    hours = np.diff(cuts)[filled] * period_hours
+    session, interval = np.nonzero(inside[:, filled])
+    ones, columns = np.ones(len(session)), np.arange(len(session))
+    by_session = csr_array((ones, (session, columns)), shape=(len(first), len(session)))
+    by_interval = csr_array((ones, (interval, columns)), shape=(len(hours), len(session)))
+    most = rate_kw[session] * hours[interval]
+    solution = linprog(
+        -ones,
+        A_ub=vstack([by_session, by_interval]),
+        b_ub=np.concatenate([need_kwh.astype(float), capacity_kw * hours]),
+        bounds=np.stack([np.zeros_like(most), most], 1),
+        method="highs",
+    )
+    if not solution.success:
+        raise RuntimeError(
+            f"the linear programme of {len(first)} sessions failed: {solution.message}"
+        )
+    return np.bincount(session, solution.x, minlength=len(first))

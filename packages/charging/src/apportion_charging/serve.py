@@ -1,0 +1,413 @@
+"""`apportion serve`: a garage's controller that runs, asked by HTTP or connected to the charge points.
+
+One loop owns the controller; a decision takes milliseconds. The gate says who decides: the certificate in
+the run's folder, read before each decision, is how far the policy is trusted, and why is logged.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from apportion.errors import InputError, first_line
+from apportion.report.page import Part, Section, page
+from apportion.runs.signals import listening
+from apportion_charging.backtest import read_certificate
+from apportion_charging.controller import Controller, PowerOffers
+from apportion_charging.ocpp import ChargePoints
+from apportion_charging.settings import ChargingServeOptions
+from apportion_charging.site import Site
+
+_BARS = "A bar is what is offered of the cable's current; the mark in it, what is drawn."
+_HISTORY = 600
+"""Decisions that the page looks back on."""
+_MOST_BYTES = 1 << 20
+_LATE_PERIODS = 3
+"""A controller that has not decided for so long is not healthy."""
+
+_log = logging.getLogger("apportion.charging")
+
+
+@dataclass
+class CertificateGate:
+    """How far the policy is trusted: as its certificate says, if it is of this site and this baseline.
+
+    A certificate that is written while the controller runs counts from the next decision on.
+    """
+
+    path: Path
+    site: Site
+    baseline: str
+    told: float
+    """The trust where no certificate counts."""
+    why: str = ""
+    trust: float = 0.0
+
+    def look(self) -> float:
+        """The trust now; why is said in the log whenever it changes."""
+        before, level = (self.trust, self.why), logging.INFO
+        self.trust, self.why = self.told, "no certificate; as --trust says"
+        try:
+            if os.path.exists(self.path):
+                self.trust, self.why = self._judge()
+        except InputError as error:
+            level = logging.WARNING
+            self.why = f"the certificate is not used: {error}; as --trust says"
+        if (self.trust, self.why) != before:
+            _log.log(level, "trust in the policy %.0f %%: %s", 100 * self.trust, self.why)
+        return self.trust
+
+    def _judge(self) -> tuple[float, str]:
+        found = read_certificate(self.path, self.site)
+        against, verdict = found.get("against"), found.get("verdict")
+        if against != self.baseline:
+            raise InputError(f"it is against {against}, and the baseline is {self.baseline}")
+        days = f"{found.get('start')} to {found.get('end')}"
+        return found["trust"], f"{verdict} against {against}, by the days {days}"
+
+
+class Service:
+    """A controller, its gate, and what is remembered of its decisions."""
+
+    def __init__(self, controller: Controller, gate: CertificateGate, *, every: float):
+        self.controller, self.gate, self.every = controller, gate, every
+        self.points: ChargePoints | None = None
+        self.offers: PowerOffers | None = None
+        self.decided: Counter[str] = Counter()
+        self.warned = 0
+        self.last: float | None = None
+        """When it last decided, by the machine's clock."""
+        self._time: Any = None
+        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+        self._wiring = controller.site.wiring()
+        self._said: set[str] = set()
+        controller.trust = gate.look()
+
+    def decide(self, now: dict[str, Any]) -> PowerOffers:
+        """The controller's answer, remembered."""
+        self.controller.trust = self.gate.look()
+        offers = self.controller.allocate(now)
+        self.offers, self.last = offers, time.time()
+        self.decided[offers.decided_by] += 1
+        self.warned += len(offers.warnings)
+        for warning in offers.warnings:
+            if warning not in self._said:
+                _log.warning("%s", warning)
+        self._said = set(offers.warnings)
+        self._time = now.get("time")
+        if self.points is None:
+            meters = [car.drawn_kw for car in self.controller.seen.values()]
+        else:
+            meters = [point.shown_kw for point in self.points.points.values()]
+        drawn = [kw for kw in meters if kw is not None]
+        row = {
+            "time": self.last,
+            "offered_kw": round(sum(offers.allocation_kw.values()), 3),
+            "capacity_kw": round(self.controller.capacity_kw, 3),
+            "drawn_kw": round(sum(drawn), 3) if drawn else None,
+        }
+        self._history.append(row)
+        return offers
+
+    def state(self) -> dict[str, Any]:
+        """What is known and told now, as plain values."""
+        site, offers = self.controller.site, self.offers
+        told = {} if offers is None else offers.allocation_a
+        stations = [self._station(name, told.get(name, 0)) for name in site.stations]
+        amperes = np.array([station["offered_a"] for station in stations], float)
+        used = [round(x, 3) for x in (self._wiring.load @ amperes).tolist()]
+        most = [round(self.controller.capacity_kw, 3), *self._wiring.limit[1:].tolist()]
+        limits = [
+            {"name": name, "used": used[n], "limit": most[n], "unit": "A" if n else "kW"}
+            for n, name in enumerate(self._wiring.names)
+        ]
+        warnings = [] if offers is None else list(offers.warnings)
+        if self.points is not None:
+            troubles = self.points.troubles.items()
+            warnings += [f"station {name}: {topic}: {what}" for (name, topic), what in troubles]
+        return {
+            "time": self._time,
+            "decided": self.last,
+            "every_seconds": self.every,
+            "ocpp": self.points is not None,
+            "decided_by": None if offers is None else offers.decided_by,
+            "baseline": self.controller.baseline,
+            "trust": self.controller.trust,
+            "why": self.gate.why,
+            "capacity_kw": most[0],
+            "offered_kw": round(sum(station["offered_kw"] for station in stations), 3),
+            "limits": limits,
+            "stations": stations,
+            "warnings": warnings,
+            "history": list(self._history),
+        }
+
+    def _station(self, name: str, amperes: float) -> dict[str, Any]:
+        station, car = self.controller.site.stations[name], self.controller.seen.get(name)
+        kw = self.controller.site.volts * len(station.phases) / 1000
+        shown = {
+            "id": name,
+            "plugged": car is not None,
+            "offered_a": amperes,
+            "offered_kw": round(amperes * kw, 3),
+            "max_a": station.max_a,
+            "max_kw": round(station.max_a * kw, 3),
+            "phases": list(station.phases),
+        }
+        if car is not None:
+            shown |= {
+                "arrival": str(car.arrival),
+                "stated_departure": car.stated_departure and str(car.stated_departure),
+                "requested_kwh": car.requested_kwh,
+                "delivered_kwh": car.delivered_kwh,
+                "drawn_kw": car.drawn_kw,
+                "full": car.full,
+            }
+        if self.points is not None:
+            point = self.points.points[name]
+            shown |= {
+                "plugged": point.car is not None,
+                "connected": point.connected,
+                "status": point.status,
+                "accepted_a": point.may_flow_a(),
+                "drawn_kw": point.shown_kw,
+                "delivered_kwh": point.delivered_kwh(),
+            }
+        return shown
+
+    def late(self) -> bool:
+        """Whether charge points wait for a decision that should have been made."""
+        if self.points is None:
+            return False
+        return self.last is None or time.time() - self.last > _LATE_PERIODS * self.every + 5
+
+    def metrics(self) -> str:
+        """What Prometheus reads."""
+        state = self.state()
+        cars = [station for station in state["stations"] if station["plugged"]]
+        waiting = sum(not car["offered_a"] for car in cars)
+        by = {_label("by", who): number for who, number in sorted(self.decided.items())}
+        told = {_label("station", s["id"]): s["offered_a"] for s in state["stations"]}
+        shown: list[tuple[str, str, Mapping[str, float]]] = [
+            ("offered_kilowatts", "Power offered to cars.", {"": state["offered_kw"]}),
+            ("capacity_kilowatts", "What the feeder gives.", {"": state["capacity_kw"]}),
+            ("cars", "Cars plugged in.", {"": len(cars)}),
+            ("cars_waiting", "Cars offered nothing.", {"": waiting}),
+            ("trust", "The policy's part in the decision.", {"": state["trust"]}),
+            ("last_decision_seconds", "When it was, since 1970.", {"": self.last or 0.0}),
+            ("decisions_total", "Decisions, by who made them.", by),
+            ("warnings_total", "Data that were set aside.", {"": self.warned}),
+            ("station_offered_amperes", "Offered to each station.", told),
+        ]
+        if self.points is not None:
+            connected = sum(point.connected for point in self.points.points.values())
+            shown.append(("charge_points_connected", "Stations that can be told.", {"": connected}))
+        lines = []
+        for name, words, values in shown:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP apportion_{name} {words}", f"# TYPE apportion_{name} {kind}"]
+            lines += [f"apportion_{name}{label} {value}" for label, value in values.items()]
+        return "\n".join([*lines, ""])
+
+
+def _label(name: str, text: str) -> str:
+    written = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{{{name}="{written}"}}'
+
+
+def application(service: Service) -> Starlette:
+    """What is answered by HTTP."""
+
+    async def allocate(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MOST_BYTES:
+                return JSONResponse({"error": "more than a megabyte; give one garage"}, 413)
+        try:
+            now = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            reason = f"no JSON ({first_line(error)}); see the page on charging"
+            return JSONResponse({"error": reason}, 400)
+        if not isinstance(now, dict):
+            return JSONResponse({"error": "no JSON object; see the page on charging"}, 400)
+        if service.points is None:
+            return JSONResponse(service.decide(now).to_json())
+        service.points.say(now)
+        return JSONResponse((await service.points.share_out()).to_json())
+
+    async def state(request: Request) -> Response:
+        return JSONResponse(service.state(), headers={"Cache-Control": "no-store"})
+
+    async def health(request: Request) -> Response:
+        late = service.late()
+        told = {"status": "late" if late else "ok", "decisions": service.decided.total()}
+        return JSONResponse(told, 503 if late else 200)
+
+    async def metrics(request: Request) -> Response:
+        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+
+    shown = live_page(service)
+
+    async def home(request: Request) -> Response:
+        return HTMLResponse(shown)
+
+    return Starlette(
+        routes=[
+            Route("/", home),
+            Route("/allocate", allocate, methods=["POST"]),
+            Route("/state", state),
+            Route("/health", health),
+            Route("/metrics", metrics),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Place(Part):
+    """Where the live script writes to."""
+
+    place: str
+
+    def html(self, name: str) -> str:
+        return f'<div id="{escape(self.place)}" aria-live="polite"></div>'
+
+
+def live_page(service: Service) -> str:
+    """The page that follows the controller, in the style of the report."""
+    site = service.controller.site
+    script = files("apportion_charging").joinpath("live.js").read_text(encoding="utf-8")
+    sections = [
+        Section("Now", [_Place("cards")]),
+        Section("Power by car", [_Place("cars")], _BARS),
+        Section("Limits", [_Place("limits")], "What is offered below each of them."),
+        Section("The last decisions", [_Place("history")]),
+        Section("Warnings", [_Place("warnings")]),
+    ]
+    return page("The garage now", sections, subtitle=site.describe(), live=script)
+
+
+class _Server(uvicorn.Server):
+    """Signals are listened to for everything together, not here."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+async def run_service(
+    service: Service, http: socket.socket, ocpp: socket.socket | None, stop: asyncio.Event
+) -> None:
+    """Answer until told to stop."""
+    config = uvicorn.Config(
+        application(service),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config)
+    answering = asyncio.create_task(server.serve(sockets=[http]))
+    tasks = [answering, asyncio.create_task(stop.wait())]
+    async with AsyncExitStack() as listeners:
+        if ocpp is not None and service.points is not None:
+            await listeners.enter_async_context(service.points.listen(sock=ocpp))
+            tasks.append(asyncio.create_task(service.points.run()))
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def serve(make: Callable[[], Controller], folder: Path, options: ChargingServeOptions) -> str:
+    """Run a controller until Ctrl-C or SIGTERM; what to say then."""
+    if options.every is not None and not 0 < options.every <= 3600:
+        raise InputError(
+            f"--every is {options.every:g}; it must be above 0 and at most 3600 seconds"
+        )
+    ocpp_port = options.ocpp
+    with (
+        _bind(options.host, options.port, "--port") as http,
+        nullcontext() if ocpp_port is None else _bind(options.host, ocpp_port, "--ocpp") as ocpp,
+        _logged(),
+    ):
+        decisions = asyncio.run(_live(make(), folder, options, http, ocpp))
+    kept = f"; what is known of the cars is in {options.state}" if options.state else ""
+    return f"stopped after {decisions} decisions{kept}"
+
+
+async def _live(
+    controller: Controller,
+    folder: Path,
+    options: ChargingServeOptions,
+    http: socket.socket,
+    ocpp: socket.socket | None,
+) -> int:
+    """Serve until a signal comes; how many decisions were made."""
+    site = controller.site
+    every = options.every or 60.0 * site.period_minutes
+    certificate = options.certificate or folder / "certificate.json"
+    gate = CertificateGate(certificate, site, options.baseline, options.trust)
+    service = Service(controller, gate, every=every)
+    _log.info("serving %s at http://%s", site.describe(), _address(http))
+    if ocpp is not None:
+        kept = options.state and options.state.with_suffix(".ocpp.json")
+        service.points = ChargePoints(site, service.decide, every=every, path=kept)
+        _log.info("charge points connect to ws://%s/ocpp/ID", _address(ocpp))
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def leave(number: int, frame: Any) -> None:
+        loop.call_soon_threadsafe(stop.set)
+
+    with listening(leave):
+        await run_service(service, http, ocpp, stop)
+    return service.decided.total()
+
+
+def _bind(host: str, port: int, option: str) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(
+            f"{option} {port}: cannot listen at {host}:{port} ({reason}); choose another"
+        ) from None
+
+
+def _address(opened: socket.socket) -> str:
+    host, port = opened.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What the controller has to say goes to standard error."""
+    logger, handler = logging.getLogger("apportion"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)

@@ -1,0 +1,288 @@
+"""Training a charging policy from past sessions: which stations and days, which tasks, how, and a test.
+
+Everything that is fitted, the policy and the predictor, sees the training stations on the
+training days alone. It is tested where nothing was fitted: at stations never trained on, and on the days
+after training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+import optax
+import pandas as pd
+
+from apportion.domains.training import averaged, train_members
+from apportion.errors import InputError
+from apportion.learners.direct import DirectEpisodes
+from apportion.memory import Replay
+from apportion.policy import Policy, Pooled
+from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.signals import tested_after_training
+from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
+from apportion.training import Chunks, OnChunk, Resume, TrainingResult
+from apportion_charging.backtest import (
+    MEASURES,
+    POLICY,
+    ChargingBacktest,
+    backtest_schedules,
+    busiest_day,
+)
+from apportion_charging.days import Days
+from apportion_charging.forecasts import Predictor, add_forecasts
+from apportion_charging.garage import physics_of
+from apportion_charging.objectives import objective_of
+from apportion_charging.problem import CHANNELS, Charging
+from apportion_charging.sessions import fingerprint
+from apportion_charging.settings import OBJECTIVES, ChargingSettings
+from apportion_charging.site import Site, describe_sites, inferred_rates
+
+
+@dataclass(frozen=True, eq=False)
+class Garages:
+    """The sites of a file: what is trained on, and what is kept for tests."""
+
+    descriptions: dict[str, Site]
+    sites: dict[str, Days]
+    """All days and stations."""
+    until: dict[str, np.datetime64]
+    """The last day that each site was trained on."""
+    seen: dict[str, np.ndarray]
+    """Stations trained on, by their places."""
+    unseen: dict[str, np.ndarray]
+    training: list[Days]
+    """The training stations on the training days."""
+    predictor: Predictor
+    recall: bool
+    """Whether forecasts use earlier days, too."""
+
+    @classmethod
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        settings: ChargingSettings,
+        descriptions: dict[str, Site] | None = None,
+        mixed: int | None = None,
+    ) -> "Garages":
+        """Split stations and days; nothing after `until` and no held-out station is looked at.
+
+        Sites are those of the settings, or other `descriptions` of them; `mixed` is a seed that draws cars
+        of several kinds.
+        """
+        embedded = settings.sessions is None
+        descriptions = descriptions or describe_sites(
+            frame, settings.site, embedded=embedded, timezone=settings.timezone
+        )
+        physics = physics_of(
+            settings.period_minutes, ideal=settings.ideal, objective=settings.objective
+        )
+        sites = {
+            name: Days.of(
+                frame, name, site, physics=physics, quiet=settings.quiet_days, mixed=mixed
+            )
+            for name, site in descriptions.items()
+        }
+        until, seen, unseen = {}, {}, {}
+        for name, days in sites.items():
+            if settings.until is None:
+                until[name] = days.dates[(len(days) * 2) // 3 - 1 if len(days) > 2 else -1]
+            else:
+                until[name] = days.between(None, settings.until).dates[-1]
+            stations = len(days.stations)
+            seen[name], unseen[name] = split_entities(
+                stations, round(settings.held_out * stations), seed=settings.seed
+            )
+            if len(seen[name]) < settings.task_size:
+                raise InputError(
+                    f'site "{name}": {len(seen[name])} of its {stations} stations are trained on, '
+                    f"too few for tasks of {settings.task_size}; choose a smaller --task-size or "
+                    "--held-out"
+                )
+        training = [days.between(None, until[name]).at(seen[name]) for name, days in sites.items()]
+        predictor = Predictor.fit(*training)
+        return cls(descriptions, sites, until, seen, unseen, training, predictor, settings.recall)
+
+    def training_days(self) -> list[Days]:
+        """The training stations on the training days, with forecasts."""
+        return [add_forecasts(days, self.predictor, self.recall) for days in self.training]
+
+    @cached_property
+    def all_days(self) -> dict[str, Days]:
+        """All stations and days, with forecasts; of the days before, all stations are recalled."""
+        return {
+            name: add_forecasts(days, self.predictor, self.recall)
+            for name, days in self.sites.items()
+        }
+
+    def unseen_stations(self, site: str) -> Days:
+        """The held-out stations on the training days, with forecasts."""
+        return self.all_days[site].between(None, self.until[site]).at(self.unseen[site])
+
+    def test_days(self) -> dict[str, Days]:
+        """By name: the held-out stations, and all stations on the days after training, of each site."""
+        tests: dict[str, Days] = {}
+        for site, days in self.sites.items():
+            if len(self.unseen[site]) > 1:
+                tests[f"{site}, stations never seen"] = self.unseen_stations(site)
+            after = self.until[site] + np.timedelta64(1, "D")
+            if after <= days.dates[-1]:
+                later = self.all_days[site].between(after)
+                tests[f"{site}, from {later.dates[0]}"] = later
+        return tests
+
+
+def choose_stations(garages: Garages, settings: ChargingSettings) -> Task:
+    """Tasks of the training stations, each of one site, the sites in turn."""
+    drawn, first = [], 0
+    for number, name in enumerate(garages.sites):
+        stations = len(garages.seen[name])
+        wanted = max(settings.tasks // len(garages.sites), 1)
+        count = min(wanted, count_tasks(stations, settings.task_size))
+        places = np.arange(first, first + stations)
+        drawn.append(
+            draw_tasks(places, settings.task_size, count, seed=settings.seed + 1000 * number)
+        )
+        first += stations
+    tasks = reduce(Task.joined, drawn)
+    if settings.objective != "cost":
+        return tasks
+    # The last entity of every task is what stays unused.
+    return Task.of([[*members, first] for members in np.asarray(tasks.members).tolist()])
+
+
+def direct_learner(settings: ChargingSettings) -> DirectEpisodes:
+    """The direct gradient through whole days, its steps falling to 0 along a cosine."""
+    cosine = optax.scale_by_schedule(optax.cosine_decay_schedule(1.0, settings.steps))
+    return DirectEpisodes(
+        settings.days,
+        settings.learning_rate,
+        transform=optax.chain(optax.scale_by_adam(), cosine),
+    )
+
+
+def train_charging(
+    garages: Garages,
+    settings: ChargingSettings,
+    *,
+    chunks: Chunks | None = None,
+    state: Resume | None = None,
+) -> TrainingResult:
+    """Train by the direct gradient through whole days."""
+    days = garages.training_days()
+    problem = Charging.of(days, settings.capacity, objective_of(settings, days))
+
+    return train_members(
+        problem,
+        choose_stations(garages, settings),
+        lambda key: Pooled(CHANNELS, settings.hidden, key=key),
+        direct_learner(settings),
+        settings,
+        replay=Replay(act_periods=0),
+        chunks=chunks,
+        state=state,
+    )
+
+
+def prepare_charging(
+    settings: ChargingSettings, frame: pd.DataFrame, notes: Sequence[str] = ()
+) -> PreparedJob:
+    """Split the sessions, and hand back how to train on them; notes are of the file they are from."""
+    garages = Garages.of(frame, settings)
+    choose_stations(garages, settings)
+    data = {
+        "source": "embedded" if settings.sessions is None else str(settings.sessions),
+        "sites": {
+            name: f"{days.summary()}; {garages.descriptions[name].describe()}"
+            for name, days in garages.sites.items()
+        },
+        "until": {name: str(day) for name, day in garages.until.items()},
+        "fingerprint": fingerprint(frame),
+    }
+
+    def train(on_chunk: OnChunk, resume: Resume) -> Outcome:
+        done = train_charging(
+            garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
+        )
+        policy = averaged(done.policy, settings.members)
+        return tested_after_training(lambda: judge_policy(policy, garages, settings))
+
+    said = [*notes, *(days.summary() for days in garages.sites.values())]
+    if settings.sessions is not None:
+        said += inferred_rates(garages.descriptions, settings.site)
+    return PreparedJob(data, train, notes=said)
+
+
+def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
+    """What is saved with the policy, for `backtest` and `allocate`."""
+    return {
+        "job": "charging",
+        "task_size": settings.task_size,
+        "capacity": list(settings.capacity),
+        "until": {name: str(day) for name, day in garages.until.items()},
+        "trained_on": {
+            name: [days.stations[place] for place in garages.seen[name]]
+            for name, days in garages.sites.items()
+        },
+        "predictor": garages.predictor.to_dict(),
+        "recall": garages.recall,
+        "period_minutes": settings.period_minutes,
+        "timezone": settings.timezone,
+        "ideal": settings.ideal,
+        "quiet_days": settings.quiet_days,
+        "objective": settings.objective,
+        "promise_kwh": settings.promise_kwh,
+        "sites": {name: site.to_toml() for name, site in garages.descriptions.items()},
+        "channels": CHANNELS,
+    }
+
+
+def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> Outcome:
+    """The policy beside every scheduler, on stations and on days it was not trained on."""
+    test_days = garages.test_days()
+    tests = {
+        name: backtest_schedules(
+            policy,
+            days,
+            task_size=min(settings.task_size, len(days.stations)),
+            seed=settings.seed,
+            objective=settings.objective,
+            promise_kwh=settings.promise_kwh,
+            mpc=settings.objective == "cost",
+            capacity=0.15,
+            tasks=8,
+        )
+        for name, days in test_days.items()
+    }
+    notes = [f"{name}\n{test.summary()}" for name, test in tests.items()]
+    if not notes:
+        notes = ["trained on every station and day; test it with apportion backtest on others"]
+    headline = {
+        "title": "Charging",
+        "subtitle": settings.method,
+        "cards": [_card(name, test) for name, test in tests.items()],
+        "lead": "One policy for every garage, tested where nothing was fitted: at stations it never saw, "
+        "and on later days. A point is one hundredth of all energy that the cars needed.",
+    }
+    tables = {}
+    if tests:
+        name, last = list(tests.items())[-1]
+        each = [test.to_frame().assign(test=name) for name, test in tests.items()]
+        tables = {"schedules": pd.concat(each, ignore_index=True)}
+        tables |= busiest_day(policy, test_days[name], last)
+    results = {name: test.to_json() for name, test in tests.items()}
+    facts = facts_of(garages, settings)
+    return Outcome(policy, results, "\n\n".join(notes), facts, headline, tables)
+
+
+def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:
+    other = OBJECTIVES[test.objective]
+    lead, measure = test.ahead(other), MEASURES[test.objective]
+    return {
+        "label": f"{measure} over {other}: {name}",
+        "value": f"{100 * lead.value:+.2f} points",
+        "interval": f"[{100 * lead.low:+.2f}, {100 * lead.high:+.2f}]",
+        "note": f"{test.served[POLICY]:.1%} of the need met, over {lead.n} days",
+        "outcome": lead.outcome,
+    }

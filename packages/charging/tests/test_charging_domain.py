@@ -1,0 +1,160 @@
+"""Charging as the command line, the page and bridges ask for it."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pandas as pd
+import pytest
+
+from apportion.errors import InputError
+from apportion.policy import Pooled
+from apportion.runs.folder import Run
+from apportion.runs.runner import finish
+from apportion.runs.settings import read_settings
+from apportion_charging.backtest import check_facts
+from apportion_charging.domain import (
+    DOMAIN,
+    ChargingAllocateOptions,
+    ChargingBacktestOptions,
+    ChargingCertifyOptions,
+    ChargingCheckOptions,
+    _read_own,
+    draw_power,
+)
+from apportion_charging.problem import CHANNELS
+from apportion_charging.sessions import read_sessions
+from apportion_charging.settings import ChargingSettings
+from apportion_charging.site import describe_sites, embedded_site, saved_site
+from apportion_charging.training import Garages, judge_policy
+
+pytestmark = pytest.mark.usefixtures("few_schedulers")
+
+NOW = {
+    "time": "2019-06-20 09:00",
+    "capacity_kw": 9.0,
+    "stations": [
+        {"id": name, "plugged": True, "arrival": "2019-06-20 08:00", "requested_kwh": 10.0}
+        for name in list(embedded_site("jpl").stations)[:3]
+    ],
+}
+SETTINGS = ChargingSettings(site=("jpl",), until="2019-06-14", task_size=6, hidden=4, held_out=0.0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of an untrained policy, on a file of its own."""
+    folder = tmp_path_factory.mktemp("charging")
+    path = folder / "sessions.parquet"
+    frame = read_sessions()
+    frame[(frame.site == "jpl") & (frame.arrival < "2019-07-01")].to_parquet(path)
+    garages = Garages.of(read_sessions(path), replace(SETTINGS, sessions=path))
+    policy = Pooled(CHANNELS, SETTINGS.hidden, key=jax.random.key(0))
+    settings = ChargingSettings(sessions=path, site=("jpl",), until="2019-06-14", task_size=6)
+    made = Run.create(folder / "run", "charging", settings, {"data": {}, "versions": {}})
+    finish(made, judge_policy(policy, garages, SETTINGS))
+    return made
+
+
+def test_importing_the_domain_or_reading_sessions_for_it_starts_no_jax():
+    program = (
+        "import sys; from apportion_charging.domain import DOMAIN; "
+        "loaded = {'jax', 'pandas'} & set(sys.modules); "
+        "from apportion_charging.domain import ChargingCheckOptions as Options; "
+        "DOMAIN.check(Options()); sys.exit(bool(loaded) or 'jax' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_run_is_backtested_and_certified_on_its_own_file(run):
+    tested = DOMAIN.backtest(run, ChargingBacktestOptions(end="2019-06-30"))
+    assert tested.site == "jpl"
+    assert "2019-06-14" < str(tested.dates[0]) < str(tested.dates[-1]) <= "2019-06-30"
+    gains = DOMAIN.gains(run, "llf", ChargingCertifyOptions(bound=0.02))
+    assert (gains.baseline, gains.high) == ("llf", 0.02)
+
+
+def test_power_is_allocated_from_a_file(run, tmp_path):
+    with pytest.raises(InputError, match="--now FILE.json"):
+        DOMAIN.allocate(run, ChargingAllocateOptions())
+    (tmp_path / "now.json").write_text(json.dumps(NOW))
+    past = run.folder.parent / "sessions.parquet"
+    for earlier in (None, past):
+        options = ChargingAllocateOptions(now=tmp_path / "now.json", earlier=earlier)
+        offers = DOMAIN.allocate(run, options)
+        told = offers.to_json()
+        assert {"allocation_a", "allocation_kw", "unused_kw", "decided_by"} <= told.keys()
+        assert sum(told["allocation_kw"].values()) + told["unused_kw"] == pytest.approx(
+            9.0, abs=1e-3
+        )
+        assert "unused" in offers.summary()
+
+
+def test_a_file_is_checked(run, tmp_path):
+    path = run.folder.parent / "sessions.parquet"
+    checked = DOMAIN.check(ChargingCheckOptions(sessions=path))
+    assert checked.to_json()["sessions"]["file"] == str(path)
+    assert len(checked.to_frame()) == len(pd.read_parquet(path))
+    assert any("the least usual cables that explain" in note for note in checked.notes)
+    # All that a setting leaves out is said, by check and by train.
+    quiet = DOMAIN.check(ChargingCheckOptions(sessions=path, quiet_days=0.3)).notes[-1]
+    assert re.search(r"jpl: \d+ quiet days with \d+ sessions and [\d,]+ kWh left out", quiet)
+    prepared = DOMAIN.prepare(replace(SETTINGS, sessions=path, quiet_days=0.3))
+    left_out = quiet.removeprefix("jpl: ")
+    assert left_out in prepared.data["sites"]["jpl"]
+    assert any(left_out in note for note in prepared.notes)
+    assert any("the least usual cables that explain" in note for note in prepared.notes)
+    with pytest.raises(InputError, match="no such file"):
+        DOMAIN.check(ChargingCheckOptions(sessions=tmp_path / "none.csv"))
+    with pytest.raises(InputError, match="no day with a car"):
+        DOMAIN.prepare(replace(SETTINGS, until="2018-01-01"))
+
+
+def test_its_page_shows_a_day_and_every_scheduler(run):
+    day, schedules = DOMAIN.sections(run.folder)
+    assert [type(part).__name__ for part in day.parts] == ["Plot", "Table"]
+    assert len(day.parts[0].data) == 6 + 1
+    assert "6 stations behind a feeder of" in day.parts[0].description
+    assert len(schedules.parts) == 1
+    assert DOMAIN.sections(run.folder.parent) == []
+    assert DOMAIN.demo().until == "2019-12-31"
+
+
+def test_a_promise_in_whole_kwh_is_one(tmp_path):
+    (tmp_path / "settings.toml").write_text('objective = "promise"\npromise_kwh = 10\n')
+    read = read_settings(tmp_path / "settings.toml", "charging", ChargingSettings)
+    assert ChargingSettings(**read).promise_kwh == 10
+    promised = {"job": "charging", "objective": "promise", "promise_kwh": 10}
+    check_facts(promised)
+    for odd in (0, -1.0, True, "10"):
+        with pytest.raises(InputError, match="promise_kwh"):
+            check_facts(promised | {"promise_kwh": odd})
+
+
+def test_a_run_remembers_its_zone(tmp_path):
+    path, site = tmp_path / "s.csv", tmp_path / "site.toml"
+    path.write_text(
+        "station,arrival,departure,delivered_kwh\na,2019-07-01T15:00Z,2019-07-01T16:00Z,5\n"
+    )
+    site.write_text("feeder_kw = 20\n[stations.a]\n")
+    zone = "America/Los_Angeles"
+    run: Any = SimpleNamespace(settings={"sessions": "other.csv", "timezone": zone})
+    assert _read_own(run, path, ChargingBacktestOptions())[0].arrival[0].hour == 8
+    told = ChargingBacktestOptions(timezone="Europe/Berlin")
+    assert _read_own(run, path, told)[0].arrival[0].hour == 17
+    # So do its certificates and its controller, which are then of one site.
+    saved = saved_site({"timezone": zone}, str(site))
+    described = describe_sites(_read_own(run, path, told)[0], (str(site),), timezone=zone)
+    assert saved.timezone == zone
+    assert described["garage"].fingerprint == saved.fingerprint
+
+
+def test_the_page_counts_the_energy_of_periods_of_any_length():
+    times = pd.date_range("2021-06-01 08:00", periods=12, freq="5min")
+    kw = pd.DataFrame({"A": 6.0, "B": 3.0, "unused": 1.0}, index=times)
+    assert "drew 9 kWh together; A drew most, 6.0 kWh, and 1 kWh" in draw_power(kw).description

@@ -1,0 +1,170 @@
+"""Set-points: within every limit, none below the least, nothing left that somebody could take, in order."""
+
+import math
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from garages import STATIONS, WIRING, random_garage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apportion_charging import schedulers, setpoints
+from apportion_charging.days import stations_of
+from apportion_charging.garage import Stations, StationView, see, unknown
+from apportion_charging.schedulers import pour, serve_in_order
+from apportion_charging.setpoints import set_points
+from apportion_charging.site import Branch, Site, Station
+
+NAMES = [f"S{place}" for place in range(8)]
+traced = []
+
+
+@jax.jit
+def compiled(wishes, most, stations: Stations, capacity, on, held):
+    traced.append(1)
+    return set_points(wishes, most, stations, capacity, on=on, held=held)
+
+
+def widened(site: Site) -> Stations:
+    """The limits of all three phases whatever its stations are, so that all garages are of one shape."""
+    wiring = stations_of(site)
+    load, limit = np.zeros((6, len(NAMES)), np.float32), np.full(6, 1e6, np.float32)
+    load[: len(wiring.load)], limit[: len(wiring.load)] = wiring.load, wiring.limit_a
+    return replace(wiring, load=load, limit_a=limit)
+
+
+@st.composite
+def garages(draw):
+    """Eight mixed stations behind a feeder of any size, a branch, cars that may take less or nothing."""
+    cables = st.sampled_from([(16.0, (1,)), (32.0, (2,)), (32.0, (3,)), (16.0,), (32.0,), (10.5,)])
+    stations = {name: Station(*draw(cables), min_a=draw(st.sampled_from([6.0, 6.0, 8.0])))
+                for name in NAMES}  # fmt: skip
+    site = Site(
+        stations,
+        feeder_a=draw(st.floats(1, 150)),
+        branches={"some": Branch(draw(st.floats(1, 60)), tuple(NAMES[2:6]))},
+    )
+    flags = st.lists(st.booleans(), min_size=8, max_size=8)
+    numbers = st.lists(st.floats(0, 1, width=32), min_size=8, max_size=8)
+    wiring = widened(site)
+    share = np.array(draw(numbers), np.float32)
+    most = np.where(draw(flags), wiring.max_a, np.float32(40) * np.array(draw(numbers), np.float32))
+    most = np.minimum(most, wiring.max_a)
+    on = np.array(draw(flags))
+    held = on & np.array(draw(flags))
+    capacity = np.float32(draw(st.floats(0, 1)) * site.capacity_kw)
+    return share * wiring.max_kw, most, wiring, capacity, on, held
+
+
+@settings(max_examples=200)
+@given(garages())
+def test_set_points_are_feasible_maximal_and_in_order(garage):
+    wishes, most, wiring, capacity, _, held = garage
+    told = np.asarray(compiled(*garage))
+    assert (told == np.round(told)).all()
+    assert ((told == 0) | (told >= wiring.min_a)).all()
+    assert (told <= most + 1e-2).all()
+
+    def room(amperes):
+        """Of every limit: the feeder's power first."""
+        used = np.append(amperes @ wiring.kw_per_a, wiring.load @ amperes)
+        return np.append(capacity, wiring.limit_a) - used
+
+    assert (room(told) > -2e-3).all()
+    # Maximal: nobody could have an ampere more, and nobody who is off could be on.
+    for place in range(len(told)):
+        step = np.zeros(len(told))
+        step[place] = 1.0 if told[place] else wiring.min_a[place]
+        could = told[place] + step[place] <= most[place] and (room(told + step) > 2e-3).all()
+        assert not could, place
+    # Who must not be switched off yet stays on, where all of them fit.
+    able = np.floor(most + 1e-3) >= wiring.min_a
+    wanted = np.ceil(wishes / wiring.kw_per_a - 1e-3)
+    kept = np.where(held & able, np.clip(wanted, wiring.min_a, np.floor(most + 1e-3)), 0)
+    if (room(kept) > 2e-3).all():
+        assert (told[held & able] > 0).all()
+    # The largest wish of all, where nobody is held, is served first.
+    first = np.argmax(np.where(able, np.round(wishes / wiring.kw_per_a * 100), -1))
+    alone = np.zeros(len(told))
+    alone[first] = wiring.min_a[first]
+    if able[first] and not held.any() and wishes[first] > 0 and (room(alone) > 2e-3).all():
+        largest = (wishes / wiring.kw_per_a)[first]
+        rivals = able & (np.abs(wishes / wiring.kw_per_a - largest) < 0.02)
+        assert told[rivals].max() >= wiring.min_a[first]
+    # One program for all of them.
+    assert len(traced) == 1
+
+
+def told(wishes_a, feeder_a=40.0, *, on=(), held=(), capacity_kw=1e3):
+    """At stations of 32 A; beside them some without a car, which change nothing whatever is wished."""
+    places, count = np.arange(len(NAMES)), len(wishes_a)
+    stations = widened(Site(dict.fromkeys(NAMES, Station(32.0, (1,))), feeder_a=feeder_a))
+    wishes = np.array([*wishes_a, *[32] * (len(NAMES) - count)], np.float32) * stations.kw_per_a
+    most = np.where(places < count, np.float32(32), np.where(places % 2, np.float32(5), 0))
+    flags = [np.isin(places, chosen) for chosen in (on, held)]
+    amperes = compiled(wishes, most.astype(np.float32), stations, np.float32(capacity_kw), *flags)
+    assert not amperes[count:].any()
+    return amperes[:count].tolist()
+
+
+def test_wishes_are_served_in_their_order_and_the_rest_is_given_away():
+    # By hand: 32 of 40 A for the first, the second has what is left, the third cannot have 6.
+    assert told([32, 20, 10]) == [32, 8, 0]
+    # A wish below the least is the least; what is left raises those who are on, first the largest wish.
+    assert told([3, 10, 0]) == [8, 32, 0]
+    # Nobody else is on: what is left switches on others.
+    assert told([32, 0, 0]) == [32, 8, 0]
+    assert told([0, 0, 0], on=[2]) == [8, 0, 32]
+
+
+def test_of_equal_wishes_who_is_on_goes_first_and_who_was_just_switched_on_stays():
+    assert told([20, 20, 20], feeder_a=26.0) == [20, 6, 0]
+    assert told([20, 20, 20], feeder_a=26.0, on=[2]) == [6, 0, 20]
+    assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2]) == [26, 0, 6]
+    # No limit is broken for their sake.
+    assert told([32, 32, 0], feeder_a=32.0, on=[2], held=[2], capacity_kw=1.0) == [0, 0, 0]
+
+
+def view(seed: int, many: int) -> StationView:
+    """So many stations around noon."""
+    stations = jax.tree.map(jnp.asarray, WIRING.at(np.arange(many) % STATIONS))
+    day = random_garage(seed, many)
+    return see(day, stations, unknown(stations), jnp.int32(48), jnp.float32(30.0))
+
+
+def put_in_order(seen: StationView, wishes, on, held):
+    """All that depends on who comes before whom."""
+    told = set_points(wishes, seen.most_a, seen.stations, seen.capacity_kw, on=on, held=on & held)
+    return told, serve_in_order(seen, wishes), pour(wishes, seen.capacity_kw)
+
+
+def test_many_stations_are_put_in_the_same_order_by_sorting(monkeypatch):
+    rng, garages = np.random.default_rng(0), []
+    for seed in range(8):
+        # Many wishes are equal.
+        wishes = jnp.asarray(rng.integers(0, 4, STATIONS) * 3.7, jnp.float32)
+        garages.append(
+            (view(seed, STATIONS), wishes, *jnp.asarray(rng.random((2, STATIONS)) < 0.5))
+        )
+    by_pairs = jax.jit(lambda *garage: put_in_order(*garage))
+    few = [by_pairs(*garage) for garage in garages]
+    monkeypatch.setattr(setpoints, "COMPARED", 0)
+    monkeypatch.setattr(schedulers, "COMPARED", 0)
+    sorting = jax.jit(lambda *garage: put_in_order(*garage))
+    for garage, expected in zip(garages, few, strict=True):
+        for found, own in zip(sorting(*garage), expected, strict=True):
+            assert np.asarray(found) == pytest.approx(np.asarray(own), abs=1e-3)
+
+
+def test_no_program_compares_all_of_many_stations_with_all():
+    many = 2_000
+    flags = jnp.ones(many, bool)
+    program = jax.make_jaxpr(put_in_order)(view(0, many), jnp.ones(many), flags, flags)
+    # A program's text names the shape of every array in it, such as f32[2000,6].
+    shapes = re.findall(r"[a-z]\d*\[([\d,]+)\]", str(program))
+    largest = max(math.prod(map(int, shape.split(","))) for shape in shapes)
+    assert many <= largest < 10 * many

@@ -1,0 +1,277 @@
+"""Every kind of federation, the shipped policy beside its peers: does it ever hurt, where does it lead?
+
+Claims, all ours: on no kind of federation is the learned aggregation below FedAvg by more than .3
+points, nor on any of those that are held back from training; on average over the kinds it is ahead of
+FedAvgM and of shares by gradient on the server's loss; among attackers it is within half a point of the
+best defence. A cell is one federation: a kind, a scenario (model, server's samples, clients), an aggregator
+and a seed, which deals the clients. Cells of one scenario and aggregator are one program.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.certify.statistics import Estimate, at_edge, compare
+from apportion.domains.federated import aggregators
+from apportion.domains.federated.data import (
+    ATTACKED,
+    HELD_BACK,
+    KINDS,
+    TRAINING,
+    Digits,
+    embedded_digits,
+    halves,
+    read_digits,
+)
+from apportion.domains.federated.federation import unseen_world
+from apportion.domains.federated.policy import shipped_fingerprint, shipped_policy
+from apportion.domains.federated.settings import GradientSettings
+from apportion.errors import InputError
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import forest
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict
+from apportion.trees import take
+
+PEERS: dict[str, aggregators.Aggregator] = {
+    "FedAvg": aggregators.BySamples(),
+    "FedAvg, step 1.5": aggregators.ServerStep(1.5),
+    "FedAvgM": aggregators.ServerStep(1.0, 0.7),
+    "FedAdam": aggregators.Adaptive(0.1),
+    "FedYogi": aggregators.Adaptive(0.05, yogi=True),
+    "median": aggregators.Median(),
+    "trimmed mean": aggregators.TrimmedMean(0.3),
+    "Krum": aggregators.Krum(3),
+    "nearest-neighbour mixing": aggregators.NearestMixing(0.3),
+    "gradient shares": aggregators.GradientShares(momentum=0.0),
+    "gradient shares, momentum": aggregators.GradientShares(momentum=0.5),
+    "server as a client": aggregators.ServerClient(),
+    "fine-tuned": aggregators.FineTuned(),
+}
+"""FedAdam stands at Flower's defaults; FedYogi's step and FedAvgM's momentum are those that did best
+among some on digits, FedAvg's step is one of two tried."""
+LEARNED = "learned"
+DEFENCES = ("median", "trimmed mean", "Krum", "nearest-neighbour mixing")
+SEEDS = 7
+"""Of each kind at `paper` scale: the study is to be done in 40 minutes of an H200."""
+FEW = 5
+"""Seeds below which an interval over them is no evidence."""
+SCALES = {
+    "quick": GradientSettings(rounds=10, samples=60, test=500),
+    "paper": GradientSettings(
+        pooling=1, samples=200, rounds=30, epochs=2, client_rate=0.1, test=8000
+    ),
+}
+"""`paper` has whole images, more of them, and more rounds."""
+
+Found = dict[str, dict[str, np.ndarray]]
+"""Test accuracy (kinds, seeds) after the last round, by scenario and method."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What federations of all kinds have in common."""
+
+    model: str = "perceptron"
+    samples: int = 200
+    """The server's."""
+    clients: int = 10
+    participation: float = 1.0
+    methods: tuple[str, ...] = (*PEERS, LEARNED)
+
+
+SHORT = ("FedAvg", "FedAvgM", "gradient shares, momentum", LEARNED)
+WITH_SAMPLES = (*SHORT, "gradient shares", "server as a client", "fine-tuned")
+"""Those that look at the server's samples, beside FedAvg and FedAvgM."""
+SCENARIOS = {
+    "perceptron, 200 samples": Scenario(),
+    "perceptron, 20 samples": Scenario(samples=20, methods=WITH_SAMPLES),
+    "convolutional, 200 samples": Scenario("convolutional", methods=(*WITH_SAMPLES, *DEFENCES)),
+    "convolutional, 20 samples": Scenario("convolutional", samples=20, methods=WITH_SAMPLES),
+    "5 clients": Scenario(clients=5, methods=SHORT),
+    "20 clients": Scenario(clients=20, methods=SHORT),
+    "50 clients": Scenario(clients=50, methods=SHORT),
+    "100 clients, a tenth a round": Scenario(clients=100, participation=0.1, methods=SHORT),
+}
+"""By the name that rows and table have under `circumstance`."""
+
+
+def federations(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+    """All kinds, aggregators and scenarios; `paper` needs as many images as MNIST has, and a GPU.
+
+    `quick` tries four kinds and methods in one scenario.
+    """
+    if scale == "paper" and digits is None:
+        raise InputError(
+            "federations at paper size need a file such as the whole of MNIST: give --images FILE"
+        )
+    kinds, scenarios, seeds = tuple(KINDS), SCENARIOS, range(seed, seed + SEEDS)
+    if scale == "quick":
+        kinds, seeds = ("equal", "dirichlet-0.1", "flipped-3", "paper"), range(seed, seed + 2)
+        usual = "perceptron, 200 samples"
+        scenarios = {usual: replace(SCENARIOS[usual], methods=SHORT)}
+    settings = replace(SCALES[scale], seed=seed)
+    check_images(embedded_digits() if digits is None else digits, settings, scenarios)
+    cells = []
+    for scenario, own in scenarios.items():
+        for method, kind, number in product(own.methods, kinds, seeds):
+            values = {"circumstance": scenario, "method": method, "kind": kind, "seed": number}
+            name = _joined(scenario, method, kind, str(number))
+            cells.append(Cell(name, values, program=_joined(scenario, method)))
+    about = {
+        "data": (embedded_digits() if digits is None else digits).summary(),
+        "policy": shipped_fingerprint(),
+        **settings.to_dict(),
+        "seeds": list(seeds),
+        "all_kinds": list(kinds),
+    }
+    computing = partial(compute_federations, settings=settings, digits=digits)
+    # At paper size a program takes up to 21 GiB of a GPU.
+    return Plan("federations", tuple(cells), computing, _conclude, about, at_once=5)
+
+
+def check_images(
+    digits: Digits, settings: GradientSettings, scenarios: Mapping[str, Scenario]
+) -> None:
+    """Refuse images that are too few for a scenario, or for its server, before anything is computed."""
+    clients, server = len(halves(digits)[1]), int(digits.server.sum())
+    for name, own in scenarios.items():
+        needed, tested = own.clients * settings.samples, own.samples + settings.test
+        if needed > clients or tested > server:
+            raise InputError(
+                f"federations: {name!r} needs {needed} images for clients, which are "
+                f"{1 - TRAINING:.0%} of all clients' images, and {tested} of the server's; there are "
+                f"{clients} and {server}; give a larger file by --images"
+            )
+
+
+def _joined(*words: str) -> str:
+    """Words as a file's name.
+
+    Examples
+    --------
+    >>> _joined("20 clients", "FedAvg, step 1.5", "dirichlet-0.1")
+    '20-clients-fedavg-step-15-dirichlet-01'
+    """
+    plain = "-".join(words).lower().replace(" ", "-")
+    return "".join(letter for letter in plain if letter.isalnum() or letter == "-")
+
+
+def compute_federations(
+    cells: Sequence[Cell],
+    progress: Progress,
+    *,
+    settings: GradientSettings,
+    digits: Digits | None = None,
+) -> Rows:
+    """Every cell's federation under the cells' aggregator, all in one `vmap`."""
+    first = cells[0]
+    own = SCENARIOS[first["circumstance"]]
+    here = replace(settings, model=own.model, width=8 if own.model == "convolutional" else 32)
+    digits = read_digits(settings) if digits is None else digits
+    wanted = [(cell["kind"], own.clients, cell["seed"]) for cell in cells]
+    federation, tasks = unseen_world(
+        here, digits, wanted, samples=own.samples, participation=own.participation
+    )
+    # A cell's first model, batches and server's samples: the same for every aggregator.
+    keys = [
+        jax.random.fold_in(jax.random.key(1000 + cell["seed"]), list(KINDS).index(cell["kind"]))
+        for cell in cells
+    ]
+    method = first["method"]
+    aggregator = aggregators.Learned(shipped_policy()) if method == LEARNED else PEERS[method]
+    record = aggregators.run_episodes(federation, aggregator, tasks, jnp.stack(keys))
+    for place, cell in enumerate(cells):
+        tested = np.asarray(take(record, place).tested, float)
+        rounds = np.arange(1, len(tested) + 1)
+        yield cell, pd.DataFrame({"round": rounds, "tested": tested}).assign(**cell.values)
+    progress(f"{first.program}: {len(cells)} federations", 1.0)
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study of the cells' rows; a seed is an experiment."""
+    kinds = list(dict.fromkeys(rows["kind"]))
+    last = rows[rows["round"] == rows["round"].max()]
+    found: Found = {}
+    for (scenario, method), own in last.groupby(["circumstance", "method"], sort=False):
+        finals = own.pivot(index="kind", columns="seed", values="tested").loc[kinds]
+        found.setdefault(scenario, {})[method] = finals.to_numpy(float)
+    # Final accuracy and gain over FedAvg of each method, kind by kind and on average. Shown are the
+    # learned aggregation's gains, and those that its rivals have on average.
+    records = []
+    shown: dict[str, dict[str, Estimate]] = {scenario: {} for scenario in found}
+    for scenario, methods in found.items():
+        for method, tested in methods.items():
+            by_kind = zip(kinds, tested, methods["FedAvg"], strict=True)
+            for kind, *both in (*by_kind, ("mean of kinds", tested, methods["FedAvg"])):
+                own, plain = (np.atleast_2d(one) for one in both)
+                gain = compare(own.mean(0), plain.mean(0))
+                if method == LEARNED:
+                    shown[scenario][kind] = gain
+                elif method in SHORT[1:] and kind == "mean of kinds":
+                    shown[scenario][f"{kind}: {method}"] = gain
+                records.append(
+                    {"circumstance": scenario, "kind": kind, "method": method}
+                    | {"seeds": gain.n, "final": float(own.mean())}
+                    | {"gain": gain.value, "gain low": gain.low, "gain high": gain.high}
+                )
+    table = pd.DataFrame(records)
+    title = "Every kind of federation: the shipped policy beside its peers"
+    notes = []
+    for scenario, methods in found.items():
+        means = {name: float(tested.mean()) for name, tested in methods.items()}
+        order = sorted(means, key=lambda name: -means[name])
+        shown_means = ", ".join(f"{name} {means[name]:.3f}" for name in order)
+        notes.append(f"{scenario}, mean of {len(kinds)} kinds: {shown_means}")
+    seeds = int(table.seeds.min())
+    if seeds < FEW:
+        notes.append(f"{seeds} seeds show that it runs; their intervals mean little.")
+    draw = partial(forest, shown, "test accuracy over FedAvg's, last round", 2.4)
+    return [FigureResult("federations", title, table, _verdicts(found, kinds), draw, notes)]
+
+
+def _harmless(where: str, gains: dict[str, Estimate]) -> Verdict:
+    """Whether none of these kinds is below FedAvg by much, or for sure."""
+    # What denies it, if that is for sure; otherwise what may.
+    sure = [kind for kind in gains if gains[kind].high < -0.003]
+    nearest = min(sure or gains, key=lambda kind: gains[kind].low)
+    shown = gains[nearest]
+    claim = f"{where} below FedAvg by more than .003 (nearest: {nearest})"
+    within = Verdict.of_all(claim, list(gains.values()), above=-0.003, paper=False)
+    if sure:
+        ends = (shown.low, shown.high)
+        edge = at_edge(shown, above=-0.003)
+        within = replace(within, estimate=shown.value, interval=ends, barely=edge)
+    # A kind that is below for sure, if by little, is enough to deny that none is.
+    harmed = any(gain.high < 0 for gain in gains.values())
+    return replace(within, holds=within.holds and not harmed)
+
+
+def _verdicts(found: Found, kinds: list[str]) -> Iterator[Verdict]:
+    for scenario, methods in found.items():
+        ours, plain = methods[LEARNED], methods["FedAvg"]
+        gains = {kind: compare(ours[place], plain[place]) for place, kind in enumerate(kinds)}
+        held_back = {kind: gain for kind, gain in gains.items() if kind in HELD_BACK}
+        for which, own in (("no kind", gains), ("no kind held back from training", held_back)):
+            if own:
+                yield _harmless(f"{scenario}: on {which}", own)
+        for rival in ("FedAvgM", "gradient shares, momentum"):
+            gain = compare(ours.mean(0), methods[rival].mean(0))
+            claim = f"{scenario}: ahead of {rival}, mean of kinds"
+            yield Verdict.of(claim, gain, paper=False)
+        attacked = [place for place, kind in enumerate(kinds) if kind in ATTACKED]
+        defences = [name for name in DEFENCES if name in methods]
+        if attacked and defences:
+            best = max(defences, key=lambda name: float(methods[name][attacked].mean()))
+            # The best is chosen by the same numbers: to be near it is to be near every one.
+            others = [methods[name][attacked].mean(0) for name in defences]
+            gaps = [compare(ours[attacked].mean(0), other) for other in others]
+            claim = f"{scenario}: among attackers within .005 of the best defence, {best}"
+            yield Verdict.of_all(claim, gaps, above=-0.005, paper=False)

@@ -1,0 +1,333 @@
+"""Figure 6: test accuracy of learned aggregation over the rounds of a federation.
+
+Data: MNIST split so that 8 clients of a task see only 0-5 and 2 only 6-9. As described: the policy sees raw
+accuracies on 1,000 of the server's images and is learned by PPO; methods have the same number of episodes;
+the aggregate is tested on all 10,000. Claims: MTL beats FedAvg, and STL. Each is asked on clients that no
+policy saw and on those of the task that STL learned from. Beside it, ours: tests on the 9,000 images that
+nothing was learned from; accuracies centred over the clients and scaled, and a richer state;
+prioritisation, whose scores begin on their own scale; and unlike tasks, with one to four clients of the
+minority and labels mixed by each client, for the paper puts MTL's gain down to the variety of clients. A
+seed deals the clients and draws the server's images anew. A cell is one trained policy, or one fixed share
+on the minority, of one seed. At paper size clients compute in bfloat16 while a policy learns, and in
+float32 in every test.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Key
+from matplotlib.figure import Figure
+
+from apportion.certify.statistics import compare, mean_over
+from apportion.domains.federated import data
+from apportion.domains.federated.aggregators import (
+    Aggregator,
+    EpisodeRecord,
+    Fixed,
+    PolicyAggregator,
+    run_episodes,
+)
+from apportion.domains.federated.data import Digits
+from apportion.domains.federated.federation import Federation, paper_world, redrawn, sets_of
+from apportion.domains.federated.settings import PPOSettings, paper_size, reduced_size
+from apportion.domains.federated.training import train_paper_policies
+from apportion.domains.settings import METHOD_NAMES
+from apportion.errors import InputError
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict, select
+from apportion.tasks import Task
+from apportion.trees import stack, take
+
+PAPER, OURS, RICHER = "raw", "accuracy", "rich"
+"""What the policy sees of a client: as the paper says, centred and scaled, and more."""
+STATES = {PAPER: "", OURS: ", centred state", RICHER: ", rich state"}
+ALIKE, UNLIKE = "alike", "unlike"
+Arm = tuple[str, str, str]
+"""Tasks, state and method of policies."""
+ARMS: dict[Scale, tuple[Arm, ...]] = {
+    "quick": (
+        *((ALIKE, PAPER, method) for method in ("stl", "mtl")),
+        *((UNLIKE, OURS, method) for method in ("stl", "mtl", "pmtl")),
+    ),
+    "paper": (
+        *((ALIKE, PAPER, method) for method in ("stl", "mtl")),
+        *((ALIKE, OURS, method) for method in ("stl", "mtl")),
+        (ALIKE, RICHER, "mtl"),
+        *((UNLIKE, OURS, method) for method in ("stl", "mtl", "pmtl")),
+    ),
+}
+EQUAL, INFORMED = 0.2, 0.45
+"""The minority's share under FedAvg, 2 of 10 clients, and that of a server that knows them."""
+TOTALS = (EQUAL, 0.3, 0.4, INFORMED, 0.5, 0.6)
+"""Fixed shares on the minority."""
+AT_ONCE, BLOCK = 8, 100
+"""Policies that are tested at once, and images: in float32 more would not fit beside other programs."""
+
+
+def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None) -> Plan:
+    """The cells; `quick` needs two cores and minutes, `paper` a GPU and all of MNIST."""
+    if scale == "paper":
+        if digits is None:
+            raise InputError("figure 6 at paper size needs the whole of MNIST: give --images FILE")
+        settings = paper_size(None, state=PAPER, seed=seed)
+        seeds, totals = range(seed, seed + 6), TOTALS
+    else:
+        # Fewer rounds, updates and tasks than the default: five policies in three minutes.
+        settings = reduced_size(
+            state=PAPER, rounds=8, steps=10, learning_rate=2e-2, unseen=3, seed=seed
+        )
+        seeds, totals = range(seed, seed + 1), (EQUAL, INFORMED)
+    fixed = [(ALIKE, total) for total in totals] + [(UNLIKE, EQUAL)]
+    cells = []
+    for (tasks, total), own in product(fixed, seeds):
+        values = {"tasks": tasks, "state": PAPER, "method": "fixed", "total": total, "seed": own}
+        cells.append(Cell(f"fixed-{tasks}-{total:g}-{own}", values, f"fixed-{tasks}"))
+    for (tasks, state, method), own in product(ARMS[scale], seeds):
+        values = {"tasks": tasks, "state": state, "method": method, "seed": own}
+        # On two cores compiling takes the longest, on a card computing does.
+        program = f"{tasks}-{state}" + (f"-{method}" if scale == "paper" else "")
+        name = f"{tasks}-{state}-{method}-{own}"
+        cells.append(Cell(name, values | {"total": float("nan")}, program))
+    known = data.embedded_digits() if digits is None else digits
+    about = {"data": known.summary(), **settings.to_dict(), "seeds": list(seeds)}
+    computing = partial(compute_fig6, settings=settings, digits=digits)
+    # At paper size a program takes 18 GiB of a GPU.
+    return Plan("fig6", tuple(cells), computing, _conclude, about, at_once=5)
+
+
+def compute_fig6(
+    cells: Sequence[Cell],
+    progress: Progress,
+    *,
+    settings: PPOSettings,
+    digits: Digits | None = None,
+) -> Rows:
+    """Train the cells' policies in one `vmap`, then try all of them on their seeds' tasks.
+
+    Task 0 is the first of those learned from, the one that single-task learning has; the others' clients
+    are unseen.
+    """
+    here = replace(settings, state=cells[0]["state"], unlike=cells[0]["tasks"] == UNLIKE)
+    digits = data.read_digits(here) if digits is None else digits
+    seeds = [cell["seed"] for cell in cells]
+    federation, tasks = paper_world(here, digits, seeds)
+    if cells[0]["method"] == "fixed":
+        totals = jnp.array([cell["total"] for cell in cells])
+        aggregators = eqx.filter_vmap(lambda total: Fixed.minority(total, here.task_sizes))(totals)
+    else:
+
+        def report_progress(chunk):
+            what = f"{cells[0].program}: {chunk.step} of {chunk.steps} updates"
+            progress(what, 0.9 * chunk.step / chunk.steps)
+
+        world, axes = redrawn(federation, digits, here, seeds)
+        methods, own = [cell["method"] for cell in cells], [own for own, _ in tasks]
+        trained = train_paper_policies(
+            here, world, own, methods, seeds, axes=axes, on_chunk=report_progress
+        )
+        aggregators = PolicyAggregator(trained.policy)
+    exact = replace(here, precision="float32", block=BLOCK)
+    world, _ = redrawn(paper_world(exact, digits, seeds)[0], digits, exact, seeds)
+    tested = stack([own[:1].joined(unseen) for own, unseen in tasks])
+    # The same first models and batches for every method of a seed.
+    keys = stack([jax.random.split(jax.random.key(1000 + s), 1 + here.unseen) for s in seeds])
+    with jax.default_matmul_precision("highest"):
+        record = _run_sets(world, aggregators, tested, keys)
+    for run, cell in enumerate(cells):
+        yield cell, take(record, run).to_frame().assign(**cell.values)
+    progress(f"{cells[0].program}: tried on own and unseen tasks", 1.0)
+
+
+@eqx.filter_jit
+def _run_sets(
+    federation: Federation, aggregators: Aggregator, tasks: Task, keys: Key[Array, "runs tasks"]
+) -> EpisodeRecord:
+    """Each run's aggregator in its own tasks, with its own sets of the server's; a few runs at a time."""
+    arrays, rest = eqx.partition(aggregators, eqx.is_array)
+
+    def one(run):
+        sets, arrays, tasks, keys = run
+        here = eqx.tree_at(sets_of, federation, sets)
+        return run_episodes(here, eqx.combine(arrays, rest), tasks, keys)
+
+    return jax.lax.map(one, (sets_of(federation), arrays, tasks, keys), batch_size=AT_ONCE)
+
+
+Curves = dict[tuple[str, str, str], np.ndarray]
+"""Accuracy (seeds, tasks, rounds) by method, clients (own, unseen) and images (all, disjoint)."""
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study of the cells' rows."""
+
+    def label(method: str, total: float, state: str, tasks: str) -> str:
+        where = "" if tasks == ALIKE else ", unlike tasks"
+        if method == "fixed":
+            return ("FedAvg" if abs(total - EQUAL) < 1e-6 else f"fixed share {total:g}") + where
+        return METHOD_NAMES[method] + STATES[state] + where
+
+    # The images learned from are some of the paper's test set.
+    evaluation, test = settings["evaluation"], settings["test"]
+    every = (evaluation * rows.evaluated + test * rows.tested) / (evaluation + test)
+    rows = rows.assign(all=every, clients=np.where(rows.task == 0, "own", "unseen"))
+    kinds = rows[["method", "total", "state", "tasks"]].to_numpy()
+    rows = rows.assign(label=[label(*values) for values in kinds])
+    # FedAvg, the learned ones, the fixed shares.
+    names = sorted(
+        dict.fromkeys(rows.label), key=lambda name: (name != "FedAvg", name.startswith("fixed"))
+    )
+    curves: Curves = {
+        (name, clients, images): _by_round(
+            select(rows, label=name, clients=clients), [{"disjoint": "tested"}.get(images, images)]
+        )[..., 0]
+        for name, clients, images in product(names, ("unseen", "own"), ("all", "disjoint"))
+    }
+    columns = [str(column) for column in rows if str(column).startswith("share ")]
+    learned = [name for name in names if not name.startswith(("FedAvg", "fixed"))]
+    # Mean share of each client by round (rounds, clients); the minority comes last.
+    shares = {
+        name: _by_round(select(rows, label=name, clients="unseen"), columns).mean((0, 1))
+        for name in learned
+    }
+    records = []
+    for name, clients in product(names, ("unseen", "own")):
+        own = curves[name, clients, "all"]
+        mean, above = own.mean((0, 1)), np.flatnonzero(own.mean((0, 1)) > 0.9)
+        records.append(
+            {"method": name, "clients": clients, "experiments": own.shape[0] * own.shape[1]}
+            | {f"round {n}": mean[n - 1] for n in (1, 5, 10, 15, 20, 50) if n <= len(mean)}
+            | {"final": mean[-1], "mean over rounds": mean.mean()}
+            | {"final, disjoint images": curves[name, clients, "disjoint"][..., -1].mean()}
+            | {"first round above .90": int(above[0]) + 1 if len(above) else None}
+        )
+    table = pd.DataFrame(records).astype({"first round above .90": "Int64"})
+    unseen: Any = table[table.clients == "unseen"].set_index("method")
+    best = max((name for name in names if name.startswith("fixed")), key=unseen.final.get)
+    notes = [
+        f"All of it on unseen clients and all {evaluation + test:,} images unless said otherwise.",
+        *(
+            f"{name}: {unseen.final[name]:.3f} after the last round, "
+            f"{unseen['mean over rounds'][name]:.3f} on average over the rounds"
+            for name in (*(name for name in names if name.startswith("FedAvg")), *learned)
+        ),
+        f"best of the fixed shares at the end: {best}, {unseen.final[best]:.3f}",
+    ]
+    for name in (name for name in learned if not name.endswith("unlike tasks")):
+        minority = shares[name][:, -2:].sum(-1)
+        notes.append(
+            f"{name}: share on the two minority clients {minority[0]:.2f} in the first round, "
+            f"{minority[len(minority) // 2]:.2f} half-way, {minority[-1]:.2f} in the last"
+        )
+    precision = settings["precision"]
+    if precision != "float32":
+        notes.append(f"Clients compute in {precision} while a policy learns, in float32 in tests.")
+    verdicts = _verdicts(curves, f"all {evaluation + test:,} images")
+    title = "Figure 6: aggregation of federated models"
+    draw = partial(_plot, curves, shares)
+    return [FigureResult("fig6", title, table, verdicts, draw, notes)]
+
+
+def _by_round(rows: Any, columns: list[str]) -> np.ndarray:
+    """Columns as an array (seeds, tasks, rounds, columns)."""
+    sizes = (rows[name].nunique() for name in ("seed", "task", "round"))
+    ordered = rows.sort_values(["seed", "task", "round"])[columns]
+    return ordered.to_numpy(float).reshape(*sizes, len(columns))
+
+
+def _gains(
+    curves: Curves,
+    first: str,
+    second: str,
+    clients: str = "unseen",
+    images: str = "all",
+    *,
+    along: bool = False,
+) -> np.ndarray:
+    """Each seed's first - second after the last round, or along the rounds: the tasks of a seed share its
+    policy and are one unit.
+    """
+    gap = curves[first, clients, images] - curves[second, clients, images]
+    return (gap.mean(-1) if along else gap[..., -1]).mean(-1)
+
+
+def _verdicts(curves: Curves, everything: str) -> Iterator[Verdict]:
+    """The paper's claims as it tests them, then what each departure changes; of methods that are there."""
+    ours, rich, unlike = STATES[OURS], STATES[RICHER], f"{STATES[OURS]}, unlike tasks"
+    final, along = "final test accuracy", "mean accuracy over the rounds"
+    names = {name for name, _, _ in curves}
+
+    def verdict(claim: str, first: str, second: str, *where: str, **options: Any):
+        bounds = {
+            name: options.pop(name) for name in ("above", "below", "paper") if name in options
+        }
+        if {first, second} <= names:
+            gains = _gains(curves, first, second, *where, **options)
+            yield Verdict.of(claim, mean_over(gains), **bounds)
+
+    for clients, other in product(("unseen", "own"), ("FedAvg", "STL")):
+        where = f"({clients} clients, {everything})"
+        yield from verdict(f"MTL beats {other} in {final} {where}", "MTL", other, clients)
+        claim = f"MTL beats {other} in {along} {where}"
+        yield from verdict(claim, "MTL", other, clients, along=True)
+    claim = "MTL beats STL in {} where tasks are unlike ({} clients)"
+    pair = ("MTL" + unlike, "STL" + unlike)
+    yield from verdict(claim.format(final, "unseen"), *pair)
+    yield from verdict(claim.format(along, "unseen"), *pair, along=True)
+    yield from verdict(claim.format(final, "own"), *pair, "own", paper=False)
+    alike = ("MTL" + ours, "STL" + ours)
+    if {*pair, *alike} <= names:
+        claim = (
+            "many tasks add more where they are unlike than where they are alike (final accuracy)"
+        )
+        yield Verdict.of(claim, compare(*(_gains(curves, *both) for both in (pair, alike))))
+    yield from verdict(f"MTL beats STL in {final}, centred state", *alike, paper=False)
+    claim = f"MTL beats FedAvg in {final} where tasks are unlike"
+    yield from verdict(claim, "MTL" + unlike, "FedAvg, unlike tasks", paper=False)
+    for first, other in (("STL", "FedAvg"), ("MTL", "FedAvg"), ("MTL", "STL")):
+        claim = f"{first} beats {other} in {final} (unseen clients, disjoint images)"
+        yield from verdict(claim, first, other, "unseen", "disjoint", paper=False)
+    claim = "testing also on images learned from adds to MTL's gain over FedAvg"
+    gains = (_gains(curves, "MTL", "FedAvg", images=some) for some in ("all", "disjoint"))
+    yield Verdict.of(claim, compare(*gains), paper=False)
+    claim = "MTL is not worse than STL by more than .01"
+    yield from verdict(claim, "MTL", "STL", above=-0.01, paper=False)
+    claim = "prioritisation adds to mean accuracy where tasks are unlike"
+    yield from verdict(claim, "P-MTL" + unlike, "MTL" + unlike, along=True, paper=False)
+    claim = "centring and scaling the accuracies adds to MTL's final accuracy"
+    yield from verdict(claim, "MTL" + ours, "MTL", paper=False)
+    claim = "a richer state adds to MTL's final accuracy, centred state"
+    yield from verdict(claim, "MTL" + rich, "MTL" + ours, paper=False)
+    claim = f"MTL{rich}, comes within .005 of the share that knows the minority"
+    yield from verdict(claim, f"fixed share {INFORMED:g}", "MTL" + rich, below=0.005, paper=False)
+
+
+def _plot(curves: Curves, shares: dict[str, np.ndarray]) -> Figure:
+    """Test accuracy by round, then each client's share under STL and under MTL."""
+    figure, (left, *right) = panels(12, 3.8, 3)
+    mean = {
+        name: own.mean((0, 1))
+        for (name, clients, images), own in curves.items()
+        if (clients, images) == ("unseen", "all") and not name.endswith("unlike tasks")
+    }
+    rounds = np.arange(1, len(mean["FedAvg"]) + 1)
+    for name in ("FedAvg", f"fixed share {INFORMED:g}", *(name for name in shares if name in mean)):
+        left.plot(rounds, mean[name], label=name)
+    left.set(title="test accuracy of the aggregate", xlabel="round")
+    left.set_ylim(mean["FedAvg"][1:].min(), None)
+    left.legend(fontsize=8)
+    for axis, name in zip(right, ("STL", "MTL"), strict=True):
+        axis.plot(rounds, shares[name][:, :-2], color="0.7")
+        axis.plot(rounds, shares[name][:, -2:], color="C3")
+        axis.set(title=f"{name}: share of each client (minority red)", xlabel="round")
+        axis.set_ylim(0, 1.1 * max(shares["STL"].max(), shares["MTL"].max()))
+    return figure

@@ -1,0 +1,155 @@
+"""Walk-forward experiments: which instruments each one holds out, its tasks, and the years that test it.
+
+A policy learns from the days before a test year alone and is then walked through that year, on its own
+tasks and on tasks of instruments it never saw.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Int, PyTree
+
+from apportion.certify.statistics import over_rows_and_columns
+from apportion.domains.portfolio.market import Costs, Market
+from apportion.domains.portfolio.prices import Prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import training_market
+from apportion.domains.portfolio.validation import Years
+from apportion.policy import Policy
+from apportion.studies.engine import Cell, Rows
+from apportion.tasks import Task, draw_tasks, split_entities
+from apportion.trees import stack
+
+SMALL: dict[str, Any] = {"task_size": 5, "window": 8, "batch": 32, "hidden": 12}
+SMALL |= {"learning_rate": 3e-3}
+"""Settings of studies at quick scale."""
+SURVIVORSHIP = (
+    "The instruments are those that were large when the data was gathered (survivorship), and each "
+    "year of a market is one draw: intervals are over experiments and years of this market only."
+)
+
+
+class Runs(NamedTuple):
+    """Where each run stands in its experiments."""
+
+    experiment: np.ndarray
+    pair: np.ndarray
+    """Number of its (experiment, year) among all, experiments first."""
+    lengths: Int[Array, " runs"]
+    """Periods it may learn from."""
+    starts: Int[Array, " runs"]
+    """Row of the first day of its test year."""
+    days: Int[Array, " runs"]
+    """Days of its test year."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experiments:
+    """Experiments by test years on one market, each with instruments of its own held out."""
+
+    own: Task
+    """Each experiment's tasks to train on."""
+    held_out: Task
+    """Each experiment's tasks of instruments it never trains on."""
+    years: Years
+    training: Market
+    testing: Market
+    """Its horizon is the longest test year; a run sets its first row."""
+
+    @classmethod
+    def of(
+        cls,
+        prices: Prices,
+        settings: PortfolioSettings,
+        years: Sequence[int],
+        experiments: int,
+        *,
+        held_out: int,
+        own: int,
+        shown: int,
+    ) -> "Experiments":
+        """Training on all days before the last test year, testing with exact costs.
+
+        Each experiment has `own` tasks to train on, and `shown` of the held-out instruments.
+        """
+        seeds = range(settings.seed, settings.seed + experiments)
+        halves = [split_entities(len(prices.tickers), held_out, seed=seed) for seed in seeds]
+        own_tasks, unseen_tasks = (
+            stack(
+                [
+                    draw_tasks(both[half], settings.task_size, count, seed=seed)
+                    for both, seed in zip(halves, seeds, strict=True)
+                ]
+            )
+            for half, count in enumerate((own, shown))
+        )
+        spans = Years.of(prices, years, before=settings.window + settings.batch)
+        known = prices.until(prices.dates[max(spans.firsts)])
+        costs = Costs(settings.cost, exact=True)
+        whole = Market.of(prices, window=settings.window, costs=costs)
+        longest = replace(whole, horizon=max(spans.days))
+        return cls(own_tasks, unseen_tasks, spans, training_market(known, settings), longest)
+
+    @property
+    def pairs(self) -> int:
+        """Number of (experiment, year) pairs."""
+        return len(self.own) * len(self.years.years)
+
+    def runs(self, cells: Sequence[Cell], each: int = 1) -> Runs:
+        """The places of cells with `each` runs, in their order."""
+        experiment = np.repeat([cell["experiment"] for cell in cells], each)
+        year = np.repeat([self.years.years.index(cell["year"]) for cell in cells], each)
+        return Runs(
+            experiment,
+            experiment * len(self.years.years) + year,
+            self.years.known(self.training.window)[year],
+            jnp.asarray(self.years.firsts, jnp.int32)[year],
+            jnp.asarray(self.years.days, jnp.int32)[year],
+        )
+
+
+def each_policy(follow: Callable[..., Any], policies: Policy, *others: PyTree, at_once: int) -> Any:
+    """What `follow` makes of each policy with its own part of the others.
+
+    A few at a time: the windows of prices of all of them would not fit together.
+    """
+    arrays, rest = eqx.partition(policies, eqx.is_array)
+
+    def one(run: PyTree) -> Any:
+        arrays, *own = run
+        return follow(eqx.combine(arrays, rest), *own)
+
+    return jax.lax.map(one, (arrays, *others), batch_size=at_once)
+
+
+def at_once(tasks: Task) -> int:
+    """How many policies, each with such tasks, are walked through a market together: a thousand walks fit,
+    and take hardly longer than one.
+
+    >>> at_once(Task(jnp.zeros((70, 30, 10), int), jnp.ones((70, 30, 10), bool)))
+    33
+    """
+    return max(1, 1000 // tasks.members.shape[1])
+
+
+def by_cell(cells: Sequence[Cell], table: pd.DataFrame) -> Rows:
+    """A batch's table taken apart: each cell with what it is and its rows.
+
+    `table` has a column `place`, the number of the cell in the batch.
+    """
+    for place, rows in table.groupby("place"):
+        cell = cells[int(place)]  # pyright: ignore[reportArgumentType]
+        own = rows.drop(columns="place").reset_index(drop=True)
+        yield cell, pd.DataFrame(cell.values, index=own.index).join(own)
+
+
+def note(name: str, values: Any, unit: str = "points a year") -> str:
+    """A value, experiments by years, with its interval as a plain sentence."""
+    e = over_rows_and_columns(values)
+    return f"{name}: {e.value:+.2f} {unit} [{e.low:+.2f}, {e.high:+.2f}]"

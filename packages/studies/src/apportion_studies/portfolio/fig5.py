@@ -1,0 +1,281 @@
+"""Figure 5: one task's test year under a multi-task and a single-task policy, with allocations.
+
+An epoch is 300 updates a task, as in Figure 4: 9,000 of a multi-task policy with 30 tasks, 300 of a
+single-task one. Both are tested after 2 epochs and after 12, and a single-task policy also after as many
+updates as the multi-task one has in 2. Shown is the task on which after 12 epochs the multi-task policy
+gains most over the single-task one, as the paper chose it; the table and the verdicts cover every policy
+and task watched. Claims: the single-task policy keeps nearly equal shares while the multi-task one has
+learned more complex allocations, and strays from equal shares only where it pays. Rows keep the shares of
+the task shown alone: from those of all, prices could be recomputed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from apportion.certify.statistics import over_rows_and_columns
+from apportion.composition import EqualShares
+from apportion.domains.portfolio import training
+from apportion.domains.portfolio.market import Costs, Market, Walk, walk_policy, walk_tasks
+from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_portfolio_runs
+from apportion.policy import Policy
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import panels
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict
+from apportion.tasks import Task, single_tasks
+from apportion.training import Chunk, Chunks
+from apportion.trees import stack, take
+from apportion_studies.portfolio.experiments import SMALL, each_policy
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the study is, and how policies are trained."""
+
+    settings: PortfolioSettings
+    policies: int
+    """Multi-task policies, each with instruments, tasks and a seed of its own."""
+    watched: int
+    """Tasks of each that have a policy of their own."""
+    updates: int
+    """Of a task in an epoch."""
+    epochs: tuple[int, int]
+    """Those after which policies are tested, few and many."""
+
+    def stages(self, method: str) -> dict[str, int]:
+        """The updates after which a policy is tested, by the names that they have in the rows."""
+        tasks = self.settings.tasks if method == "pmtl" else 1
+        found = {
+            f"{method}, {when}": tasks * self.updates * epochs
+            for when, epochs in zip(WHEN, self.epochs, strict=True)
+        }
+        if method == "stl":
+            found[EQUAL_UPDATES] = self.settings.tasks * self.updates * self.epochs[0]
+        return found
+
+
+WHEN = FEW, MANY = ("few epochs", "many epochs")
+EQUAL_UPDATES = "stl, equal updates"
+PAIRS = {
+    f"stl, {FEW}": (f"pmtl, {FEW}", f"stl, {FEW}"),
+    f"stl, {MANY}": (f"pmtl, {MANY}", f"stl, {MANY}"),
+    EQUAL_UPDATES: (f"pmtl, {FEW}", EQUAL_UPDATES),
+}
+"""What is compared: each single-task policy with the multi-task one of the same epochs or updates."""
+DRAWN = PAIRS[f"stl, {MANY}"]
+METHODS = (f"pmtl, {FEW}", f"pmtl, {MANY}", *PAIRS)
+SCALES = {
+    "quick": Size(
+        PortfolioSettings.paper(tasks=12, held_out=7, **SMALL),
+        policies=3, watched=2, updates=50, epochs=(1, 3),
+    ),
+    "paper": Size(
+        PortfolioSettings.paper(tasks=30, held_out=18),
+        policies=10, watched=3, updates=300, epochs=(2, 12),
+    ),
+}  # fmt: skip
+
+
+def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for each multi-task policy, and one for each single-task policy."""
+    prices = embedded_prices() if prices is None else prices
+    size = SCALES[scale]
+    size = replace(size, settings=replace(size.settings, seed=seed))
+    policies, tasks = size.policies, list(range(size.watched))
+    cells = [
+        Cell(f"multi-task-{p}", {"method": "pmtl", "policy": p, "tasks": tasks}, "multi-task")
+        for p in range(policies)
+    ]
+    cells += [
+        Cell(f"task-{p}-{t}", {"method": "stl", "policy": p, "tasks": [t]}, "single-task")
+        for p, t in product(range(policies), tasks)
+    ]
+    # The updates of a policy are those of its stages.
+    own = {name: value for name, value in vars(size.settings).items() if name != "steps"}
+    about = {"data": prices.summary(), **own}
+    about |= {name: value for name, value in vars(size).items() if name != "settings"}
+    compute = partial(_compute, prices, size)
+    return Plan("fig5", tuple(cells), compute, _conclude, about, keep=mark_drawn)
+
+
+def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """The last year of the data under each cell's policy: a row for each method, policy, task and day.
+
+    It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.
+    """
+    settings = size.settings
+    seeds = [settings.seed + cell["policy"] for cell in cells]
+    year = f"{prices.years()[-1]}-01-01"
+    costs = Costs(settings.cost, exact=True)
+    test = Market.of(prices, start=year, window=settings.window, costs=costs)
+    universe = len(prices.tickers)
+    # All of a multi-task policy's tasks, of which a single-task policy has one.
+    drawn = [training.draw_portfolio_tasks(universe, replace(settings, seed=own)) for own in seeds]
+    tasks = stack([own for _, _, own in drawn])
+    method = cells[0]["method"]
+    single, stages = method == "stl", size.stages(method)
+    epoch = size.updates * (1 if single else settings.tasks)
+    settings = replace(settings, method=method, steps=max(stages.values()))
+    watched = [(run, t) for run, cell in enumerate(cells) for t in cell["tasks"]]
+    runs, numbers = (np.array(column) for column in zip(*watched, strict=True))
+    shown = Task(tasks.members[runs, numbers], tasks.mask[runs, numbers])
+    walks: dict[str, Walk] = {}
+
+    def on_chunk(chunk: Chunk) -> None:
+        for stage, step in stages.items():
+            if chunk.step == step:
+                walks[stage] = _walk_each(take(chunk.policy, runs), test, shown)
+        progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
+
+    # What a policy begins with, and its randomness: a single-task policy's differ by task.
+    firsts = [jax.random.key(own) for own in seeds]
+    if single:
+        firsts = [
+            jax.random.split(first, size.watched)[cell["tasks"][0]]
+            for first, cell in zip(firsts, cells, strict=True)
+        ]
+    keys = stack(firsts)
+    train_portfolio_runs(
+        training.training_market(prices.until(year), settings),
+        single_tasks(shown) if single else tasks,
+        settings,
+        policy_keys=keys,
+        run_keys=keys,
+        chunks=Chunks(epoch, epoch, on_chunk),
+    )
+    dates = prices.dates[int(test.first) :][: test.horizon].astype(str)
+    equal = walk_tasks(EqualShares(), test, shown)
+    frames: list[list[pd.DataFrame]] = [[] for _ in cells]
+    for (stage, walk), place in product(walks.items(), range(len(shown))):
+        shares = np.asarray(walk.allocations[place])
+        every = np.full((len(dates), universe), np.nan, shares.dtype)
+        every[:, shown[place].entities] = shares
+        frame = pd.DataFrame({"method": stage, "date": dates}).assign(
+            over_equal=np.asarray(walk.log_return - equal.log_return)[place],
+            deviation=np.abs(shares - 1 / shares.shape[-1]).max(-1),
+        )
+        frame = frame.join(pd.DataFrame(every, columns=[f"share {one}" for one in prices.tickers]))
+        run = runs[place]
+        frames[run].append(frame.assign(policy=cells[run]["policy"], task=numbers[place]))
+    for cell, own in zip(cells, frames, strict=True):
+        yield cell, pd.concat(own, ignore_index=True)
+
+
+@eqx.filter_jit
+def _walk_each(policies: Policy, market: Market, tasks: Task) -> Walk:
+    """Each task under its own policy."""
+    return each_policy(
+        lambda policy, task: walk_policy(policy, market, task), policies, tasks, at_once=8
+    )
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study from the walks."""
+    table = rows.drop(columns="cell", errors="ignore")
+    deviation, gain = (by_policy_and_month(table, name) for name in ("deviation", "over_equal"))
+    gain = {name: table.date.nunique() * values for name, values in gain.items()}
+    notes = (
+        "The task drawn is the one where the multi-task policy gains most over the single-task one: "
+        "it shows what the policies do, not how often. Intervals are over policies, each with its own "
+        "instruments and tasks, and months of one year.",
+        f"An epoch is {settings['updates']} updates a task; few epochs are {settings['epochs'][0]}, many "
+        f"{settings['epochs'][1]}.",
+        *(
+            f"{name}: {float(gain[name].mean()):+.4f} log growth over Equal CRP, mean deviation from equal "
+            f"shares {float(deviation[name].mean()):.4f}"
+            for name in METHODS
+        ),
+    )
+    # The year of each method, policy and task: what it grew over Equal CRP, and how far it strayed.
+    kept = {"over_equal": "sum", "deviation": "mean", "drawn": "first"}
+    years = table.groupby(["method", "policy", "task"], sort=False).agg(kept).reset_index()
+    found = (years, _verdicts(table, deviation, gain), lambda: _plot(table), notes)
+    title = "Figure 5: a test year under a multi-task and a single-task policy"
+    return [FigureResult("fig5", title, *found)]
+
+
+def by_policy_and_month(table: Any, column: str) -> dict[str, np.ndarray]:
+    """A method's values of a column, policies by months; the mean of such a table is that over all days.
+
+    The tasks of a policy share it and its instruments; the days of a month share a market.
+    """
+    month = table.date.str[:7].rename("month")
+    keys = [table.method, table.policy, month]
+    sums = table[column].groupby(keys).sum().unstack("month")
+    tasks = table.task.groupby([table.method, table.policy]).nunique().max()
+    days = table.date.nunique() / sums.shape[1]
+    return {name: sums.loc[name].to_numpy() / (days * tasks) for name in METHODS}
+
+
+def mark_drawn(rows: Any) -> pd.DataFrame:
+    """The rows with the task to draw marked; shares are kept for that one."""
+    total = rows.groupby(["method", "policy", "task"]).over_equal.sum().unstack("method")
+    multi, single = DRAWN
+    policy, task = (total[multi] - total[single]).idxmax()
+    drawn = (rows.policy == policy) & (rows.task == task)
+    is_share = rows.columns.str.startswith("share ")
+    shares = rows.loc[:, is_share].where(drawn).dropna(axis=1, how="all")
+    return rows.loc[:, ~is_share].assign(drawn=drawn).join(shares)
+
+
+def _verdicts(
+    table: Any, deviation: dict[str, np.ndarray], gain: dict[str, np.ndarray]
+) -> Iterator[Verdict]:
+    """What is claimed of each single-task policy, from values of policies by months.
+
+    Then whether a policy gains more on the days it strays further, on top of what straying is worth.
+    """
+    for name, (multi, single) in PAIRS.items():
+        paper = name != EQUAL_UPDATES
+        claim = f"the policy of {name}, keeps nearly equal shares (mean deviation below 0.02)"
+        yield Verdict.of(claim, over_rows_and_columns(deviation[single]), below=0.02, paper=paper)
+        claim = f"the multi-task policy strays further from equal shares than {name}"
+        further = over_rows_and_columns(deviation[multi] - deviation[single])
+        yield Verdict.of(claim, further, paper=paper)
+        claim = f"over all watched tasks the multi-task policy grows more than {name}"
+        ahead = over_rows_and_columns(gain[multi] - gain[single])
+        yield Verdict.of(claim, ahead, paper=False)
+    days = table.groupby(["method", "policy", "task"])
+    further = table.deviation - days.deviation.transform("mean")
+    for name in (*METHODS[:2], EQUAL_UPDATES):
+        spread = float(further[table.method == name].std())
+        together = table.assign(together=further * table.over_equal / (spread or 1.0))
+        moved = table.date.nunique() * by_policy_and_month(together, "together")[name]
+        claim = f"{name}: strays from equal shares where it pays"
+        claim += " (gain with one more deviation of straying)"
+        yield Verdict.of(claim, over_rows_and_columns(moved), paper=name != EQUAL_UPDATES)
+
+
+def _plot(table: Any) -> Figure:
+    """Gain over Equal CRP, then the allocations of both policies."""
+    rows = table[table.drawn]
+    figure, axes = panels(14, 4.2, 3, frame=True)
+    for name, colour in zip((*DRAWN, EQUAL_UPDATES), ("C1", "C0", "0.7"), strict=True):
+        one = rows[rows.method == name]
+        gain = 100 * np.expm1(one.over_equal.cumsum())
+        axes[0].plot(pd.to_datetime(one.date), gain, color=colour, label=name)
+    axes[0].axhline(0, color="k", linewidth=0.8)
+    axes[0].set_ylabel("% over Equal CRP, net")
+    axes[0].legend(fontsize=8)
+    shares = [c for c in rows.columns if c.startswith("share ")]
+    labels = [c.removeprefix("share ") for c in shares]
+    for axis, name in zip(axes[1:], DRAWN, strict=True):
+        one = rows[rows.method == name]
+        axis.stackplot(pd.to_datetime(one.date), one[shares].T.to_numpy(float), labels=labels)
+        axis.set_title(f"allocations, {name}", fontsize=10)
+        axis.set_ylim(0, 1)
+    axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    for axis in axes:
+        axis.tick_params(axis="x", rotation=40)
+    return figure

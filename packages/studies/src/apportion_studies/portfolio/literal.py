@@ -1,0 +1,492 @@
+"""The paper to the letter: what each departure from it does, and each value that it leaves open.
+
+Figures 2 to 5 depart from the paper in five ways. The network sees 10 (v / v_last - 1) in place of raw
+ratios; an update charges the batch's own drifted allocation, with the gradient through it, in place of the
+remembered w_{n-1}; memory is full of equal shares' states from the start and is rewritten by each batch,
+in place of being filled by acting alone; the score is that of the batch before the update; and acting that
+reaches an episode's end goes on with the next one in the same round. Each is put back alone, and all
+together: the paper's Algorithm 1 as printed. Whether acting stops at the end matters only where there is
+any, so that arm acts too and is held against the one that does.
+
+How many periods are acted (n_e) and with which noise the paper does not say: 10, so that an epoch's 300
+updates of a task walk its ten years once, with noise of 0.1 on the scores. The other values that it leaves
+open (window, batch, learning rate, cost, recency, optimiser) are halved and doubled one at a time, a plain
+gradient in place of Adam with learning rates of three orders.
+
+All are P-MTL policies of the same experiments, tasks, first parameters and draws, tested on the paper's
+year; single-task policies of the same tasks stand beside ours and the literal method. A cell's rows: tested
+(own tasks, held-out ones, or own ones in the training period), step, epoch, gain (annualised percentage
+points over Equal CRP, net), log_gain (log growth a year) and deviation (mean over days of the largest
+distance of a share from an equal one).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from matplotlib.figure import Figure
+
+from apportion.certify.statistics import Estimate, compare, mean_over
+from apportion.composition import EqualShares
+from apportion.domains.portfolio.market import Market, growth_and_sharpe, walk_policy
+from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_portfolio_runs
+from apportion.domains.settings import METHOD_NAMES
+from apportion.learners.direct import BatchRollout, Direct, lookback
+from apportion.learners.learner import Learner, Update
+from apportion.memory import Batch, Replay
+from apportion.policy import GaussianScores, Policy
+from apportion.problem import Problem
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import band, forest, panels
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict, select
+from apportion.tasks import Task, single_tasks
+from apportion.training import Chunk, Chunks
+from apportion.trees import take
+from apportion_studies.portfolio.experiments import (
+    SMALL,
+    Experiments,
+    at_once,
+    by_cell,
+    each_policy,
+)
+
+OURS, LITERAL = "ours", "all of them: the paper as printed"
+RAW, REMEMBERED, ACTED, AFTER, STOPS = DEPARTURES = (
+    "raw ratios as the state",
+    "allocations out of memory in the update",
+    "memory filled by acting alone",
+    "the score after the update",
+    "acting that stops at the end",
+)
+ARMS = (OURS, *DEPARTURES, LITERAL)
+NOISE = 0.1
+"""Standard deviation of the noise on the scores of what is acted."""
+NEAR = 0.02
+"""Mean deviation from equal shares below which a policy has not left them; Figure 5's."""
+TOLERANCE = 3.0
+"""Points a year that a value may move the gain before results hang on it."""
+_JIANG = "as in the code published by Jiang et al. (2017), whom the paper follows"
+WHY = {
+    "window": f"H; {_JIANG}",
+    "batch": f"B; {_JIANG}",
+    "learning_rate": f"of Adam; {_JIANG}",
+    "cost": f"c; {_JIANG}",
+    "recency": f"rate of the geometric distribution of n_b; {_JIANG}",
+    "optimiser": f"Adam; {_JIANG}",
+}
+"""The values that the paper leaves open, and where ours are from."""
+ONE_YEAR = (
+    "The instruments are those that were large when the data was gathered (survivorship); intervals are "
+    "over experiments in one year of one market, and say nothing of other years."
+)
+PLAIN = "plain gradient"
+_PLAIN = optax.identity()
+_RATES = (1, 100, 10_000)
+"""Learning rates of the plain gradient, as multiples of Adam's."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train: which departures are put back, and which settings changed."""
+
+    name: str
+    back: tuple[str, ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
+    setting: str = ""
+    """Which value that the paper leaves open is another."""
+
+    @property
+    def program(self) -> str:
+        """Runs that differ in learning rate and cost alone are one program."""
+        if self.setting in ("learning_rate", "cost"):
+            return OURS
+        return PLAIN if self.setting == "optimiser" else self.name
+
+
+def variants(s: PortfolioSettings) -> dict[str, Variant]:
+    """All of them by name, ours first."""
+    found = [Variant(OURS), *(Variant(one, (one,)) for one in DEPARTURES[:-1])]
+    found += [Variant(STOPS, (ACTED, STOPS)), Variant(LITERAL, DEPARTURES)]
+    for name, (word, factor) in product(list(WHY)[:-1], (("halved", 0.5), ("doubled", 2.0))):
+        value = type(getattr(s, name))(factor * getattr(s, name))
+        found.append(Variant(f"{name} {word}", changes={name: value}, setting=name))
+    for factor in _RATES:
+        value = factor * s.learning_rate
+        name = f"{PLAIN}, learning rate {value:g}"
+        found.append(Variant(name, changes={"learning_rate": value}, setting="optimiser"))
+    return {one.name: one for one in found}
+
+
+@dataclass(frozen=True)
+class LiteralSize:
+    """How large the study is."""
+
+    settings: PortfolioSettings
+    experiments: int
+    year: int
+    held_out: int
+    own: int
+    """Own tasks that are tested; single-task policies learn one of them each."""
+    shown: int
+    """Tasks of held-out instruments that are tested."""
+    epoch: int
+    """Updates for each task in an epoch."""
+    epochs: int
+    tests: int
+    """Evaluations in an epoch."""
+    acted: int
+    """n_e where there is acting."""
+
+
+SCALES = {
+    "quick": LiteralSize(PortfolioSettings.paper(tasks=8, **SMALL), 3, 2019, 7, 3, 4, 30, 3, 1, 10),
+    "paper": LiteralSize(PortfolioSettings.paper(), 10, 2019, 18, 5, 10, 300, 3, 3, 10),
+}
+
+
+def literal(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for each variant, method and experiment; those that act, the longest, first."""
+    prices = embedded_prices() if prices is None else prices
+    size = SCALES[scale]
+    size = replace(size, settings=replace(size.settings, seed=seed))
+    known = variants(size.settings)
+    arms = [(one, "pmtl") for one in sorted(known.values(), key=lambda v: ACTED not in v.back)]
+    arms += [(known[name], "stl") for name in (LITERAL, OURS)]
+    cells = []
+    for (variant, method), experiment in product(arms, range(size.experiments)):
+        values = {"variant": variant.name, "setting": variant.setting, "method": method}
+        values |= {"experiment": experiment, "year": size.year}
+        name = variant.name.replace(",", "").replace(":", "").replace(" ", "-")
+        program = f"{method}, {variant.program}"
+        cells.append(Cell(f"{method}-{name}-{experiment}", values, program))
+    own = {name: value for name, value in vars(size).items() if name != "settings"}
+    about = {"data": prices.summary(), **vars(size.settings), **own, "noise": NOISE}
+    # What these two would say, epochs and cells do.
+    del about["steps"], about["method"]
+    return Plan("literal", tuple(cells), partial(_compute, prices, size), _conclude, about)
+
+
+def remembered(
+    problem: Problem, task: Task, policy: Policy, batch: Batch, key: PRNGKeyArray
+) -> BatchRollout:
+    """What `lookback` does, with every reward taken in the remembered state: no gradient reaches an
+    allocation through the drift and cost of the period after it.
+    """
+    rolled = lookback(problem, task, policy, batch, key)
+    keys = jax.random.split(key, batch.rows.shape[0])
+
+    def step(state, allocation, key):
+        return problem.step(task, state, allocation, key=key).reward
+
+    rewards = jax.vmap(step)(batch.states, rolled.allocations, keys)
+    return replace(rolled, rewards=rewards)
+
+
+class AsPrinted(Learner):
+    """`Direct` as Algorithm 1 prints it: what of its update is kept, and what a task is scored by."""
+
+    periods: int = eqx.field(static=True)
+    direct: Direct
+    scored_after: bool = eqx.field(static=True)
+    """Scorers read the allocations of the updated policy."""
+    rewrites: bool = eqx.field(static=True)
+    """The batch's own states replace those that it was drawn from."""
+
+    def start(self, policy: Policy) -> PyTree[Array]:
+        return self.direct.start(policy)
+
+    def update(
+        self,
+        problem: Problem,
+        task: Task,
+        batch: Batch | None,
+        policy: Policy,
+        state: PyTree[Array],
+        weight: Float[Array, ""],
+        *,
+        key: PRNGKeyArray,
+    ) -> Update:
+        update = self.direct.update(problem, task, batch, policy, state, weight, key=key)
+        evidence = update.evidence
+        if self.scored_after:
+            assert batch is not None, "a learner with periods > 0 is always handed a batch"
+            after = self.direct.objective(problem, task, update.policy, batch, key)
+            evidence = replace(evidence, allocations=after.allocations)
+        states = update.new_states if self.rewrites else None
+        return Update(update.policy, update.state, evidence, states)
+
+
+def _compute(prices: Prices, size: LiteralSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """The rows of cells of one program: all of them trained in one vmap."""
+    method, known_variants = cells[0]["method"], variants(size.settings)
+    own_variants = [known_variants[cell["variant"]] for cell in cells]
+    back, each = own_variants[0].back, size.own if method == "stl" else 1
+    by_run = [
+        replace(size.settings, method=method, **one.changes)
+        for one in own_variants
+        for _ in range(each)
+    ]
+    every = size.epoch * (1 if method == "stl" else size.settings.tasks) // size.tests
+    # All that is not one of the two is the same in every run.
+    s = replace(by_run[0], steps=every * size.tests * size.epochs)
+    rates, costs = (
+        jnp.asarray([getattr(one, name) for one in by_run]) for name in ("learning_rate", "cost")
+    )
+    counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
+    known = Experiments.of(prices, s, [size.year], size.experiments, **counts)
+    runs = known.runs(cells, each)
+    tasks = take(known.own, known.runs(cells).experiment)
+    tasks = single_tasks(tasks.first(size.own).flat) if method == "stl" else tasks
+    training, testing = known.training, known.testing
+    if RAW in back:
+        training, testing = (replace(one, centre=0.0, scale=1.0) for one in (training, testing))
+    in_year = (testing, runs.starts[0], costs)
+    tested = {
+        "own": (*in_year, tasks.first(size.own)),
+        "held-out": (*in_year, take(known.held_out, runs.experiment)),
+        "in-sample": (training, training.first, costs, tasks.first(size.own)),
+    }
+    equal = {kind: _walks(EqualShares(), *where) for kind, where in tested.items()}
+    frames = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        for kind, where in tested.items():
+            growth, deviation = _walks(chunk.policy, *where)
+            base = equal[kind][0]
+            found = np.stack([100 * (np.exp(growth) - np.exp(base)), growth - base, deviation])
+            # Single-task policies of a cell stand side by side as tasks.
+            means = found.reshape(3, len(cells), -1).mean(-1)
+            frame = pd.DataFrame(means.T, columns=["gain", "log_gain", "deviation"])
+            epoch = chunk.step / (every * size.tests)
+            frames.append(
+                frame.assign(place=range(len(cells)), tested=kind, step=chunk.step, epoch=epoch)
+            )
+        progress(f"{cells[0].program}: step {chunk.step}", chunk.step / chunk.steps)
+
+    policy_keys, run_keys = (
+        jax.random.split(jax.random.fold_in(jax.random.key(s.seed), i), known.pairs)[runs.pair]
+        for i in range(2)
+    )
+    shared: Any = jax.tree.map(lambda _: None, training)
+    train_portfolio_runs(
+        eqx.tree_at(lambda m: m.costs.rate, training, costs),
+        tasks,
+        s,
+        policy_keys=policy_keys,
+        run_keys=run_keys,
+        market_axes=eqx.tree_at(lambda m: m.costs.rate, shared, 0, is_leaf=lambda x: x is None),
+        learner=learner_of(own_variants[0], s, rates),
+        replay=replay_of(back, training.horizon, s.recency, size.acted),
+        explore=GaussianScores(NOISE) if ACTED in back else None,
+        chunks=Chunks(every, every, on_chunk),
+    )
+    yield from by_cell(cells, pd.concat(frames))
+
+
+def learner_of(variant: Variant, s: PortfolioSettings, rates: Float[Array, " runs"]) -> Learner:
+    """How batches are learned from."""
+    options: dict[str, Any] = {"transform": _PLAIN} if variant.setting == "optimiser" else {}
+    objective = remembered if REMEMBERED in variant.back else lookback
+    return AsPrinted(
+        s.batch,
+        Direct(s.batch, rates, objective=objective, **options),
+        scored_after=AFTER in variant.back,
+        rewrites=ACTED not in variant.back,
+    )
+
+
+def replay_of(back: Sequence[str], horizon: int, recency: float, acted: int) -> Replay:
+    """Memory of the whole period: full from the start, or filled by acting from its first day on."""
+    acts = ACTED in back
+    return Replay(
+        length=horizon,
+        warm_up=0 if acts else horizon,
+        recency=recency,
+        act_periods=acted if acts else 0,
+        stops=STOPS in back,
+    )
+
+
+@eqx.filter_jit
+def _walks(
+    policies: Policy,
+    market: Market,
+    start: Int[Array, ""],
+    costs: Float[Array, " runs"],
+    tasks: Task,
+) -> tuple[Float[Array, "runs tasks"], Float[Array, "runs tasks"]]:
+    """Net log growth a year, and mean deviation from equal shares, of each run's policy on its tasks."""
+
+    def one(policy: Policy, cost, tasks: Task):
+        here = eqx.tree_at(lambda m: (m.first, m.costs.rate), market, (start, cost))
+        walk = jax.vmap(lambda task: walk_policy(policy, here, task, chunk=512))(tasks)
+        gaps = jnp.abs(walk.allocations - 1 / tasks.width).max(-1).mean(-1)
+        days = jnp.asarray(market.horizon, jnp.int32)
+        return growth_and_sharpe(walk.log_return, days)[0], gaps
+
+    return each_policy(one, policies, costs, tasks, at_once=at_once(tasks))
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    last, year = rows[rows.epoch == rows.epoch.max()], int(rows.year.max())
+    values: Callable[..., np.ndarray] = partial(values_of, last)
+    notes = [
+        f"{METHOD_NAMES[method]}, {name}: {mean_over(values(name, method=method)).value:+.2f} points a "
+        f"year over Equal CRP in {year}, in sample "
+        f"{values(name, 'log_gain', 'in-sample', method).mean():+.3f} log growth a year, deviation "
+        f"from equal shares {values(name, 'deviation', method=method).mean():.4f}"
+        for method, names in (("pmtl", ARMS), ("stl", (OURS, LITERAL)))
+        for name in names
+    ]
+    departures = FigureResult(
+        "literal",
+        "The paper as printed: each departure put back, and all of them",
+        _summary(last[last.setting == ""]),
+        _departure_verdicts(values, year),
+        partial(_plot_departures, rows),
+        (*notes, ONE_YEAR),
+    )
+    moves = _moves(last)
+    shown = {
+        f"{kind} tasks, {year}": {name: moved[kind, "gain"] for name, _, moved in moves}
+        for kind in ("own", "held-out")
+    }
+    omitted = FigureResult(
+        "omitted",
+        "Values that the paper leaves open, halved and doubled",
+        _omitted_table(moves, settings),
+        _omitted_verdicts(moves, year),
+        partial(forest, shown, "points a year, change from ours"),
+        (
+            f"P-MTL with {settings['tasks']} tasks after {rows.step.max():,} updates, each change "
+            "against ours with the same experiments, tasks, first parameters and draws.",
+            ONE_YEAR,
+        ),
+    )
+    return [departures, omitted]
+
+
+def values_of(
+    table: Any, variant: str, column: str = "gain", tested: str = "own", method: str = "pmtl"
+) -> np.ndarray:
+    """A column's values by experiment."""
+    rows = select(table, variant=variant, tested=tested, method=method)
+    return rows.sort_values("experiment")[column].to_numpy()
+
+
+def _summary(last: Any) -> pd.DataFrame:
+    """A row for each variant, method and kind of task: the gain's interval, and means of the rest."""
+    by, found = ["variant", "method", "tested"], []
+    for key, own in last.groupby(by, sort=False):
+        e = mean_over(own.gain.to_numpy())
+        row = dict(zip(by, key, strict=True)) | {"gain": e.value, "low": e.low, "high": e.high}
+        found.append(row | {name: own[name].mean() for name in ("log_gain", "deviation")})
+    return pd.DataFrame(found)
+
+
+def _departure_verdicts(values: Callable[..., np.ndarray], year: int) -> Iterator[Verdict]:
+    """Who leaves equal shares, what each departure is worth, and the paper's claims of its own method."""
+    stays = f"has not left equal shares (mean deviation below {NEAR:g})"
+    for name in ARMS:
+        found = mean_over(values(name, "deviation"))
+        yield Verdict.of(f"{name}: P-MTL {stays}", found, below=NEAR, paper=False)
+    for name in ARMS[1:]:
+        base = ACTED if name == STOPS else OURS
+        claim = f"{name}: grows less in sample than {base} (log growth a year)"
+        gap = (values(one, "log_gain", "in-sample") for one in (base, name))
+        yield Verdict.of(claim, compare(*gap), paper=False)
+        claim = f"{name}: gains less than {base} on own tasks in {year}"
+        yield Verdict.of(claim, compare(values(base), values(name)), paper=False)
+    for name in (OURS, LITERAL):
+        paper = name == LITERAL
+        claim = f"{name}: P-MTL beats STL at equal epochs on own tasks in {year}"
+        yield Verdict.of(claim, compare(values(name), values(name, method="stl")), paper=paper)
+        claim = f"{name}: P-MTL beats Equal CRP on held-out instruments in {year}"
+        yield Verdict.of(claim, mean_over(values(name, tested="held-out")), paper=paper)
+        found = mean_over(values(name, "deviation", method="stl"))
+        yield Verdict.of(f"{name}: STL {stays}", found, below=NEAR, paper=paper)
+
+
+Moves = list[tuple[str, str, dict[tuple[str, str], Estimate]]]
+"""Variants, the value that each changes, and how much that moves each number from ours."""
+
+
+def _moves(last: Any) -> Moves:
+    values = partial(values_of, last)
+    asked = [("own", "gain"), ("held-out", "gain"), ("in-sample", "log_gain"), ("own", "deviation")]
+    names = last[last.setting != ""].drop_duplicates("variant")[["variant", "setting"]]
+    return [
+        (
+            name,
+            setting,
+            {
+                (kind, column): compare(values(name, column, kind), values(OURS, column, kind))
+                for kind, column in asked
+            },
+        )
+        for name, setting in names.itertuples(index=False)
+    ]
+
+
+def _omitted_table(moves: Moves, settings: dict[str, Any]) -> pd.DataFrame:
+    """A row for each change: what it is, ours and why, and how far it moves what."""
+    rows = []
+    for name, setting, moved in moves:
+        row = {"changed": name, "ours": str(settings.get(setting, "adam")), "why": WHY[setting]}
+        for (kind, column), e in moved.items():
+            head = f"{kind} {column}"
+            row |= {head: e.value, f"{head} low": e.low, f"{head} high": e.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _omitted_verdicts(moves: Moves, year: int) -> Iterator[Verdict]:
+    """Whether results hang on a value; and whether Adam is needed."""
+    for setting in list(WHY)[:-1]:
+        both = [moved["own", "gain"] for _, one, moved in moves if one == setting]
+        claim = f"{setting} halved or doubled moves the gain on own tasks in {year} by less than "
+        claim += f"{TOLERANCE:g} points a year"
+        yield Verdict.of_all(claim, both, above=-TOLERANCE, below=TOLERANCE, paper=False)
+    plain = [moved["in-sample", "log_gain"] for _, one, moved in moves if one == "optimiser"]
+    claim = (
+        f"a plain gradient grows less in sample than Adam, whichever of {len(plain)} learning rates"
+    )
+    yield Verdict.of_all(claim, plain, above=-np.inf, below=0.0, paper=False)
+
+
+def _plot_departures(rows: Any) -> Figure:
+    """Along training: the deviation from equal shares, growth in sample, and the gain in the test year."""
+    figure, axes = panels(15, 4.4, 3)
+    for axis, (column, tested, label) in zip(
+        axes,
+        (
+            ("deviation", "own", "mean deviation from equal shares"),
+            ("log_gain", "in-sample", "log growth a year over Equal CRP, in sample"),
+            ("gain", "own", "points a year over Equal CRP, test year"),
+        ),
+        strict=True,
+    ):
+        for place, name in enumerate(ARMS):
+            times = sorted(rows.epoch.unique())
+            own = [
+                mean_over(values_of(rows[rows.epoch == time], name, column, tested))
+                for time in times
+            ]
+            band(axis, times, own, f"C{place}", name)
+        axis.set(xlabel="epochs", ylabel=label)
+    axes[0].axhline(NEAR, color="k", linewidth=0.8, linestyle=":")
+    axes[0].set_yscale("log")
+    axes[2].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

@@ -1,0 +1,231 @@
+"""The practical policy: does it beat Equal CRP net of costs, and does it beat lazy rebalancing?
+
+It is an ensemble of 4 seeds trained with a penalty on tracking error (reward r - 15 d^2), shrunk half-way
+to equal shares (k = 0.5), trading a tenth of the way each day (eta = 0.1). Walk-forward over years, on
+own tasks and on tasks of held-out instruments, beside the same trained on the paper's own reward. A
+single seed is the mean over all seeds, each taken alone. `chosen` takes k, eta and the checkpoint that
+earlier test years favour by Sharpe ratio, on own tasks; no year takes part in a choice made for it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from apportion.certify.statistics import Estimate, over_rows_and_columns
+from apportion.domains.portfolio.prices import Prices, embedded_prices
+from apportion.domains.portfolio.settings import PortfolioSettings
+from apportion.domains.portfolio.training import train_portfolio_runs
+from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
+from apportion.policy import Policy
+from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.figures import forest
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict, select
+from apportion.training import Chunk, Chunks
+from apportion.trees import grouped, repeat, take
+from apportion_studies.portfolio.experiments import SMALL, SURVIVORSHIP, Experiments, by_cell, note
+
+TRACKING, PLAIN = "tracking", "paper"
+REWARDS = (TRACKING, PLAIN)
+"""The reward with a penalty on tracking error, and the paper's, without."""
+VARIANTS = tuple(product(K_GRID, ETA_GRID))
+VALIDATION = 3
+"""Years that must have been seen before a choice is made; until then equal shares are chosen."""
+LAZY, PRACTICAL, CHOSEN = "lazy Equal CRP", "the practical policy", "chosen by validation"
+TEAM, SEED = "ensemble, daily", "one seed, daily"
+PAPER_TEAM, PAPER_SEED = "paper's policy, ensemble, daily", "paper's policy, one seed, daily"
+
+
+@dataclass(frozen=True)
+class RecipeSize:
+    """How large the study is."""
+
+    settings: PortfolioSettings
+    experiments: int
+    years: int
+    """Test years: the last so many of the data that have enough days before them."""
+    held_out: int
+    shown: int
+    checkpoints: int
+
+
+_QUICK = PortfolioSettings(method="mtl", tasks=20, steps=210, **SMALL)
+SCALES = {
+    "quick": RecipeSize(_QUICK, 2, 6, 6, 4, 3),
+    "paper": RecipeSize(PortfolioSettings(tasks=100, method="mtl"), 10, 7, 18, 10, 3),
+    "paper, few stocks": RecipeSize(
+        PortfolioSettings(tasks=100, task_size=5, method="mtl"), 4, 22, 6, 6, 3
+    ),
+}
+"""Few stocks, such as the 20 embedded ones from 2001 to 2022, have a paper scale of their own."""
+
+
+def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None) -> Plan:
+    """A cell for each reward, experiment and year."""
+    prices = embedded_prices() if prices is None else prices
+    few = scale == "paper" and len(prices.tickers) <= 30
+    size = SCALES["paper, few stocks" if few else scale]
+    size = replace(size, settings=replace(size.settings, seed=seed))
+    years = prices.years()[-size.years :]
+    cells = []
+    for reward, experiment, year in product(REWARDS, range(size.experiments), years):
+        values = {"reward": reward, "experiment": experiment, "year": year}
+        cells.append(Cell(f"{reward}-{experiment}-{year}", values, reward))
+    own = {name: value for name, value in vars(size).items() if name != "settings"}
+    settings = {"data": prices.summary(), **vars(size.settings), **own, "rewards": list(REWARDS)}
+    return Plan("recipe", tuple(cells), partial(_compute, prices, size), _conclude, settings)
+
+
+def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+    """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
+
+    log_gain is in log percentage points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal
+    CRP. Rows with members = 1 are the mean over all seeds, each taken alone.
+    """
+    reward, s = cells[0]["reward"], size.settings
+    counts = {"held_out": size.held_out, "own": s.tasks, "shown": size.shown}
+    s = s if reward == TRACKING else replace(s, tracking_error_weight=0.0)
+    years = prices.years()[-size.years :]
+    known = Experiments.of(prices, s, years, size.experiments, **counts)
+    runs = known.runs(cells)
+    own = take(known.own, runs.experiment)
+    tested = {"own": own.first(size.shown), "held-out": take(known.held_out, runs.experiment)}
+    frames = []
+
+    def on_chunk(chunk: Chunk) -> None:
+        teams = grouped(chunk.policy, s.members)
+        alone = [take(teams, (slice(None), slice(m, m + 1))) for m in range(s.members)]
+        for (members, some), kind in product({s.members: [teams], 1: alone}.items(), tested):
+            frame = _gains(some, known.testing, runs.starts, runs.days, tested[kind])
+            frames.append(frame.assign(tested=kind, members=members, steps=chunk.step))
+        what = f"{reward} reward: step {chunk.step} of {chunk.steps}"
+        progress(what, chunk.step / chunk.steps)
+
+    # The same first parameters and batches for both rewards: they differ in nothing else.
+    policy_keys, run_keys = (
+        jax.random.split(key, known.pairs * s.members).reshape(-1, s.members)[runs.pair].ravel()
+        for key in jax.random.split(jax.random.key(s.seed))
+    )
+    every = s.steps // size.checkpoints
+    train_portfolio_runs(
+        known.training,
+        repeat(own, s.members),
+        s,
+        policy_keys=policy_keys,
+        run_keys=run_keys,
+        lengths=jnp.repeat(runs.lengths, s.members),
+        chunks=Chunks(every, math.gcd(every, s.steps), on_chunk),
+    )
+    yield from by_cell(cells, pd.concat(frames))
+
+
+def _gains(teams: Sequence[Policy], *where: Any) -> pd.DataFrame:
+    """Gains over daily Equal CRP by cell and variant, the mean over some teams of each cell."""
+    grid = [jnp.asarray(column, jnp.float32) for column in zip(*VARIANTS, strict=True)]
+    equal = VARIANTS.index((0.0, 1.0))
+    log_gains, sharpe_gains = [], []
+    for team in teams:
+        growth, sharpe = score_variants(team, *where, *grid)
+        log_gains.append(100 * np.asarray(growth - growth[:, equal][:, None]).mean(-1))
+        sharpe_gains.append(np.asarray(sharpe - sharpe[:, equal][:, None]).mean(-1))
+    log_gain, sharpe_gain = np.mean(log_gains, 0), np.mean(sharpe_gains, 0)
+    cell, variant = (i.ravel() for i in np.indices(log_gain.shape))
+    k, eta = np.asarray(VARIANTS)[variant].T
+    gains = {"log_gain": log_gain.ravel(), "sharpe_gain": sharpe_gain.ravel()}
+    return pd.DataFrame({"place": cell, "k": k, "eta": eta, **gains})
+
+
+def chosen(table: Any) -> pd.DataFrame:
+    """For each test year the rows of the variant that earlier test years favour on own tasks."""
+    table = table[table.reward == TRACKING]
+    team = table[table.members == table.members.max()]
+    own = team[team.tested == "own"]
+    parts = []
+    for year in sorted(team.year.unique()):
+        before = own[own.year < year]
+        if before.year.nunique() < VALIDATION:
+            k, eta, steps = 0.0, 0.1, int(team.steps.max())
+        else:
+            means = before.groupby(["k", "eta", "steps", "year"]).sharpe_gain.mean()
+            choice = best_variant(means.reset_index())
+            k, eta, steps = choice.k, choice.eta, choice.steps
+        parts.append(select(team, year=year, k=k, eta=eta, steps=steps))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _conclude(table: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """The study from its rows."""
+    by_strategy = strategies(table)
+    notes, summary = [], []
+    for kind, name in product(("own", "held-out"), (SEED, TEAM, PAPER_SEED, PAPER_TEAM)):
+        gains = _pivot(by_strategy[name], kind)
+        notes.append(note(f"{name}, {kind} tasks, over Equal CRP", gains, "log points a year"))
+    variants = len(table[["reward", "k", "eta", "steps", "members"]].drop_duplicates())
+    notes += [
+        f"{variants} variants of reward, k, eta, checkpoint and ensemble were looked at.",
+        "Lazy Equal CRP needs no learning: it moves a tenth of the way back to equal shares a day.",
+        "A single seed is the mean over all seeds of the ensemble, each taken alone.",
+        SURVIVORSHIP,
+    ]
+    shown: dict[str, dict[str, Estimate]] = {}
+    units = {"log_gain": "log points a year", "sharpe_gain": "Sharpe ratio"}
+    for (name, rows), kind in product(by_strategy.items(), ("own", "held-out")):
+        row = {"strategy": name, "tested": kind}
+        for column, unit in units.items():
+            e = over_rows_and_columns(_pivot(rows, kind, column))
+            row |= {column: e.value, f"{column}_low": e.low, f"{column}_high": e.high}
+            shown.setdefault(f"{unit}, {kind} tasks", {})[name] = e
+        summary.append(row)
+    title = "The practical policy: walk-forward over years, net of costs"
+    verdicts = [v for kind in ("own", "held-out") for v in _verdicts(by_strategy, kind)]
+    draw = partial(forest, shown, "over daily Equal CRP, net")
+    return [FigureResult("recipe", title, pd.DataFrame(summary), verdicts, draw, notes)]
+
+
+def _verdicts(by_strategy: dict[str, Any], kind: str) -> Iterator[Verdict]:
+    """Each strategy against Equal CRP, and those that are compared with one another."""
+    for name in (LAZY, PRACTICAL, CHOSEN):
+        for column, unit in (("log_gain", "log points a year"), ("sharpe_gain", "Sharpe")):
+            gains = over_rows_and_columns(_pivot(by_strategy[name], kind, column))
+            claim = f"{name} beats Equal CRP on {kind} tasks ({unit})"
+            yield Verdict.of(claim, gains, paper=False)
+    for ahead, behind, claim in (
+        (PRACTICAL, LAZY, "the practical policy beats lazy Equal CRP"),
+        (TEAM, SEED, "the ensemble beats a single seed"),
+        (PAPER_TEAM, PAPER_SEED, "the ensemble of the paper's policy beats a single seed of it"),
+    ):
+        gap = _pivot(by_strategy[ahead], kind) - _pivot(by_strategy[behind], kind)
+        claim = f"{claim} on {kind} tasks (log points a year)"
+        yield Verdict.of(claim, over_rows_and_columns(gap), paper=False)
+
+
+def strategies(table: Any) -> dict[str, Any]:
+    """The rows of each strategy that is compared."""
+    team = int(table.members.max())
+    last = table[table.steps == table.steps.max()]
+
+    def rows(reward: str, k: float, eta: float, members: int):
+        return select(last, reward=reward, k=k, eta=eta, members=members)
+
+    return {
+        LAZY: rows(TRACKING, 0.0, 0.1, team),
+        PRACTICAL: rows(TRACKING, 0.5, 0.1, team),
+        CHOSEN: chosen(table),
+        TEAM: rows(TRACKING, 1.0, 1.0, team),
+        SEED: rows(TRACKING, 1.0, 1.0, 1),
+        "the practical policy, one seed": rows(TRACKING, 0.5, 0.1, 1),
+        PAPER_TEAM: rows(PLAIN, 1.0, 1.0, team),
+        PAPER_SEED: rows(PLAIN, 1.0, 1.0, 1),
+    }
+
+
+def _pivot(rows: Any, kind: str, column: str = "log_gain") -> Any:
+    return rows[rows.tested == kind].pivot(index="experiment", columns="year", values=column)

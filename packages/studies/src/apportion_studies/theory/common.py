@@ -1,0 +1,64 @@
+"""What the studies of the theory share: cells one by one, slopes, and whether a bound was broken."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from apportion.certify.statistics import mean_over
+from apportion.studies.engine import Cell, Progress, Rows
+from apportion.studies.study import Verdict, select
+
+
+def one_by_one(
+    measure: Callable[..., pd.DataFrame], cells: Sequence[Cell], progress: Progress
+) -> Rows:
+    """Each cell's rows are what `measure` makes of its values; a plan's `compute` by `partial`."""
+    for done, cell in enumerate(cells):
+        progress(cell.name, done / len(cells))
+        yield cell, measure(**cell.values)
+
+
+def by_run(rows: Any, column: str, **where: Any) -> np.ndarray:
+    """A column of the rows that have these values, run by run.
+
+    >>> rows = pd.DataFrame({"arm": ["a", "b", "a"], "run": [1, 0, 0], "regret": [3.0, 4.0, 5.0]})
+    >>> by_run(rows, "regret", arm="a").tolist()
+    [5.0, 3.0]
+    """
+    return select(rows, **where).sort_values("run")[column].to_numpy()
+
+
+def never_broken(
+    rows: Any, column: str, claim: str, paper: bool = True, *, by: Sequence[str] = ("spread", "run")
+) -> Verdict:
+    """Whether no family exceeds 1 in any row; those of one distance and number are one.
+
+    Exact: a theorem is broken by one of them, whatever the interval of their share, which is shown.
+    """
+    worst = rows.groupby(list(by))[column].max().to_numpy()
+    broken = int((worst > 1 + 1e-9).sum())
+    low, high = map(float, stats.binomtest(broken, len(worst)).proportion_ci())
+    share, ends = broken / len(worst), (low, high)
+    return Verdict(claim, not broken, share, ends, len(worst), paper, broken > 0, exact=True)
+
+
+def log_slope(curves: np.ndarray, against: np.ndarray) -> np.ndarray:
+    """Least-squares slope of the log of curves against the log of something.
+
+    >>> sizes = np.array([1.0, 2.0, 4.0])
+    >>> float(log_slope(3 / sizes, sizes).round(6))
+    -1.0
+    """
+    x = np.log(against)
+    x = x - x.mean(-1, keepdims=True)
+    return np.asarray((np.log(curves) * x).sum(-1) / (x**2).sum(-1))
+
+
+def means_by(rows: Any, by: list[str], column: str, counted: str) -> pd.DataFrame:
+    """The mean of a column with its interval, and of how many, in each group of rows."""
+    found = ((*key, mean_over(own[column].to_numpy())) for key, own in rows.groupby(by, sort=False))
+    records = [(*key, mean.value, mean.low, mean.high, mean.n) for *key, mean in found]
+    return pd.DataFrame(records, columns=[*by, column, "low", "high", counted])

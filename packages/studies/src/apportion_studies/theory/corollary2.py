@@ -1,0 +1,261 @@
+"""Corollary 2: what all orderings of m entities, and all subsets of a universe of M, are worth.
+
+Data: the synthetic problem with equal entities, m = 4 to 40. Orderings: how many real examples the
+20 real ones in all m! orderings are worth, which is the tied model on the 20. Subsets: a universe of
+M = 4m entities with a record of 50 periods each, and tasks that are random subsets of it; the tied model
+learns from them, and from 1 to 64 independent tasks of entities of their own. The effective number of
+overlapping tasks is the number of independent ones with the same regret: Hoeffding's U-statistics
+guarantee floor(M/m) to all subsets together, the corollary counts C(M, m).
+A cell is an m; a row is the regret of one run, arm and number of tasks or examples.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from apportion.certify.statistics import Estimate, mean_over, of_means
+from apportion.domains import synthetic
+from apportion.domains.synthetic import Examples, reward
+from apportion.studies.engine import Cell, Plan
+from apportion.studies.figures import ends_of, panels
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict
+from apportion.theory.bound import corollary_2
+from apportion.theory.lspi import in_float64
+from apportion_studies.theory.common import by_run, one_by_one
+from apportion_studies.theory.fig1 import equivalent_samples
+
+ENTITIES = {"quick": (4, 10), "paper": (4, 10, 20, 40)}
+RUNS = {"quick": 6, "paper": 64}
+RATIO = 4
+"""M / m."""
+OVERLAPPING = (16, 256)
+INDEPENDENT = (1, 4, 16, 64)
+REAL, _PERIODS, _FRESH, _GAMMA, _BETA, _NOISE = 20, 50, 500, 0.5, 0.5, 0.02
+# Figure 1's ridge is a bias that many tasks of 20 entities and more would soon be down to.
+_RIDGE = 1e-7
+_MULTIPLES = (0.5, 1, 2, 4)
+
+
+def corollary2(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Orderings and subsets of every number of entities."""
+    cells = Cell.each("entities", "entities", ENTITIES[scale])
+    compute = partial(one_by_one, partial(_measure, runs=RUNS[scale], seed=seed))
+    return Plan("corollary2", cells, compute, _conclude, {"runs": RUNS[scale]})
+
+
+def sizes_of(m: int) -> tuple[int, ...]:
+    """Numbers of real examples to hold 20 tied ones against: around 20 m."""
+    return tuple(int(REAL * m * multiple) for multiple in _MULTIPLES)
+
+
+@in_float64
+def _regrets_of(m: int, runs: int, key_data):
+    """Regret on fresh states, runs by arms, in the order of `_measure`.
+
+    The tied model learns from overlapping tasks, from independent ones and from 20 real examples; then
+    separate parameters learn from more and more real ones.
+    """
+    fresh = jnp.asarray(np.random.default_rng(0).uniform(size=(_FRESH, m)))
+    betas = jnp.full(m, _BETA)
+    shares = jax.vmap(synthetic.entropic_allocation, (0, None))(fresh, betas)
+    best = reward(fresh, shares, betas)
+    tied, separate = (
+        jnp.asarray(basis(m)) for basis in (synthetic.tied_basis, synthetic.separate_basis)
+    )
+
+    def regret(examples, basis):
+        theta = synthetic.lspi_simplex(examples, basis, _GAMMA, ridge=_RIDGE)
+        chosen = jax.vmap(synthetic.simplex_greedy, (None, 0))(theta, fresh)
+        return (best - reward(fresh, chosen, betas)).mean()
+
+    def one(key):
+        keys = jax.random.split(key, 3)
+        record, others = draw_record(RATIO * m, keys[0]), draw_record(INDEPENDENT[-1] * m, keys[2])
+        order = jax.random.uniform(keys[1], (OVERLAPPING[-1], RATIO * m))
+        drawn = jnp.argsort(order, -1)[:, :m]
+        alone = jnp.arange(INDEPENDENT[-1] * m).reshape(-1, m)
+        real = synthetic.draw_examples((sizes_of(m)[-1],), betas, noise=_NOISE, key=key)
+        found = [regret(examples_of(record, drawn[:number]), tied) for number in OVERLAPPING]
+        found += [regret(examples_of(others, alone[:number]), tied) for number in INDEPENDENT]
+        found += [regret(real[:REAL], tied)]
+        return jnp.stack(found + [regret(real[:number], separate) for number in sizes_of(m)])
+
+    return jax.lax.map(one, jax.random.split(jax.random.wrap_key_data(key_data), runs))
+
+
+def draw_record(universe: int, key):
+    """Each entity's state, next state, weight and luck in every period: all there is to know."""
+    draws = jax.random.uniform(key, (4, _PERIODS, universe), minval=1e-12)
+    return draws[0], draws[1], -jnp.log(draws[2]), _NOISE * jax.scipy.special.ndtri(draws[3])
+
+
+def examples_of(record, tasks) -> Examples:
+    """Every period of every task; entities bring their own weight and luck into each task they are in.
+
+    Weights are exponential, so that the shares of any subset are uniform on the simplex, and a reward
+    is noisy by its entities' luck.
+    """
+    x, following, weight, luck = (
+        part[:, tasks].swapaxes(0, 1).reshape(-1, tasks.shape[1]) for part in record
+    )
+    shares = weight / weight.sum(-1, keepdims=True)
+    gained = reward(x, shares, jnp.full(x.shape[1], _BETA)) + (shares * luck).sum(-1)
+    return Examples(x, shares, gained, following)
+
+
+def _measure(entities: int, *, runs: int, seed: int) -> pd.DataFrame:
+    """The regret of every run, arm and number."""
+    key_data = jax.random.key_data(jax.random.key(seed))
+    regrets = iter(_regrets_of(entities, runs, key_data).T)
+    numbers = {"overlapping": OVERLAPPING, "independent": INDEPENDENT, "tied": (REAL,)}
+    frames = [
+        pd.DataFrame(
+            {"arm": arm, "number": number, "run": np.arange(runs), "regret": next(regrets)}
+        )
+        for arm, own in (numbers | {"real": sizes_of(entities)}).items()
+        for number in own
+    ]
+    rows = pd.concat(frames, ignore_index=True)
+    rows.insert(0, "entities", entities)
+    return rows
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    """Table, verdicts and figure from the regret of every run."""
+    records, notes = [], []
+    known = sorted(int(m) for m in rows.entities.unique())
+    for m in known:
+        for (arm, number), part in rows[rows.entities == m].groupby(["arm", "number"], sort=False):
+            mean = mean_over(part.regret.to_numpy())
+            ends = (mean.value, mean.low, mean.high)
+            records.append((m, arm, float(number), "regret", *ends, mean.n))
+        subsets, orderings = corollary_2(RATIO * m, m).tasks, math.factorial(m)
+        of_subsets, of_orderings = of_all(rows, m), worth(rows, m)
+        for arm, counted, found in (
+            ("all subsets", subsets, of_subsets),
+            ("all orderings", orderings, of_orderings),
+        ):
+            ends = np.exp([found.value, found.low, found.high])
+            records.append((m, arm, float(counted), "worth", *ends, found.n))
+        notes.append(
+            f"m = {m}: the {subsets:.3g} subsets of {RATIO * m} entities are "
+            f"worth {math.exp(of_subsets.value):.1f} independent tasks; all {orderings:.3g} orderings "
+            f"are worth {math.exp(of_orderings.value):.1f} times as many examples."
+        )
+    notes.append(
+        "Hoeffding's floor(M/m) is what entities allow to one mean; a regression's noise is a product of "
+        "two such means, for which overlapping subsets can count up to about (M/m)^2."
+    )
+    columns = ["entities", "arm", "number", "measure", "value", "low", "high", "runs"]
+    table = pd.DataFrame(records, columns=columns)
+    title = "Corollary 2: what all orderings and all subsets of the entities are worth"
+    found = (table, _verdicts(rows, known), lambda: _plot(rows, known), notes)
+    return [FigureResult("corollary2", title, *found)]
+
+
+def _regrets(rows: Any, m: int, arm: str, number: int) -> np.ndarray:
+    return by_run(rows, "regret", entities=m, arm=arm, number=number)
+
+
+def log_effective(means: np.ndarray) -> np.ndarray:
+    """The log of an effective number, from the regret of 1 to 64 independent tasks and of those drawn.
+
+    A mean over T random subsets has the variance of all of them, and 1/T of what a single one has
+    beyond it (Blom 1976): the latter is taken off, so that the number is of all subsets.
+
+    >>> regrets = np.array([1.0, 1 / 4, 1 / 16, 1 / 64, 1 / 10 + (1 - 1 / 10) / 256])
+    >>> float(np.exp(log_effective(regrets)).round(6))
+    10.0
+    """
+    drawn = OVERLAPPING[-1]
+    found = equivalent_samples(means[..., :-1], means[..., -1], INDEPENDENT)
+    return np.asarray(np.log((1 - 1 / drawn) / np.maximum(1 / found - 1 / drawn, 1e-9)))
+
+
+def _beside_independent(rows: Any, m: int) -> np.ndarray:
+    """Runs by arms: 1 to 64 independent tasks, and the most overlapping ones."""
+    arms = [("independent", number) for number in INDEPENDENT]
+    arms += [("overlapping", OVERLAPPING[-1])]
+    return np.stack([_regrets(rows, m, *arm) for arm in arms], -1)
+
+
+def of_all(rows: Any, m: int) -> Estimate:
+    """The log of the effective number of all subsets."""
+    return of_means(_beside_independent(rows, m), log_effective)
+
+
+def worth(rows: Any, m: int) -> Estimate:
+    """The log of how many times their number 20 examples in all orderings are worth."""
+    sizes = sizes_of(m)
+    curve = [_regrets(rows, m, "real", number) for number in sizes]
+    values = np.stack([_regrets(rows, m, "tied", REAL), *curve], -1)
+    return of_means(
+        values, lambda c: np.log(equivalent_samples(c[..., 1:], c[..., 0], sizes) / REAL)
+    )
+
+
+def _verdicts(rows: Any, known: list[int]) -> Iterator[Verdict]:
+    values = np.stack([_beside_independent(rows, m) for m in known], 1)
+    x = np.asarray(known, float) - np.mean(known)
+
+    def growth(means):
+        """By how much the log of the gain from all subsets grows with each further entity."""
+        return (log_effective(means) * x).sum(-1) / (x**2).sum()
+
+    claim = (
+        "subsets: the gain is exponential in m (growth of its log with each entity, >= log(M/m))"
+    )
+    yield Verdict.of(claim, of_means(values, growth), above=math.log(RATIO))
+    everyone = [of_all(rows, m) for m in known]
+    claim = "all subsets are worth at least floor(M/m) = 4 tasks, as Hoeffding says (least number)"
+    yield Verdict.of_all(claim, everyone, above=math.log(RATIO), paper=False).scaled(math.exp)
+    claim = "and at most 2 (M/m)^2 = 32 tasks, whatever m (largest number)"
+    most = math.log(2 * RATIO**2)
+    yield Verdict.of_all(claim, everyone, below=most, paper=False).scaled(math.exp)
+    ratios = []
+    for m in known:
+        found = worth(rows, m)
+        ends = {end: getattr(found, end) - math.log(m) for end in ("value", "low", "high")}
+        ratios.append(replace(found, **ends))
+    claim = (
+        "all m! orderings are worth m times as many examples, to a factor of 4 (worst ratio to m)"
+    )
+    bounds = {"above": -math.log(4), "below": math.log(4)}
+    yield Verdict.of_all(claim, ratios, **bounds, paper=False).scaled(math.exp)
+
+
+def _plot(rows: Any, known: list[int]) -> Figure:
+    """Left: regret against the number of tasks; right: what all subsets and all orderings are worth."""
+    figure, (left, right) = panels(13, 4.6)
+    for place, m in enumerate(known):
+        for arm, numbers, style in (
+            ("independent", INDEPENDENT, "o--"),
+            ("overlapping", OVERLAPPING, "D-"),
+        ):
+            means = [_regrets(rows, m, arm, number).mean() for number in numbers]
+            left.plot(numbers, means, style, color=f"C{place}", label=f"{arm}, m = {m}")
+    left.set(xlabel="tasks", ylabel="regret on fresh states")
+    left.set_title("overlapping tasks of 4m entities saturate")
+    counted = [float(corollary_2(RATIO * m, m).tasks) for m in known]
+    right.plot(known, counted, "k--", label="counted: C(4m, m)")
+    right.plot(known, known, "k:", label="m")
+    for found, label in ((of_all, "all subsets: tasks"), (worth, "all orderings: examples, times")):
+        middle, low, high = np.exp(ends_of([found(rows, m) for m in known]))
+        right.errorbar(known, middle, [middle - low, high - middle], fmt="o-", label=label)
+    right.axhline(RATIO, color="0.5", linestyle=":", label="floor(M/m) = 4")
+    right.axhline(2 * RATIO**2, color="0.5", linestyle="-.", label="2 (M/m)² = 32")
+    right.set(ylim=(1, 1e6), xlabel="entities m of a task, M = 4m", ylabel="worth")
+    right.set_title("the gain is not exponential in m")
+    for axis in (left, right):
+        axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=8)
+    return figure

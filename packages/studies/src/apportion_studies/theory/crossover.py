@@ -1,0 +1,383 @@
+"""When to pool: multi-task against single-task LSPI over N, the number of tasks and their distance.
+
+Crossover: random families of 8 tasks (12 states, 3 actions, gamma .7), samples drawn uniformly over
+state-action pairs. Table: mean suboptimality of both at every N and distance. Claims: Corollary 1's
+1/sqrt(NT) and its eps; and the line, which the paper does not draw, where one overtakes the other.
+A cell is a distance; a row is a family at one N.
+
+Corollary 1 in the number of tasks: families of 64 tasks (6 states), N = 36 samples of each. LSPI learns
+from the pool of the first T tasks and is held against the optimum of each of them; the floor is what the
+average MDP's own optimum loses there, without any sampling. The corollary's O(1/sqrt(NT)) and O(eps) are
+upper bounds: each is tried as a bound, and as a rate. A cell is a distance; a row is a family at one T.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.figure import Figure
+
+from apportion.certify.statistics import compare, mean_over, of_means
+from apportion.studies.engine import Cell, Plan
+from apportion.studies.figures import error_bars, panels
+from apportion.studies.registry import Scale
+from apportion.studies.study import FigureResult, Verdict
+from apportion.theory.distance import concentrability, distance_by_enumeration
+from apportion.theory.lspi import lspi_finite
+from apportion.theory.mdp import MDP, norm, random_family
+from apportion.theory.pooling import Counts, draw_counts
+from apportion_studies.theory.common import log_slope, means_by, never_broken, one_by_one
+
+FAMILIES = {
+    "quick": {"crossover": 20, "corollary1": 40},
+    "paper": {"crossover": 100, "corollary1": 400},
+}
+"""Random families at every distance."""
+ACTIONS, GAMMA, NOISE = 3, 0.7, 0.1
+
+STATES, TASKS = 12, 8
+SIZES = (72, 144, 288, 576, 1152, 2304, 4608, 9216)
+SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+MEASURES = ("single", "multi", "error", "average")
+
+FEW_STATES, SAMPLES = 6, 36
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of tasks T."""
+LATE = COUNTS.index(8)
+"""From here on every state-action pair has 16 samples or more, and rates are rates."""
+DISTANCES = (0.0, 0.05, 0.1, 0.2, 0.4)
+_UNIFORM = np.full(FEW_STATES, 1 / FEW_STATES)
+
+Grids = dict[str, Float[np.ndarray, "spreads sizes runs"]]
+Curves = dict[str, Float[np.ndarray, "spreads runs tasks"]]
+
+
+def crossover(*, scale: Scale = "quick", seed: int = 0) -> Plan:
+    """Multi-task against single-task LSPI: over N, and Corollary 1 over T."""
+    spreads = {"crossover": SPREADS, "corollary1": DISTANCES}
+    cells = tuple(
+        Cell.alone(f"{figure}-distance-{spread:g}", {"figure": figure, "spread": spread})
+        for figure, own in spreads.items()
+        for spread in own
+    )
+    families = FAMILIES[scale]
+    settings = {
+        "crossover": {"families": families["crossover"]},
+        "corollary1": {"families": families["corollary1"], "samples": SAMPLES},
+    }
+    compute = partial(one_by_one, partial(_measure, families=families, seed=seed))
+    return Plan("crossover", cells, compute, _conclude, settings)
+
+
+def _measure(figure: str, spread: float, families: dict[str, int], seed: int) -> pd.DataFrame:
+    measure = {"crossover": measure_sizes, "corollary1": measure_counts}[figure]
+    return measure(spread, families[figure], seed).assign(figure=figure)
+
+
+def _conclude(rows: Any, settings: dict[str, Any]) -> list[FigureResult]:
+    own = dict(iter(rows.groupby("figure")))
+    return [_conclude_crossover(own["crossover"]), _conclude_corollary1(own["corollary1"])]
+
+
+def _features(states: int) -> np.ndarray:
+    return np.eye(states * ACTIONS).reshape(states, ACTIONS, -1)
+
+
+def measure_sizes(spread: float, runs: int, seed: int) -> pd.DataFrame:
+    """A row for each N and family: suboptimality on the tasks, single and multi, errors on the
+    average MDP, and the crossover predicted for all families of this distance.
+    """
+    shape = {"states": STATES, "actions": ACTIONS, "tasks": TASKS, "gamma": GAMMA}
+    family = random_family(**shape, spread=spread, runs=runs, seed=seed)
+    average = family.average()
+    best = average.backup(average.optimal()[1])
+    rng = np.random.default_rng(seed)
+    frames = []
+    counts, drawn = None, 0
+    for size in SIZES:
+        more = draw_counts(family, size - drawn, noise=NOISE, rng=rng)
+        counts, drawn = more if counts is None else counts + more, size
+        single, multi = (
+            lspi_finite(own.visits, own.moves, own.rewards, _features(STATES), GAMMA)
+            for own in (counts, counts.pooled())
+        )
+        columns = {
+            "spread": spread,
+            "samples": size,
+            "run": np.arange(runs),
+            "single": family.suboptimality(single.policy).mean((-1, -2)),
+            "multi": family.suboptimality(multi.policy[:, None]).mean((-1, -2)),
+            "error": np.sqrt(((multi.action_values - best) ** 2).mean((-1, -2))),
+            "average": average.suboptimality(multi.policy).mean(-1),
+        }
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True).assign(predicted=predicted_crossover(family))
+
+
+def predicted_crossover(family: MDP) -> float:
+    """The N where a task's own noise equals its distance from the pool: sigma^2 (1 - 1/T) / d^2."""
+    average = family.average()
+    value = average.optimal()[1]
+    later = family.kernel @ value[:, None, None, :, None]
+    spread = family.kernel @ value[:, None, None, :, None] ** 2 - later**2
+    variance = NOISE**2 + GAMMA**2 * spread.mean()
+    pairs = family.states * family.actions
+    apart = family.reward + GAMMA * later[..., 0]
+    distance = ((apart - apart.mean(1, keepdims=True)) ** 2).mean()
+    return float(pairs * variance * (1 - 1 / TASKS) / distance) if distance > 1e-20 else np.inf
+
+
+def log_crossings(curves: Float[np.ndarray, "*resamples 2 sizes"]) -> np.ndarray:
+    """The log of the N from which single-task is better than multi-task, between sizes on log axes.
+
+    It is -inf where single-task is better at once, and inf where it never is.
+    """
+    lead = -np.diff(np.log(_above_zero(curves)), axis=-2)[..., 0, :]
+    place = np.clip(np.argmax(lead <= 0, -1), 1, len(SIZES) - 1)[..., None]
+    before, after = (np.take_along_axis(lead, place - back, -1)[..., 0] for back in (1, 0))
+    grid, place = np.log(SIZES), place[..., 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = before / (before - after)
+    between = grid[place - 1] + share * (grid[place] - grid[place - 1])
+    late = np.where(lead[..., -1] > 0, np.inf, between)
+    return np.where((lead[..., 0] <= 0) & (late < np.inf), -np.inf, late)
+
+
+def _above_zero(curves: np.ndarray) -> np.ndarray:
+    """Curves that have logarithms; long samples may leave no suboptimality at all in a few families."""
+    return np.maximum(curves, 1e-7)
+
+
+def _conclude_crossover(rows: Any) -> FigureResult:
+    """Table, verdicts and figure from every family at every N."""
+    ordered = rows.astype({"samples": int}).sort_values(["spread", "samples", "run"])
+    grids = {
+        name: ordered[name].to_numpy().reshape(len(SPREADS), len(SIZES), -1) for name in MEASURES
+    }
+    pairs = np.stack([grids["single"], grids["multi"]], 1)
+    measured = np.exp(log_crossings(pairs.mean(-1)))
+    predicted = rows.groupby("spread").predicted.first().to_numpy()
+    lines = pd.DataFrame({"spread": SPREADS, "crossover": measured, "predicted": predicted})
+    means = ordered.groupby(["spread", "samples"], as_index=False)[[*MEASURES]].mean()
+    table = means.assign(families=rows.run.nunique()).merge(lines, on="spread")
+    notes = [
+        f"{words}: {multi:.4f} pooled against {single:.4f} alone."
+        for words, (single, multi) in (
+            ("Equal tasks at N = 144", pairs[0, :, SIZES.index(144)].mean(-1)),
+            ("Distance .4 at N = 9216", pairs[SPREADS.index(0.4), :, -1].mean(-1)),
+        )
+    ]
+    for spread, crossed, said in lines.to_numpy():
+        won = f"alone wins from N = {crossed:,.0f} a task"
+        if crossed == 0:
+            won = f"alone wins already at N = {SIZES[0]}"
+        if np.isinf(crossed):
+            won = f"pooling still wins at N = {SIZES[-1]:,}"
+        notes.append(f"Distance {spread:g}: {won} (predicted crossover {said:,.0f}).")
+    title = "When to pool: multi-task against single-task LSPI"
+    verdicts, draw = _crossover_verdicts(grids, lines), partial(_plot_crossover, grids, lines)
+    return FigureResult("crossover", title, table, verdicts, draw, notes)
+
+
+def _crossover_verdicts(grids: Grids, lines: pd.DataFrame) -> Iterator[Verdict]:
+    single, multi = grids["single"], grids["multi"]
+    error, average = (
+        of_means(grids[name][0].T, lambda mean: log_slope(_above_zero(mean), np.array(SIZES)))
+        for name in ("error", "average")
+    )
+    small, near, far = SIZES.index(144), SPREADS.index(0.1), SPREADS.index(0.4)
+    claim = "the pool's Q error falls like 1/sqrt(NT) (slope in [-.65, -.40])"
+    yield Verdict.of(claim, error, above=-0.65, below=-0.40)
+    claim = "suboptimality on the average MDP falls at least like 1/sqrt(NT) (slope <= -.5)"
+    yield Verdict.of(claim, average, below=-0.5)
+    steps = [compare(further, closer) for closer, further in pairwise(multi[near:, -1])]
+    claim = "at N = 9216 multi-task suboptimality grows with the distance (least step, .1 to .8)"
+    yield Verdict.of_all(claim, steps)
+    claim = "equal tasks, N = 144: pooling beats learning alone (suboptimality saved)"
+    yield Verdict.of(claim, compare(single[0, small], multi[0, small]))
+    claim = "distance .4, N = 9216: learning alone beats pooling (suboptimality saved)"
+    yield Verdict.of(claim, compare(multi[far, -1], single[far, -1]), paper=False)
+    ratios = []
+    # A resample that does not cross has the nearest N looked at.
+    first, last = np.log([SIZES[0], SIZES[-1]])
+    for s in np.flatnonzero(lines.crossover.between(SIZES[0], SIZES[-1])):
+        curves = np.stack([single[s], multi[s]]).transpose(2, 0, 1)
+        said = math.log(lines.predicted[s])
+        ratios.append(
+            of_means(curves, lambda c, said=said: said - np.clip(log_crossings(c), first, last))
+        )
+    claim = (
+        "the rule behind should_pool predicts every crossover to a factor of 3 (the worst ratio)"
+    )
+    third = math.log(3)
+    yield Verdict.of_all(claim, ratios, above=-third, below=third, paper=False).scaled(math.exp)
+
+
+def _plot_crossover(grids: Grids, lines: pd.DataFrame) -> Figure:
+    """Left: mean suboptimality against N; right: who is better at every N and distance."""
+    figure, (left, right) = panels(13, 4.8, grid=False, width_ratios=(1, 1.15))
+    multi, single = (_above_zero(grids[arm].mean(-1)) for arm in ("multi", "single"))
+    left.plot(SIZES, single.mean(0), "k--", label="alone (all distances)")
+    for spread, curve in zip(SPREADS[:-1], multi, strict=False):
+        left.plot(SIZES, curve, "o-", markersize=4, label=f"pooled, distance {spread:g}")
+    left.set(xscale="log", yscale="log", xlabel="samples per task N", ylabel="mean suboptimality")
+    left.set_title("pooling starts lower and stops at its distance")
+    left.legend(fontsize=8, loc="lower left")
+    x, y = np.arange(len(SIZES)), np.arange(len(SPREADS))
+    style = {"cmap": "RdBu_r", "vmin": -2.0, "vmax": 2.0, "shading": "nearest"}
+    mesh = right.pcolormesh(x, y, np.log10(multi / single), **style)
+    for name, line in (("predicted", "k--"), ("crossover", "k-o")):
+        inside = lines[name].between(SIZES[0] / 1.4, SIZES[-1] * 1.4)
+        # Neighbouring sizes are a factor of two apart.
+        across = np.log2(lines[name][inside] / SIZES[0])
+        right.plot(across, np.flatnonzero(inside), line, markersize=5, label=name)
+    right.set_yticks(y, [f"{spread:g}" for spread in SPREADS])
+    right.set(xlabel="samples per task N", ylabel="distance: share of a task that is its own")
+    right.set_title("blue: pool; red: learn alone")
+    right.legend(fontsize=9, loc="lower left")
+    for axis, ticks in ((left, SIZES), (right, x)):
+        axis.set_xticks(ticks, [str(size) for size in SIZES], rotation=30)
+        axis.minorticks_off()
+    figure.colorbar(mesh, ax=right, label="log10 of suboptimality, pooled / alone")
+    return figure
+
+
+def measure_counts(spread: float, runs: int, seed: int) -> pd.DataFrame:
+    """A row for each family and T: what the pool's policy loses, the floor, and the error of its Q.
+
+    The mean distance eps, and the largest share that a task's floor takes of its eps term in Theorem 1',
+    are those of all 64 tasks.
+    """
+    shape = {"states": FEW_STATES, "actions": ACTIONS, "tasks": COUNTS[-1], "gamma": GAMMA}
+    family = random_family(**shape, spread=spread, runs=runs, seed=seed)
+    counts = draw_counts(family, SAMPLES, noise=NOISE, rng=np.random.default_rng(seed))
+    best, average = family.optimal()[1], family.average()
+    distance = distance_by_enumeration(family, average[:, None], _UNIFORM)
+    first = concentrability(family.kernel, GAMMA, sigma=_UNIFORM, mu=_UNIFORM).first
+    floor = norm(best - family.value(average.optimal()[0][:, None]), _UNIFORM)
+    term = 2 * distance * np.sqrt(first) / (1 - GAMMA)
+    with np.errstate(invalid="ignore"):
+        share = np.where(distance > 1e-12, floor / term, 0.0)
+    frames = []
+    for number in COUNTS:
+        part = family[:, :number]
+        average = part.average()
+        top, value = average.optimal()
+        pool = Counts(
+            counts.visits[:, :number], counts.moves[:, :number], counts.rewards[:, :number]
+        ).pooled()
+        learned = lspi_finite(pool.visits, pool.moves, pool.rewards, _features(FEW_STATES), GAMMA)
+        off = learned.action_values - average.backup(value)
+        columns = {
+            "spread": spread,
+            "tasks": number,
+            "run": np.arange(runs),
+            "loss": (best[:, :number] - part.value(learned.policy[:, None])).mean((-1, -2)),
+            "floor": (best[:, :number] - part.value(top[:, None])).mean((-1, -2)),
+            "error": np.sqrt((off**2).mean((-1, -2))),
+            "epsilon": distance.mean(-1),
+            "share": share.max(-1),
+        }
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def _conclude_corollary1(rows: Any) -> FigureResult:
+    """Table, verdicts and figure from every family at every T."""
+    ordered = rows.sort_values(["spread", "run", "tasks"])
+    curves = {
+        name: ordered[name].to_numpy().reshape(len(DISTANCES), -1, len(COUNTS))
+        for name in ("loss", "floor", "error", "epsilon", "share")
+    }
+    by, others = ["spread", "tasks"], ["floor", "error", "epsilon"]
+    table: Any = means_by(rows.astype({"tasks": int}), by, "loss", "n")
+    table = table.merge(rows.groupby(by)[others].mean().reset_index(), on=by)
+    table = table[[*by, "loss", "low", "high", *others, "n"]]
+    loss, floor, epsilon = (curves[name].mean(1) for name in ("loss", "floor", "epsilon"))
+    notes = (
+        f"Equal tasks lose {loss[0, 0]:.4f} alone and {loss[0, -1]:.5f} in a pool of 64: the value's "
+        "error falls like 1/sqrt(T), and what the policy loses falls like its square, about 1/T.",
+        "The corollary's rate is an upper bound and no rate: a policy loses only where an error changes "
+        "its action, which is the rarer the smaller the error is.",
+        *(
+            f"Distance {DISTANCES[s]:g}: alone {loss[s, 0]:.4f}, 64 pooled {loss[s, -1]:.4f}, floor "
+            f"{floor[s, -1]:.4f} at eps {epsilon[s].mean():.4f}."
+            for s in range(1, len(DISTANCES))
+        ),
+        f"A task's floor is at most {curves['share'][1:, :, -1].max():.2f} of its eps term in Theorem 1'.",
+    )
+    # The same families at several distances are one unit.
+    claim = (
+        "the floor exceeds the eps term of Theorem 1' on a task of no family (share of families)"
+    )
+    inside = never_broken(rows, "share", claim, by=["run"])
+    verdicts, draw = (*_corollary1_verdicts(curves), inside), partial(_plot_corollary1, curves)
+    title = "Corollary 1: suboptimality against the number of tasks, and the floor that eps sets"
+    return FigureResult("corollary1", title, table.round(9), verdicts, draw, notes)
+
+
+def _floors(curves: Curves) -> Float[np.ndarray, "runs two spreads"]:
+    """The floor and eps of all 64 tasks, in the families of every distance above 0."""
+    return np.stack([curves[name][1:, :, -1].T for name in ("floor", "epsilon")], 1)
+
+
+def _corollary1_verdicts(curves: Curves) -> Iterator[Verdict]:
+    late = np.asarray(COUNTS[LATE:], float)
+    loss, error = (
+        of_means(curves[name][0][:, LATE:], lambda mean: log_slope(mean, late))
+        for name in ("loss", "error")
+    )
+    claim = "equal tasks: the error of Q falls like 1/sqrt(T) (slope, T >= 8, in [-.6, -.4])"
+    yield Verdict.of(claim, error, above=-0.6, below=-0.4)
+    claim = "equal tasks: suboptimality falls at least like 1/sqrt(T) (slope, T >= 8, <= -.5)"
+    yield Verdict.of(claim, loss, below=-0.5)
+    claim = "equal tasks: and no faster, as a rate would have it (slope, T >= 8, >= -.6)"
+    yield Verdict.of(claim, loss, above=-0.6, paper=False)
+    claim = "equal tasks: twice the tasks always lose less (least step)"
+    steps = [compare(few, more) for few, more in pairwise(curves["loss"][0].T)]
+    yield Verdict.of_all(claim, steps)
+    slope = of_means(_floors(curves), lambda m: log_slope(m[..., 0, :], m[..., 1, :]))
+    far = np.stack([curves[name][-1, :, -1] for name in ("loss", "floor")], -1)
+    met = of_means(far, lambda m: np.log(m[..., 0] / m[..., 1]))
+    claim = "distance .4: 64 tasks lose what the floor says, to a tenth (loss / floor)"
+    tenth = math.log(1.1)
+    yield Verdict.of(claim, met, above=-tenth, below=tenth).scaled(math.exp)
+    claim = "the floor grows no slower than eps (slope in eps, >= 1)"
+    yield Verdict.of(claim, slope, above=1.0)
+    claim = "the floor is proportional to eps (slope in eps, <= 1.2)"
+    yield Verdict.of(claim, slope, below=1.2, paper=False)
+
+
+def _plot_corollary1(curves: Curves) -> Figure:
+    """Left: mean suboptimality against T; right: the floor against eps."""
+    figure, (left, right) = panels(13, 4.6)
+    for number, (spread, loss) in enumerate(zip(DISTANCES, curves["loss"], strict=True)):
+        ends = [mean_over(column) for column in loss.T]
+        style = {"color": f"C{number}", "markersize": 4, "label": f"distance {spread:g}"}
+        error_bars(left, COUNTS, ends, fmt="o-", **style)
+        if spread:
+            left.plot(COUNTS[1:], curves["floor"][number].mean(0)[1:], ":", color=f"C{number}")
+    left.set(ylabel="mean suboptimality", title="more tasks help down to the floor (dotted)")
+    left.set(xlabel="tasks T, 36 samples each")
+    floor, epsilon = _floors(curves).mean(0)
+    ends = [mean_over(column) for column in _floors(curves)[:, 0].T]
+    error_bars(right, epsilon, ends, fmt="o-", label="floor of 64 tasks")
+    right.set(xlabel="distance ε of a task from the average (mean)")
+    right.set(ylabel="floor: suboptimality without sampling", title="the floor against ε")
+    # Two powers to compare each curve with, from its first point on.
+    late, start = np.asarray(COUNTS[LATE:], float), curves["loss"][0][:, LATE].mean()
+    for axis, x, first, powers in (
+        (left, late, start, (-0.5, -1.0)),
+        (right, epsilon, floor[0], (1.0, 2.0)),
+    ):
+        for power, style in zip(powers, ("--", "-."), strict=True):
+            line = first * (x / x[0]) ** power
+            axis.plot(x, line, style, color="0.35", linewidth=1, label=f"slope {power:g}")
+        axis.set(xscale="log", yscale="log")
+        axis.legend(fontsize=9)
+    return figure

@@ -1,0 +1,264 @@
+"""Figures 3 and 4: the cells of their grid, what each method is given, and the reading of tables."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion.domains.portfolio.backtest import backtest_strategies, lazy_rebalancing
+from apportion.domains.portfolio.baselines import BASELINES
+from apportion.domains.portfolio.record import LAZY
+from apportion.errors import InputError
+from apportion.tasks import draw_tasks, split_entities
+from apportion_studies.portfolio import fig3_4
+from apportion_studies.portfolio.fig3_4 import SCALES, TILT, GridSize
+
+NOTHING = ("lazy-crp-0", "volatility-tilt-0")
+
+
+@pytest.fixture(scope="module")
+def plan(prices, tiny, sized):
+    size = GridSize(
+        settings=tiny,
+        experiments=2,
+        years=(2001, 2002),
+        counts=(2, 4),
+        held_out=4,
+        long=1,
+        # As many as own tasks: one program walks both.
+        shown=4,
+        epoch=2,
+        epochs=2,
+    )
+    return sized(fig3_4, size, prices=prices)
+
+
+@pytest.fixture(scope="module")
+def cells(plan, compute) -> dict[str, pd.DataFrame]:
+    """What learns nothing, and a single-task policy for each task."""
+    return compute(plan, [cell for cell in plan.cells if cell.program in (*NOTHING, "stl-4")])
+
+
+@pytest.fixture(scope="module")
+def table(cells) -> pd.DataFrame:
+    return pd.concat(cells.values(), ignore_index=True)
+
+
+def test_the_grid_tests_every_cell_at_every_step(plan, table):
+    programs = dict.fromkeys(cell.program for cell in plan.cells)
+    several = ["mtl-4", "pmtl-4", "stl-4", "mtl-2", "pmtl-2", "stl-1"]
+    assert list(programs) == [*several, *NOTHING]
+    found = table[table.method == "stl"].groupby(["tested", "step", "epoch"]).size()
+    # 2 experiments, 2 years and 4 own tasks.
+    assert found.to_dict() == {
+        (tested, step, epoch): count
+        for (tested, count), (step, epoch) in product(
+            (("own", 16), ("held-out", 4)), ((2, 1), (4, 2))
+        )
+    }
+    assert np.isfinite(table.gain).all()
+
+
+@pytest.mark.parametrize(("name", "runs"), [("pmtl-4-1-2001", 1), ("stl-4-0-2002", 4)])
+def test_a_cell_alone_learns_from_the_same(plan, alone_is_given_the_same, name, runs):
+    parts = ("tasks", "policy_keys", "run_keys", "lengths")
+    alone_is_given_the_same(fig3_4, plan, name, parts, runs)
+
+
+@pytest.fixture(scope="module")
+def run(plan, given):
+    """What is trained with for the cells of a program."""
+
+    @cache
+    def of(program: str) -> dict:
+        return given(fig3_4, plan, [cell for cell in plan.cells if cell.program == program])
+
+    return of
+
+
+def own_tasks(experiment: int) -> np.ndarray:
+    seen, _ = split_entities(10, 4, seed=experiment)
+    return np.asarray(draw_tasks(seen, 3, 4, seed=experiment).members)
+
+
+def only_days_before_test_years(found: dict, prices, each: int) -> None:
+    """The market ends before the last test year, and each run's days before its own."""
+    firsts = [prices.row(f"{year}-01-01") for year in (2001, 2002)]
+    assert found["market"].prices.shape[0] == firsts[1]
+    ends = np.asarray(found["lengths"]) + found["market"].window
+    assert ends.tolist() == np.repeat(firsts * 2, each).tolist()
+
+
+def keys_of(found: dict, name: str) -> np.ndarray:
+    return np.asarray(jax.random.key_data(found[name]))
+
+
+def test_multi_task_methods_differ_by_alpha_alone(run, prices):
+    """An epoch is 2 updates for each task: 4 tasks have 16 in two of them."""
+    uniform, found = run("mtl-4"), run("pmtl-4")
+    assert (uniform["settings"].prioritisation, found["settings"].prioritisation) == (0.0, 0.5)
+    assert replace(uniform["settings"], method="pmtl") == found["settings"]
+    assert (found["settings"].steps, run("pmtl-2")["settings"].steps) == (16, 8)
+    only_days_before_test_years(found, prices, 1)
+    for experiment in range(2):
+        for tasks in found["tasks"].members[2 * experiment : 2 * experiment + 2]:
+            np.testing.assert_array_equal(tasks, own_tasks(experiment))
+    for name in ("policy_keys", "run_keys"):
+        np.testing.assert_array_equal(keys_of(uniform, name), keys_of(found, name))
+        assert len(np.unique(keys_of(found, name), axis=0)) == 4
+
+
+def test_a_single_task_policy_is_given_one_task(run, prices):
+    """All of many tasks have one; the first goes on to the updates of few tasks."""
+    found, longer = run("stl-4"), run("stl-1")
+    assert found["settings"].prioritisation == 0
+    assert (found["settings"].steps, longer["settings"].steps) == (4, 8)
+    assert found["tasks"].members.shape == (2 * 2 * 4, 1, 3)
+    for experiment in range(2):
+        here = np.asarray(found["tasks"].members[8 * experiment : 8 * experiment + 8, 0])
+        np.testing.assert_array_equal(here, np.tile(own_tasks(experiment), (2, 1)))
+        first = np.asarray(longer["tasks"].members[2 * experiment, 0])
+        np.testing.assert_array_equal(first, own_tasks(experiment)[0])
+    only_days_before_test_years(found, prices, 4)
+    # It starts from the parameters that multi-task policies of its pair start from.
+    several = keys_of(run("mtl-4"), "policy_keys")
+    np.testing.assert_array_equal(keys_of(found, "policy_keys"), np.repeat(several, 4, axis=0))
+
+
+@pytest.mark.parametrize("name", [LAZY, TILT])
+def test_a_grid_strategy_is_the_one_backtested_alone(prices, table, name):
+    """What learns nothing, computed for one cell by plain means, is the grid's."""
+    seen, _ = split_entities(10, 4, seed=1)
+    gains = []
+    for task in draw_tasks(seen, 3, 4, seed=1)[:2]:
+        some = prices.select(task.names(prices.tickers))
+        result = backtest_strategies(
+            some,
+            {LAZY: lazy_rebalancing()},
+            baselines={TILT: BASELINES[TILT]},
+            start="2002-01-01",
+            end="2002-12-31",
+            window=6,
+        )
+        gains.append(result.against(name).value)
+    cell = table[(table.method == name) & (table.experiment == 1) & (table.year == 2002)]
+    own = cell[cell.tested == "own"].set_index("task").log_gain
+    assert own.loc[[0, 1]].to_numpy() == pytest.approx(np.array(gains), abs=2e-5)
+
+
+def test_the_paper_grid_refuses_data_that_cannot_carry_it(prices):
+    with pytest.raises(InputError, match="none of the test years 2013 to 2019"):
+        fig3_4.fig3_4(scale="paper", prices=prices)
+    with pytest.raises(InputError, match="too few for 18 held-out"):
+        replace(SCALES["paper"], years=(2002,)).within(prices)
+
+
+def grid_of(gains):
+    """Three experiments and years, on both kinds of task; gains by method, tasks and step.
+
+    A policy of several tasks, or several policies of one, is tested on as many own tasks.
+    """
+    rows = [
+        [method, tasks, experiment, year, tested, step, task, gain + 0.01 * experiment * year]
+        for (method, tasks, step), gain in gains.items()
+        for experiment, year in product(range(3), (2017, 2018, 2019))
+        for tested, task in [("held-out", -1), *(("own", task) for task in range(tasks or 4))]
+    ]
+    columns = ["method", "tasks", "experiment", "year", "tested", "step", "task", "gain"]
+    return pd.DataFrame(rows, columns=columns).assign(log_gain=0.0, sharpe_gain=0.0, epoch=1)
+
+
+@pytest.fixture
+def gains():
+    """Two tests of each, with 2 tasks and with 5; at equal updates, 40 of each policy."""
+    found = {(LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    found |= {("stl", 5, 10): -1.0, ("stl", 5, 20): 0.0, ("stl", 1, 20): -2.0, ("stl", 1, 40): -9.0}
+    for method, more in (("mtl", 0.0), ("pmtl", 0.5)):
+        found |= {(method, 2, 20): 1.0 + more, (method, 2, 40): 2.0}
+        found |= {(method, 5, 40): 3.0, (method, 5, 100): 7.0 + more}
+    return found
+
+
+def by_claim(figure):
+    """Verdicts over all years: of a claim, the last is kept."""
+    return {verdict.claim.rpartition(", ")[0]: verdict for verdict in figure.verdicts}
+
+
+def verdicts_of(table):
+    return by_claim(fig3_4._conclude(table, {})[1])
+
+
+def test_each_claim_names_its_protocol_and_its_years(gains):
+    """Equal epochs give a multi-task policy T times a single-task one's updates."""
+    transfer, own = fig3_4._conclude(grid_of(gains), {})
+    found = by_claim(own)
+    for claim, gap in (
+        ("MTL with 5 tasks beats STL at equal epochs (100 updates against 20)", 7.0),
+        ("P-MTL with 2 tasks beats STL at equal epochs (40 updates against 20)", 2.0),
+        ("P-MTL with 2 tasks learns faster than STL at equal epochs (mean of all 2)", 2.25),
+        ("P-MTL with 5 tasks beats STL at equal updates (40 each)", 12.0),
+        ("5 tasks beat 2 at equal epochs (100 updates against 40) (P-MTL)", 5.5),
+        ("5 tasks beat 2 at equal updates (40 each) (P-MTL)", 1.0),
+        ("P-MTL beats MTL with 5 tasks", 0.5),
+        ("P-MTL with 2 tasks learns faster than MTL (mean of all epochs)", 0.25),
+    ):
+        assert found[claim].estimate == pytest.approx(gap), claim
+    claims = [verdict.claim for verdict in own.verdicts]
+    assert claims[0].endswith(", in 2019")
+    assert claims[1].endswith(", over 2017 to 2019 (3 of 3 years positive)")
+    held_out = by_claim(transfer)
+    for claim, gap in (
+        ("5 tasks transfer better than 2 at equal updates (40 each) (MTL)", 1.0),
+        ("MTL with 5 tasks transfers better than STL at equal updates (40 each)", 12.0),
+        (
+            "MTL with 5 tasks transfers better than STL at equal epochs (100 updates against 20)",
+            7.0,
+        ),
+    ):
+        assert held_out[claim].estimate == pytest.approx(gap), claim
+    for figure, count in ((transfer, 2), (own, 3)):
+        assert len(figure.plot().axes) == count
+        assert len(figure.table) == len(gains)
+
+
+def test_methods_are_compared_on_the_tasks_that_both_were_tested_on(gains):
+    """A single-task policy that goes on has the first task alone; others are far behind on the second."""
+    table = grid_of(gains)
+    several = table.method.isin(["mtl", "pmtl"]) & (table.task > 0) & (table.step == 40)
+    table.loc[several, "gain"] -= 50.0
+    found = verdicts_of(table)["MTL with 5 tasks beats STL at equal updates (40 each)"]
+    assert found.estimate == pytest.approx(12.0)
+
+
+def test_a_fraction_of_tasks_gains_at_least_so_much(gains):
+    """Of 5 tasks, P-MTL is ahead of MTL by 0 to 4 where they gain less and less over STL."""
+    table = grid_of(gains)
+    ends = (table.step == 100) & (table.task >= 0)
+    for method, slope in (("mtl", -3.0), ("pmtl", -2.0)):
+        own = ends & (table.method == method)
+        table.loc[own, "gain"] = slope * table.task[own]
+    curve = fig3_4.over_single(table[table.tested == "own"], "mtl", 5)
+    assert curve.columns.tolist() == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert np.diff(curve.iloc[0]) == pytest.approx([-3.0] * 4)
+    found = verdicts_of(table)
+    [gains_more] = [v for claim, v in found.items() if claim.startswith("from 30% of 5 tasks on")]
+    assert gains_more.estimate == pytest.approx(2.5)
+    assert gains_more.holds
+
+
+def test_priorities_that_help_few_tasks_much_are_not_said_to_help_little():
+    """Twenty tasks: the four that gain most do so by 2 points more, the others by nothing."""
+    gains = {("stl", 20, 1): 0.0, ("stl", 1, 1): 0.0, ("mtl", 2, 1): 0.0, ("pmtl", 2, 1): 0.0}
+    gains |= {("mtl", 20, 1): 0.0, ("pmtl", 20, 1): 0.0, (LAZY, 0, 0): 0.3, (TILT, 0, 0): 1.0}
+    table = grid_of(gains)
+    best = (table.method == "pmtl") & (table.tasks == 20) & table.task.isin([3, 8, 11, 19])
+    table.loc[best, "gain"] += 2.0
+    found = verdicts_of(table)
+    [little] = [v for claim, v in found.items() if claim.startswith("up to 20% of 20 tasks")]
+    [more] = [v for claim, v in found.items() if claim.startswith("from 30% of 20 tasks on")]
+    assert (little.estimate, more.estimate) == pytest.approx((2.0, 0.0))
+    assert little.outcome == "does-not-hold"

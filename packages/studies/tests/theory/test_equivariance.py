@@ -1,0 +1,52 @@
+"""A network shared by all entities against a plain one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from apportion_studies.theory import equivariance
+
+
+def test_one_network_is_equivariant_and_the_other_is_not():
+    x = jax.random.uniform(jax.random.key(0), (equivariance.ENTITIES,))
+    order = jnp.arange(equivariance.ENTITIES)[::-1]
+    for name, same in (("equivariant", True), ("plain", False)):
+        policy = equivariance.make_network(name, jax.random.key(1))
+        assert policy(x).sum() == pytest.approx(1, abs=1e-5)
+        assert np.allclose(policy(x[order]), policy(x)[order], atol=1e-6) == same
+
+
+def test_training_leaves_equal_shares_behind_and_equal_entities_may_change_places():
+    betas = jnp.full(10, 0.5)
+    keys = jax.random.split(jax.random.key(0), 4)
+    own, other = np.asarray(equivariance.regrets("equivariant", betas, 50, 150, keys)).T
+    x = np.random.default_rng(0).uniform(size=(2000, 10))
+    # The best value is a soft maximum: 0.5 log sum exp(2 x).
+    of_equal_shares = (0.5 * np.log(np.exp(2 * x).mean(-1)) - x.mean(-1)).mean()
+    assert (own < of_equal_shares / 2).all()
+    np.testing.assert_allclose(own, other, rtol=1e-4)
+
+
+def made_up(shared, plain):
+    rows = [
+        (epsilon, size, network, run, regret + 1e-3 * run, regret + 1e-3 * run)
+        for epsilon in equivariance.EPSILONS
+        for size in equivariance.SIZES
+        for network, regret in (("equivariant", shared), ("plain", plain))
+        for run in range(3)
+    ]
+    columns = ["epsilon", "size", "network", "run", "own_order", "other_order"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("shared", "plain", "outcome"), [(0.1, 0.2, "holds"), (0.2, 0.1, "does-not-hold")]
+)
+def test_whoever_regrets_less_is_said_to(shared, plain, outcome):
+    [figure] = equivariance._conclude(made_up(shared, plain), {})
+    savings = [verdict for verdict in figure.verdicts if "saving" in verdict.claim]
+    assert len(savings) == 4
+    assert all(verdict.outcome == outcome for verdict in savings)
+    assert len(figure.plot().axes) == 6
