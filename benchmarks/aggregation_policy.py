@@ -71,7 +71,7 @@ def gone_on(first: AggregationPolicy) -> AggregationPolicy:
     )  # fmt: skip
     _, run_key = jax.random.split(jax.random.key(1))
     result = train(
-        federation, tasks, first, learner, steps=SECOND.steps, selection=SECOND.selection(),
+        federation, tasks, first, learner, steps=SECOND.steps, priority=SECOND.priority(),
         scorer=shortfall, replay=Replay(act_periods=0), chunks=Chunks(SECOND.chunk), measure=0,
         key=run_key,
     )  # fmt: skip

@@ -46,7 +46,7 @@ def prepare(steps: int, tasks: int, entities: int, universe: int, runs: int):
         eqx.filter_vmap(lambda state: advance(algorithm, state, steps)), donate="all"
     )
     held = [forward(begun(jax.random.split(key, runs)))[0]]
-    leaves = jax.tree.leaves((held[0].memory, held[0].selection))
+    leaves = jax.tree.leaves((held[0].memory, held[0].priority_state))
     kept = sum(leaf.nbytes for leaf in leaves) / 2**20
 
     def several() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from apportion.learners.direct import Direct
 from apportion.memory import Replay
-from apportion.policy import GaussianScores, ScoringPolicy
+from apportion.policy import GaussianLogits, LogitPolicy
 from apportion.priority import Priority
 from apportion.simplex import Head
 from apportion.tasks import draw_tasks
@@ -23,7 +23,7 @@ ALPHA, BETA, SMOOTHING, RATE, RECENCY, NOISE = 0.7, 0.8, 0.2, 0.3, 0.1, 0.4
 STEPS = 120
 
 
-class OneParameter(ScoringPolicy):
+class OneParameter(LogitPolicy):
     """Scores theta times what the entity shows: small enough to differentiate by hand."""
 
     theta: jax.Array
@@ -32,7 +32,7 @@ class OneParameter(ScoringPolicy):
     def encode(self, history, mask):
         return history[:, -1, :]
 
-    def scores(self, features, held, mask):
+    def logits(self, features, held, mask):
         return self.theta * features[:, 0]
 
 
@@ -125,7 +125,7 @@ def randomness(key, step):
 def seen(priority, state):
     """Probabilities, and where each task's episode stands."""
     positions = jax.vmap(state.memory.position)(jnp.arange(T))
-    return priority.probabilities(state.selection), positions
+    return priority.probabilities(state.priority_state), positions
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["goes on", "stops at the end"])
@@ -140,7 +140,7 @@ def both(request):
         probabilities, positions = seen(Priority(ALPHA), chunk.state)
         watched.append(
             {
-                "scores": np.asarray(chunk.state.selection.scores),
+                "scores": np.asarray(chunk.state.priority_state.scores),
                 "probabilities": np.asarray(probabilities),
                 "positions": np.asarray(positions),
                 "periods": np.asarray(memory.periods),
@@ -155,8 +155,8 @@ def both(request):
         tasks,
         OneParameter(jnp.asarray(0.5)),
         Direct(B, RATE, transform=optax.identity()),
-        selection=Priority(ALPHA, BETA, SMOOTHING),
-        explore=GaussianScores(NOISE),
+        priority=Priority(ALPHA, BETA, SMOOTHING),
+        explore=GaussianLogits(NOISE),
         replay=Replay(
             length=HISTORY, warm_up=0, recency=RECENCY, act_periods=ACTING, stops=request.param
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from apportion.errors import InputError
-from apportion.policy import GaussianScores, Pooled, Recurrent, assert_equivariant
+from apportion.policy import GaussianLogits, Pooled, Recurrent, assert_equivariant
 from apportion.problem import Observation
 from apportion.simplex import Head
 
@@ -63,7 +63,7 @@ def test_pooling_lets_entities_see_each_other_and_the_recurrent_policy_does_not(
     @eqx.filter_jit
     def ratio(policy, observation):
         features = policy.encode(observation.history, mask)
-        scores = policy.scores(features, observation.held, mask)
+        scores = policy.logits(features, observation.held, mask)
         return scores[0] - scores[1]
 
     seeing, blind = (
@@ -143,7 +143,7 @@ def test_the_gradient_through_pooling_is_that_of_double_precision():
     @eqx.filter_grad
     def gradient(policy, windows, held):
         def scores(window):
-            return policy.scores(policy.encode(window, mask), held, mask)
+            return policy.logits(policy.encode(window, mask), held, mask)
 
         return jax.vmap(scores)(windows).sum()
 
@@ -155,7 +155,7 @@ def test_the_gradient_through_pooling_is_that_of_double_precision():
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-EXPLORE = GaussianScores(0.7)
+EXPLORE = GaussianLogits(0.7)
 
 
 @eqx.filter_jit

@@ -15,7 +15,7 @@ from apportion.domains.probes import ProbeState, ShownBest
 from apportion.errors import InputError
 from apportion.learners.direct import Direct, DirectEpisodes
 from apportion.memory import Replay
-from apportion.policy import GaussianScores, Policy, Pooled, Recurrent
+from apportion.policy import GaussianLogits, Policy, Pooled, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.runs.checkpoint import load_state, save_state
@@ -64,7 +64,7 @@ def test_prioritisation_beats_uniform_where_only_some_tasks_carry_signal():
     tasks = draw_tasks(8, 4, 2).joined(draw_tasks(np.arange(8, 64), 4, 30))
     policies = train_runs(
         problem, tasks, eqx.filter_vmap(policy)(keys), Direct(16, 1e-2), steps=200,
-        selection=Priority(jnp.repeat(jnp.array([0.0, 1.0]), 12), beta=0.0), keys=keys,
+        priority=Priority(jnp.repeat(jnp.array([0.0, 1.0]), 12), beta=0.0), keys=keys,
     ).policy  # fmt: skip
 
     def score(policy):
@@ -83,7 +83,7 @@ def run(**options):
     with jax.enable_x64(True):
         return train(
             **({"policy": policy()} | own | options), measure=5,
-            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2),
+            explore=GaussianLogits(0.3), replay=Replay(warm_up=0, act_periods=2),
         )  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def test_runs_with_tasks_and_settings_of_their_own_are_what_single_runs_are(trai
         many = train_runs(
             ShownBest(), stack([draw_tasks(12, 4, 8, seed=9), TASKS]), policies,
             Direct(16, jnp.array([0.0, 1.0]) * LEARNER.learning_rate), steps=20, keys=keys,
-            explore=GaussianScores(0.3), replay=Replay(warm_up=0, act_periods=2),
+            explore=GaussianLogits(0.3), replay=Replay(warm_up=0, act_periods=2),
         )  # fmt: skip
     others, theirs = (many.metrics[many.metrics.run == one] for one in (0, 1))
     alone = trained.metrics[:20]
@@ -227,7 +227,9 @@ def test_a_million_tasks_need_memory_only_for_those_in_use():
     replay = Replay(length=16, slots=256, act_periods=2)
     algorithm = Algorithm.of(ShownBest(), tasks, policy(), Direct(4), replay=replay)
     state = jax.eval_shape(lambda: begin(algorithm, policy(), KEY))
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((state.memory, state.selection)))
+    size = sum(
+        x.size * x.dtype.itemsize for x in jax.tree.leaves((state.memory, state.priority_state))
+    )
     assert size < 32 * 2**20
 
 
@@ -253,7 +255,7 @@ def test_a_fault_is_told_with_its_step_and_leaves_scores_and_policy_as_they_were
         InputError, match=r"step 0, task \d \(entities \[.*\]\): the loss or its grad"
     ):
         _raise_fault(algorithm, after)
-    assert np.asarray(after.selection.scores).tolist() == [1.0] * 8
+    assert np.asarray(after.priority.scores).tolist() == [1.0] * 8
     assert bool(eqx.tree_equal(after.parameters, state.parameters))
     # Of several runs, the second.
     later = eqx.tree_at(lambda s: s.fault, after, jnp.array([[0, 0, 0], [4, 3, 2]]))

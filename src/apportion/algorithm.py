@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 from apportion import memory as memories
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Memory, Replay, read_before_write
-from apportion.policy import GaussianScores, Policy, ScoringPolicy
+from apportion.policy import GaussianLogits, LogitPolicy, Policy
 from apportion.priority import Priority, PriorityState
 from apportion.problem import Problem
 from apportion.scorers import Evidence, Scorer, max_deviation, mean_deviation
@@ -52,14 +52,14 @@ class RunState(eqx.Module):
     """Everything a run is at a step; the same state and the same key continue it bit for bit."""
 
     parameters: PyTree[Array]
-    learner: PyTree[Array]
-    selection: PriorityState
+    learner_state: PyTree[Array]
+    priority_state: PriorityState
     memory: Memory | None
     key: PRNGKeyArray
     step: Index
     fault: Int[Array, " 3"]
     """Kind (an index into FAULTS, 0 is none), step and task of the first thing that went wrong."""
-    run: UInt32[Array, " parts"]
+    fingerprint: UInt32[Array, " parts"]
     """Fingerprints of what the run is made of (`PARTS`)."""
 
 
@@ -79,8 +79,8 @@ class Algorithm(eqx.Module):
     problem: Problem
     tasks: Task
     learner: Learner
-    selection: Priority
-    explore: GaussianScores | None
+    priority: Priority
+    explore: GaussianLogits | None
     skeleton: PyTree = eqx.field(static=True)
     scorer: Scorer = eqx.field(static=True)
     replay: Replay = eqx.field(static=True)
@@ -93,9 +93,9 @@ class Algorithm(eqx.Module):
         policy: Policy,
         learner: Learner,
         *,
-        selection: Priority | None = None,
+        priority: Priority | None = None,
         scorer: Scorer = max_deviation,
-        explore: GaussianScores | None = None,
+        explore: GaussianLogits | None = None,
         replay: Replay | None = None,
         horizon: int | None = None,
     ) -> "Algorithm":
@@ -105,7 +105,7 @@ class Algorithm(eqx.Module):
             problem,
             tasks,
             learner,
-            Priority() if selection is None else selection,
+            Priority() if priority is None else priority,
             explore,
             eqx.filter(policy, eqx.is_array, inverse=True),
             scorer,
@@ -123,8 +123,8 @@ class Algorithm(eqx.Module):
 
     def probabilities(self, state: RunState) -> Float[Array, "*runs tasks"]:
         """Each task's chance to be drawn next (runs by tasks, where there are several runs)."""
-        of_run = self.selection.probabilities
-        return (jax.vmap(of_run) if state.step.ndim else of_run)(state.selection)
+        of_run = self.priority.probabilities
+        return (jax.vmap(of_run) if state.step.ndim else of_run)(state.priority_state)
 
 
 def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
@@ -143,7 +143,7 @@ def begin(algorithm: Algorithm, policy: Policy, key: PRNGKeyArray) -> RunState:
     return RunState(
         eqx.filter(policy, eqx.is_array),
         algorithm.learner.start(policy),
-        algorithm.selection.start(len(tasks)),
+        algorithm.priority.start(len(tasks)),
         empty,
         key,
         jnp.zeros((), jnp.int32),
@@ -174,17 +174,17 @@ def advance(
 
 def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     """One round of the paper's loop."""
-    problem, learner, selection = algorithm.problem, algorithm.learner, algorithm.selection
+    problem, learner, priority = algorithm.problem, algorithm.learner, algorithm.priority
     # The step's number makes its keys: a resumed run needs no other memory of its randomness.
     draw_key, reset_key, sample_key, update_key, act_key = jax.random.split(
         jax.random.fold_in(state.key, state.step), 5
     )
     policy = algorithm.policy(state)
 
-    chances, memory, slot, batch = state.selection, state.memory, None, None
+    chances, memory, slot, batch = state.priority_state, state.memory, None, None
 
     def draw(number):
-        drawn = selection.draw(chances, number, key=draw_key)
+        drawn = priority.draw(chances, number, key=draw_key)
         return drawn, None if memory is None else memories.find_slot(memory, drawn.task)
 
     drawn, found = read_before_write(draw, state.step)
@@ -195,7 +195,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
         memory, slot = memories.assign_slot(memory, found, t, fresh, state.step), found.index
         batch = _sample(algorithm, memory, slot, sample_key) if learner.periods else None
     update = learner.update(
-        problem, task, batch, policy, state.learner, drawn.weight, key=update_key
+        problem, task, batch, policy, state.learner_state, drawn.weight, key=update_key
     )
 
     value = algorithm.scorer(update.evidence)
@@ -203,7 +203,7 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     sound = (kind == 0) & (state.fault[0] == 0)
     policy = _keep_if(sound, update.policy, policy)
     # A faulty value is replaced by the task's own score, which leaves that score as it was.
-    chances = selection.update(chances, drawn, jnp.where(sound, value, drawn.score))
+    chances = priority.update(chances, drawn, jnp.where(sound, value, drawn.score))
 
     if memory is not None and slot is not None:
         if batch is not None and update.new_states is not None:
@@ -216,13 +216,13 @@ def step(algorithm: Algorithm, state: RunState) -> tuple[RunState, Metrics]:
     )
     following = RunState(
         eqx.filter(policy, eqx.is_array),
-        _keep_if(sound, update.state, state.learner),
+        _keep_if(sound, update.state, state.learner_state),
         chances,
         memory,
         state.key,
         state.step + 1,
         first_fault,
-        state.run,
+        state.fingerprint,
     )
     evidence = update.evidence
     return following, Metrics(
@@ -267,13 +267,13 @@ def _act(
 
     def choose(state, key):
         observation = problem.observe(task, state)
-        if explore is None or not isinstance(policy, ScoringPolicy):
+        if explore is None or not isinstance(policy, LogitPolicy):
             return policy(observation, task.mask)
-        scores, here = (
-            policy.observed_scores(observation, task.mask),
+        logits, here = (
+            policy.observed_logits(observation, task.mask),
             observation.present(task.mask),
         )
-        return policy.head(explore.sample(scores, here, key=key), here, observation.bounds)
+        return policy.head(explore.sample(logits, here, key=key), here, observation.bounds)
 
     def period(carry, key):
         state, n = carry

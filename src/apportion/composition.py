@@ -1,12 +1,14 @@
 """Small pieces around any policy: average several, trade part of the way, shrink to equal shares.
 
 Each is itself a policy, usable alone or inside the others, and equivariant where its inside is:
-a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), pi the mean of an ensemble.
+a_n = w_{n-1} + eta (target - w_{n-1}), target = (1 - k)/m + k pi(x_n), where pi is the mean of an ensemble,
+eta the trade fraction and k the trust.
 All keep to the bounds they are given; `LimitedTurnover` adds its own.
 """
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,6 +30,29 @@ def _fraction(name: str, value: float | Array | Sequence[float], largest: float 
         if not np.all((known >= 0) & (known <= largest)):
             raise InputError(f"{name} is {value}; it must be between 0 and {largest:g}")
     return jnp.asarray(value, jnp.float32)
+
+
+def mix_allocations(policy: Any, baseline: Any, trust: Any) -> Any:
+    """Mix two allocations: `trust` of the policy's and the rest of the baseline's.
+
+    Parameters
+    ----------
+    policy, baseline : array
+        Two allocations of the same entities.
+    trust : float or array
+        How far the policy is followed, in [0, 1]: 0 is the baseline, 1 the policy.
+
+    Returns
+    -------
+    array
+        The mixture. It keeps all bounds that both allocations keep.
+
+    Examples
+    --------
+    >>> mix_allocations(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 0.2).tolist()
+    [0.6, 0.4]
+    """
+    return baseline + trust * (policy - baseline)
 
 
 class EqualShares(Policy):
@@ -52,9 +77,9 @@ class PolicyWrapper(Policy):
 
 
 class PartialTrading(PolicyWrapper):
-    """Move only the fraction `eta` of the way from what is held to what the policy wants.
+    """Move only the fraction `trade_fraction` of the way from what is held to what the policy wants.
 
-    Around `EqualShares` this is lazy rebalancing, and with eta = 0 buy and hold.
+    Around `EqualShares` this is lazy rebalancing, and with trade_fraction = 0 buy and hold.
 
     Examples
     --------
@@ -66,27 +91,29 @@ class PartialTrading(PolicyWrapper):
     """
 
     policy: Policy
-    eta: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "eta"))
+    trade_fraction: Float[Array, "*runs"] = eqx.field(
+        converter=partial(_fraction, "trade_fraction")
+    )
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
     ) -> Allocation:
         target = self.policy.allocate(features, held, mask, bounds)
-        return within(held + self.eta.astype(held.dtype) * (target - held), mask, bounds)
+        return within(held + self.trade_fraction.astype(held.dtype) * (target - held), mask, bounds)
 
 
 class ShrunkToEqual(PolicyWrapper):
-    """Trust the policy by `k`: (1 - k)/m + k pi; k = 0 is equal shares, k = 1 the policy itself."""
+    """Mix the policy with equal shares: (1 - trust)/m + trust pi; trust 1 is the policy itself."""
 
     policy: Policy
-    k: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "k"))
+    trust: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "trust"))
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
     ) -> Allocation:
         wanted = self.policy.allocate(features, held, mask, bounds)
         equal = equal_within(mask, bounds, held.dtype)
-        return equal + self.k.astype(held.dtype) * (wanted - equal)
+        return mix_allocations(wanted, equal, self.trust.astype(held.dtype))
 
 
 class Ensemble(Policy):
@@ -125,9 +152,9 @@ class Ensemble(Policy):
 
 
 class LimitedTurnover(PolicyWrapper):
-    """Move at most `most` from what is held, summed over entities (a full exchange of all is 2).
+    """Trade at most `max_turnover`, bought and sold added up (exchanging everything is 2).
 
-    What the bounds themselves force comes first: it is done even where it exceeds `most`.
+    What the bounds themselves force comes first: it is done even where it exceeds `max_turnover`.
 
     Examples
     --------
@@ -139,7 +166,9 @@ class LimitedTurnover(PolicyWrapper):
     """
 
     policy: Policy
-    most: Float[Array, "*runs"] = eqx.field(converter=partial(_fraction, "most", largest=2))
+    max_turnover: Float[Array, "*runs"] = eqx.field(
+        converter=partial(_fraction, "max_turnover", largest=2)
+    )
 
     def allocate(
         self, features: PyTree[Array], held: Allocation, mask: Mask, bounds: Bounds | None = None
@@ -148,7 +177,7 @@ class LimitedTurnover(PolicyWrapper):
         start = within(held, mask, bounds)
         forced, path = jnp.abs(start - held).sum(), jnp.abs(target - start).sum()
         # A limit is given, not learnt.
-        most = jax.lax.stop_gradient(self.most).astype(held.dtype)
-        room = jnp.maximum(most - forced, 0.0)
+        max_turnover = jax.lax.stop_gradient(self.max_turnover).astype(held.dtype)
+        room = jnp.maximum(max_turnover - forced, 0.0)
         step = jnp.minimum(room / jnp.where(path > 0, path, 1.0), 1.0)
         return start + step * (target - start)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from apportion.errors import InputError
 from apportion.problem import Observation, as_key
 from apportion.recurrence import Features, History, Recurrence
-from apportion.simplex import Allocation, Bounds, Head, Mask, Scalar, Scores
+from apportion.simplex import Allocation, Bounds, Head, Logits, Mask, Scalar
 
 _LARGEST_SIZE = 2**20
 
@@ -52,19 +52,19 @@ class Policy(eqx.Module):
         return self.allocate(features, observation.held, read, observation.bounds)
 
 
-class ScoringPolicy(Policy):
-    """A policy that scores every entity, then apportions by its head: the kind that can explore."""
+class LogitPolicy(Policy):
+    """A policy that gives every entity a logit, then apportions by its head: the kind that can explore."""
 
     head: eqx.AbstractVar[Head]
 
     @abstractmethod
-    def scores(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Scores:
+    def logits(self, features: PyTree[Array], held: Allocation, mask: Mask) -> Logits:
         """One score for each entity, from one network shared by all."""
 
-    def observed_scores(self, observation: Observation, mask: Mask) -> Scores:
-        """The scores of what is seen, without those who can take nothing now."""
+    def observed_logits(self, observation: Observation, mask: Mask) -> Logits:
+        """The logits of what is seen, without those who can take nothing now."""
         read = observation.scored(mask)
-        return self.scores(self.encode(observation.history, read), observation.held, read)
+        return self.logits(self.encode(observation.history, read), observation.held, read)
 
     def allocate(
         self,
@@ -73,7 +73,7 @@ class ScoringPolicy(Policy):
         mask: Mask,
         bounds: Bounds | None = None,
     ) -> Allocation:
-        return self.head(self.scores(features, held, mask), mask, bounds)
+        return self.head(self.logits(features, held, mask), mask, bounds)
 
 
 class Score(eqx.Module):
@@ -90,11 +90,11 @@ class Score(eqx.Module):
         self.of_features = 0.01 * jax.random.normal(key, (hidden,))
         self.of_held = jnp.zeros(())
 
-    def __call__(self, features: Features, held: Allocation) -> Scores:
+    def __call__(self, features: Features, held: Allocation) -> Logits:
         return features @ self.of_features + self.of_held * held
 
 
-class Recurrent(ScoringPolicy):
+class Recurrent(LogitPolicy):
     """The paper's policy: a shared tanh RNN, its last state joined with the entity's allocation, a
     shared linear score, softmax.
 
@@ -125,15 +125,15 @@ class Recurrent(ScoringPolicy):
     def encode(self, history: History, mask: Mask) -> Features:
         return self.recurrence(history)
 
-    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+    def logits(self, features: Features, held: Allocation, mask: Mask) -> Logits:
         return self.score(features, held)
 
 
-class Pooled(ScoringPolicy):
+class Pooled(LogitPolicy):
     """Each entity's last period is read by one layer, joined with the mean and the maximum over all
     present entities, and scored by a second: it knows how many want the resource, and how much.
 
-    Scores are held within `reach` of 0, so that no entity is ever shut out for good.
+    Logits are held within `reach` of 0, so that no entity is ever shut out for good.
     """
 
     first: eqx.nn.Linear
@@ -173,12 +173,12 @@ class Pooled(ScoringPolicy):
         pooled = jnp.concatenate([mean, largest(present.T)]) @ self.others
         return jax.nn.relu(_on_rows(self.own, read) + pooled)
 
-    def scores(self, features: Features, held: Allocation, mask: Mask) -> Scores:
+    def logits(self, features: Features, held: Allocation, mask: Mask) -> Logits:
         return self.reach * jnp.tanh(self.score(features, held) / self.reach)
 
 
-class GaussianScores(eqx.Module):
-    """How to explore: noise on the scores, the policy's head afterwards; the action is the noisy scores.
+class GaussianLogits(eqx.Module):
+    """How to explore: noise on the logits, the policy's head afterwards; the action is the noisy logits.
 
     Its log-probability is exact. Bounds act after the noise, on the allocation; the density is that of
     the action before them, which is what ratios of probabilities need. Entities that are absent, their
@@ -191,14 +191,14 @@ class GaussianScores(eqx.Module):
     def __init__(self, noise_std: float | Scalar = 0.5):
         self.log_noise_std = jnp.log(jnp.asarray(noise_std, float))
 
-    def sample(self, scores: Scores, mask: Mask, *, key: PRNGKeyArray) -> Scores:
+    def sample(self, logits: Logits, mask: Mask, *, key: PRNGKeyArray) -> Logits:
         """Draw an action."""
-        noise = jax.random.normal(key, scores.shape, scores.dtype)
-        return jnp.where(mask, scores + jnp.exp(self.log_noise_std) * noise, 0.0)
+        noise = jax.random.normal(key, logits.shape, logits.dtype)
+        return jnp.where(mask, logits + jnp.exp(self.log_noise_std) * noise, 0.0)
 
-    def log_prob(self, scores: Scores, mask: Mask, action: Scores) -> Scalar:
+    def log_prob(self, logits: Logits, mask: Mask, action: Logits) -> Scalar:
         """Exact log-density of an action."""
-        z = jnp.where(mask, (action - scores) / jnp.exp(self.log_noise_std), 0.0)
+        z = jnp.where(mask, (action - logits) / jnp.exp(self.log_noise_std), 0.0)
         return -0.5 * (z**2).sum() - mask.sum() * (self.log_noise_std + 0.5 * math.log(2 * math.pi))
 
 

@@ -23,7 +23,7 @@ Index = Int[Array, ""]
 Scalar = Float[Array, ""]
 
 
-class Trees(eqx.Module):
+class SumMinTree(eqx.Module):
     """The sum and the least of T positive leaves, kept exact in O(log T) for each change.
 
     Level 0 holds the leaves in blocks; a block's sum and least are the entries of the levels above.
@@ -35,7 +35,7 @@ class Trees(eqx.Module):
     leasts: tuple[Float[Array, "_ children"], ...]
 
     @classmethod
-    def over(cls, leaves: Float[Array, " tasks"]) -> "Trees":
+    def over(cls, leaves: Float[Array, " tasks"]) -> "SumMinTree":
         """Build the trees over all leaves."""
         bottom = _blocks(leaves, 0.0)
         sums, leasts = [], []
@@ -72,7 +72,7 @@ class Trees(eqx.Module):
             block = block * BRANCHING + jnp.minimum(place, last).astype(jnp.int32)
         return block
 
-    def path(self, leaf: Index) -> "Trees":
+    def path(self, leaf: Index) -> "SumMinTree":
         """The blocks from a leaf up to the root: all that a change of the leaf touches."""
         block = leaf // BRANCHING
         bottom, sums, leasts = self.leaves[block], [], []
@@ -80,9 +80,11 @@ class Trees(eqx.Module):
             block = block // BRANCHING
             sums.append(level_sums[block])
             leasts.append(level_leasts[block])
-        return Trees(bottom[None], tuple(s[None] for s in sums), tuple(s[None] for s in leasts))
+        return SumMinTree(
+            bottom[None], tuple(s[None] for s in sums), tuple(s[None] for s in leasts)
+        )
 
-    def put(self, leaf: Index, value: Scalar, path: "Trees") -> "Trees":
+    def put(self, leaf: Index, value: Scalar, path: "SumMinTree") -> "SumMinTree":
         """Change one leaf, given its path as it was: blocks are written, and none is read."""
         block, place = leaf // BRANCHING, leaf % BRANCHING
         row = path.leaves[0].at[place].set(value)
@@ -96,7 +98,7 @@ class Trees(eqx.Module):
             sums.append(self.sums[k].at[block].set(sum_row))
             leasts.append(self.leasts[k].at[block].set(least_row))
             total, least = sum_row.sum(), least_row.min()
-        return Trees(leaves, tuple(sums), tuple(leasts))
+        return SumMinTree(leaves, tuple(sums), tuple(leasts))
 
 
 def _blocks(row: Float[Array, " places"], neutral: float) -> Float[Array, "blocks children"]:
@@ -116,7 +118,7 @@ class Drawn(eqx.Module):
     score: Scalar
     probability: Scalar
     weight: Scalar
-    path: Trees
+    path: SumMinTree
 
 
 def _all_at_least_zero(values: Array) -> bool:
@@ -128,7 +130,7 @@ class PriorityState(eqx.Module):
     """Scores, and the trees over their powers s_t^alpha."""
 
     scores: Float[Array, " tasks"]
-    powers: Trees
+    powers: SumMinTree
 
 
 class Priority(eqx.Module):
@@ -178,7 +180,7 @@ class Priority(eqx.Module):
     def start(self, tasks: int) -> PriorityState:
         """The state before the first step."""
         scores = jnp.full((tasks,), jnp.maximum(self.initial, LEAST_SCORE))
-        return PriorityState(scores, Trees.over(scores**self.alpha))
+        return PriorityState(scores, SumMinTree.over(scores**self.alpha))
 
     def draw(self, state: PriorityState, step: Index, *, key: PRNGKeyArray) -> Drawn:
         """The next task t ~ p, with its s_t, p_t and w_t."""

@@ -28,7 +28,7 @@ FromState = Float[Array, "runs hidden hidden"]
 Bias = Float[Array, "runs hidden"]
 Inputs = Float[Array, "window runs channels rows"]
 States = Float[Array, "window runs hidden rows"]
-State = Float[Array, "runs hidden rows"]
+HiddenState = Float[Array, "runs hidden rows"]
 
 
 class Recurrence(eqx.Module):
@@ -66,7 +66,7 @@ def _product(a: Array, b: Array) -> Array:
 
 def _forward(
     from_input: FromInput, from_state: FromState, bias: Bias, inputs: Inputs, *, keep: bool
-) -> tuple[States] | tuple[State]:
+) -> tuple[States] | tuple[HiddenState]:
     """The states after every period, or the last one alone."""
     # One product of [x; h] is faster than two of thin matrices.
     both = jnp.concatenate([from_input, from_state], 1).swapaxes(1, 2)
@@ -92,7 +92,7 @@ def _tangent(
     inputs: Inputs,
     states: States,
     *tangents: Array,
-) -> tuple[State]:
+) -> tuple[HiddenState]:
     """How the last state moves with parameters and inputs; its transpose, `_backward`, reads `states`."""
     return jax.jvp(_last, (from_input, from_state, bias, inputs), tangents)[1]
 
@@ -102,7 +102,7 @@ def _backward(
     from_state: FromState,
     inputs: Inputs,
     states: States,
-    cotangent: State,
+    cotangent: HiddenState,
     *,
     of_inputs: bool,
 ) -> tuple[Array, ...]:

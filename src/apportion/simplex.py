@@ -1,4 +1,4 @@
-"""From scores to a point on the simplex: softmax, then the water level within every bound.
+"""From logits to a point on the simplex: softmax, then the water level within every bound.
 
 `Head` is the softmax of the paper. `Bounds` are what real problems add: the most and the least each
 entity can take now; what nobody can take stays unused.
@@ -14,14 +14,14 @@ from jaxtyping import Array, Bool, Float
 
 from apportion.errors import InputError
 
-Scores = Float[Array, " entities"]
+Logits = Float[Array, " entities"]
 Mask = Bool[Array, " entities"]
 Allocation = Float[Array, " entities"]
 Scalar = Float[Array, ""]
 
 # Beyond e^-30 of the leader a score says only "last"; the clip keeps the filling in float32's range.
-_SCORE_RANGE = 30.0
-_LEAST_SHARE = float(np.exp(-_SCORE_RANGE))
+_LOGIT_RANGE = 30.0
+_LEAST_SHARE = float(np.exp(-_LOGIT_RANGE))
 
 TOLERANCE = 1e-4
 """How far float32 may carry a sum of shares from 1 inside the compiled loop."""
@@ -46,9 +46,9 @@ def present(mask: Mask, bounds: Bounds | None) -> Mask:
     return mask & (bounds.limits > 0)
 
 
-def masked_softmax(scores: Scores, mask: Mask) -> Allocation:
+def masked_softmax(logits: Logits, mask: Mask) -> Allocation:
     """Softmax over the real entities; padding gets exactly 0."""
-    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), where=mask)
+    return jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), where=mask)
 
 
 def equal_shares(
@@ -190,7 +190,7 @@ def _rise(shares: Allocation, highest: Allocation, leaves: Allocation, total: Sc
 
 
 class Head(eqx.Module):
-    """Scores to shares: softmax, then at least `floor` and at most `cap` for each entity.
+    """Logits to shares: softmax, then at least `floor` and at most `cap` for each entity.
 
     With bounds, shares are proportional to the softmax wherever no bound holds them. With `cash`,
     the first entity of every task is cash: it is free of all bounds and takes what no other can.
@@ -216,15 +216,15 @@ class Head(eqx.Module):
                 f"floor {self.floor} and cap {self.cap}: they must satisfy 0 <= floor < cap <= 1"
             )
 
-    def __call__(self, scores: Scores, mask: Mask, bounds: Bounds | None = None) -> Allocation:
+    def __call__(self, logits: Logits, mask: Mask, bounds: Bounds | None = None) -> Allocation:
         if bounds is None and self.floor == 0 and self.cap == 1:
-            return masked_softmax(scores, mask)
-        bounds = self.bounds(mask, bounds, scores.dtype)
+            return masked_softmax(logits, mask)
+        bounds = self.bounds(mask, bounds, logits.dtype)
         here = present(mask, bounds)
         # Where nobody is present all shares are 0 whatever the softmax, but it must stay finite.
         scored = here | ~here.any()
-        top = jnp.max(jnp.where(scored, scores, -jnp.inf))
-        shares = masked_softmax(jnp.maximum(scores, top - _SCORE_RANGE), scored)
+        top = jnp.max(jnp.where(scored, logits, -jnp.inf))
+        shares = masked_softmax(jnp.maximum(logits, top - _LOGIT_RANGE), scored)
         return within(shares, mask, bounds)
 
     def bounds(self, mask: Mask, period: Bounds | None, dtype: Any = float) -> Bounds:

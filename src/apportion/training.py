@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.kernels.gpu import compiled_as_graph
 from apportion.learners.learner import Learner
 from apportion.memory import Replay
-from apportion.policy import GaussianScores, Policy
+from apportion.policy import GaussianLogits, Policy
 from apportion.priority import Priority
 from apportion.problem import Problem, as_key, check_allocation, check_problem, evaluate
 from apportion.scorers import Scorer, max_deviation
@@ -139,9 +139,9 @@ def train(
     learner: Learner,
     *,
     steps: int = 1000,
-    selection: Priority | None = None,
+    priority: Priority | None = None,
     scorer: Scorer = max_deviation,
-    explore: GaussianScores | None = None,
+    explore: GaussianLogits | None = None,
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     measure: int = 16,
@@ -155,7 +155,7 @@ def train(
     problem, tasks, policy, learner, steps
         What to learn, on which subsets, with which network, by which method, in how many rounds
         counted from the beginning of the run.
-    selection, scorer
+    priority, scorer
         `Priority()` by default, the paper's (`Priority(alpha=0)` is uniform MTL), and the difficulty
         of a task from its batch.
     replay, explore
@@ -194,7 +194,7 @@ def train(
         tasks,
         policy,
         learner,
-        selection=selection,
+        priority=priority,
         scorer=scorer,
         explore=explore,
         replay=replay,
@@ -218,9 +218,9 @@ def train_runs(
     learner: Learner,
     *,
     steps: int = 1000,
-    selection: Priority | None = None,
+    priority: Priority | None = None,
     scorer: Scorer = max_deviation,
-    explore: GaussianScores | None = None,
+    explore: GaussianLogits | None = None,
     replay: Replay | None = None,
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
@@ -230,7 +230,7 @@ def train_runs(
     """Independent runs as one `vmap`: seeds, methods, or every single-task learner at once.
 
     `policies` is stacked along a leading axis of runs (`eqx.filter_vmap` over keys makes one), and
-    so are `keys`. So may be the tasks, where each run has its own; leaves of `selection` and `learner`
+    so are `keys`. So may be the tasks, where each run has its own; leaves of `priority` and `learner`
     with a leading axis differ by run too; `problem_axes` says which leaves of the problem do (as for
     `eqx.filter_vmap`). The other arguments are those of `train`; nothing is measured on the way, so try
     the policies with `evaluate`.
@@ -252,7 +252,7 @@ def train_runs(
         some,
         learner,
         horizon=one_problem.horizon,
-        selection=selection,
+        priority=priority,
         scorer=scorer,
         explore=explore,
         replay=replay,
@@ -261,9 +261,9 @@ def train_runs(
     def axis(leaf: Any) -> int | None:
         return 0 if eqx.is_array(leaf) and leaf.ndim > 0 else None
 
-    by_leaf = (jax.tree.map(axis, part) for part in (algorithm.selection, algorithm.learner))
+    by_leaf = (jax.tree.map(axis, part) for part in (algorithm.priority, algorithm.learner))
     axes = eqx.tree_at(
-        lambda a: (a.problem, a.tasks, a.selection, a.learner),
+        lambda a: (a.problem, a.tasks, a.priority, a.learner),
         jax.tree.map(lambda _: None, algorithm),
         (problem_axes, 0 if own else None, *by_leaf),
         is_leaf=lambda x: x is None,
@@ -316,7 +316,9 @@ def _run(
 
     def first() -> RunState:
         state = begin()
-        return eqx.tree_at(lambda s: s.run, state, jnp.broadcast_to(own, state.run.shape))
+        return eqx.tree_at(
+            lambda s: s.fingerprint, state, jnp.broadcast_to(own, state.fingerprint.shape)
+        )
 
     if not isinstance(given, RunState):
         given = first() if given is None else given(first())
@@ -349,7 +351,7 @@ def _run(
 
 def _check_state(state: RunState, first: RunState, own: np.ndarray) -> None:
     """Refuse the state of another run."""
-    theirs = np.asarray(state.run).reshape(-1, len(PARTS))[0]
+    theirs = np.asarray(state.fingerprint).reshape(-1, len(PARTS))[0]
     for part, same in zip(PARTS, theirs == own, strict=True):
         if not same:
             raise InputError(

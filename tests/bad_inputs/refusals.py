@@ -22,7 +22,7 @@ from apportion.domains.portfolio.simulated import SimulatedMarket
 from apportion.domains.portfolio.training import compose, untrained_policies
 from apportion.runs.files import SUMS
 from apportion.runs.folder import Run
-from apportion.runs.runner import Outcome, finish
+from apportion.runs.runner import JobResult, finish
 from apportion_charging.settings import ChargingSettings
 
 Content = str | bytes | Callable[[Path], object]
@@ -130,5 +130,5 @@ def finished(kind: str) -> Path:
         about = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025}
         about |= {"last": str(MARKET.dates[20]), "trained_on": list("ABC")}
     run = Run.create(folder, kind, settings, facts)
-    finish(run, Outcome(policy, {"done": True}, "", about, {"title": "t"}))
+    finish(run, JobResult(policy, {"done": True}, "", about, {"title": "t"}))
     return folder

@@ -106,7 +106,7 @@ class ToyDomain(Domain):
         from apportion.learners.direct import Direct
         from apportion.memory import Replay
         from apportion.policy import Recurrent
-        from apportion.runs.runner import Outcome, PreparedJob
+        from apportion.runs.runner import JobResult, PreparedJob
         from apportion.tasks import draw_tasks
         from apportion.training import Chunks
 
@@ -125,7 +125,7 @@ class ToyDomain(Domain):
             size = sum(map(np.size, jax.tree.leaves(policy)))
             table = pd.DataFrame({"friend": ["Ann", "Bob"], "smiles": [3, 4]})
             results = {"size": size, "learner": settings.learner}
-            return Outcome(policy, results, "shared", {"job": "toy"}, {}, {"smiles": table})
+            return JobResult(policy, results, "shared", {"job": "toy"}, {}, {"smiles": table})
 
         return PreparedJob(data, train)
 

@@ -63,7 +63,7 @@ def test_multi_task_beats_equal_shares_and_a_single_task_of_equal_updates_on_uns
     def learnt(tasks):
         result = train_runs(
             problem, tasks, policies, Direct(24, 2e-2), steps=600, chunks=Chunks(600),
-            selection=Priority(alpha=0.0), keys=keys,
+            priority=Priority(alpha=0.0), keys=keys,
         )  # fmt: skip
         return np.asarray(on_unseen(result.policy, unseen))
 

@@ -78,7 +78,7 @@ def test_the_weight_scales_the_step_and_the_loss_but_not_the_gradient_norm_and_l
 
     def after(weight):
         update = updated(jnp.asarray(weight))
-        assert float(update.policy.most) == float(policy.most)
+        assert float(update.policy.max_turnover) == float(policy.max_turnover)
         moved = update.policy.policy.score.of_features - inside.score.of_features
         return np.asarray(moved), float(update.evidence.loss), float(update.evidence.gradient_norm)
 
@@ -100,6 +100,6 @@ def test_whole_episodes_solve_the_probes(problem):
     tasks = draw_tasks(12, 4, 8)
     policies = train_seeds(
         problem, tasks, lambda key: Recurrent(1, 8, key=key), DirectEpisodes(8, 5e-2), steps=80,
-        seeds=12, selection=Priority(alpha=0), replay=Replay(act_periods=0),
+        seeds=12, priority=Priority(alpha=0), replay=Replay(act_periods=0),
     )  # fmt: skip
     assert_mean_above(fractions_of_best(problem, policies, tasks).mean(1), 0.95)

@@ -17,7 +17,7 @@ from apportion.learners.ppo import (
     roll_out,
 )
 from apportion.memory import Replay
-from apportion.policy import GaussianScores, Recurrent
+from apportion.policy import GaussianLogits, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Observation, evaluate
 from apportion.tasks import draw_tasks
@@ -30,7 +30,7 @@ KEY = jax.random.key(0)
 def learn(problem, tasks, learner, steps, *, channels=1, seeds=12):
     return train_seeds(
         problem, tasks, lambda key: Recurrent(channels, 8, key=key), learner,
-        steps=steps, seeds=seeds, selection=Priority(alpha=0), replay=Replay(act_periods=0),
+        steps=steps, seeds=seeds, priority=Priority(alpha=0), replay=Replay(act_periods=0),
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_the_paired_baseline_is_the_mean_return_of_the_rollouts_still_alive():
 def test_paired_rollouts_differ_in_nothing_but_the_noise():
     problem, task = SomeCarrySignal(), draw_tasks(8, 4, 1)[0]
     policy = Recurrent(1, 4, key=KEY)
-    seen = eqx.filter_jit(roll_out)(problem, task, policy, GaussianScores(0.5), 3, key=KEY)
+    seen = eqx.filter_jit(roll_out)(problem, task, policy, GaussianLogits(0.5), 3, key=KEY)
     shown = np.asarray(seen.observations.history)
     assert (shown == shown[:1]).all()
     assert np.ptp(np.asarray(seen.actions), axis=0).min() > 0

@@ -261,7 +261,7 @@ DOMAINS = (
           "score = s * drawn.score + (1 - s)", "score = (1 - s) * drawn.score + s",
           "tests/test_priority.py -k exact"),
     Fault("half-way to equal is all the way", "src/apportion/composition.py",
-          "return equal + self.k.astype(held.dtype) * (wanted - equal)", "return equal",
+          "return mix_allocations(wanted, equal, self.trust.astype(held.dtype))", "return equal",
           "tests/test_composition.py -k shrinking"),
 )  # fmt: skip
 

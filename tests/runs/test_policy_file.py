@@ -167,7 +167,7 @@ UNSAVABLE = {
     "Holding1": (lambda: Holding(float("inf")), "value is inf, which is not finite"),
     "PartialTrading": (
         lambda: eqx.tree_at(
-            lambda p: p.eta, PartialTrading(EqualShares(), 0.5), jnp.asarray(jnp.nan)
+            lambda p: p.trade_fraction, PartialTrading(EqualShares(), 0.5), jnp.asarray(jnp.nan)
         ),
         "eta is nan; it must be between 0 and 1",
     ),

@@ -24,17 +24,17 @@ from apportion.errors import InputError
 from apportion.runs.files import only_writer, read_json
 from apportion.runs.folder import load_run
 from apportion.runs.progress import Quiet
-from apportion.runs.runner import Outcome, PreparedJob, Stopped, start_run
+from apportion.runs.runner import JobResult, PreparedJob, Stopped, start_run
 from apportion.runs.signals import stoppable
 
 SETTINGS = BudgetSettings()
 
 
-def start(folder: Path, train: Callable[..., Outcome]) -> Outcome:
+def start(folder: Path, train: Callable[..., JobResult]) -> JobResult:
     return start_run(folder, "budget", SETTINGS, PreparedJob({}, train), Quiet())
 
 
-def raising(error: BaseException) -> Callable[..., Outcome]:
+def raising(error: BaseException) -> Callable[..., JobResult]:
     def train(on_chunk, resume):
         raise error
 
@@ -123,9 +123,9 @@ _CONTEXT.set_forkserver_preload(["apportion.runs.runner", "apportion.studies.eng
 def train_long_enough(folder: Path) -> None:
     """Long enough for the other to come."""
 
-    def train(on_chunk, resume) -> Outcome:
+    def train(on_chunk, resume) -> JobResult:
         time.sleep(0.5)
-        return Outcome(EqualShares(), {"done": True}, "")
+        return JobResult(EqualShares(), {"done": True}, "")
 
     start(folder, train)
 

@@ -8,7 +8,7 @@ from garages import IDEAL, cars_of, nights
 
 from apportion_charging.mpc import simulate_mpc
 from apportion_charging.schedulers import SCHEDULERS, best_energies, simulate
-from apportion_charging.site import Prices
+from apportion_charging.site import Tariff
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -37,7 +37,7 @@ def test_a_plan_for_cost_waits_for_cheap_hours_and_keeps_the_peak_low():
     came, leaves = np.array([30, 30, 32, 34, 20]), np.array([70, 90, 60, 80, 60])
     days = cars_of(came, leaves, np.array([10.0, 12.0, 5.0, 8.0, 9.0]))
     days = replace(days, physics=replace(IDEAL, fill=False))
-    prices = Prices((0.1,) * 8 + (0.5,) * 8 + (0.1,) * 8, worth_per_kwh=2.0, peak_per_kw=0.3)
+    prices = Tariff((0.1,) * 8 + (0.5,) * 8 + (0.1,) * 8, worth_per_kwh=2.0, peak_per_kw=0.3)
     clock = np.arange(96)[None] / 4
     cheap, fast = (simulate_mpc(days, 25.0, prices=p).by_period_kwh for p in (prices, None))
     assert cheap.sum() == pytest.approx(44.0, rel=1e-4)

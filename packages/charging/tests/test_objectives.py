@@ -29,10 +29,10 @@ from apportion_charging.problem import with_spare
 from apportion_charging.schedulers import SCHEDULERS, PolicySchedule, walk_day
 from apportion_charging.sessions import read_sessions
 from apportion_charging.settings import ChargingSettings
-from apportion_charging.site import Prices, Site, embedded_site
+from apportion_charging.site import Site, Tariff, embedded_site
 from apportion_charging.training import Garages, train_charging
 
-PRICES = Prices((0.1,) * 8 + (0.4,) * 8 + (0.2,) * 8, worth_per_kwh=0.5, peak_per_kw=0.3)
+PRICES = Tariff((0.1,) * 8 + (0.4,) * 8 + (0.2,) * 8, worth_per_kwh=0.5, peak_per_kw=0.3)
 DAY = random_garage(5)
 # Nobody from the day before, so that a day's rewards are those of whole stays.
 DAY = replace(DAY, arrival=jnp.maximum(DAY.arrival, 0))
@@ -133,7 +133,7 @@ def test_prices_are_part_of_a_sites_file_but_not_of_its_wiring():
     for said, prices in slips.items():
         with pytest.raises(InputError, match=said):
             Site.of(plain | {"prices": prices})
-    assert Site.of(plain | {"prices": {"per_kwh": [0.1] * 24}}).prices == Prices((0.1,) * 24, 0.2)
+    assert Site.of(plain | {"prices": {"per_kwh": [0.1] * 24}}).prices == Tariff((0.1,) * 24, 0.2)
     with pytest.raises(InputError, match=r"no prices are known .* add a table \[prices\]"):
         Cost.of([days_of(DAY)])
 

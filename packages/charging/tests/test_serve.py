@@ -24,7 +24,7 @@ from websockets.asyncio.client import connect
 import apportion_charging
 from apportion.policy import Pooled
 from apportion.runs.folder import Run
-from apportion.runs.runner import Outcome, finish
+from apportion.runs.runner import JobResult, finish
 from apportion_charging.controller import Controller
 from apportion_charging.problem import CHANNELS
 from apportion_charging.serve import CertificateGate, Service, run_service
@@ -68,7 +68,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
     (folder / "site.toml").write_text(SITE.to_toml())
     made = Run.create(folder / "run", "charging", ChargingSettings(), {"data": {}, "versions": {}})
-    finish(made, Outcome(policy(), {}, "", ABOUT))
+    finish(made, JobResult(policy(), {}, "", ABOUT))
     return made.folder
 
 

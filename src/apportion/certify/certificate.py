@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from apportion.certify.betting import MeanBounds, bounds, log_wealth, trust
 from apportion.errors import InputError
 
-Verdict = Literal["certified", "not yet", "harmful"]
+CertificateVerdict = Literal["certified", "not yet", "harmful"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +194,7 @@ class Certificate:
         return max((int(np.argmax(own)) for own in self._won if own.any()), default=None)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> CertificateVerdict:
         """The newest one, where gains that change over time have brought both."""
         if self.decided is None:
             return "not yet"

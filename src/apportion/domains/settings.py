@@ -80,7 +80,7 @@ class TrainingSettings:
         """The alpha that the method uses: 0, uniform, for all but P-MTL."""
         return self.alpha if self.method == "pmtl" else 0.0
 
-    def selection(self, first_score: float = 1.0) -> "Priority":
+    def priority(self, first_score: float = 1.0) -> "Priority":
         """How the next task is drawn; every task's score is `first_score` before its first batch."""
         from apportion.priority import Priority
 

@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.errors import InputError
-from apportion.simplex import Allocation, Scores
+from apportion.simplex import Allocation, Logits
 
 _NEWTON_STEPS = 14
 _MINIMUM_TEMPERATURE = 0.02
 
 
-def entropic_allocation(scores: Scores, temperatures: Float[Array, " entities"]) -> Allocation:
+def entropic_allocation(scores: Logits, temperatures: Float[Array, " entities"]) -> Allocation:
     """The allocation that maximises sum_i s_i a_i - v_i a_i log a_i: a softmax with a v for each entity.
 
     a_i = exp((s_i - lam) / v_i - 1), with the multiplier lam by Newton's method on log sum_i a_i = 0

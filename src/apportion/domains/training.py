@@ -41,7 +41,7 @@ def train_members(
         eqx.filter_vmap(network)(keys[:, 0]),
         learner,
         steps=settings.steps,
-        selection=settings.selection(),
+        priority=settings.priority(),
         scorer=settings.scorer_function(),
         replay=replay,
         chunks=chunks,

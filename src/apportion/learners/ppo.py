@@ -1,10 +1,10 @@
 """Proximal policy optimisation on the simplex, for problems whose reward has no gradient.
 
 Each update rolls the policy out K times on the drawn task with the same first state and the same
-dynamics, the noise on the scores alone differing. An action's advantage is how much better than the
+dynamics, the noise on the logits alone differing. An action's advantage is how much better than the
 paired rollouts it did: V is their mean return from the same period on, nothing to learn, and without it
 the luck of the task drowns that of the action. `terminated` and `truncated` are kept apart. Ratios are
-those of the noisy scores before the softmax, so log-probabilities are exact; the loss is weighted by
+those of the noisy logits before the softmax, so log-probabilities are exact; the loss is weighted by
 the task's w_t.
 """
 
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 from apportion.errors import InputError
 from apportion.learners.learner import Learner, Update, as_leaf
 from apportion.memory import Batch
-from apportion.policy import GaussianScores, Policy, ScoringPolicy
+from apportion.policy import GaussianLogits, LogitPolicy, Policy
 from apportion.problem import Observation, Problem
 from apportion.scorers import Evidence
 from apportion.simplex import Mask, Scalar, equal_within
@@ -42,12 +42,12 @@ class Experience(eqx.Module):
 class PPOState(eqx.Module):
     """What is trained beside the policy, and the optimiser's memory of all of it."""
 
-    explore: GaussianScores
+    explore: GaussianLogits
     optimiser: PyTree[Array]
 
 
 class PPO(Learner):
-    """PPO with Gaussian noise on the scores, of one learned standard deviation.
+    """PPO with Gaussian noise on the logits, of one learned standard deviation.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ class PPO(Learner):
             raise InputError("PPO: rollouts, epochs and minibatches are counts and must be >= 1")
 
     def start(self, policy: Policy) -> PPOState:
-        if not isinstance(policy, ScoringPolicy):
+        if not isinstance(policy, LogitPolicy):
             raise InputError(
-                f"PPO explores on scores, and {type(policy).__name__} has none; use a ScoringPolicy"
+                f"PPO explores on logits, and {type(policy).__name__} has none; use a LogitPolicy"
             )
-        explore = GaussianScores(self.noise_std)
+        explore = GaussianLogits(self.noise_std)
         trained: PyTree[Array] = (eqx.filter(policy, eqx.is_inexact_array), explore)
         return PPOState(explore, _ADAM.init(trained))
 
@@ -97,7 +97,7 @@ class PPO(Learner):
         *,
         key: PRNGKeyArray,
     ) -> Update:
-        assert isinstance(policy, ScoringPolicy)
+        assert isinstance(policy, LogitPolicy)
         walk_key, order_key = jax.random.split(key)
         seen = roll_out(problem, task, policy, state.explore, self.rollouts, key=walk_key)
         values = paired_values(seen, self.gamma)
@@ -133,7 +133,7 @@ class PPO(Learner):
 
     def _improve(
         self,
-        policy: ScoringPolicy,
+        policy: LogitPolicy,
         state: PPOState,
         samples: PyTree[Array],
         places: Int[Array, "pieces size"],
@@ -148,8 +148,8 @@ class PPO(Learner):
             policy = eqx.combine(trained[0], fixed)
 
             def period(observation, action, log_prob, advantage):
-                scores, here = policy.observed_scores(observation, mask), observation.present(mask)
-                ratio = jnp.exp(trained[1].log_prob(scores, here, action) - log_prob)
+                logits, here = policy.observed_logits(observation, mask), observation.present(mask)
+                ratio = jnp.exp(trained[1].log_prob(logits, here, action) - log_prob)
                 return -clipped_gain(ratio, advantage, self.clip)
 
             return _mean_over(jax.vmap(period)(*batch[:-1]), batch[-1])
@@ -189,13 +189,13 @@ def clipped_gain(ratio: Scalar, advantage: Scalar, clip: Scalar) -> Scalar:
 def roll_out(
     problem: Problem,
     task: Task,
-    policy: ScoringPolicy,
-    explore: GaussianScores,
+    policy: LogitPolicy,
+    explore: GaussianLogits,
     rollouts: int,
     *,
     key: PRNGKeyArray,
 ) -> Experience:
-    """Whole episodes of a task that differ in nothing but the noise on the scores."""
+    """Whole episodes of a task that differ in nothing but the noise on the logits."""
     reset_key, dynamics_key, noise_key = jax.random.split(key, 3)
     first = problem.reset(task, key=reset_key)
     dynamics = jax.random.split(dynamics_key, problem.horizon)
@@ -205,9 +205,9 @@ def roll_out(
         observation = problem.observe(task, state)
         # Who can take nothing gets no noise and has no part in the density.
         here, bounds = observation.present(task.mask), observation.bounds
-        scores = policy.observed_scores(observation, task.mask)
-        action = explore.sample(scores, here, key=keys[0])
-        log_prob = explore.log_prob(scores, here, action)
+        logits = policy.observed_logits(observation, task.mask)
+        action = explore.sample(logits, here, key=keys[0])
+        log_prob = explore.log_prob(logits, here, action)
         shares, equal = policy.head(action, here, bounds), equal_within(task.mask, bounds)
         step = problem.step(task, state, shares, key=keys[1])
         # Compiled away where no scorer reads it.

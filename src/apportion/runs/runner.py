@@ -38,7 +38,7 @@ _MOST_TASKS = 1000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """A trained policy, its measured results, and the tables its report shows."""
 
     policy: Policy
@@ -60,7 +60,7 @@ class PreparedJob:
 
     data: dict[str, Any]
     """What the data is, with its fingerprint."""
-    train: Callable[..., Outcome]
+    train: Callable[..., JobResult]
     """Trains: `train(on_chunk, resume)`, or `train(on_chunk, resume, choice)` where there is a choice.
     `on_chunk` is called at every chunk's end; `resume` turns the first state into the one to start from."""
     choose: Callable[[OnChunk], dict[str, Any]] | None = None
@@ -100,7 +100,7 @@ def interrupts() -> Iterator[Stop]:
 
 def start_run(
     folder: Path, job: str, settings: Any, prepared: PreparedJob, progress: Progress
-) -> Outcome:
+) -> JobResult:
     """Train in a new folder, in which `job` and the settings are kept.
 
     Raises
@@ -132,7 +132,7 @@ def start_run(
         raise
 
 
-def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> Outcome | None:
+def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> JobResult | None:
     """Continue a run exactly where it stopped; None where it is finished already.
 
     Parameters
@@ -155,7 +155,7 @@ def resume_run(folder: Path, prepared: PreparedJob, progress: Progress) -> Outco
         return None if run.finished else _train(run, prepared, progress)
 
 
-def finish(run: Run, outcome: Outcome) -> None:
+def finish(run: Run, outcome: JobResult) -> None:
     """Write the outcome; `results.json` comes last, because it marks the run as finished."""
     tables = {f"{name}.csv": table for name, table in outcome.tables.items()}
     save_policy(outcome.policy, run.folder, outcome.about)
@@ -168,7 +168,7 @@ def finish(run: Run, outcome: Outcome) -> None:
         write_json(run.folder / "results.json", outcome.results)
 
 
-def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:
+def _train(run: Run, prepared: PreparedJob, progress: Progress) -> JobResult:
     with interrupts() as stop:
         saved = run.newest_checkpoint()
         done = 0 if saved is None else saved[0]
@@ -184,7 +184,7 @@ def _train(run: Run, prepared: PreparedJob, progress: Progress) -> Outcome:
                 return first
             # Whose run this is, its folder knows: settings, data and versions are looked at there.
             kept = from_arrays(first, *saved[1:], str(run.folder))
-            return eqx.tree_at(lambda state: state.run, kept, first.run)
+            return eqx.tree_at(lambda state: state.fingerprint, kept, first.fingerprint)
 
         choose = prepared.choose
         chosen = () if choose is None else (_load_or_choose(run, choose, progress, stop),)

@@ -48,7 +48,7 @@ from apportion.studies.study import FigureResult, Study, plain
 ROWS = 1
 """Goes up where the engine changes what a cell's rows are: results computed before are then stale."""
 
-Progress = Callable[[str, float], None]
+OnProgress = Callable[[str, float], None]
 """Called with what was just done and the fraction of all work done so far; it may raise to stop."""
 
 
@@ -106,7 +106,7 @@ class Plan:
 
     study: str
     cells: tuple[Cell, ...]
-    compute: Callable[[Sequence[Cell], Progress], Rows]
+    compute: Callable[[Sequence[Cell], OnProgress], Rows]
     """The rows of cells of one program, each as soon as it is finished. A cell's rows depend on the cell
     alone, not on the others in its batch."""
     conclude: Callable[[pd.DataFrame, dict[str, Any]], Sequence[FigureResult]]
@@ -217,7 +217,7 @@ def perform_plans(
     executor: Executor,
     *,
     draw: bool = False,
-    progress: Progress = lambda what, fraction: None,
+    progress: OnProgress = lambda what, fraction: None,
 ) -> Iterator[StudyResult]:
     """Compute what is missing of these studies side by side, and conclude each once its cells are there.
 
@@ -256,7 +256,7 @@ def perform_plans(
 
 
 def _perform(
-    stores: "Sequence[CellStore]", executor: Executor, progress: Progress
+    stores: "Sequence[CellStore]", executor: Executor, progress: OnProgress
 ) -> Iterator[StudyResult]:
     named = {store.plan.study: store for store in stores}
     total = sum(len(store.plan.cells) for store in stores)

@@ -18,7 +18,7 @@ from apportion.runs.plugins import STUDIES, find_plugins, load_plugin
 from apportion.runs.settings import suggest
 
 if TYPE_CHECKING:
-    from apportion.studies.engine import Executor, Plan, Progress, StudyResult
+    from apportion.studies.engine import Executor, OnProgress, Plan, StudyResult
 
 Scale = Literal["quick", "paper"]
 
@@ -108,7 +108,7 @@ def perform(
     *,
     executor: "Executor | None" = None,
     draw: bool = False,
-    progress: "Progress" = lambda what, fraction: None,
+    progress: "OnProgress" = lambda what, fraction: None,
 ) -> "Iterator[StudyResult]":
     """Compute what is missing of a study, or of all, and conclude; each study as it is done.
 

@@ -19,7 +19,7 @@ from apportion.domains.federated.states import STATES
 from apportion.errors import InputError
 from apportion.runs.files import write_arrays
 from apportion.runs.folder import Run
-from apportion.runs.runner import Outcome, finish
+from apportion.runs.runner import JobResult, finish
 from apportion.runs.settings import from_mapping, read_toml, to_toml
 
 SETTINGS = GradientSettings(
@@ -114,7 +114,7 @@ def test_a_policy_without_samples_has_no_gate_to_hide_behind(
     monkeypatch.setattr(data, "read_digits", lambda settings: made_up_digits())
     policy = AggregationPolicy(STATES[state].channels, 2, key=jax.random.key(0))
     run = Run.create(tmp_path / "run", "federated", replace(SETTINGS, state=state), {})
-    finish(run, Outcome(policy, {}, "", ABOUT, {}))
+    finish(run, JobResult(policy, {}, "", ABOUT, {}))
     # Flower's way to write the baseline is as good.
     found = DOMAIN.gains(run, "FedAvg", CertifyOptions(federations=1, bound=0.05))
     assert untried[0][1].gated is gated

@@ -45,7 +45,7 @@ def test_single_task_learning_learns_from_its_first_task_alone_and_the_others_fr
 
 
 def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
-    assert trained.algorithm.selection.alpha.tolist() == [0.0, 0.0, 0.5] * 2
+    assert trained.algorithm.priority.alpha.tolist() == [0.0, 0.0, 0.5] * 2
     assert np.allclose(trained.probabilities[1], 1 / 3)
     assert np.ptp(trained.probabilities[2]) > 0.01
     # Uniform sampling needs no correction; P-MTL corrects what it samples too often.
@@ -58,13 +58,13 @@ def test_alpha_is_zero_for_mtl_and_not_for_pmtl(trained):
 
 def test_scores_begin_on_the_scale_of_what_they_are(trained):
     """From 1 the variances of accuracies, which are a hundred times smaller, would never show."""
-    first = float(trained.algorithm.selection.initial[2])
-    scores = np.asarray(trained.state.selection.scores)[2]
+    first = float(trained.algorithm.priority.initial[2])
+    scores = np.asarray(trained.state.priority_state.scores)[2]
     assert (scores != first).any()
     assert 0.01 < scores.min() / first <= scores.max() / first < 100
     # An accuracy that climbs from .55 to .90 in an episode varies by about as much.
     assert 0.001 < first < 0.02
-    assert float(PPOSettings(scorer="max-deviation").selection().initial) == 1
+    assert float(PPOSettings(scorer="max-deviation").priority().initial) == 1
 
 
 def test_every_seed_deals_the_clients_anew_and_a_task_stays_within_its_deal():

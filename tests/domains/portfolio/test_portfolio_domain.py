@@ -35,7 +35,7 @@ from apportion.report.page import page
 from apportion.runs.folder import Run, load_run
 from apportion.runs.policy_file import load_about, load_policy
 from apportion.runs.progress import Quiet, TrainingStatus
-from apportion.runs.runner import Outcome, Stopped, finish, resume_run, start_run
+from apportion.runs.runner import JobResult, Stopped, finish, resume_run, start_run
 
 DRAWN = SimulatedMarket.draw(universe=6, days=1100, seed=3).prices
 # Two come late, so that the training's first days have few to hold.
@@ -112,8 +112,8 @@ def test_a_run_chooses_and_then_trains_as_chosen(whole, place):
     assert titles == sorted(titles)  # choosing, then training
     assert max(step for title, step in seen if title == "training") == chosen["updates"]
     policy = load_policy(place / "whole").policy  # pyright: ignore[reportAttributeAccessIssue]
-    assert float(policy.eta) == pytest.approx(chosen["trade_fraction"])
-    assert float(policy.policy.k) == pytest.approx(chosen["trust"])
+    assert float(policy.trade_fraction) == pytest.approx(chosen["trade_fraction"])
+    assert float(policy.policy.trust) == pytest.approx(chosen["trust"])
     headline = json.loads((place / "whole/headline.json").read_text())
     for text in (outcome.summary, headline["words"][0]):
         assert "chosen: trust " in text
@@ -303,7 +303,7 @@ def allocate(place):
     about = {"job": "portfolio", "window": 8, "channels": 1, "cost": 0.0025, "last": UNTIL}
     for name, rules in (("daily", Rules()), ("monthly", Rules(rebalance="monthly"))):
         made = Run.create(place / name, "portfolio", job, {})
-        finish(made, Outcome(policy, {}, "", about | {"rules": asdict(rules)}, {}))
+        finish(made, JobResult(policy, {}, "", about | {"rules": asdict(rules)}, {}))
 
     def call(held: str, name: str = "daily", **options):
         file = place / "held.csv"

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from apportion.certify.certificate import Gains, Verdict
+from apportion.certify.certificate import CertificateVerdict, Gains
 from apportion.certify.statistics import Estimate, clustered_ratio
 from apportion.domains.tables import as_day
 from apportion.errors import InputError, reading
@@ -40,7 +40,7 @@ from apportion_charging.schedulers import (
     HINDSIGHT,
     OPTIMUM,
     SCHEDULERS,
-    Drawn,
+    Delivered,
     PolicySchedule,
     Schedule,
     best_energies,
@@ -49,7 +49,7 @@ from apportion_charging.schedulers import (
 )
 from apportion_charging.sessions import count
 from apportion_charging.settings import OBJECTIVES
-from apportion_charging.site import Prices, Site, describe_sites, of_site, saved_site
+from apportion_charging.site import Site, Tariff, describe_sites, of_site, saved_site
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -321,7 +321,7 @@ def backtest_schedules(
     members = draw_garages(stations, task_size, tasks, seed)
     full = np.asarray(days.wiring.max_kw)[members].sum(1)
     feeder = feeders(capacity, full)
-    drawn: dict[str, Drawn] = {}
+    drawn: dict[str, Delivered] = {}
     others: dict[str, Schedule] = {}
     own = PolicySchedule(policy, spare=not days.physics.fill)
     for name, schedule in {POLICY: own, **schedulers}.items():
@@ -333,7 +333,7 @@ def backtest_schedules(
     if others:
         found = simulate(days, list(others.values()), feeder, members)
         for place, name in enumerate(others):
-            drawn[name] = Drawn(*(x[place : place + 1] for x in found))
+            drawn[name] = Delivered(*(x[place : place + 1] for x in found))
     prices, by_cost = days.prices, objective == "cost"
     if mpc:
         drawn[MPC] = simulate_mpc(days, feeder, members, prices if by_cost else None)
@@ -353,7 +353,7 @@ def backtest_schedules(
     )
 
 
-def costs(days: Days, prices: Prices, drawn: Drawn) -> np.ndarray:
+def costs(days: Days, prices: Tariff, drawn: Delivered) -> np.ndarray:
     """What was drawn by a single schedule cost, (tasks, days)."""
     hours = np.arange(days.physics.periods) * days.physics.period_hours + 1e-3
     clock = hours + np.asarray(days.garage.clock_hours).max(1, keepdims=True)
@@ -597,7 +597,7 @@ def read_certificate(path: Path, site: Site) -> dict[str, Any]:
     trust, verdict = found.get("trust"), found.get("verdict")
     if isinstance(trust, bool) or not isinstance(trust, int | float) or not 0 <= trust <= 1:
         trust = None
-    if trust is None or verdict not in get_args(Verdict):
+    if trust is None or verdict not in get_args(CertificateVerdict):
         raise InputError(f"{path}: no certificate; apportion certify writes one")
     if found.get("site") != site.fingerprint:
         raise InputError(

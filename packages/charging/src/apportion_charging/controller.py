@@ -32,7 +32,7 @@ from apportion_charging.days import Days, stations_of
 from apportion_charging.forecasts import EarlierDays, Predictor
 from apportion_charging.garage import (
     Garage,
-    State,
+    GarageState,
     StationView,
     learn,
     offer,
@@ -539,7 +539,9 @@ class Controller:
         for place, name in enumerate(self._names):
             arrival = self._arrivals[place]
             if arrival is not None:
-                known = {f.name: getattr(self._known, f.name)[place].item() for f in fields(State)}
+                known = {
+                    f.name: getattr(self._known, f.name)[place].item() for f in fields(GarageState)
+                }
                 stations[name] = {"arrival": str(arrival), **known}
         return {"site": self.site.fingerprint, "time": str(self._time), "stations": stations}
 
@@ -548,7 +550,7 @@ class Controller:
         if not isinstance(content, Mapping) or content.get("site") != self.site.fingerprint:
             raise InputError(f"{source}: it is of another site; remove it, or name another file")
         try:
-            arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(State)}
+            arrays = {f.name: np.array(getattr(self._known, f.name)) for f in fields(GarageState)}
             for name, kept in content["stations"].items():
                 place = self._places[name]
                 self._arrivals[place] = datetime.fromisoformat(kept["arrival"])
@@ -557,7 +559,7 @@ class Controller:
             if not all(np.isfinite(values).all() for values in arrays.values()):
                 raise ValueError
             self._time = datetime.fromisoformat(content["time"])
-            self._known = State(**arrays)
+            self._known = GarageState(**arrays)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{source}: no sound state of a controller; remove it") from None
 

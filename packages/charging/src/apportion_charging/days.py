@@ -28,7 +28,7 @@ from apportion_charging.garage import (
     Stations,
 )
 from apportion_charging.sessions import count, in_zone
-from apportion_charging.site import Prices, Site
+from apportion_charging.site import Site, Tariff
 
 MIXED_CARS = ((16.0, 1), (16.0, 3), (32.0, 3))
 """Cars of a mixed garage: the current each can take, and on how many phases."""
@@ -56,7 +56,7 @@ class Days:
     garage: Garage
     """Arrays of NumPy (days, stations, sessions)."""
     physics: Physics = REAL
-    prices: Prices | None = None
+    prices: Tariff | None = None
     left_out: str = ""
     """What quiet days left out, in words; nothing where none were."""
 

@@ -143,7 +143,7 @@ class Garage(eqx.Module):
         return jax.tree.map(lambda x: x[day, members], self)
 
 
-class State(eqx.Module):
+class GarageState(eqx.Module):
     """What is known of the car at each station, beyond its driver's words."""
 
     got_kwh: PerStation
@@ -200,7 +200,7 @@ class StationView(eqx.Module):
     said_energy: Flags
     said_departure: Flags
     requested_kwh: PerStation
-    known: State
+    known: GarageState
     arrived: PerStation
     """When the car came, in hours since midnight."""
     hours_here: PerStation
@@ -219,10 +219,10 @@ class StationView(eqx.Module):
     car_metered: Flags
 
 
-def unknown(stations: Stations) -> State:
+def unknown(stations: Stations) -> GarageState:
     """What is known of cars that have just come."""
     zeros = jnp.zeros_like(stations.max_a)
-    return State(zeros, zeros, zeros, stations.max_a, zeros > 0, zeros, zeros, zeros)
+    return GarageState(zeros, zeros, zeros, stations.max_a, zeros > 0, zeros, zeros, zeros)
 
 
 def plugged_in(day: Garage, n: Int[Array, ""]) -> Bool[Array, "entities sessions"]:
@@ -281,7 +281,7 @@ def visit(
     )
 
 
-def look(fresh: StationView, state: State, physics: Physics = REAL) -> StationView:
+def look(fresh: StationView, state: GarageState, physics: Physics = REAL) -> StationView:
     """What is seen of those who are there, once they have been offered something."""
     stations = fresh.stations
     known = jax.tree.map(lambda kept, new: jnp.where(fresh.stays, kept, new), state, fresh.known)
@@ -311,7 +311,7 @@ def look(fresh: StationView, state: State, physics: Physics = REAL) -> StationVi
 def see(
     day: Garage,
     stations: Stations,
-    state: State,
+    state: GarageState,
     n: Int[Array, ""],
     capacity_kw: Float[Array, ""],
     physics: Physics = REAL,
@@ -339,7 +339,7 @@ def offer(
 
 def draw(
     seen: StationView, wishes_kw: Float[Array, " entities"], physics: Physics = REAL
-) -> tuple[State, Float[Array, " entities"]]:
+) -> tuple[GarageState, Float[Array, " entities"]]:
     """Offer power to those who are seen; what is known after the period, and the kWh each station drew."""
     stations, left = seen.stations, seen.truth.open_kwh
     told_a = offer(seen, jax.lax.stop_gradient(wishes_kw), physics)
@@ -365,13 +365,13 @@ def draw(
 
 
 def learn(
-    known: State,
+    known: GarageState,
     stations: Stations,
     offered_a: PerStation,
     metered_kw: PerStation,
     metered: Flags,
     hours: Float[Numbers | np.floating, ""],
-) -> State:
+) -> GarageState:
     """What is known of the cars after hours in which they were offered this, where a meter spoke.
 
     A car at a station of several phases that draws, and less than any car can on all of them, uses one.
@@ -391,7 +391,7 @@ def learn(
     taken = current >= TAKEN * offered
     limit = jnp.where(taken, raised, lowered)
     idle = jnp.where((current < IDLE_A) & ~taken, known.idle_hours + hours, 0.0)
-    return State(
+    return GarageState(
         known.got_kwh,
         offered,
         jnp.where(metered, jnp.where(on, evenly, 0.0), known.current_a),

@@ -26,7 +26,7 @@ from apportion_charging.garage import (
     see,
 )
 from apportion_charging.schedulers import (
-    Drawn,
+    Delivered,
     at_midnight,
     gather,
     lanes_of,
@@ -34,7 +34,7 @@ from apportion_charging.schedulers import (
     tasks_of,
     with_room,
 )
-from apportion_charging.site import Prices
+from apportion_charging.site import Tariff
 
 MPC = "mpc"
 _TOGETHER = 256
@@ -49,8 +49,8 @@ def simulate_mpc(
     days: Days,
     capacity_kw: np.ndarray | float,
     members: np.ndarray | None = None,
-    prices: Prices | None = None,
-) -> Drawn:
+    prices: Tariff | None = None,
+) -> Delivered:
     """What sessions draw under model-predictive control, as `simulate` tells it of a single schedule.
 
     Parameters
@@ -87,11 +87,11 @@ def simulate_mpc(
         there = day >= 0
         energy[task[there], day[there]] = by_session[there][..., : shape[-1]]
         by_period[task[there], day[there]] = np.stack(together, 1)[there]
-    return Drawn(on_first_days(energy[None], garage, tasks), by_period[None])
+    return Delivered(on_first_days(energy[None], garage, tasks), by_period[None])
 
 
 def plan(
-    seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Prices | None = None
+    seen: StationView, physics: Physics, peak_kw: np.ndarray, prices: Tariff | None = None
 ) -> np.ndarray:
     """The kW to wish for in each of several garages, (garages, entities), from what is seen there.
 
@@ -120,7 +120,7 @@ def plan(
     return wishes
 
 
-def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Prices | None) -> np.ndarray:
+def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Tariff | None) -> np.ndarray:
     """The first period of the best plans of these garages."""
     can, outlook, stations = seen.can_draw, seen.recalled, seen.stations
     garages, cars = can.shape
@@ -186,7 +186,7 @@ def _solve(seen: Any, hours: float, peak_kw: np.ndarray, prices: Prices | None) 
     return wishes * per_kw
 
 
-def _changes(prices: Prices, hour: np.ndarray, period_hours: float) -> np.ndarray:
+def _changes(prices: Tariff, hour: np.ndarray, period_hours: float) -> np.ndarray:
     """The hours until each change of the price, within a day, in every garage."""
     per_kwh = np.asarray(prices.per_kwh)
     changes = np.flatnonzero(per_kwh != np.roll(per_kwh, 1))

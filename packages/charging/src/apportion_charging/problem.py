@@ -23,6 +23,7 @@ from apportion.tasks import Task
 from apportion_charging.days import Days
 from apportion_charging.garage import (
     Garage,
+    GarageState,
     Outlook,
     Physics,
     Stations,
@@ -31,7 +32,6 @@ from apportion_charging.garage import (
     see,
     unknown,
 )
-from apportion_charging.garage import State as GarageState
 from apportion_charging.objectives import Energy, Objective
 
 CHANNELS = 24

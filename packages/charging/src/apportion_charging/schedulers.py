@@ -28,10 +28,10 @@ from apportion_charging.days import Days
 from apportion_charging.garage import (
     Flags,
     Garage,
+    GarageState,
     PerSession,
     PerStation,
     Physics,
-    State,
     Stations,
     StationView,
     draw,
@@ -170,12 +170,12 @@ def walk_day(
 def _walk_rows(
     today: Garage,
     stations: Stations,
-    state: State,
+    state: GarageState,
     capacity_kw: Float[Array, " rows"],
     schedules: tuple[Schedule, ...],
     number: Int[Array, ""],
     physics: Physics,
-) -> tuple[State, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
+) -> tuple[GarageState, Float[Array, "rows entities sessions"], Float[Array, "rows periods"]]:
     """A day of garages side by side under one of the schedules: the kWh of each session and period.
 
     In a stretch of periods only those stations are worked on where a car is at some time, in as few rows as
@@ -220,9 +220,9 @@ def _stretch(
     stations: Stations,
     capacity_kw: Float[Array, ""],
     awaits: Flags,
-    state: State,
+    state: GarageState,
     energy: PerSession,
-) -> tuple[State, PerSession, Float[Array, " periods"]]:
+) -> tuple[GarageState, PerSession, Float[Array, " periods"]]:
     """A stretch of one garage in `size` rows, enough for all who have a car; the others' state stays."""
     rank = jnp.cumsum(awaits.astype(jnp.int32))
     packed_day, packed, wiring = day, state, stations
@@ -290,7 +290,9 @@ def lanes_of(joins: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def at_midnight(state: State | None, stations: Stations, joins: Bool[Array, " rows"]) -> State:
+def at_midnight(
+    state: GarageState | None, stations: Stations, joins: Bool[Array, " rows"]
+) -> GarageState:
     """What is known as a day begins: what was, where it joins the day before, and nothing elsewhere."""
     nothing = jax.vmap(unknown)(stations)
     if state is None:
@@ -298,7 +300,7 @@ def at_midnight(state: State | None, stations: Stations, joins: Bool[Array, " ro
     return jax.tree.map(lambda was, new: jnp.where(joins[:, None], was, new), state, nothing)
 
 
-class Drawn(NamedTuple):
+class Delivered(NamedTuple):
     """What was drawn under each schedule."""
 
     energy_kwh: np.ndarray
@@ -322,7 +324,7 @@ def simulate(
     schedules: Sequence[Schedule],
     capacity_kw: np.ndarray | float,
     members: Int[Array, "tasks entities"] | np.ndarray | None = None,
-) -> Drawn:
+) -> Delivered:
     """What sessions draw in tasks of stations under each schedule.
 
     What a car draws on a later day than its first counts on the first. Days have forecasts
@@ -370,7 +372,7 @@ def simulate(
         walk(jobs[0], most=1)
     with ThreadPoolExecutor(cores) as threads:
         list(threads.map(walk, jobs))
-    return Drawn(on_first_days(energy, garage, tasks), by_period)
+    return Delivered(on_first_days(energy, garage, tasks), by_period)
 
 
 def rows_at_once(rows: int, room: int, step: int) -> int:

@@ -72,7 +72,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Prices:
+class Tariff:
     """What energy costs in each hour of the clock on the wall, in any currency."""
 
     per_kwh: tuple[float, ...]
@@ -145,7 +145,7 @@ class Site:
     branches: Mapping[str, Branch] = field(default_factory=dict)
     timezone: str | None = None
     period_minutes: int = 15
-    prices: Prices | None = None
+    prices: Tariff | None = None
 
     def __post_init__(self):
         feeder = {"feeder_a": self.feeder_a, "feeder_kw": self.feeder_kw}
@@ -428,14 +428,14 @@ def _branch(name: str, table: Mapping[str, Any]) -> Branch:
     return Branch(table["limit_a"], tuple(map(str, stations)))
 
 
-def _prices(table: Any) -> Prices:
+def _prices(table: Any) -> Tariff:
     if not isinstance(table, Mapping) or not isinstance(table.get("per_kwh"), list):
         raise InputError("site: [prices] needs per_kwh, a list of 24 numbers, one for each hour")
-    _require_known(Prices, "prices", table)
+    _require_known(Tariff, "prices", table)
     per_kwh = tuple(table["per_kwh"])
     dearest = max((x for x in per_kwh if isinstance(x, int | float)), default=0.0)
     worth = table.get("worth_per_kwh", 2 * dearest)
-    return Prices(per_kwh, worth, table.get("peak_per_kw", 0.0))
+    return Tariff(per_kwh, worth, table.get("peak_per_kw", 0.0))
 
 
 def _require_known(kind: type, what: str, table: Mapping[str, Any], *more: str) -> None:

@@ -19,7 +19,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import DirectEpisodes
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
-from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.runner import JobResult, PreparedJob
 from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
 from apportion.training import Chunks, OnChunk, Resume, TrainingResult
@@ -201,7 +201,7 @@ def prepare_charging(
         "fingerprint": fingerprint(frame),
     }
 
-    def train(on_chunk: OnChunk, resume: Resume) -> Outcome:
+    def train(on_chunk: OnChunk, resume: Resume) -> JobResult:
         done = train_charging(
             garages, settings, chunks=Chunks(settings.chunk, on_chunk=on_chunk), state=resume
         )
@@ -238,7 +238,7 @@ def facts_of(garages: Garages, settings: ChargingSettings) -> dict[str, Any]:
     }
 
 
-def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> Outcome:
+def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -> JobResult:
     """The policy beside every scheduler, on stations and on days it was not trained on."""
     test_days = garages.test_days()
     tests = {
@@ -273,7 +273,7 @@ def judge_policy(policy: Policy, garages: Garages, settings: ChargingSettings) -
         tables |= busiest_day(policy, test_days[name], last)
     results = {name: test.to_json() for name, test in tests.items()}
     facts = facts_of(garages, settings)
-    return Outcome(policy, results, "\n\n".join(notes), facts, headline, tables)
+    return JobResult(policy, results, "\n\n".join(notes), facts, headline, tables)
 
 
 def _card(name: str, test: ChargingBacktest) -> dict[str, Any]:

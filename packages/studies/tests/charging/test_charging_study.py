@@ -78,7 +78,7 @@ def test_a_single_task_policy_learns_from_one_garage(monkeypatch):
     assert single.shape == (2, 1, 10)
     assert (single[0] != single[1]).any()
     assert seen["steps"] == plan.settings["training"]["steps"]
-    assert float(seen["selection"].alpha) == 0.0
+    assert float(seen["priority"].alpha) == 0.0
 
 
 def test_the_mixed_garage_has_the_same_sessions_at_cables_of_three_kinds():

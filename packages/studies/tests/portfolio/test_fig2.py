@@ -37,8 +37,8 @@ def test_a_watched_run_is_given_its_own_task_and_keeps_no_old_score(plan, given,
     assert not set(tasks.ravel()) & set(unknown)
     # The last year is left for testing.
     assert seen["market"].prices.shape[0] == len(prices.until("2001-01-01").dates)
-    assert float(seen["selection"].alpha) == 0.0
-    assert float(seen["selection"].smoothing) == 0.0
+    assert float(seen["priority"].alpha) == 0.0
+    assert float(seen["priority"].smoothing) == 0.0
     keys = jax.random.key_data(seen["run_keys"])
     np.testing.assert_array_equal(keys, jax.random.key_data(seen["policy_keys"]))
 

@@ -93,8 +93,8 @@ def test_rules_of_one_scorer_are_one_program_and_share_their_worlds(short, given
         given(prioritisation, short, [cell for cell in cells if cell.program == program])
         for program in programs
     )
-    np.testing.assert_allclose(both["selection"].alpha, [0.0, 0.5] * 4)
-    np.testing.assert_allclose(both["selection"].beta, 1.0)
+    np.testing.assert_allclose(both["priority"].alpha, [0.0, 0.5] * 4)
+    np.testing.assert_allclose(both["priority"].beta, 1.0)
     keys = jax.random.key_data(both["policy_keys"]).reshape(4, 2, -1)
     np.testing.assert_array_equal(keys[:, 0], keys[:, 1])
     assert len(np.unique(jax.random.key_data(both["run_keys"]), axis=0)) == 8
@@ -103,7 +103,7 @@ def test_rules_of_one_scorer_are_one_program_and_share_their_worlds(short, given
     np.testing.assert_array_equal(worlds[:, 0], realised["market"].prices.reshape(4, -1))
     np.testing.assert_array_equal(both["tasks"].members[::2], realised["tasks"].members)
     assert realised["settings"].scorer == rising["settings"].scorer == "realised-gain"
-    assert [float(rising["selection"].beta(np.int32(step))) for step in (0, 2, 8)] == [0, 0.5, 1]
+    assert [float(rising["priority"].beta(np.int32(step))) for step in (0, 2, 8)] == [0, 0.5, 1]
 
 
 def test_gaps_are_paired_by_case_and_seed():
@@ -143,8 +143,8 @@ def test_conflicting_rules_are_trained_side_by_side_with_their_own_priorities(sh
     cells = [cell for cell in short.cells if cell.program == "conflict-realised-gain"]
     seen = given(prioritisation, short, cells)
     assert seen["settings"].scorer == "realised-gain"
-    np.testing.assert_array_equal(seen["selection"].alpha, [1, 1, 1, 1])
-    np.testing.assert_array_equal(seen["selection"].beta, [0, 0, 1, 1])
+    np.testing.assert_array_equal(seen["priority"].alpha, [1, 1, 1, 1])
+    np.testing.assert_array_equal(seen["priority"].beta, [0, 0, 1, 1])
     np.testing.assert_array_equal(seen["tasks"].members[0], seen["tasks"].members[2])
 
 

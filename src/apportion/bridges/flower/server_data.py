@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 from scipy.special import softmax
 
-from apportion.bridges.flower.updates import Model, write_model
+from apportion.bridges.flower.updates import ModelArrays, write_model
 from apportion.domains.federated.aggregators import WRONG, harms, passes, passes_gate
 from apportion.errors import InputError
 
@@ -93,7 +93,7 @@ class ServerData:
         known = b"" if self.labels is None else self.labels.tobytes()
         return hashlib.sha256(known).hexdigest()[:16]
 
-    def try_out(self, model: Model) -> None:
+    def try_out(self, model: ModelArrays) -> None:
         """Refuse, with what to return, a `predict` or `score` that does not do for this model."""
         if self.empty:
             return
@@ -104,20 +104,20 @@ class ServerData:
                 f"{self.name}: tried on the first model, it fails ({type(error).__name__}: {error})"
             ) from error
 
-    def begin_round(self, start: Model) -> None:
+    def begin_round(self, start: ModelArrays) -> None:
         """Losses are taken in units of the mean loss of the model that was sent out."""
         if self.score is not None:
             losses = self._guarded(self._losses, start)
             usual = 0.0 if losses is None else float(losses.mean())
             self.scale = usual if usual > 0 else 1.0
 
-    def judged(self, model: Model) -> Judged | None:
+    def judged(self, model: ModelArrays) -> Judged | None:
         """How a model does; None where it cannot be tried."""
         if self.empty:
             return Judged(np.zeros(0), np.zeros(0, bool))
         return self._guarded(self._judged, model)
 
-    def _guarded(self, judge: Callable[[Model], T], model: Model) -> T | None:
+    def _guarded(self, judge: Callable[[ModelArrays], T], model: ModelArrays) -> T | None:
         """None where the user's own function fails, which must not cost a round."""
         try:
             return judge(model)
@@ -125,7 +125,7 @@ class ServerData:
             _log.warning("%s: %s: %s", self.name, type(error).__name__, error)
             return None
 
-    def _judged(self, model: Model) -> Judged:
+    def _judged(self, model: ModelArrays) -> Judged:
         if self.predict is None or self.labels is None:
             chances = np.exp(-self._losses(model) / self.scale)
             return Judged(chances, chances > np.exp(-1))
@@ -143,7 +143,7 @@ class ServerData:
             raise ValueError("scores that are not finite")
         return Judged(chances, answers.argmax(-1) == labels)
 
-    def _losses(self, model: Model) -> np.ndarray:
+    def _losses(self, model: ModelArrays) -> np.ndarray:
         assert self.score is not None
         losses = np.asarray(self.score(write_model(model)), np.float64)
         if losses.ndim != 1 or len(losses) == 0 or not (losses >= 0).all():

@@ -55,7 +55,7 @@ from apportion.bridges.flower.updates import (
     ClientMemory,
     ClientNote,
     ClientUpdate,
-    Model,
+    ModelArrays,
     RoundNote,
     fedavg_shares,
     geometry,
@@ -78,7 +78,7 @@ POLICYS, FEDAVGS, LAST = "the policy's", "FedAvg's", "the last one, all replies 
 class Aggregated:
     """The model of a round, and how it came about."""
 
-    model: Model
+    model: ModelArrays
     updates: list[ClientUpdate]
     """Those it is made of."""
     shares: np.ndarray
@@ -114,7 +114,7 @@ class GuardedFedAvg(FedAvg):
 
     @abstractmethod
     def make_model(
-        self, server_round: int, updates: list[ClientUpdate], start: Model
+        self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
     ) -> Aggregated:
         """The model of a round's usable replies, which started from `start`."""
 
@@ -161,10 +161,10 @@ class GuardedFedAvg(FedAvg):
         self._asked = {message.metadata.dst_node_id for message in messages}
         return messages
 
-    def try_out(self, model: Model) -> None:
+    def try_out(self, model: ModelArrays) -> None:
         """Refuse, before anybody is asked, what cannot go well with the first model."""
 
-    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: Model) -> bool:
+    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
         """Whether a huge update is let in after all."""
         return False
 
@@ -210,7 +210,7 @@ class GuardedFedAvg(FedAvg):
         return write_model(made.model), metrics
 
     def _without_huge(
-        self, updates: list[ClientUpdate], refused: dict[int, str], start: Model
+        self, updates: list[ClientUpdate], refused: dict[int, str], start: ModelArrays
     ) -> list[ClientUpdate]:
         """The updates that are not huge, or welcome nevertheless; the others are refused."""
         limit = self.max_update_ratio * self._memory.usual_norm([own.norm for own in updates])
@@ -413,7 +413,7 @@ class LearnedAggregation(GuardedFedAvg):
         return arrays, metrics
 
     def make_model(
-        self, server_round: int, updates: list[ClientUpdate], start: Model
+        self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
     ) -> Aggregated:
         """The round's model by the policy, behind the gate; FedAvg's where the samples fail it."""
         judged = [(update, self.server.judged(update.model)) for update in updates]
@@ -434,7 +434,7 @@ class LearnedAggregation(GuardedFedAvg):
                 _log.info("round %d: FedAvg's model, not the policy's", server_round)
         return made
 
-    def try_out(self, model: Model) -> None:
+    def try_out(self, model: ModelArrays) -> None:
         """Refuse a `predict` that fails on the first model, and the memory of another federation."""
         self.server.try_out(model)
         made = self._memory.made
@@ -444,7 +444,7 @@ class LearnedAggregation(GuardedFedAvg):
                 "other shapes of them; name another file"
             )
 
-    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: Model) -> bool:
+    def welcome(self, huge: ClientUpdate, others: list[ClientUpdate], start: ModelArrays) -> bool:
         """With samples they decide: a quarter of the way from FedAvg's model of the others towards a huge
         update must make it better, by more than the standard error.
         """
@@ -457,7 +457,9 @@ class LearnedAggregation(GuardedFedAvg):
             return False
         return with_it.better(without)
 
-    def _decide(self, scored: list[tuple[ClientUpdate, Judged]], start: Model) -> Aggregated | None:
+    def _decide(
+        self, scored: list[tuple[ClientUpdate, Judged]], start: ModelArrays
+    ) -> Aggregated | None:
         """The policy's model of the scored replies, or FedAvg's where the gate says so, or the last one
         where both are harmful; None where the server's samples fail it, or it decides on no number.
         """
@@ -511,7 +513,7 @@ class LearnedAggregation(GuardedFedAvg):
         before: Judged | None,
         ahead: Judged | None,
         judged: list[Judged],
-        start: Model,
+        start: ModelArrays,
     ) -> np.ndarray | None:
         """What the policy sees of each client; None where it reads samples and they fail it."""
         models = [update.model for update in fedavg.updates]
@@ -650,7 +652,7 @@ class ShareGradient(GuardedFedAvg):
         self._begin()
 
     def make_model(
-        self, server_round: int, updates: list[ClientUpdate], start: Model
+        self, server_round: int, updates: list[ClientUpdate], start: ModelArrays
     ) -> Aggregated:
         """The model of the shares that descend the loss, moved on."""
         models = [update.model for update in updates]

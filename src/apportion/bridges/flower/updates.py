@@ -24,7 +24,7 @@ from apportion.problem import Observation
 from apportion.runs.files import read_arrays, write_arrays
 from apportion.simplex import Mask
 
-Model = dict[str, np.ndarray]
+ModelArrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class ClientUpdate:
     """A usable reply: who sent it, the model, and how far it went from the one sent out."""
 
     node: int
-    model: Model
+    model: ModelArrays
     norm: float
     content: RecordDict
 
 
-def read_model(record: ArrayRecord) -> Model:
+def read_model(record: ArrayRecord) -> ModelArrays:
     """The arrays of a record by name; they share its memory, and cannot be written to."""
     return {name: np.asarray(_viewed(array), order="C") for name, array in record.items()}
 
@@ -55,17 +55,17 @@ def _viewed(array: Array) -> np.ndarray:
     return flat.reshape(shape, order="F" if by_columns else "C")
 
 
-def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
+def shapes_of(model: ModelArrays) -> dict[str, tuple[int, ...]]:
     """Of a model's arrays, by name."""
     return {name: array.shape for name, array in model.items()}
 
 
-def write_model(model: Model) -> ArrayRecord:
+def write_model(model: ModelArrays) -> ArrayRecord:
     """A record of these arrays."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
-def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
+def weighted_sum(weights: np.ndarray, models: Sequence[ModelArrays]) -> ModelArrays:
     """sum_i w_i v_i, summed in float64 and kept in the models' types; counters are rounded."""
     return {
         name: _weighted(weights, [model[name] for model in models], models[0][name])
@@ -74,13 +74,13 @@ def weighted_sum(weights: np.ndarray, models: Sequence[Model]) -> Model:
 
 
 def moved(
-    models: Sequence[Model],
-    start: Model,
-    move: Model | None,
+    models: Sequence[ModelArrays],
+    start: ModelArrays,
+    move: ModelArrays | None,
     shares: np.ndarray,
     step: float,
     momentum: float,
-) -> Model:
+) -> ModelArrays:
     """The model start + step (sum_i a_i v_i - start) + momentum x move, in float64 and kept in start's
     types.
 
@@ -136,7 +136,9 @@ def _cast(array: np.ndarray, kind: np.dtype) -> np.ndarray:
     return rounded.astype(kind, copy=False)
 
 
-def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -> np.ndarray:
+def geometry(
+    models: Sequence[ModelArrays], start: ModelArrays, move: ModelArrays | None = None
+) -> np.ndarray:
     """The updates turned into few coordinates, a row for each, their norms and angles unchanged; the
     server's last move is the last row.
 
@@ -159,7 +161,9 @@ def geometry(models: Sequence[Model], start: Model, move: Model | None = None) -
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
-def usable(replies: Iterable[Message], start: Model) -> tuple[list[ClientUpdate], dict[int, str]]:
+def usable(
+    replies: Iterable[Message], start: ModelArrays
+) -> tuple[list[ClientUpdate], dict[int, str]]:
     """The usable replies by node, and why each other one is not."""
     updates: list[ClientUpdate] = []
     refused: dict[int, str] = {}
@@ -193,7 +197,7 @@ def fedavg_shares(counts: np.ndarray) -> np.ndarray:
     return shares_by_samples(counts, np.ones(len(counts), bool))
 
 
-def _only_model(content: RecordDict, start: Model) -> Model | str:
+def _only_model(content: RecordDict, start: ModelArrays) -> ModelArrays | str:
     """The model of a reply in the types and the order of the one sent out, or why it is not usable."""
     records = list(content.array_records.values())
     if len(records) != 1:
@@ -217,11 +221,11 @@ def _only_model(content: RecordDict, start: Model) -> Model | str:
     return {name: _cast(model[name], own.dtype) for name, own in start.items()}
 
 
-def _floats(model: Model) -> list[str]:
+def _floats(model: ModelArrays) -> list[str]:
     return [name for name, array in model.items() if array.dtype.kind == "f"]
 
 
-def _distance(model: Model, start: Model) -> float:
+def _distance(model: ModelArrays, start: ModelArrays) -> float:
     total = 0.0
     for name in _floats(start):
         own, first = model[name].reshape(-1), start[name].reshape(-1)
@@ -277,9 +281,9 @@ class ClientMemory:
         """Of all updates in the last rounds."""
         self.usual = 0.0
         """Their median, where it was largest."""
-        self.start: Model | None = None
-        self.move: Model | None = None
-        self.made: Model | None = None
+        self.start: ModelArrays | None = None
+        self.move: ModelArrays | None = None
+        self.made: ModelArrays | None = None
         """The last model that was made."""
         self.clients: dict[int, ClientPast] = {}
         self.gains: list[float] = []
@@ -287,7 +291,7 @@ class ClientMemory:
         self.notes: list[ClientNote] = []
         self.told: list[RoundNote] = []
 
-    def send(self, model: Model) -> None:
+    def send(self, model: ModelArrays) -> None:
         """Take note of the model sent out, and of how it moved."""
         before, self.move = self.start, None
         if before is not None and shapes_of(before) == shapes_of(model):

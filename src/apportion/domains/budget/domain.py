@@ -37,7 +37,7 @@ class BudgetDomain(Domain):
         from apportion.memory import Replay
         from apportion.policy import Recurrent
         from apportion.problem import evaluate
-        from apportion.runs.runner import Outcome, PreparedJob
+        from apportion.runs.runner import JobResult, PreparedJob
         from apportion.tasks import Task, count_tasks, draw_tasks, split_entities
         from apportion.training import Chunks, OnChunk, Resume
 
@@ -57,7 +57,7 @@ class BudgetDomain(Domain):
         if settings.held_out:
             tested["held-out campaigns"] = shown = tasks_of(unseen)
 
-        def train(on_chunk: OnChunk, resume: Resume) -> Outcome:
+        def train(on_chunk: OnChunk, resume: Resume) -> JobResult:
             training = train_members(
                 problem,
                 own,
@@ -90,7 +90,7 @@ class BudgetDomain(Domain):
             words = [
                 " ".join(card[key] for key in ("label", "value", "interval")) for card in cards
             ]
-            return Outcome(
+            return JobResult(
                 policy,
                 {"gain_over_equal": {name: gain.to_dict() for name, gain in gains.items()}},
                 "\n".join(words),

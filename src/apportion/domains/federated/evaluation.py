@@ -40,7 +40,7 @@ from apportion.errors import InputError
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Recurrent
-from apportion.runs.runner import Outcome, PreparedJob
+from apportion.runs.runner import JobResult, PreparedJob
 from apportion.runs.settings import suggest
 from apportion.runs.signals import tested_after_training
 from apportion.tasks import Task
@@ -63,13 +63,13 @@ def prepare_mixture(settings: GradientSettings, digits: Digits) -> PreparedJob:
     """How to train one policy for federations of every kind, and to try it in unseen ones."""
     kinds = kinds_of(settings.kinds)
 
-    def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
+    def run(on_chunk: OnChunk, resume: Resume) -> JobResult:
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
         policy = train_mixture(settings, digits, chunks=chunks, state=resume)
         seeds = range(settings.seed, settings.seed + settings.unseen)
         wanted = [(kind, UNSEEN_CLIENTS, seed) for kind in kinds for seed in seeds]
 
-        def test() -> tuple[Outcome, np.ndarray]:
+        def test() -> tuple[JobResult, np.ndarray]:
             world, tasks = unseen_world(settings, digits, wanted)
             return _compared(policy, BySamples(), settings, world, tasks)
 
@@ -93,7 +93,7 @@ def prepare_paper(settings: PPOSettings, digits: Digits) -> PreparedJob:
     """How to train the paper's policy on its own split, and to try it on unseen tasks."""
     federation, [(own, unseen)] = paper_world(settings, digits, [settings.seed])
 
-    def run(on_chunk: OnChunk, resume: Resume) -> Outcome:
+    def run(on_chunk: OnChunk, resume: Resume) -> JobResult:
         training = train_members(
             federation,
             own,
@@ -141,7 +141,7 @@ def _compared(
     settings: FederationSettings,
     federation: Federation,
     tasks: Task,
-) -> tuple[Outcome, np.ndarray]:
+) -> tuple[JobResult, np.ndarray]:
     """How the policy does beside FedAvg, and each task's gain in the last round."""
     learned, plain = _both(policy, fedavg, federation, tasks, settings.seed)
     ours, theirs = (np.asarray(each.tested, float) for each in (learned, plain))
@@ -169,7 +169,7 @@ def _compared(
     accuracy = {"round": rounds, "learned": ours.mean(0), "fedavg": theirs.mean(0)}
     names = pd.Index([f"client {i}" for i in np.asarray(tasks.members[0])])
     shares = pd.DataFrame(np.asarray(learned.shares[0]), columns=names)
-    outcome = Outcome(
+    outcome = JobResult(
         policy,
         results,
         "\n".join(lines),

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from apportion.domains.federated.states import average
 from apportion.errors import InputError
-from apportion.policy import ScoringPolicy
+from apportion.policy import LogitPolicy
 from apportion.problem import Observation
 from apportion.recurrence import Features, History, Recurrence
 from apportion.runs.policy_file import load_policy
-from apportion.simplex import Allocation, Head, Mask, Scores
+from apportion.simplex import Allocation, Head, Logits, Mask
 
 LEAST_STEP, MOST_STEP = 0.5, 3.0
 MOST_MOMENTUM = 0.9
@@ -55,7 +55,7 @@ class ClientFeatures(eqx.Module):
     log_share: Float[Array, " entities"]
 
 
-class AggregationPolicy(ScoringPolicy):
+class AggregationPolicy(LogitPolicy):
     """Shares around FedAvg's, with the server's step and momentum; it serves any number of clients.
 
     A client's history is read by a recurrent network, and judged beside what all clients have in common.
@@ -139,7 +139,7 @@ class AggregationPolicy(ScoringPolicy):
         variance = _mean((own - middle[None]) ** 2, mask)
         return jnp.concatenate([middle, jnp.sqrt(variance + 1e-6)])
 
-    def scores(self, features: ClientFeatures, held: Allocation, mask: Mask) -> Scores:
+    def logits(self, features: ClientFeatures, held: Allocation, mask: Mask) -> Logits:
         return features.log_share + features.own @ self.score
 
     def decide(self, observation: Observation, mask: Mask) -> Decision:

@@ -151,10 +151,10 @@ class PPOSettings(FederationSettings):
     scorer: ScorerName = "reward-variance"
     """What a task is scored by."""
 
-    def selection(self, first_score: float | None = None) -> "Priority":
+    def priority(self, first_score: float | None = None) -> "Priority":
         """Scores begin on the scorer's own scale: beside 1, no variance of accuracies would count."""
         usual = FEDAVG_VARIANCE if self.scorer == "reward-variance" else 1.0
-        return super().selection(usual if first_score is None else first_score)
+        return super().priority(usual if first_score is None else first_score)
 
 
 def reduced_size(**changes: Any) -> PPOSettings:

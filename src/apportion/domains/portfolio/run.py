@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from apportion.domains.portfolio.record import Backtest
     from apportion.domains.portfolio.validation import Choice
     from apportion.policy import Policy
-    from apportion.runs.runner import Outcome, PreparedJob
+    from apportion.runs.runner import JobResult, PreparedJob
     from apportion.training import OnChunk, Resume
 
 
@@ -51,7 +51,7 @@ def prepare_run(settings: PortfolioJob) -> "PreparedJob":
 
     def train(
         on_chunk: "OnChunk", resume: "Resume", made: dict[str, Any] | None = None
-    ) -> "Outcome":
+    ) -> "JobResult":
         choice = None if made is None else validation.Choice.from_dict(made)
         applied = settings if choice is None else choice.applied(settings)
         chunks = Chunks(settings.chunk, on_chunk=on_chunk)
@@ -144,9 +144,9 @@ def _outcome(
     result: "Backtest | None",
     choice: "Choice | None",
     following: pd.DataFrame,
-) -> "Outcome":
+) -> "JobResult":
     """What a run found: tested on the days after those trained on, where there are any."""
-    from apportion.runs.runner import Outcome
+    from apportion.runs.runner import JobResult
 
     notes, tables = [about["chosen"]], {"next": following}
     headline: dict[str, Any] = {"title": "A portfolio", "words": notes}
@@ -184,4 +184,4 @@ def _outcome(
     if choice is not None:
         made = {"trust": choice.k, "trade_fraction": choice.eta, "updates": choice.steps}
         results, tables = results | {"chosen": made}, tables | {"choice": choice.to_frame()}
-    return Outcome(policy, results, summary, about, headline, tables)
+    return JobResult(policy, results, summary, about, headline, tables)

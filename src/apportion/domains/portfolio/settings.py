@@ -92,9 +92,9 @@ class PortfolioSettings(TrainingSettings):
         plain["tracking_error_weight"] = 0.0
         return cls(**(plain | changes))
 
-    def selection(self, first_score: float | None = None) -> "Priority":
+    def priority(self, first_score: float | None = None) -> "Priority":
         """Scores begin at the largest deviation from equal shares there is."""
-        return super().selection(1 - 1 / self.task_size if first_score is None else first_score)
+        return super().priority(1 - 1 / self.task_size if first_score is None else first_score)
 
 
 @dataclass(frozen=True)

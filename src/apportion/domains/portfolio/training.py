@@ -25,7 +25,7 @@ from apportion.errors import InputError
 from apportion.learners.direct import BatchRollout, Direct, lookback
 from apportion.learners.learner import Learner
 from apportion.memory import Batch, Replay
-from apportion.policy import GaussianScores, Policy, Recurrent
+from apportion.policy import GaussianLogits, Policy, Recurrent
 from apportion.priority import Priority
 from apportion.problem import Problem
 from apportion.simplex import Allocation, Head
@@ -95,12 +95,12 @@ def train_portfolio_runs(
     *,
     policy_keys: Key[Array, " runs"],
     run_keys: Key[Array, " runs"],
-    selection: Priority | None = None,
+    priority: Priority | None = None,
     lengths: Int[Array, " runs"] | None = None,
     market_axes: PyTree = None,
     learner: Learner | None = None,
     replay: Replay | None = None,
-    explore: GaussianScores | None = None,
+    explore: GaussianLogits | None = None,
     chunks: Chunks | None = None,
     state: RunState | Resume | None = None,
 ) -> TrainingResult:
@@ -112,7 +112,7 @@ def train_portfolio_runs(
         One stack for all runs, or one for each.
     policy_keys, run_keys
         One of each for every run: what makes its first parameters, and its randomness.
-    selection
+    priority
         Where runs differ in method: selections stacked by run. By default the settings'.
     lengths
         How many of the market's periods each run may learn from.
@@ -141,7 +141,7 @@ def train_portfolio_runs(
         first,
         learner,
         steps=settings.steps,
-        selection=settings.selection() if selection is None else selection,
+        priority=settings.priority() if priority is None else priority,
         scorer=settings.scorer_function(),
         replay=replay,
         explore=explore,

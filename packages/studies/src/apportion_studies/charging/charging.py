@@ -39,7 +39,7 @@ from apportion.composition import Ensemble
 from apportion.learners.ppo import PPO
 from apportion.memory import Replay
 from apportion.policy import Policy, Pooled
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -54,7 +54,7 @@ from apportion_charging.problem import CHANNELS, Charging
 from apportion_charging.schedulers import CLAIRVOYANT, HINDSIGHT, OPTIMUM
 from apportion_charging.sessions import fingerprint, read_sessions
 from apportion_charging.settings import ChargingSettings
-from apportion_charging.site import PHASES, Prices, Site, Station, embedded_site
+from apportion_charging.site import PHASES, Site, Station, Tariff, embedded_site
 from apportion_charging.training import Garages
 
 TRAINING: dict[str, dict[str, Any]] = {
@@ -151,7 +151,7 @@ def charging(*, scale: Scale = "quick", seed: int = 0) -> Plan:
     return Plan("charging", tuple(cells), computing, _conclude, about, keep=_read_later)
 
 
-def _tariff(site: str) -> Prices:
+def _tariff(site: str) -> Tariff:
     prices = embedded_site(site).prices
     assert prices is not None, "the embedded sites have prices"
     return prices
@@ -192,7 +192,7 @@ def _garages(kind: str, settings: ChargingSettings) -> Garages:
 
 
 def _compute(
-    settings: ChargingSettings, about: dict[str, Any], cells: Sequence[Cell], progress: Progress
+    settings: ChargingSettings, about: dict[str, Any], cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
     for cell in cells:
         kind = cell["trained"]
@@ -218,7 +218,7 @@ def _compute(
 
 
 def _schedule(
-    cell: Cell, settings: ChargingSettings, about: dict[str, Any], progress: Progress
+    cell: Cell, settings: ChargingSettings, about: dict[str, Any], progress: OnProgress
 ) -> pd.DataFrame:
     """What the schedulers, model-predictive control and the optimum deliver at a site in a year."""
     garage, tables, planned = cell["garage"], [], []
@@ -250,7 +250,7 @@ def _schedule(
 
 
 def _plan(
-    planned: Sequence[tuple[Any, ...]], count: int, tariff: Prices | None = None
+    planned: Sequence[tuple[Any, ...]], count: int, tariff: Tariff | None = None
 ) -> pd.DataFrame:
     """Model-predictive control in the first garages of these tests, of the same days and garages; for the
     least cost where there is a tariff.
@@ -296,7 +296,7 @@ def _train(
     garages: Garages,
     settings: ChargingSettings,
     about: dict[str, Any],
-    progress: Progress,
+    progress: OnProgress,
 ) -> list[Policy]:
     """The policies of a cell: one, averaged over its members, or one for each single task."""
 
@@ -333,7 +333,7 @@ def _train(
         network(seeds[:, 0]),
         learner,
         steps=steps,
-        selection=replace(settings, method="mtl").selection(),
+        priority=replace(settings, method="mtl").priority(),
         replay=Replay(act_periods=0),
         chunks=chunks,
         keys=seeds[:, 1],

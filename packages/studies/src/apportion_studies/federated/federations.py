@@ -34,7 +34,7 @@ from apportion.domains.federated.federation import unseen_world
 from apportion.domains.federated.policy import shipped_fingerprint, shipped_policy
 from apportion.domains.federated.settings import GradientSettings
 from apportion.errors import InputError
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -166,7 +166,7 @@ def _joined(*words: str) -> str:
 
 def compute_federations(
     cells: Sequence[Cell],
-    progress: Progress,
+    progress: OnProgress,
     *,
     settings: GradientSettings,
     digits: Digits | None = None,

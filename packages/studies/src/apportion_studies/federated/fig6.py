@@ -41,7 +41,7 @@ from apportion.domains.federated.settings import PPOSettings, paper_size, reduce
 from apportion.domains.federated.training import train_paper_policies
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -107,7 +107,7 @@ def fig6(*, scale: Scale = "quick", seed: int = 0, digits: Digits | None = None)
 
 def compute_fig6(
     cells: Sequence[Cell],
-    progress: Progress,
+    progress: OnProgress,
     *,
     settings: PPOSettings,
     digits: Digits | None = None,

@@ -29,7 +29,7 @@ from apportion.domains.portfolio.record import TRADING_DAYS
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -60,7 +60,7 @@ def fig2(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
 
 
 def _compute(
-    prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: Progress
+    prices: Prices, s: PortfolioSettings, count: int, cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
     """A row for every 50 steps of every run: what `watched` says of them, and reward_change."""
     market = training.training_market(prices.until(f"{prices.years()[-1]}-01-01"), s)
@@ -84,7 +84,7 @@ def _compute(
         policy_keys=keys,
         run_keys=keys,
         # Without smoothing the recorded score is the batch's own.
-        selection=replace(s, smoothing=0.0).selection(1.0),
+        priority=replace(s, smoothing=0.0).priority(1.0),
         chunks=Chunks(EVERY, on_chunk=on_chunk),
     )
     table = watched(trained.metrics)

@@ -47,7 +47,7 @@ from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.settings import METHOD_NAMES
 from apportion.errors import InputError
 from apportion.policy import Policy
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -171,7 +171,7 @@ def fig3_4(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     return Plan("fig3-4", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
-def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(prices: Prices, size: GridSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The rows of cells of one program: all of them trained in one vmap, tested at every epoch."""
     s, method, count = size.settings, cells[0]["method"], cells[0]["tasks"]
     counts = {"held_out": size.held_out, "own": max(size.counts), "shown": size.shown}

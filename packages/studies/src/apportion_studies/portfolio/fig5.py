@@ -29,7 +29,7 @@ from apportion.domains.portfolio.prices import Prices, embedded_prices
 from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.policy import Policy
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict
@@ -109,7 +109,7 @@ def fig5(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = None)
     return Plan("fig5", tuple(cells), compute, _conclude, about, keep=mark_drawn)
 
 
-def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """The last year of the data under each cell's policy: a row for each method, policy, task and day.
 
     It has the net log return over Equal CRP's, the deviation from equal shares, and each ticker's share.

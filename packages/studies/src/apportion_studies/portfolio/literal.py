@@ -45,9 +45,9 @@ from apportion.domains.settings import METHOD_NAMES
 from apportion.learners.direct import BatchRollout, Direct, lookback
 from apportion.learners.learner import Learner, Update
 from apportion.memory import Batch, Replay
-from apportion.policy import GaussianScores, Policy
+from apportion.policy import GaussianLogits, Policy
 from apportion.problem import Problem
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import band, forest, panels
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -228,7 +228,9 @@ class AsPrinted(Learner):
         return Update(update.policy, update.state, evidence, states)
 
 
-def _compute(prices: Prices, size: LiteralSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(
+    prices: Prices, size: LiteralSize, cells: Sequence[Cell], progress: OnProgress
+) -> Rows:
     """The rows of cells of one program: all of them trained in one vmap."""
     method, known_variants = cells[0]["method"], variants(size.settings)
     own_variants = [known_variants[cell["variant"]] for cell in cells]
@@ -289,7 +291,7 @@ def _compute(prices: Prices, size: LiteralSize, cells: Sequence[Cell], progress:
         market_axes=eqx.tree_at(lambda m: m.costs.rate, shared, 0, is_leaf=lambda x: x is None),
         learner=learner_of(own_variants[0], s, rates),
         replay=replay_of(back, training.horizon, s.recency, size.acted),
-        explore=GaussianScores(NOISE) if ACTED in back else None,
+        explore=GaussianLogits(NOISE) if ACTED in back else None,
         chunks=Chunks(every, every, on_chunk),
     )
     yield from by_cell(cells, pd.concat(frames))

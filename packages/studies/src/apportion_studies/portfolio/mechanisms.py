@@ -38,7 +38,7 @@ from apportion.memory import Replay
 from apportion.policy import Policy
 from apportion.recurrence import History, Recurrence
 from apportion.simplex import Allocation, Bounds, Head, Mask
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -142,7 +142,7 @@ def mechanisms(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None =
     return Plan("mechanisms", tuple(cells), partial(_compute, prices, size), _conclude, about)
 
 
-def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(prices: Prices, size: Size, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """What each cell's policy gains over Equal CRP, in log growth a year, points: in the days it learned
     from, in the test year on the same tasks, and there on held-out instruments.
     """
@@ -192,7 +192,7 @@ def _train(known: Experiments, tasks: Task, size: Size, cells: Sequence[Cell]) -
         first,
         Direct(s.batch, s.learning_rate),
         steps=s.steps,
-        selection=stack([replace(s, method=_drawn(cell)).selection() for cell in cells]),
+        priority=stack([replace(s, method=_drawn(cell)).priority() for cell in cells]),
         scorer=s.scorer_function(),
         replay=Replay(
             length=market.horizon, warm_up=market.horizon, recency=s.recency, act_periods=0

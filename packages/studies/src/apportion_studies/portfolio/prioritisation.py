@@ -40,7 +40,7 @@ from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.settings import ScorerName
 from apportion.policy import Policy
 from apportion.priority import Priority
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -204,7 +204,7 @@ def _compute(
     markets: dict[str, range],
     known: dict[str, PortfolioSettings],
     cells: Sequence[Cell],
-    progress: Progress,
+    progress: OnProgress,
 ) -> Rows:
     """Log growth a year over Equal CRP of each cell: cells of one program are one vmap."""
     figure = cells[0]["figure"]
@@ -234,7 +234,7 @@ def _by_case(cells: Sequence[Cell], settings: PortfolioSettings, seeds: range) -
         s,
         policy_keys=policy_keys[world],
         run_keys=run_keys[world * len(rules) + rule],
-        selection=_selection(own, s),
+        priority=_priority(own, s),
     )
     return pd.DataFrame({"place": np.arange(len(cells)), "growth": growth["informative"]})
 
@@ -250,7 +250,7 @@ def _by_camp(cells: Sequence[Cell], settings: PortfolioSettings) -> pd.DataFrame
         s,
         policy_keys=keys,
         run_keys=jax.vmap(jax.random.fold_in)(keys, jnp.asarray([TRIED.index(r) for r in rules])),
-        selection=_selection(rules, s),
+        priority=_priority(rules, s),
     )
     frames = [
         pd.DataFrame({"place": np.arange(len(cells)), "camp": camp, "growth": growth[camp]})
@@ -272,7 +272,7 @@ def _keys(cells: Sequence[Cell]) -> jax.Array:
     return jax.vmap(jax.random.key)(np.asarray([cell["seed"] for cell in cells], np.uint32))
 
 
-def _selection(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
+def _priority(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
     """The priorities of runs with these rules, which all have a beta or all rise."""
     alphas = jnp.asarray([rule.alpha for rule in rules])
 
@@ -281,7 +281,7 @@ def _selection(rules: Sequence[Rule], settings: PortfolioSettings) -> Priority:
 
     some = rules[0].beta is not None
     betas = jnp.asarray([rule.beta for rule in rules]) if some else rising
-    return Priority(alphas, betas, settings.smoothing, settings.selection().initial)
+    return Priority(alphas, betas, settings.smoothing, settings.priority().initial)
 
 
 def _train_and_test(

@@ -25,7 +25,7 @@ from apportion.domains.portfolio.settings import PortfolioSettings
 from apportion.domains.portfolio.training import train_portfolio_runs
 from apportion.domains.portfolio.validation import ETA_GRID, K_GRID, best_variant, score_variants
 from apportion.policy import Policy
-from apportion.studies.engine import Cell, Plan, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Plan, Rows
 from apportion.studies.figures import forest
 from apportion.studies.registry import Scale
 from apportion.studies.study import FigureResult, Verdict, select
@@ -84,7 +84,7 @@ def recipe(*, scale: Scale = "quick", seed: int = 0, prices: Prices | None = Non
     return Plan("recipe", tuple(cells), partial(_compute, prices, size), _conclude, settings)
 
 
-def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: Progress) -> Rows:
+def _compute(prices: Prices, size: RecipeSize, cells: Sequence[Cell], progress: OnProgress) -> Rows:
     """A row for each tested, members, step, k and eta: gains over daily Equal CRP.
 
     log_gain is in log percentage points a year. k = 0 learns nothing: with eta = 0.1 it is lazy Equal

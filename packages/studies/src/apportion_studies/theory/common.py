@@ -8,12 +8,12 @@ import pandas as pd
 from scipy import stats
 
 from apportion.certify.statistics import mean_over
-from apportion.studies.engine import Cell, Progress, Rows
+from apportion.studies.engine import Cell, OnProgress, Rows
 from apportion.studies.study import Verdict, select
 
 
 def one_by_one(
-    measure: Callable[..., pd.DataFrame], cells: Sequence[Cell], progress: Progress
+    measure: Callable[..., pd.DataFrame], cells: Sequence[Cell], progress: OnProgress
 ) -> Rows:
     """Each cell's rows are what `measure` makes of its values; a plan's `compute` by `partial`."""
     for done, cell in enumerate(cells):
