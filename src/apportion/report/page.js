@@ -6,7 +6,7 @@ const STYLE = {
   paper_bgcolor: "rgba(0,0,0,0)",
   plot_bgcolor: "rgba(0,0,0,0)",
   title: { x: 0, xanchor: "left", y: 1, yanchor: "top", pad: { t: 6 }, font: { size: 12, color: "#5d6965" } },
-  margin: { l: 30, r: 12, t: 28, b: 40 },
+  margin: { l: 30, r: 24, t: 28, b: 40 },
   hovermode: "x unified",
   hoverlabel: { namelength: -1, bgcolor: "#ffffff", bordercolor: "#dcdfd9" },
   legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", maxheight: 0.3 },
