@@ -18,8 +18,7 @@
 
   // A head that ends with a space is that of numbers; a cell is a text or a function that fills it.
   const table = (id, caption, heads, rows) => {
-    const scroll = make(place(id), "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption });
-    const own = make(scroll, "table");
+    const own = make(make(place(id), "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }), "table");
     make(own, "caption", {}, caption);
     const kinds = heads.map((head) => (head.endsWith(" ") ? { class: "number" } : {}));
     const [top, body] = [make(make(own, "thead"), "tr"), make(own, "tbody")];
@@ -40,17 +39,17 @@
       make(line, "span", { class: "interval" }, beside);
       if (note) make(item, "p", { class: "note" }, note);
     };
+    const names = (stations) => stations.map((station) => station.id).join(", ");
     const cars = state.stations.filter((station) => station.plugged);
-    const wait = cars.filter((car) => !car.offered_a && !car.full);
+    const wait = names(cars.filter((car) => !car.offered_a && !car.full));
     const by = state.decided_by;
     card("Power offered", `${kw(state.offered_kw)} kW`, `of ${kw(state.capacity_kw)} kW`, "");
-    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait.length ? `waiting: ${wait.map((car) => car.id).join(", ")}` : "nobody waits");
+    card("Cars", String(cars.length), `of ${state.stations.length} stations`, wait ? `waiting: ${wait}` : "nobody waits");
     card("Decided by", by || "nobody yet", "", known(state.decided) ? `at ${clock(state.decided)}` : "", by === "nobody" ? "fails" : "holds");
     card("Trust in the policy", `${Math.round(100 * state.trust)} %`, `the rest: ${state.baseline}`, state.why);
-    if (state.ocpp) {
-      const away = state.stations.filter((station) => !station.connected);
-      card("Charge points", String(state.stations.length - away.length), "connected", away.length ? `away: ${away.map((station) => station.id).join(", ")}` : "", away.length ? "open" : "holds");
-    }
+    if (!state.ocpp) return;
+    const away = state.stations.filter((station) => !station.connected);
+    card("Charge points", String(state.stations.length - away.length), "connected", away.length ? `away: ${names(away)}` : "", away.length ? "open" : "holds");
   };
 
   const condition = (car) => {
@@ -88,6 +87,7 @@
   const history = (state) => {
     const last = state.history[state.history.length - 1];
     place("latest").textContent = last ? SERIES.map(([name, label]) => `${label} ${kw(last[name])} kW`).join(", ") : "No decision yet.";
+    place("chart").hidden = !window.Plotly;
     if (!window.Plotly) return;
     const x = state.history.map((row) => new Date(1000 * row.time - 60000 * new Date().getTimezoneOffset()).toISOString());
     const traces = SERIES.map(([name, label, color, dash]) => ({
@@ -96,10 +96,8 @@
     drawPlot(place("chart"), traces, { title: { text: "power (kW)" }, yaxis: { rangemode: "tozero" }, uirevision: "kept" });
   };
 
-  const warnings = (state) => {
-    const list = make(place("warnings"), "ul");
-    (state.warnings.length ? state.warnings : ["None."]).forEach((text) => make(list, "li", {}, text));
-  };
+  const warnings = (state) =>
+    make(place("warnings"), "p", { style: "white-space:pre-line" }, state.warnings.join("\n") || "None.");
 
   let shown = "";
   const follow = async () => {
