@@ -34,7 +34,7 @@ _PLOTLY_TAG = f'<script src="{PLOTLY_FILE}"></script>'
 
 
 def number(value: Any) -> str:
-    """A number to four significant digits, a missing one as a dash, anything else as it is.
+    """Format a number with four significant digits, a missing value as a dash, other values with `str`.
 
     >>> number(0.123456), number(1234567.0), number(float("nan")), number("x")
     ('0.1235', '1,234,567', '–', 'x')
@@ -133,7 +133,7 @@ class Facts(Part):
 
 @dataclass(frozen=True)
 class Table(Part):
-    """A data frame; a long one is cut, and says so. The index is shown where it has a name."""
+    """A data frame, cut after 200 rows with a note. The index is shown if it has a name."""
 
     title: str
     frame: pd.DataFrame
@@ -205,12 +205,12 @@ class Plot(Part):
 
     title: str
     description: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
+    data: Sequence[dict[str, Any]]
+    layout: dict[str, Any]
     wide: bool = False
 
     def html(self, name: str) -> str:
-        spec = _for_script({"data": list(self.data), "layout": dict(self.layout)})
+        spec = _for_script({"data": list(self.data), "layout": self.layout})
         return (
             f'<figure class="plot{" wide" * self.wide}" aria-labelledby="{name}-title">'
             f'<h3 id="{name}-title">{escape(self.title)}</h3>'
